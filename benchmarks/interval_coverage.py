@@ -17,7 +17,7 @@ a set is perfect with a probability of more than 3 %, a share near 95 % is no qu
 sets hold the truth, or none. Such regimes are marked with * and counted by themselves.
 
 The intervals are those of MacKinnon and White (1985), Satterthwaite (1946), Gaffke (2005), Hall (1992) and Zou and Donner
-(2008), as the head of fewshot_callbacks/functional/statistics/intervals.py says.
+(2008), as the head of fewshot_callbacks/functional/statistics.py says.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ from fewshot_callbacks.functional import (
     paired_difference_interval,
 )
 from fewshot_callbacks.functional.retrieval.grouped_recall import over_splits
-from fewshot_callbacks.functional.statistics import independent_difference_interval
-from fewshot_callbacks.functional.statistics.intervals import UNITS_WITH_RANGE
+from fewshot_callbacks.functional.statistics import UNITS_WITH_RANGE, independent_difference_interval
 
 TRUTHS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.995)
 UNITS = (2, 3, 5, 10, 20, 50, 200)
@@ -125,7 +124,7 @@ class Kind:
             self.counts[regime] = Count(held, held_by_normal, float(drawn.perfect.mean()))
 
 
-# ---------------------------------------------- the intervals of functional/intervals.py, of many sets (rows) at a time
+# ---------------------------------------------- the intervals of functional/statistics.py, of many sets (rows) at a time
 def jackknife(means: Rows, sizes: Sizes) -> tuple[Ends, Ends]:
     """Mean and standard error, degrees of freedom and skewness, of each row."""
     units, shares = means.shape[1], sizes / sizes.sum(axis=1, keepdims=True)

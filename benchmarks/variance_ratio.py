@@ -31,8 +31,7 @@ from torch import Tensor
 
 from fewshot_callbacks import Conv4, EpisodicBatchSampler, Glyphs, discriminant_ratio
 from fewshot_callbacks.functional import variance_ratio_of_set
-from fewshot_callbacks.functional.discriminant_ratio import ClassScatter
-from fewshot_callbacks.functional.variance_ratio import batch_ratios
+from fewshot_callbacks.functional.discriminant_ratio import ClassScatter, batch_ratios
 
 TRUTHS = (0.0, 0.3, 2.0)
 CLASSES, ITEMS, DIM = 1000, 50, 64

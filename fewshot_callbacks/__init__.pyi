@@ -23,6 +23,7 @@ from fewshot_callbacks.data import (
 from fewshot_callbacks.functional import (
     DEFAULT_METRICS as DEFAULT_METRICS,
     DynamicsHistory as DynamicsHistory,
+    IdentificationReport as IdentificationReport,
     NearDuplicates as NearDuplicates,
     Neighbours as Neighbours,
     Relevance as Relevance,
@@ -30,18 +31,24 @@ from fewshot_callbacks.functional import (
     RetrievalSettings as RetrievalSettings,
     Share as Share,
     Suspects as Suspects,
+    TrialList as TrialList,
+    TrialReport as TrialReport,
     compare_dynamics as compare_dynamics,
     compare_reports as compare_reports,
     discriminant_ratio as discriminant_ratio,
+    evaluate_identification as evaluate_identification,
     evaluate_retrieval as evaluate_retrieval,
+    evaluate_trials as evaluate_trials,
     generalization_gap as generalization_gap,
     grouped_recall as grouped_recall,
     near_duplicates as near_duplicates,
     nearest as nearest,
     plan_evaluation as plan_evaluation,
+    read_trials as read_trials,
     revisited_protocol as revisited_protocol,
     suspects as suspects,
     training_dynamics as training_dynamics,
+    trial_scores as trial_scores,
     variance_ratio as variance_ratio,
 )
 from fewshot_callbacks.losses import (
@@ -64,6 +71,7 @@ from fewshot_callbacks.protonet import (
     SoftmaxHead as SoftmaxHead,
     SupportClassifier as SupportClassifier,
 )
+from fewshot_callbacks.sources import Shards as Shards
 
 __version__: str
 __all__: list[str]

@@ -10,13 +10,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluating
-from fewshot_callbacks.callbacks._failures import UsageError
-from fewshot_callbacks.callbacks.embeddings import (
-    EmbeddingReader,
-    check_submodule,
-    follow,
-    hooks_ignored,
-)
+from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, check_submodule, follow, hooks_ignored
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import Similarity
 

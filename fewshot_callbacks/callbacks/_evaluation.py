@@ -5,17 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection
+from difflib import get_close_matches
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluation_loaders, unpadded_length, why_not_dealt
-from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
-from fewshot_callbacks.callbacks._watched import look_for_misspelt_keys
-from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, LabelSource, Source
+from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
+from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, LabelSources, Source
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
-from fewshot_callbacks.functional._labels import Labels
 
 
 class EvaluationMonitor(Callback, ABC):
@@ -33,18 +31,14 @@ class EvaluationMonitor(Callback, ABC):
     _remedy_for_two = "Keep one of them."
     _remedy_for_repeats = "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
 
-    def __init__(
-        self, source: Source | EmbeddingSource, labels: LabelSource | tuple[str, str] | None, strict: bool | None
-    ) -> None:
+    def __init__(self, source: Source | EmbeddingSource, labels: LabelSources | None, strict: bool | None) -> None:
         owner = type(self).__name__
         self._reader = EmbeddingReader(source, labels, owner)
         self._policy = FailurePolicy(owner, strict)
 
     @abstractmethod
-    def _collect(
-        self, trainer: Trainer, loader: int, embeddings: Tensor, labels: Labels, first: int, outputs: Any, batch: Any
-    ) -> None:
-        """Add a batch. `first`: the index of its first item in this rank's pass over the loader."""
+    def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
+        """Read a batch, and return the number of its items. `first`: index of the first in this rank's pass."""
 
     @abstractmethod
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
@@ -68,10 +62,6 @@ class EvaluationMonitor(Callback, ABC):
     def _wants(self, trainer: Trainer, loader: int) -> bool:
         """Decide whether the batches of a loader are read."""
         return loader not in self._failed  # a set that lacks a batch is not measured
-
-    def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
-        """Read the embeddings and labels of the step that has just ended."""
-        return self._reader.read(outputs, batch, step)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Hook the submodule, if embeddings come from one.
@@ -119,9 +109,8 @@ class EvaluationMonitor(Callback, ABC):
             self._reader.dismiss()
             return
         try:
-            embeddings, labels = self._embeddings(trainer, outputs, batch, _step(trainer))
-            self._collect(trainer, dataloader_idx, embeddings, labels, self._seen[dataloader_idx], outputs, batch)
-            self._seen[dataloader_idx] += len(labels)
+            first = self._seen[dataloader_idx]
+            self._seen[dataloader_idx] += self._collect(trainer, dataloader_idx, first, outputs, batch)
         except Exception as error:  # a metric must not end a training
             self._failed[dataloader_idx] = error
 
@@ -130,7 +119,7 @@ class EvaluationMonitor(Callback, ABC):
         try:
             self._prepare(trainer)
         except Exception as error:  # a metric must not end a training
-            self._failed.setdefault(0, error)
+            self._failed.update(dict.fromkeys(range(len(suffixes(trainer)) or 1), error) | self._failed)
         # Before anything is measured: a rank that has failed would not take part, and the others would wait for it.
         everywhere = gather_objects({loader: portable(error) for loader, error in self._failed.items()})
         # the lowest rank's error, the same one everywhere
@@ -141,7 +130,7 @@ class EvaluationMonitor(Callback, ABC):
         else:
             self._measure(trainer, pl_module, stage_of(trainer), failed)
             if self._seen and not failed:
-                self._reader.note_success(_step(trainer))
+                self._reader.note_success(step_of(trainer))
         self._begin()
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -203,7 +192,8 @@ def stage_of(trainer: Trainer) -> str:
     return "test" if trainer.testing else "val"
 
 
-def _step(trainer: Trainer) -> str:
+def step_of(trainer: Trainer) -> str:
+    """Return the name of the step that runs."""
     return "test_step" if trainer.testing else "validation_step"
 
 
@@ -238,3 +228,76 @@ def no_such_loader(trainer: Trainer, call: str) -> str:
         f"{call}: there is no such loader; there are {', '.join(map(repr, names))}. Pass one of these names or an index "
         f"below {len(names)}."
     )
+
+
+# Similarity of two names from which one may be a misspelling of the other: `grouped_recall` of `grouped_recall@1`, but
+# none of `loss`, `acc` and `auc`.
+NEAR = 0.7
+
+
+def watched(trainer: Trainer) -> dict[str, str]:
+    """Find the keys that callbacks and schedulers of a Trainer monitor: key -> who does."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
+    found = {each.monitor: type(each).__name__ for each in callbacks if isinstance(getattr(each, "monitor", None), str)}
+    for config in trainer.lr_scheduler_configs:
+        if config.reduce_on_plateau and isinstance(config.monitor, str):
+            found.setdefault(config.monitor, type(config.scheduler).__name__)
+    return found
+
+
+def look_for_misspelt_keys(
+    trainer: Trainer, known: Collection[str], logged: Collection[str] | None, policy: FailurePolicy
+) -> None:
+    """Look for keys that somebody waits for, that nobody logs, and that are near a known one.
+
+    Args:
+        trainer: The Trainer.
+        known: The keys of its monitors.
+        logged: The keys that the sanity check has shown; None if there was none.
+        policy: Handles a key misspelt, and warns where the module may still log such a key.
+    """
+    for key, who in watched(trainer).items():
+        if key in known or key in (logged or ()):
+            continue
+        meant = same_but_for_spelling(key, sorted(known))
+        other = meant or near(key, sorted(known))
+        if other is None:
+            continue
+        fact = f"{who}(monitor={key!r}): no monitor here logs this value, and nothing else has so far"
+        error = f"{fact}. Did you mean {other!r}?"
+        if meant is not None and logged is not None:
+            policy.handle(UsageError(error), "Lightning will find no value to monitor.")
+        else:
+            policy.warn(error)
+
+
+def same_but_for_spelling(key: str, known: Collection[str]) -> str | None:
+    """Return the known key that differs in capitals and punctuation alone, or in the end that names a loader.
+
+    Examples:
+        >>> known = ["val/mAP/photos", "val/mAP/sketches", "val/recall@1"]
+        >>> [same_but_for_spelling(key, known) for key in ("val/recall_1", "val/mAP", "val/recall@1/photos", "val/recall")]
+        ['val/recall@1', 'val/mAP/photos', 'val/recall@1', None]
+    """
+    for other in known:
+        if _letters(key) == _letters(other) or other.startswith(f"{key}/") or key.startswith(f"{other}/"):
+            return other
+    return None
+
+
+def near(key: str, known: Collection[str]) -> str | None:
+    """Return the known key of the same stage that is most similar, if one is.
+
+    Examples:
+        >>> known = ["val/mAP", "val/recall@1", "val/recall@10", "test/mAP"]
+        >>> [near(key, known) for key in ("val/maps", "val/recall@100", "val/loss", "map")]
+        ['val/mAP', 'val/recall@10', None, None]
+    """
+    stage, _, name = key.partition("/")
+    names = {each.partition("/")[2].casefold(): each for each in known if each.startswith(f"{stage}/")}
+    found = get_close_matches(name.casefold(), names, n=1, cutoff=NEAR)
+    return names[found[0]] if found else None
+
+
+def _letters(key: str) -> str:
+    return "".join(character for character in key.casefold() if character.isalnum() or character == "/")

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from fewshot_callbacks._trainer import random_states_kept, run_folder
-from fewshot_callbacks.callbacks._failures import FailurePolicy
+from fewshot_callbacks.callbacks._conduct import FailurePolicy
 
 # A figure, or what draws it when it is needed.
 Drawing = Figure | Callable[[], Figure]

@@ -1,21 +1,97 @@
-"""Base of the callbacks that draw: when they draw, in what share of the time, and what a failure does (nothing)."""
+"""Base of the callbacks that draw: when they draw, what a failure does (nothing), and what is shown of an item."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 
 from fewshot_callbacks._trainer import log_of_all
-from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
+from fewshot_callbacks.callbacks._conduct import FailurePolicy, Schedule, UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing, log_figures
-from fewshot_callbacks.callbacks._schedule import Schedule
-from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Viewer
+from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names, Viewer
+from fewshot_callbacks.callbacks.embeddings import describe
 from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
-from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
+from fewshot_callbacks.plots.panels import LONGEST, Scale, to_picture
+from fewshot_callbacks.report import Items, Model
 
 SHARE_KEY = "pictures/share_of_time"
+
+# A function of (data set, index) that returns an image, or a text; for data without an index, of (batch, place in it).
+Images = Callable[[Any, int], Any]
+
+# Entries of a mapping that hold what is shown of an item.
+KEYS = ("image", "images", "img", "pixel_values", "text")
+
+# Pixels of the longer side of an image that is kept; a panel shows 70 to 130.
+KEPT_SIDE = 128
+
+
+def has_index(loader: Any) -> bool:
+    """Decide whether item i of a pass over a loader, by all processes, is item i of its data set."""
+    dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "sampler", None)
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        return False
+    batches = getattr(loader, "batch_sampler", None)
+    # By its very class, as SequentialSampler below: a class derived from it may deal items in another order.
+    if batches is not None and not (type(batches) is BatchSampler and batches.sampler is sampler):
+        return False
+    if isinstance(sampler, DistributedSampler) and not isinstance(sampler, DistributedSamplerWrapper):
+        return not sampler.shuffle and sampler.num_replicas == process_count()
+    return type(sampler) is SequentialSampler and process_count() == 1
+
+
+def first_part(sample: Any) -> Any:
+    """Find what is shown of a sample or of a batch: its first part, or one of the entries that are named `KEYS`.
+
+    Raises:
+        ValueError: If a mapping has none of them.
+    """
+    if isinstance(sample, Mapping):
+        key = next((key for key in KEYS if key in sample), None)
+        if key is None:
+            raise ValueError(
+                f"there is {describe(sample)}, and none of {', '.join(map(repr, KEYS))}. Pass images, a function of (data "
+                "set, index)"
+            )
+        return sample[key]
+    return sample[0] if isinstance(sample, Sequence) and not isinstance(sample, str) and len(sample) else sample
+
+
+class ImageReader:
+    """Turns items into what is drawn of them.
+
+    Args:
+        images: See `Images`; by default the first part of a sample, or its entry `image`.
+        mean: Of the normalisation that is undone.
+        std: The same, what was divided by.
+    """
+
+    def __init__(self, images: Images | None, mean: Scale | None, std: Scale | None) -> None:
+        self.images, self.mean, self.std = images, mean, std
+
+    def of_data_set(self, dataset: Any, index: int) -> np.ndarray | str:
+        """Read an item of a data set: a picture, or a text."""
+        return self._shown(self.images(dataset, index) if self.images else first_part(dataset[index]))
+
+    def of_batch(self, batch: Any, place: int) -> np.ndarray | str:
+        """Read an item of a batch, as small as it is kept, in a byte for each channel of a pixel."""
+        if self.images:
+            image = self.images(batch, place)
+        else:
+            images = first_part(batch)
+            image = images[place % len(images)]  # views follow one another
+        shown = self._shown(image, KEPT_SIDE)
+        return shown if isinstance(shown, str) else (255 * shown).round().astype(np.uint8)
+
+    def _shown(self, image: Any, longest: int = LONGEST) -> np.ndarray | str:
+        return image if isinstance(image, str) else to_picture(image, self.mean, self.std, longest)
 
 
 class PictureCallback(Viewer):
@@ -26,14 +102,24 @@ class PictureCallback(Viewer):
         max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
             None never skips an epoch.
         prefix: Draw the sets whose keys begin with it, such as `val` or `val/t2i`; None draws all.
+        names: Names of the classes; by default those of the data set.
+        reader: Reads what is shown of an item.
 
     Raises:
         ValueError: A setting is out of range.
     """
 
-    def __init__(self, every_n_epochs: int, max_share: float | None, prefix: str | None) -> None:
+    def __init__(
+        self,
+        every_n_epochs: int,
+        max_share: float | None,
+        prefix: str | None,
+        names: Names | None = None,
+        reader: ImageReader | None = None,
+    ) -> None:
         owner = type(self).__name__
-        self.schedule, self.prefix = Schedule(every_n_epochs, max_share, owner), prefix
+        self.schedule, self.prefix, self.names = Schedule(every_n_epochs, max_share, owner), prefix, names
+        self._reader = reader or ImageReader(None, None, None)
         self._policy = FailurePolicy(owner, strict=False)
         self._is_due, self._logs_share = False, True
 
@@ -46,12 +132,31 @@ class PictureCallback(Viewer):
         Random states are put back after the functions have run.
         """
 
+    def _picture(self, evaluated: EvaluatedSet, items: ItemSet) -> Callable[[int], Any] | None:
+        """Return a function that shows an item; None where item i of the loader is not that of its data set."""
+        positions, dataset = items.positions.tolist(), getattr(items.loader, "dataset", None)
+        if dataset is None or not has_index(items.loader) or max(positions, default=-1) >= len(dataset):
+            return None
+        return lambda index: self._reader.of_data_set(dataset, positions[index])
+
     def _share_kept(self) -> None:
         """Bring to the first process what a subclass has kept of the batches; by default nothing. Collective."""
 
     def _forget(self) -> None:
         """Drop what was kept for the pictures; subclasses that keep more extend it."""
         self._is_due = False
+
+    def _model(self, evaluated: EvaluatedSet) -> Model:
+        """Describe a set as a report does, so that both show the same findings."""
+
+        def items(each: ItemSet, name: str) -> Items:
+            picture, names = self._picture(evaluated, each), each.class_names(self.names)
+            return Items(each.embeddings, each.labels, name, picture, label_names=names, groups=each.groups)
+
+        if evaluated.gallery is None:
+            return Model(evaluated.report, items(evaluated.queries, "items"), name=evaluated.where)
+        both = items(evaluated.queries, "queries"), items(evaluated.gallery, "gallery")
+        return Model(evaluated.report, *both, name=evaluated.where)
 
     # -------------------------------------------------------------------------------------------------------------- hooks
 

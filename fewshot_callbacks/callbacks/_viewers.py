@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from lightning.pytorch import Callback, Trainer
@@ -17,7 +16,6 @@ from fewshot_callbacks._trainer import evaluation_loaders
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import sets_in
-from fewshot_callbacks.functional.neighbours import Neighbours, nearest
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.metrics.embedding_store import Shard
 
@@ -40,28 +38,30 @@ class ItemSet:
     source: str
     loader: Any
 
-    def class_name(self, label: Label, names: Names | None) -> str:
-        """Name a class: by the names that are given, those that the data set has as `classes`, or the label itself.
+    # of each item: those of one group are no candidates for each other; None if none were given
+    groups: Int[Tensor, "items"] | None = None
+
+    def class_names(self, names: Names | None) -> dict[Label, str]:
+        """Name each label: by the names that are given, those that the data set has as `classes`, or the label itself.
 
         Examples:
-            >>> items = ItemSet(torch.empty(0, 2), [], torch.empty(0, dtype=torch.int64), "val", None)
-            >>> items.class_name(1, ["owl", "heron"]), items.class_name((0, 7), {0: "red"}), items.class_name("owl", None)
-            ('heron', 'red, 7', 'owl')
+            >>> items = ItemSet(torch.empty(3, 2), [1, 7, (0, 7)], torch.arange(3), "val", None)
+            >>> list(items.class_names(["owl", "heron"]).values())
+            ['heron', '7', 'owl, 7']
         """
-        if isinstance(label, tuple):
-            return ", ".join(self.class_name(column, names) for column in label) or "none"
-        if names is None and isinstance(label, int):
+        if names is None:
             dataset = getattr(self.loader, "dataset", None)
             # Through a `Subset`, which has no names of its own.
             classes = getattr(getattr(dataset, "dataset", dataset), "classes", None)
-            names = (
-                classes if isinstance(classes, Sequence) and all(isinstance(name, str) for name in classes) else None
-            )
-        if isinstance(names, Mapping):
-            return str(names.get(label, label))
-        if names is not None and isinstance(label, int) and 0 <= label < len(names):
-            return str(names[label])
-        return str(label)
+            names = classes if isinstance(classes, Sequence) and all(isinstance(one, str) for one in classes) else ()
+        known: Any = names if isinstance(names, Mapping) else dict(enumerate(names))
+
+        def name(label: Label) -> str:
+            if isinstance(label, tuple):
+                return ", ".join(map(name, label)) or "none"
+            return str(known.get(label, label))
+
+        return {label: name(label) for label in dict.fromkeys(self.labels)}
 
 
 def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> ItemSet | None:
@@ -79,18 +79,20 @@ def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> I
         names = shard.words.values() if sets is None else map(tuple, sets)
         of_code: dict[Any, Label] = dict(zip(shard.words, names, strict=True))
         labels = [of_code[code] for code in labels]
-    parts = processes.to_first((shard.embeddings, labels, shard.positions, shard.places))
+    parts = processes.to_first((shard.embeddings, labels, shard.positions, shard.places, shard.groups))
     if parts is None:
         return None
     if len(parts) == 1:  # in order already: no copy of what may be large
-        return ItemSet(shard.embeddings, labels, shard.positions, source, loader)
-    embeddings, of_parts, positions, places = zip(*parts, strict=True)
+        return ItemSet(shard.embeddings, labels, shard.positions, source, loader, shard.groups)
+    embeddings, of_parts, positions, places, groups = zip(*parts, strict=True)
     order = torch.cat(places).argsort()
     every = [label for part in of_parts for label in part]
     # Without those of a process that had no item: it does not know the dimension.
     rows = torch.cat([part for part in embeddings if len(part)] or [shard.embeddings])
     ordered = [every[place] for place in order.tolist()]
-    return ItemSet(rows[order], ordered, torch.cat(positions)[order], source, loader)
+    grouped = [part for part in groups if part is not None]  # a process that had no item has none
+    in_order = torch.cat(grouped)[order] if grouped else None
+    return ItemSet(rows[order], ordered, torch.cat(positions)[order], source, loader, in_order)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,11 +110,6 @@ class EvaluatedSet:
     gallery: ItemSet | None
 
     @property
-    def searched(self) -> ItemSet:
-        """The items among which the queries were searched."""
-        return self.queries if self.gallery is None else self.gallery
-
-    @property
     def where(self) -> str:
         """Name the set and the epoch, for titles."""
         return f"{self.prefix}{self.suffix}, epoch {self.epoch}"
@@ -120,12 +117,6 @@ class EvaluatedSet:
     def key(self, name: str) -> str:
         """Name a picture as the metrics of the set are named."""
         return f"{self.prefix}/{name}{self.suffix}"
-
-    def nearest(self, queries: Int[np.ndarray, "chosen"], k: int) -> Neighbours:
-        """Find the first k candidates of some queries."""
-        gallery = None if self.gallery is None else self.gallery.embeddings
-        chosen = torch.as_tensor(queries, dtype=torch.int64, device="cpu")
-        return nearest(self.queries.embeddings, gallery=gallery, queries=chosen, k=k, similarity=self.report.similarity)
 
 
 class Viewer(Callback, ABC):

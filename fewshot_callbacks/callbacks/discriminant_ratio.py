@@ -10,14 +10,13 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluation_loaders, log_of_all, why_not_dealt
-from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
+from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, step_of, suffixes
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
-from fewshot_callbacks.functional._inputs import non_finite_rows
-from fewshot_callbacks.functional._labels import Labels
-from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, ratio_of_set, unit_rows
-from fewshot_callbacks.functional.variance_ratio import batch_ratios, variance_ratio_of_set
-from fewshot_callbacks.metrics._words import refuse_another_form
+from fewshot_callbacks.functional._tensors import non_finite_rows
+from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, batch_ratios, ratio_of_set, unit_rows
+from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
+from fewshot_callbacks.metrics.embedding_store import refuse_another_form
 
 
 class DiscriminantRatioMonitor(EvaluationMonitor):
@@ -113,7 +112,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             embeddings, labels = self._reader.read(outputs, batch, "training_step")
             items = len(labels)
             codes = labels.codes.to(embeddings.device, non_blocking=True)
-            settings = {"normalize": self.normalize, "skip_singletons": self.skip_singletons}
+            settings: dict[str, Any] = {"normalize": self.normalize, "skip_singletons": self.skip_singletons}
             j, ratio = values = batch_ratios(embeddings, codes, eps=self.eps, **settings)
             self._measured += 1
             # Counted on the device: to read the values here would wait for it at every batch.
@@ -164,9 +163,8 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
 
     # ---------------------------------------------------------------------------------------------- validation and test
 
-    def _collect(
-        self, trainer: Trainer, loader: int, embeddings: Tensor, labels: Labels, first: int, outputs: Any, batch: Any
-    ) -> None:
+    def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
+        embeddings, labels = self._reader.read(outputs, batch, step_of(trainer))
         refuse_another_form(self._policy.owner, self._forms.setdefault(loader, labels.form), labels)
         codes, embeddings = labels.codes.cpu(), embeddings.cpu()
         bad = non_finite_rows(embeddings)
@@ -186,6 +184,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             embeddings, codes = embeddings[fresh], codes[fresh]
         moments = ClassMoments.of(embeddings, codes)
         self._moments[loader] = self._moments[loader].merge(moments) if loader in self._moments else moments
+        return len(labels)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         for loader, suffix in enumerate(suffixes(trainer)):

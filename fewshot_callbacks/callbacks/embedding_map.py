@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +15,12 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from fewshot_callbacks._trainer import random_states_kept
-from fewshot_callbacks.callbacks._item_images import ImageReader, Images, has_index
 from fewshot_callbacks.callbacks._loggers import Drawing, log_embedding
-from fewshot_callbacks.callbacks._pictures import PictureCallback
-from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names
+from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback
+from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
 from fewshot_callbacks.functional.class_subset import class_subset
-from fewshot_callbacks.plots.embedding_map import MOST_CLASSES, embedding_map
-from fewshot_callbacks.plots.pictures import Scale
-from fewshot_callbacks.plots.projection import Method, Projection, project
+from fewshot_callbacks.plots.embedding_map import MOST_CLASSES, Method, Projection, embedding_map, project
+from fewshot_callbacks.plots.panels import Scale
 
 # Pixels of the side of a picture in TensorBoard's projector.
 THUMBNAIL = 32
@@ -75,7 +74,7 @@ class EmbeddingMap(PictureCallback):
         max_share: float | None = 0.05,
         prefix: str | None = None,
     ) -> None:
-        super().__init__(every_n_epochs, max_share, prefix)
+        super().__init__(every_n_epochs, max_share, prefix, names, ImageReader(images, mean, std))
         if not 1 <= classes <= MOST_CLASSES:
             raise ValueError(
                 f"EmbeddingMap(classes={classes}) must be 1 to {MOST_CLASSES}: more classes cannot be told apart."
@@ -83,8 +82,7 @@ class EmbeddingMap(PictureCallback):
         if per_class < 1:
             raise ValueError(f"EmbeddingMap(per_class={per_class}) must be at least 1.")
         self.classes, self.per_class, self.method = classes, per_class, method
-        self.projector, self.names = projector, names
-        self._reader = ImageReader(images, mean, std)
+        self.projector = projector
         self._maps: dict[str, Projection] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -104,7 +102,8 @@ class EmbeddingMap(PictureCallback):
             )
             return {}
         places = class_subset(queries.labels, self.classes, self.per_class)
-        kinds = [queries.class_name(queries.labels[place], self.names) for place in places.tolist()]
+        names, picture = queries.class_names(self.names), self._picture(evaluated, queries)
+        kinds = [names[queries.labels[place]] for place in places.tolist()]
         vectors, positions, key = queries.embeddings[places], queries.positions[places], evaluated.key("embedding_map")
 
         def draw() -> Figure:
@@ -112,25 +111,24 @@ class EmbeddingMap(PictureCallback):
             self._maps[key] = found
             if self.projector:
                 columns = {"class": kinds, "item": positions.tolist()}
-                thumbnails = self._thumbnails(queries, positions.tolist())
+                thumbnails = None if picture is None else _thumbnails(picture, places.tolist())
                 log_embedding(trainer, evaluated.key("embedding"), vectors, columns, self._policy, thumbnails)
             return embedding_map(found, title=f"{evaluated.where}: the same classes in every epoch")
 
         return {key: draw}
 
-    def _thumbnails(self, items: ItemSet, positions: list[int]) -> Float[Tensor, "chosen 3 side side"] | None:
-        """Read pictures of one size, white around; grey where there is none, and None where there is none at all."""
-        if not has_index(items.loader):
-            return None
-        pictures = []
-        for position in positions:
-            picture = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "lightgrey")
-            # An item without a picture is shown by its place alone. Transforms of the data set may draw random numbers,
-            # and a run with maps must not differ from one without.
-            with suppress(Exception), random_states_kept():
-                shown = self._reader.of_data_set(items.loader.dataset, position)
-                if not isinstance(shown, str):
-                    whole = Image.fromarray((255 * shown.repeat(3 // shown.shape[2], 2)).round().astype(np.uint8))
-                    picture = ImageOps.pad(whole, picture.size, color="white")
-            pictures.append(np.asarray(picture))
-        return torch.from_numpy(np.stack(pictures)).movedim(-1, 1).float() / 255
+
+def _thumbnails(picture: Callable[[int], Any], places: Sequence[int]) -> Float[Tensor, "chosen 3 side side"]:
+    """Read pictures of one size, white around; grey where there is none."""
+    pictures = []
+    for place in places:
+        thumbnail = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "lightgrey")
+        # An item without a picture is shown by its place alone. Transforms of the data set may draw random numbers,
+        # and a run with maps must not differ from one without.
+        with suppress(Exception), random_states_kept():
+            shown = picture(place)
+            if not isinstance(shown, str):
+                whole = Image.fromarray((255 * shown.repeat(3 // shown.shape[2], 2)).round().astype(np.uint8))
+                thumbnail = ImageOps.pad(whole, thumbnail.size, color="white")
+        pictures.append(np.asarray(thumbnail))
+    return torch.from_numpy(np.stack(pictures)).movedim(-1, 1).float() / 255

@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from fewshot_callbacks.callbacks._failures import UsageError
+from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.functional._labels import Labels, as_labels
 from fewshot_callbacks.functional._tensors import as_tensor, refuse_without_values
 from fewshot_callbacks.metrics.embedding_store import id_numbers
@@ -25,6 +25,9 @@ Source = str | tuple[str, str] | Callable[[Any, Any], tuple[Any, Any]]
 
 LabelSource = str | int | Callable[[Any], Any]
 """Where the labels, integers or words, are in a batch: a key, a position, or a function of the batch."""
+
+# With two encoders also two entries, one for each side.
+LabelSources = LabelSource | tuple[str, str]
 
 # An entry of the step's output or of the batch, by its key, or a function of (outputs, batch).
 Entry = str | Callable[[Any, Any], Any]
@@ -237,9 +240,7 @@ class EmbeddingReader:
         owner: Name of the callback, for messages.
     """
 
-    def __init__(
-        self, source: Source | EmbeddingSource, labels: LabelSource | tuple[str, str] | None, owner: str
-    ) -> None:
+    def __init__(self, source: Source | EmbeddingSource, labels: LabelSources | None, owner: str) -> None:
         if not isinstance(source, EmbeddingSource):
             source = EmbeddingSource(_checked_source(source, owner))
         self.shared, self.source, self.owner = source, source.where, owner

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import functools
+import heapq
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int, UInt64
 from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 
-from fewshot_callbacks.callbacks._item_images import ImageReader, Images, KeptImages, mixed
+from fewshot_callbacks._trainer import items_of_batches
 from fewshot_callbacks.callbacks._loggers import Drawing
-from fewshot_callbacks.callbacks._pictures import PictureCallback
-from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Label, Names
+from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback, has_index
+from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names
 from fewshot_callbacks.distributed.torch_distributed import all_processes
-from fewshot_callbacks.functional.neighbours import Neighbours
-from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, retrieval_panels
-from fewshot_callbacks.plots.pictures import Scale
-
-# Indices of some of the queries that may be shown.
-Chosen = Int[np.ndarray, "chosen"]
+from fewshot_callbacks.functional.retrieval import RetrievalReport
+from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, Scale, retrieval_panels
+from fewshot_callbacks.report import Items
+from fewshot_callbacks.report.findings import confident_mistakes, worst_queries
 
 # First part of the keys of a set, and the name of a loader.
 Source = tuple[str, str]
 
 # Queries with an irrelevant first neighbour among which the most confident mistakes are found, at most.
 SEARCHED = 2000
+# Images that are kept of a loader: 49 MB, at three bytes for each pixel.
+MOST_KEPT = 1000
 
 
 class RetrievalPanels(PictureCallback):
@@ -38,7 +38,7 @@ class RetrievalPanels(PictureCallback):
     After each evaluation of a `RetrievalMonitor`, whose report and embeddings it uses, it sends these figures to every
     logger of the Trainer (`docs/loggers.md`), at the same step as the metrics:
 
-    - `val/worst_queries`: the queries with the lowest average precision;
+    - `val/worst_queries`: the queries with the lowest average precision, at most three of a class;
     - `val/confident_mistakes`: the queries with the highest score of an irrelevant first neighbour, searched among at
       most 2,000 such queries;
     - `val/sample_queries`: a fixed sample, the same in every epoch, so that a logger's slider shows one query through
@@ -91,12 +91,11 @@ class RetrievalPanels(PictureCallback):
         max_share: float | None = 0.05,
         prefix: str | None = None,
     ) -> None:
-        super().__init__(every_n_epochs, max_share, prefix)
+        super().__init__(every_n_epochs, max_share, prefix, names, ImageReader(images, mean, std))
         for name, value, least in (("worst", worst, 0), ("mistakes", mistakes, 0), ("sample", sample, 0), ("k", k, 1)):
             if value < least:
                 raise ValueError(f"RetrievalPanels({name}={value}) must be at least {least}.")
-        self.worst, self.mistakes, self.sample, self.k, self.names = worst, mistakes, sample, k, names
-        self._reader = ImageReader(images, mean, std)
+        self.worst, self.mistakes, self.sample, self.k = worst, mistakes, sample, k
         self._kept: dict[Source, KeptImages] = {}
         self._shared: dict[Source, dict[int, Any]] = {}
         self._failures: dict[str, Exception] = {}
@@ -122,57 +121,63 @@ class RetrievalPanels(PictureCallback):
 
     # ------------------------------------------------------------------------------------------------------------- drawing
 
+    def _picture(self, evaluated: EvaluatedSet, items: ItemSet) -> Callable[[int], Any] | None:
+        kept, positions = self._shared.get((evaluated.prefix, items.source)), items.positions.tolist()
+        read = super()._picture(evaluated, items) if kept is None else lambda index: kept.get(positions[index])
+
+        def shown(index: int) -> np.ndarray | str | None:
+            try:
+                image = None if read is None else read(index)
+            except Exception as error:  # one image must not take the others with it
+                self._failures[f"item {positions[index]} of {items.source}"] = error
+                return None
+            if isinstance(image, np.ndarray) and image.dtype == np.uint8:  # as it was kept
+                return image.astype(np.float32) / 255
+            return image
+
+        return shown
+
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
         """Choose the queries and find their neighbours; the figures are drawn when a logger wants them."""
-        prefix, queries = evaluated.prefix, evaluated.queries
-        answers = Answers.of(evaluated, self._shared.get((prefix, queries.source)))
+        model, report, positions = self._model(evaluated), evaluated.report, evaluated.queries.positions.numpy()
+        places = np.arange(len(positions)) if report.drawn is None else report.drawn.numpy()
+        kept = self._shared.get((evaluated.prefix, evaluated.queries.source))
+        may = np.ones(len(places), dtype=bool) if kept is None else np.isin(positions[places], list(kept))
+        order = mixed(positions[places]).argsort()  # the same in every epoch
+        order = order[may[order]]
+        imperfect = order[report.per_query["mrr"].numpy()[order] < 1]
         chosen = {
-            "worst_queries": answers.worst(self.worst),
-            "confident_mistakes": answers.mistakes(evaluated, self.mistakes),
-            "sample_queries": answers.sample(self.sample),
+            "worst_queries": places[worst_queries(report, self.worst, may)].tolist(),
+            "confident_mistakes": confident_mistakes(model, places[imperfect[:SEARCHED]], self.mistakes),
+            "sample_queries": places[order[: self.sample]].tolist(),
         }
-        limit = " whose images were kept" if (prefix, queries.source) in self._shared else ""
+        limit = "" if kept is None else " whose images were kept"
         titles = {
-            "worst_queries": f"least average precision of {len(answers.places):,} queries{limit}",
+            "worst_queries": f"least average precision of {may.sum():,} queries{limit}",
             "confident_mistakes": f"wrong first neighbours of the highest scores{limit}",
             "sample_queries": f"{len(chosen['sample_queries'])} queries, the same in every epoch",
         }
+        row_of = dict(zip(places.tolist(), range(len(places)), strict=True))
 
         @functools.cache
-        def show(items: ItemSet, place: int) -> Item:
-            return self._item(items, place, self._shared.get((prefix, items.source)))
+        def show(items: Items, place: int) -> Item:
+            picture = None if items.picture is None else items.picture(place)
+            return Item(picture, items.label(items.labels[place]))
 
         def drawing(name: str) -> Figure:
-            places = answers.places[chosen[name]]
-            found = evaluated.nearest(places, self.k)
+            found = model.retrieved(model.nearest(chosen[name], self.k))
             rows = [
                 PanelRow(
-                    show(queries, place),
-                    [
-                        Neighbour(show(evaluated.searched, other), score, relevant, tied)
-                        for other, score, relevant, tied in listed(evaluated, found, row)
-                    ],
-                    f"item {int(queries.positions[place]):,}, {answers.caption(query)}",
+                    show(model.queries, place),
+                    [Neighbour(show(model.searched, i), score, hit, tied) for i, score, hit, tied in neighbours],
+                    f"item {int(positions[place]):,}, {caption(report, row_of[place])}",
                 )
-                for row, (query, place) in enumerate(zip(chosen[name].tolist(), places.tolist(), strict=True))
+                for place, neighbours in zip(chosen[name], found, strict=True)
             ]
             self._tell_unreadable()
             return retrieval_panels(rows, f"{evaluated.where}: {titles[name]}")
 
-        return {evaluated.key(name): functools.partial(drawing, name) for name, some in chosen.items() if len(some)}
-
-    def _item(self, items: ItemSet, place: int, kept: Mapping[int, Any] | None) -> Item:
-        """Show an item: by its index in the data set, or what was kept of it."""
-        position = int(items.positions[place])
-        picture: np.ndarray | str | None = None
-        try:
-            if kept is None:
-                picture = self._reader.of_data_set(items.loader.dataset, position)
-            elif (image := kept.get(position)) is not None:
-                picture = image if isinstance(image, str) else image.astype(np.float32) / 255
-        except Exception as error:  # one image must not take the others with it
-            self._failures[f"item {position} of {items.source}"] = error
-        return Item(picture, items.class_name(items.labels[place], self.names))
+        return {evaluated.key(name): functools.partial(drawing, name) for name, some in chosen.items() if some}
 
     def _tell_unreadable(self) -> None:
         """Warn of the images of this figure that could not be read."""
@@ -188,73 +193,70 @@ class RetrievalPanels(PictureCallback):
         self._failures = {}
 
 
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """How well the queries that may be shown were answered; others are told by their index among these."""
-
-    # place of each among all queries of the set
-    places: Int[np.ndarray, "queries"]
-    # NaN for a query without a relevant item
-    average_precision: Float[np.ndarray, "queries"]
-    # of the first relevant item; the mean over the orders of items that tie
-    reciprocal_rank: Float[np.ndarray, "queries"]
-    # the order in which a sample is drawn, the same in every epoch
-    order: Int[np.ndarray, "queries"]
-
-    @classmethod
-    def of(cls, evaluated: EvaluatedSet, kept: Mapping[int, Any] | None) -> Answers:
-        """Read a report's values, of all queries or of those whose images were kept."""
-        report, drawn = evaluated.report, evaluated.report.drawn
-        positions = evaluated.queries.positions.numpy()
-        places = np.arange(len(positions)) if drawn is None else drawn.numpy()
-        may = np.isin(positions[places], list(kept)) if kept is not None else np.ones(len(places), dtype=bool)
-        precision, reciprocal = (report.per_query[name].numpy()[may] for name in ("mAP", "mrr"))
-        return cls(places[may], precision, reciprocal, mixed(positions[places[may]]).argsort())
-
-    def worst(self, count: int) -> Chosen:
-        """Choose those of the least average precision that are not perfect."""
-        imperfect = np.flatnonzero(self.average_precision < 1)  # not NaN
-        order: Chosen = self.average_precision[imperfect].argsort(kind="stable")
-        worst: Chosen = imperfect[order[:count]]
-        return worst
-
-    def mistakes(self, evaluated: EvaluatedSet, count: int) -> Chosen:
-        """Choose those whose first neighbour is irrelevant and has the highest score."""
-        searched: Chosen = self.order[self.reciprocal_rank[self.order] < 1][: SEARCHED if count else 0]
-        if not len(searched):
-            return searched
-        found = evaluated.nearest(self.places[searched], 1)
-        first = [(query, *listed(evaluated, found, row)[0]) for row, query in enumerate(searched.tolist())]
-        wrong = sorted((-score, query) for query, _, score, is_hit, _ in first if not is_hit)
-        return np.array([query for _, query in wrong[:count]], dtype=np.int64)
-
-    def sample(self, count: int) -> Chosen:
-        """Choose the sample."""
-        return self.order[:count]
-
-    def caption(self, query: int) -> str:
-        """Say how well a query was answered."""
-        precision, reciprocal = float(self.average_precision[query]), float(self.reciprocal_rank[query])
-        if math.isnan(precision):
-            return "no relevant item"
-        rank = 1 / reciprocal
-        about = "" if abs(rank - round(rank)) < 1e-6 * rank else "about "  # a mean over the orders of ties
-        return f"AP {precision:.3f}, first hit at rank {about}{round(rank):,}"
+def caption(report: RetrievalReport, query: int) -> str:
+    """Say how well a query was answered."""
+    precision, reciprocal = (float(report.per_query[name][query]) for name in ("mAP", "mrr"))
+    if math.isnan(precision):
+        return "no relevant item"
+    rank = 1 / reciprocal
+    about = "" if abs(rank - round(rank)) < 1e-6 * rank else "about "  # a mean over the orders of ties
+    return f"AP {precision:.3f}, first hit at rank {about}{round(rank):,}"
 
 
-def listed(evaluated: EvaluatedSet, found: Neighbours, row: int) -> list[tuple[int, float, bool, bool]]:
-    """List the neighbours of a query: place, score, whether it is relevant, whether its score is another one's, too."""
-    own, labels = evaluated.queries.labels[int(found.queries[row])], evaluated.searched.labels
-    indices, scores, tied = found.indices[row].tolist(), found.scores[row].tolist(), found.tied[row].tolist()
-    return [
-        (place, score, _is_relevant(own, labels[place]), is_tied)
-        for place, score, is_tied in zip(indices, scores, tied, strict=True)
-        if place >= 0
-    ]
+def mixed(positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, "items"]:
+    """Hash positions: the items of the least hashes are a sample that is the same wherever and whenever it is drawn.
+
+    The number of items need not be known, and the sample changes little when items are added. The hash is
+    SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+
+    Examples:
+        >>> hashes = mixed(np.arange(1000))
+        >>> hashes.argsort()[:3]
+        array([410, 821, 366])
+    """
+    # Overflow is meant: the hash is modulo 2^64. Without the added 1 the hash of 0 were 0, and the first item always in the
+    # sample.
+    with np.errstate(over="ignore"):
+        value = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
 
 
-def _is_relevant(one: Label, other: Label) -> bool:
-    """Decide whether an item of one label is what a query of the other asks for: of multi-label targets, any in common."""
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return not set(one).isdisjoint(other)
-    return one == other
+class KeptImages:
+    """The images of a sample of one loader's items, where its data set has no index.
+
+    Args:
+        loader: The loader.
+        reader: Reads them.
+    """
+
+    def __init__(self, loader: Any, reader: ImageReader) -> None:
+        self.loader, self.reader = loader, reader
+        self.has_index = has_index(loader)
+        # position of an item in the pass of all processes -> what is drawn of it
+        self.kept: dict[int, np.ndarray | str] = {}
+        self._order: list[tuple[int, int]] = []  # a heap: (minus the hash, position) of each that is kept
+        self._batches = 0
+
+    def see_batch(self, positions: range, batch: Any) -> None:
+        """Keep the images of a batch that belong to the sample, if there is no index.
+
+        Args:
+            positions: Index of each embedding of the batch in this process's pass over the loader.
+            batch: What the step was given.
+        """
+        self._batches += 1
+        if self.has_index and positions.stop == items_of_batches(self.loader, self._batches):
+            return
+        self.has_index = False  # several embeddings of an item, or several items of a sample
+        processes = all_processes()
+        # As a DistributedSampler deals: item i goes to process i modulo their number.
+        everywhere = np.asarray(positions) * processes.count + processes.rank
+        for place, (position, order) in enumerate(zip(everywhere.tolist(), mixed(everywhere).tolist(), strict=True)):
+            if len(self.kept) == MOST_KEPT and -order < self._order[0][0]:
+                continue
+            self.kept[position] = self.reader.of_batch(batch, place)
+            heapq.heappush(self._order, (-order, position))
+            if len(self.kept) > MOST_KEPT:
+                del self.kept[heapq.heappop(self._order)[1]]

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from fewshot_callbacks._trainer import run_folder
-from fewshot_callbacks.callbacks._failures import UsageError
-from fewshot_callbacks.callbacks._item_images import ImageReader, Images, has_index
+from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing
-from fewshot_callbacks.callbacks._pictures import PictureCallback
-from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names
-from fewshot_callbacks.plots.pictures import Scale
-from fewshot_callbacks.report import Items, ReportSettings, write_report
+from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback
+from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
+from fewshot_callbacks.plots.panels import Scale
+from fewshot_callbacks.report import ReportSettings, write_report
 
 
 class ReportWriter(PictureCallback):
@@ -69,9 +67,8 @@ class ReportWriter(PictureCallback):
         prefix: str | None = None,
         settings: ReportSettings | None = None,
     ) -> None:
-        super().__init__(every_n_epochs, max_share, prefix)
-        self.path, self.names, self.settings = os.fspath(path), names, settings or ReportSettings()
-        self._reader = ImageReader(images, mean, std)
+        super().__init__(every_n_epochs, max_share, prefix, names, ImageReader(images, mean, std))
+        self.path, self.settings = os.fspath(path), settings or ReportSettings()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a run.
@@ -94,24 +91,14 @@ class ReportWriter(PictureCallback):
         report = evaluated.report
         if not report.classes:
             raise ValueError("a report shows items with one label each, and these have several")
-        names = ("items",) if evaluated.gallery is None else ("queries", "gallery")
-        sets = [each for each in (evaluated.queries, evaluated.gallery) if each is not None]
-        items = [self._items(each, name) for each, name in zip(sets, names, strict=True)]
+        model = self._model(evaluated)
         # A slash in `{prefix}` would name another folder.
         prefix, suffix = (part.replace("/", "_") for part in (evaluated.prefix, evaluated.suffix))
         filled = self.path.format(epoch=evaluated.epoch, step=trainer.global_step, prefix=prefix, suffix=suffix)
         path = Path(run_folder(trainer)) / filled
         path.parent.mkdir(parents=True, exist_ok=True)
-        title = f"Report of {evaluated.where}"
-        written = write_report(path, report, *items, title=title, name=evaluated.where, settings=self.settings)
+        title = f"Report of {model.name}"
+        sets = model.queries, model.gallery
+        written = write_report(path, report, *sets, title=title, name=model.name, settings=self.settings)
         rank_zero_info(f"ReportWriter: {written.path}")
         return {}
-
-    def _items(self, items: ItemSet, name: str) -> Items:
-        """Describe a set of items as the report takes them; with pictures if the data set has an index."""
-        positions, dataset = items.positions.tolist(), getattr(items.loader, "dataset", None)
-        named = {label: items.class_name(label, self.names) for label in set(items.labels)}
-        shows = dataset is not None and has_index(items.loader) and max(positions, default=-1) < len(dataset)
-        picture = (lambda index: self._reader.of_data_set(dataset, positions[index])) if shows else None
-        labels: list[Any] = list(items.labels)
-        return Items(items.embeddings, labels, name, picture, label_names=named)

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Unpack
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders, log_of_all
+from fewshot_callbacks._trainer import log_of_all
+from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress, without_digits
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._evaluation import (
     EvaluationMonitor,
     loader_index,
     no_such_loader,
     stage_of,
+    step_of,
     suffixes,
+    watched,
 )
-from fewshot_callbacks.callbacks._failures import UsageError, without_digits
-from fewshot_callbacks.callbacks._progress import evaluation_progress
-from fewshot_callbacks.callbacks._two_encoders import TwoEncoders
 from fewshot_callbacks.callbacks._viewers import show_batch, show_set
-from fewshot_callbacks.callbacks._watched import watched
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
+    EmbeddingReader,
     EmbeddingSource,
     Entry,
-    LabelSource,
+    LabelSources,
     Source,
+    are_zeros_and_ones,
     read_codes,
+    read_entry,
     read_flag,
 )
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
@@ -47,6 +51,205 @@ from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 
 # Name of the number of queries without a match, which is logged beside the metrics.
 UNMATCHED = "queries_without_match"
+# Arguments of `evaluate_retrieval`.
+GROUPS = ("query_groups", "gallery_groups")
+
+
+Side = tuple[Tensor, Labels]
+
+# Index of a loader, and whether it is its gallery, or what the second of two encoders made of it.
+Part = tuple[int, bool]
+
+
+class Parts:
+    """Reads what each batch adds to the queries and to the gallery: of one encoder, or of two that search each other.
+
+    Args:
+        reader: Knows the source and the labels.
+        settings: Of the evaluation; items that have several labels each rule out some.
+        embed: See `RetrievalMonitor`.
+        gallery_loader: See there.
+        gallery_flag: See there.
+        ids: See there.
+        exclude: See there.
+    """
+
+    def __init__(
+        self,
+        reader: EmbeddingReader,
+        settings: RetrievalSettings,
+        embed: Embedder | None,
+        gallery_loader: int | str | None,
+        gallery_flag: Entry | None,
+        ids: Entry | Sequence[Entry] | None,
+        exclude: Entry | Sequence[str] | None,
+    ) -> None:
+        self.reader, self.settings, self.embed = reader, settings, embed
+        self.gallery_loader, self.gallery_flag, self.ids, self.exclude = gallery_loader, gallery_flag, ids, exclude
+        reader.read_labels = self._read_labels
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a run."""
+        self._form = ""  # of the labels so far
+        self.have_sets = self.are_two = False  # items have several labels each; each step gives two embeddings
+
+    def clear(self) -> None:
+        """Begin a validation: drop what was collected."""
+        self.stores: dict[Part, EmbeddingStore] = defaultdict(EmbeddingStore)
+        self.shards: dict[Part, Shard] = {}
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """The keys of the metrics, also where nothing could be computed."""
+        return (self.settings.without_classes(self.reader.owner) if self.have_sets else self.settings).keys()
+
+    @property
+    def directions(self) -> tuple[str, str]:
+        """Both directions of two encoders: `image_to_text` for `("image_embeds", "text_embeds")`."""
+        one, other = (re.sub(r"_(emb|embeds?|embeddings?|features?)$", "", key) for key in self.reader.keys)
+        return f"{one}_to_{other}", f"{other}_to_{one}"
+
+    def agree(self) -> None:
+        """Learn what other processes have seen: one without items has seen no labels. Collective."""
+        self.have_sets, self.are_two = map(any, zip(*gather_objects((self.have_sets, self.are_two)), strict=True))
+
+    def gallery(self, trainer: Trainer) -> int | None:
+        """Find the loader that holds the gallery; None where none does.
+
+        Raises:
+            UsageError: If there is no such loader, or nothing that it could be the gallery of.
+        """
+        where, flag, call = self.gallery_loader, self.gallery_flag, self.reader.owner
+        if self.are_two and (where, flag) != (None, None):
+            raise UsageError(
+                f"{call}(source={self.reader.source!r}): two encoders are queries and gallery of each other. Leave out "
+                "gallery_flag and gallery_loader."
+            )
+        if where is None:
+            return None
+        index, call = loader_index(trainer, where), f"{call}(gallery_loader={where!r})"
+        if index is None:
+            raise UsageError(no_such_loader(trainer, call))
+        if len(suffixes(trainer)) < 2:
+            raise UsageError(
+                f"{call}: there is one loader only, so there are no queries. Return two loaders, or leave gallery_loader "
+                "out for leave-one-out."
+            )
+        return index
+
+    def sets(self, trainer: Trainer, gallery: int | None) -> list[tuple[str, str, list[Part]]]:
+        """List the sets: the direction of two encoders, or nothing; the end of its keys; its queries, and its gallery."""
+        found: list[tuple[str, str, list[Part]]] = []
+        ends = suffixes(trainer)
+        for loader in (each for each in range(len(ends)) if each != gallery):
+            queries: Part = (loader, False)
+            searched: Part = (loader, True) if gallery is None else (gallery, False)
+            if self.are_two:
+                pairs = zip(self.directions, ([queries, searched], [searched, queries]), strict=True)
+                found += [(direction, ends[loader], parts) for direction, parts in pairs]
+            else:
+                is_one = gallery is None and self.gallery_flag is None
+                suffix = "" if gallery is not None and len(ends) == 2 else ends[loader]
+                found.append(("", suffix, [queries] if is_one else [queries, searched]))
+        return found
+
+    def add(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
+        """Add a batch, and return the number of its items; `first` is the index of the first one in this process's pass.
+
+        Raises:
+            UsageError: If there are no embeddings or labels, or they do not fit each other.
+        """
+        if self.embed is not None:
+            self.reader.dismiss()
+            side: Side = self.embed.in_evaluation(trainer, trainer.lightning_module, batch)
+        elif (sides := _two_sides(self.reader, outputs, batch, step_of(trainer), first)) is not None:
+            self.are_two = True
+            for is_other, each in enumerate(sides):
+                self._append((loader, bool(is_other)), each, None, slice(None), outputs, batch)
+            return len(sides[0][1])
+        else:
+            side = self.reader.read(outputs, batch, step_of(trainer))
+        items, owner, views = len(side[1]), self.reader.owner, self.reader.shared.views
+        some: dict[bool, Any] = {False: slice(None)}
+        if self.gallery_flag is not None:
+            flag = read_flag(self.gallery_flag, outputs, batch, items, owner, views)
+            some = {False: ~flag, True: flag}
+        places = torch.arange(first, first + items, device="cpu")
+        for is_gallery, rows in some.items():
+            self._append((loader, is_gallery), side, places, rows, outputs, batch)
+        return items
+
+    def _append(self, part: Part, side: Side, places: Tensor | None, some: Any, outputs: Any, batch: Any) -> None:
+        """Add some items of a batch to a part; without places they follow those that it has."""
+        embeddings, labels = side
+        codes = {"ids": self.ids[part[1]] if isinstance(self.ids, tuple | list) else self.ids, "exclude": self.exclude}
+        of_batch = outputs, batch, len(labels), self.reader.owner, self.reader.shared.views
+        ids, groups = (None if one is None else read_codes(name, one, *of_batch)[some] for name, one in codes.items())
+        positions = None if places is None else places[some]
+        self.stores[part].append(embeddings[some], labels[some], positions, ids, groups)
+
+    def joined(self, part: Part, items: int, dataset_size: int | None) -> Shard:
+        """Join the batches of a part, once, and drop them. Collective.
+
+        Args:
+            part: Which.
+            items: How many this process has read of its loader.
+            dataset_size: See `EmbeddingStore.shard`.
+        """
+        if part not in self.shards:
+            store = self.stores[part]
+            if self.are_two and not all(gather_objects(len(store) == items)):
+                dataset_size = None  # of the items of the loader; ids tell which of these rows come twice
+            shard = store.shard(dataset_size)
+            if self.exclude is not None and shard.groups is None:  # of a process without items
+                shard = shard._replace(groups=torch.empty(0, dtype=torch.int64, device="cpu"))
+            self.shards[part] = shard
+            del self.stores[part]
+        return self.shards[part]
+
+    def _read_labels(self, labels: Any, step: str) -> Labels:
+        read, owner = as_labels(labels, "labels", self.reader.owner, sets=True), self.reader.owner
+        if len(read):
+            is_set = read.form not in ("words", "integers")
+            if self._form not in ("", read.form) and (is_set or self.have_sets):
+                raise UsageError(
+                    f"{owner}: the labels of {step} are {read.form}, those before were {self._form}. Use the same form in "
+                    "all batches."
+                )
+            self._form = read.form
+            if is_set and not self.have_sets:
+                self.settings.without_classes(owner)
+                self.have_sets = True
+        return read
+
+
+def _two_sides(reader: EmbeddingReader, outputs: Any, batch: Any, step: str, first: int) -> list[Side] | None:
+    """Read the embeddings and labels of both sides; None unless each key of the source holds embeddings."""
+    if not (isinstance(reader.source, tuple) and isinstance(outputs, Mapping)):
+        return None
+    sides = [side for key in reader.keys if isinstance(side := outputs.get(key), Tensor)]
+    if len(sides) < 2 or not all(side.ndim == 2 and side.is_floating_point() for side in sides):
+        return None
+    # zeros and ones are labels: those of items with several each
+    if sides[0].shape[1] != sides[1].shape[1] or are_zeros_and_ones(sides[1]):
+        return None
+    reader.dismiss()
+    if isinstance(reader.labels, tuple | list):
+        labels = [read_entry("labels", entry, outputs, batch, reader.owner) for entry in reader.labels]
+    elif reader.labels is not None:
+        labels = [reader.labels_of(None, batch, step)] * 2
+    elif STEP_KEYS[1] in outputs:
+        labels = [outputs[STEP_KEYS[1]]] * 2
+    elif len(sides[0]) != len(sides[1]):
+        raise UsageError(
+            f"{reader.owner}(source={reader.source!r}): {step} gave {len(sides[0])} and {len(sides[1])} embeddings. "
+            "Say which belong together: labels=('image_id', 'image_of_caption'), an entry for each side."
+        )
+    else:  # a label for each row, another one than all other rows have, in every process
+        rows, processes = torch.arange(first, first + len(sides[0]), device="cpu"), all_processes()
+        labels = [Labels(rows * processes.count + processes.rank)] * 2
+    return [reader.checked(side, own, step) for side, own in zip(sides, labels, strict=True)]
 
 
 @shows_settings()
@@ -137,7 +340,7 @@ class RetrievalMonitor(EvaluationMonitor):
         self,
         *,
         source: Source | EmbeddingSource = STEP_KEYS,
-        labels: LabelSource | tuple[str, str] | None = None,
+        labels: LabelSources | None = None,
         embed: Embed | None = None,
         gallery_loader: int | str | None = None,
         gallery_flag: str | Callable[[Any, Any], Tensor] | None = None,
@@ -158,6 +361,7 @@ class RetrievalMonitor(EvaluationMonitor):
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
         self.gallery_loader, self.gallery_flag, self.exclude, self.ids = gallery_loader, gallery_flag, exclude, ids
+        self._parts = Parts(self._reader, self._settings, self.embed, gallery_loader, gallery_flag, ids, exclude)
         self.name, self.prog_bar = name, prog_bar
         self.reports: dict[str, RetrievalReport] = {}
 
@@ -168,9 +372,7 @@ class RetrievalMonitor(EvaluationMonitor):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare for a run."""
-        self._reader.read_labels = self._read_labels
-        self._form = ""  # of the labels so far
-        self._has_sets = self._has_two = False  # items have several labels each; each step gives two embeddings
+        self._parts.begin()
         self._left_out: set[str] = set()  # keys that the latest report of their set did not have
         super().setup(trainer, pl_module, stage)
         if self.embed is not None:
@@ -179,120 +381,55 @@ class RetrievalMonitor(EvaluationMonitor):
     def _prefix(self, stage: str) -> str:
         return stage if self.name is None else f"{stage}/{self.name}"
 
-    def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
-        if self.embed is not None:
-            self._reader.dismiss()
-            return self.embed.in_evaluation(trainer, trainer.lightning_module, batch)
-        pair = self._two.read(outputs, batch, step)
-        if pair is None:
-            return super()._embeddings(trainer, outputs, batch, step)
-        if self.gallery_loader is not None or self.gallery_flag is not None:
-            raise UsageError(
-                f"RetrievalMonitor(source={self._reader.source!r}): two encoders are queries and gallery of each other. "
-                "Leave out gallery_flag and gallery_loader."
-            )
-        self._has_two = True
-        self._other.append(pair[1])
-        return pair[0]
-
-    def _read_labels(self, labels: Any, step: str) -> Labels:
-        read = as_labels(labels, "labels", self._policy.owner, sets=True)
-        if len(read):
-            is_set = read.form not in ("words", "integers")
-            if self._form not in ("", read.form) and (is_set or self._has_sets):
-                raise UsageError(
-                    f"{self._policy.owner}: the labels of {step} are {read.form}, those before were {self._form}. Use the "
-                    "same form in all batches."
-                )
-            self._form = read.form
-            if is_set and not self._has_sets:
-                self._settings.without_classes(self._policy.owner)
-                self._has_sets = True
-        return read
-
-    def _collect(
-        self, trainer: Trainer, loader: int, embeddings: Tensor, labels: Labels, first: int, outputs: Any, batch: Any
-    ) -> None:
-        places = torch.arange(first, first + len(labels), device="cpu")
-        if self._other:
-            self._append((loader, False), embeddings, labels, None, outputs, batch)
-            self._append((loader, True), *self._other.pop(), None, outputs, batch)
-        elif self.gallery_flag is None:
-            self._append((loader, False), embeddings, labels, places, outputs, batch)
-        else:
-            flag = read_flag(
-                self.gallery_flag, outputs, batch, len(labels), self._policy.owner, self._reader.shared.views
-            )
-            for is_gallery in (False, True):
-                self._append((loader, is_gallery), embeddings, labels, places, outputs, batch, flag == is_gallery)
-        show_batch(trainer, self._prefix(stage_of(trainer)), loader, range(first, first + len(labels)), batch)
-
-    def _append(
-        self, part: tuple[int, bool], embeddings: Tensor, labels: Labels, places: Tensor | None, outputs: Any, batch: Any,
-        some: Any = slice(None),
-    ) -> None:  # fmt: skip
-        """Add some items of a batch to a part; without places they follow those that it has."""
-        where = self.ids[part[1]] if isinstance(self.ids, tuple | list) else self.ids
-        codes = {"ids": where, "exclude": self.exclude}
-        of_batch = outputs, batch, len(labels), self._policy.owner, self._reader.shared.views
-        ids, groups = (None if one is None else read_codes(name, one, *of_batch)[some] for name, one in codes.items())
-        positions = None if places is None else places[some]
-        self._stores.setdefault(part, EmbeddingStore()).append(embeddings[some], labels[some], positions, ids, groups)
+    def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
+        items = self._parts.add(trainer, loader, first, outputs, batch)
+        show_batch(trainer, self._prefix(stage_of(trainer)), loader, range(first, first + items), batch)
+        return items
 
     def _forget(self) -> None:
-        self._two = TwoEncoders(self._reader)
-        self._other: list[tuple[Tensor, Labels]] = []  # what a second encoder made of the batch
-        self._stores: dict[tuple[int, bool], EmbeddingStore] = {}
-        self._shards: dict[tuple[int, bool], Shard] = {}
+        self._gallery: int | None = None
+        self._parts.clear()
+
+    def _prepare(self, trainer: Trainer) -> None:
+        self._gallery = self._parts.gallery(trainer)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        self.reports, gallery = {}, None
-        # a process without items has seen no labels
-        self._has_sets, self._has_two = map(any, zip(*gather_objects((self._has_sets, self._has_two)), strict=True))
-        try:
-            gallery = _gallery_index(trainer, self.gallery_loader)
-        except ValueError as error:
-            failed = dict.fromkeys(range(len(suffixes(trainer))), error)
-        for loader, suffix in _query_sets(trainer, gallery).items():
-            queries, searched = (loader, False), (loader, True) if gallery is None else (gallery, False)
-            if self._has_two:
-                one, other = self._two.directions()
-                self._measure_set(trainer, pl_module, f"{stage}/{one}", suffix, [queries, searched], failed)
-                self._measure_set(trainer, pl_module, f"{stage}/{other}", suffix, [searched, queries], failed)
-                self._shards.pop(searched, None)
-            else:
-                parts = [queries] if gallery is None and self.gallery_flag is None else [queries, searched]
-                self._measure_set(trainer, pl_module, stage, suffix, parts, failed)
-            self._shards.pop(queries, None)  # no other set has these queries: not to be held while it is evaluated
+        self.reports = {}
+        self._parts.agree()
+        sets = self._parts.sets(trainer, self._gallery)
+        for number, (direction, suffix, parts) in enumerate(sets):
+            self._measure_set(trainer, pl_module, stage, direction, suffix, parts, failed)
+            needed = [part for *_, of_set in sets[number + 1 :] for part in of_set]
+            for part in set(parts).difference(needed):  # not to be held while another set is evaluated
+                self._parts.shards.pop(part, None)
 
     def _measure_set(
-        self, trainer: Trainer, pl_module: LightningModule, where: str, suffix: str, parts: Sequence[tuple[int, bool]],
-        failed: dict[int, Exception],
+        self, trainer: Trainer, pl_module: LightningModule, stage: str, direction: str, suffix: str,
+        parts: Sequence[Part], failed: dict[int, Exception],
     ) -> None:  # fmt: skip
         """Evaluate a set, log its values, and hand it to the callbacks that draw. Collective."""
-        stage, _, direction = where.partition("/")
         prefix = "/".join(filter(None, (self._prefix(stage), direction)))
-        report, first = None, f"{prefix}/{self._metrics[0]}{suffix}"
+        report, first = None, f"{prefix}/{self._parts.metrics[0]}{suffix}"
         with self._policy.handling(f"{first} and the other values of this set are NaN."):
-            for part, _ in parts:
-                if part in failed:
-                    raise failed[part]
+            for error in (failed[loader] for loader, _ in parts if loader in failed):
+                raise error
             report = self.reports[direction + suffix] = self._evaluate(trainer, f"{prefix}{suffix}", parts)
         log_of_all(pl_module, self._values(trainer, prefix, suffix, report), first if self.prog_bar else None)
         # where an image has several texts, their places are not those of the items of the loader
         if report is not None and (not direction or report.queries == report.gallery):
-            show_set(trainer, prefix, suffix, report, [(self._shards[part], part[0]) for part in parts])
+            show_set(trainer, prefix, suffix, report, [(self._parts.shards[part], part[0]) for part in parts])
 
-    def _evaluate(self, trainer: Trainer, where: str, parts: Sequence[tuple[int, bool]]) -> RetrievalReport:
+    def _evaluate(self, trainer: Trainer, where: str, parts: Sequence[Part]) -> RetrievalReport:
         """Evaluate a set; the report, or the error, is that of every process. Collective."""
         processes = all_processes()
-        groups: dict[str, Any] = {}
         with processes.together(), evaluation_progress(trainer, f"Retrieval of {where}") as progress:
-            shards = [self._joined(trainer, part) for part in parts]
-            if self.exclude is not None:
-                nothing = torch.empty(0, dtype=torch.int64, device="cpu")  # of a process without items
-                own = [nothing if shard.groups is None else shard.groups for shard in shards]
-                groups = dict(zip(("query_groups", "gallery_groups"), own, strict=False))
+            shards = []
+            for part in parts:
+                size = self._unpadded_length(trainer, part[0], ids=self.ids is not None)
+                shards.append(self._parts.joined(part, self._seen[part[0]], size))
+                if (note := shards[-1].note) is not None:
+                    self._policy.warn(f"RetrievalMonitor: {note} (Shown once.)", kind="ids")
+            groups: dict[str, Any] = dict(zip(GROUPS, (shard.groups for shard in shards), strict=False))
             return evaluate_retrieval(
                 *(part for shard in shards for part in (shard.embeddings, shard.named_labels)),
                 share=Share(processes, *(shard.places for shard in shards)),
@@ -301,22 +438,9 @@ class RetrievalMonitor(EvaluationMonitor):
                 **self._settings.arguments(),
             )
 
-    def _joined(self, trainer: Trainer, part: tuple[int, bool]) -> Shard:
-        """Join the batches of a part, once, and drop them. Collective."""
-        if part not in self._shards:
-            length, store = self._unpadded_length(trainer, part[0], ids=self.ids is not None), self._stores.get(part)
-            store = EmbeddingStore() if store is None else store
-            if self._has_two and not all(gather_objects(len(store) == self._seen[part[0]])):
-                length = None  # of the items of the loader; ids tell which of these rows come twice
-            shard = self._shards[part] = store.shard(dataset_size=length)
-            self._stores.pop(part, None)
-            if shard.note is not None:
-                self._policy.warn(f"RetrievalMonitor: {shard.note} (Shown once.)", kind="ids")
-        return self._shards[part]
-
     def _values(self, trainer: Trainer, prefix: str, suffix: str, report: RetrievalReport | None) -> dict[str, float]:
         """List what is logged of a set; without a report NaN for all that it had before, or should have."""
-        keys = [f"{prefix}/{name}{suffix}" for name in self._metrics]
+        keys = [f"{prefix}/{name}{suffix}" for name in self._parts.metrics]
         unmatched = f"{prefix}/{UNMATCHED}{suffix}"
         if report is None:
             return dict.fromkeys([key for key in (*keys, unmatched) if key not in self._left_out], math.nan)
@@ -331,39 +455,8 @@ class RetrievalMonitor(EvaluationMonitor):
         self._left_out = self._left_out.difference(keys) | set(keys).difference(values)
         return values | {unmatched: float(report.queries_without_match)}
 
-    def _prepare(self, trainer: Trainer) -> None:
-        _gallery_index(trainer, self.gallery_loader)
-
-    @property
-    def _metrics(self) -> Sequence[str]:
-        """The keys of the metrics, also where nothing could be computed."""
-        return self._settings.without_classes(self._policy.owner).keys() if self._has_sets else self._settings.keys()
-
     def _keys(self, trainer: Trainer) -> Collection[str]:
         gallery = None if self.gallery_loader is None else loader_index(trainer, self.gallery_loader)
-        sets = _query_sets(trainer, gallery).values()
-        names = {*self._metrics, UNMATCHED}
-        ways = [""] if not self._has_two else [f"/{direction}" for direction in self._two.directions()]
-        return {f"{self._prefix('val')}{way}/{name}{suffix}" for way in ways for name in names for suffix in sets}
-
-
-def _gallery_index(trainer: Trainer, gallery: int | str | None) -> int | None:
-    """Find the loader that holds the gallery; None where none is given."""
-    if gallery is None:
-        return None
-    index, call = loader_index(trainer, gallery), f"RetrievalMonitor(gallery_loader={gallery!r})"
-    if index is None:
-        raise UsageError(no_such_loader(trainer, call))
-    if len(evaluation_loaders(trainer)) < 2:
-        raise UsageError(
-            f"{call}: there is one loader only, so there are no queries. Return two loaders, or leave gallery_loader out "
-            "for leave-one-out."
-        )
-    return index
-
-
-def _query_sets(trainer: Trainer, gallery: int | None) -> dict[int, str]:
-    """List the loaders that hold queries, each with the end of its keys."""
-    ends = suffixes(trainer)
-    single = gallery is not None and len(ends) == 2
-    return {loader: "" if single else end for loader, end in enumerate(ends) if loader != gallery}
+        sets, names = self._parts.sets(trainer, gallery), (*self._parts.metrics, UNMATCHED)
+        ways = [("/".join(filter(None, (self._prefix("val"), direction))), suffix) for direction, suffix, _ in sets]
+        return {f"{prefix}/{name}{suffix}" for prefix, suffix in ways for name in names}

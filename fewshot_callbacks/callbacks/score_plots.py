@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Mapping
 
-import numpy as np
 from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 
@@ -26,7 +24,7 @@ from fewshot_callbacks.plots.scores import (
     score_histograms,
     weakest_classes,
 )
-from fewshot_callbacks.report.findings import confusions, sample_of_classes
+from fewshot_callbacks.report.findings import Model, confusions, sample_of_classes
 
 FIGURES = (
     "score_histograms",
@@ -89,7 +87,7 @@ class ScorePlots(PictureCallback):
         max_share: float | None = 0.05,
         prefix: str | None = None,
     ) -> None:
-        super().__init__(every_n_epochs, max_share, prefix)
+        super().__init__(every_n_epochs, max_share, prefix, names)
         unknown = [name for name in figures if name not in FIGURES]
         if unknown or isinstance(figures, str):
             raise ValueError(
@@ -97,11 +95,11 @@ class ScorePlots(PictureCallback):
             )
         if k < 1:
             raise ValueError(f"ScorePlots(k={k}) must be at least 1.")
-        self.figures, self.k, self.names = tuple(figures), k, names
+        self.figures, self.k = tuple(figures), k
 
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
         """Count confused classes; the figures are drawn when a logger wants them."""
-        report, where = evaluated.report, evaluated.where
+        model, report, where = self._model(evaluated), evaluated.report, evaluated.where
         drawings: dict[str, Callable[[], Figure]] = {
             "recall_at_k": lambda: recall_at_k_curve(_recalls(report), f"{where}: recall@k"),
             **self._of_pairs(report, where),
@@ -109,12 +107,12 @@ class ScorePlots(PictureCallback):
         if report.classes:
             if "weakest_classes" in self.figures:
                 drawings["weakest_classes"] = lambda: weakest_classes(
-                    self._class_scores(report, evaluated), f"{where}: the weakest classes", overall=report.mAP
+                    _class_scores(model), f"{where}: the weakest classes", overall=report.mAP
                 )
-            confusions = self._confusions(evaluated) if "confused_classes" in self.figures else []
-            if confusions:
+            confused = self._confusions(model) if "confused_classes" in self.figures else []
+            if confused:
                 title = f"{where}: classes confused in the first {self.k} neighbours"
-                drawings["confused_classes"] = lambda: confused_classes(confusions, title)
+                drawings["confused_classes"] = lambda: confused_classes(confused, title)
         return {evaluated.key(name): drawings[name] for name in self.figures if name in drawings}
 
     def _of_pairs(self, report: RetrievalReport, where: str) -> dict[str, Callable[[], Figure]]:
@@ -134,23 +132,23 @@ class ScorePlots(PictureCallback):
             )
         return found
 
-    def _class_scores(self, report: RetrievalReport, evaluated: EvaluatedSet) -> list[ClassScore]:
-        """Return the mean average precision of each class that has a query with a match."""
-        kinds, means, counts = class_means(report.per_query["mAP"], report.query_labels)
-        words, name = report.label_names, functools.partial(evaluated.queries.class_name, names=self.names)
-        return [
-            ClassScore(name(label if words is None else words[label]), mean, count)
-            for label, mean, count in zip(kinds.tolist(), means.tolist(), counts.tolist(), strict=True)
-        ]
-
-    def _confusions(self, evaluated: EvaluatedSet) -> list[Confusion]:
+    def _confusions(self, model: Model) -> list[Confusion]:
         """Count items of another class among the first neighbours of a sample of queries."""
-        asked = sample_of_classes(as_labels(evaluated.queries.labels, "labels", "ScorePlots").codes.numpy(), ASKED)
-        pairs = confusions(
-            evaluated.nearest(np.array(asked), self.k), evaluated.queries.labels, evaluated.searched.labels
-        )
-        name = functools.partial(evaluated.queries.class_name, names=self.names)
-        return [Confusion(name(one), name(other), count) for (one, other), count in pairs.items()]
+        queries = model.queries
+        asked = sample_of_classes(as_labels(queries.labels, "labels", "ScorePlots").codes.numpy(), ASKED)
+        pairs = confusions(model.nearest(asked, self.k), queries.labels, model.searched.labels)
+        return [Confusion(queries.label(one), queries.label(other), count) for (one, other), count in pairs.items()]
+
+
+def _class_scores(model: Model) -> list[ClassScore]:
+    """Return the mean average precision of each class that has a query with a match."""
+    report = model.report
+    kinds, means, counts = class_means(report.per_query["mAP"], report.query_labels)
+    labels = kinds.tolist() if report.label_names is None else [report.label_names[kind] for kind in kinds.tolist()]
+    return [
+        ClassScore(model.queries.label(label), mean, count)
+        for label, mean, count in zip(labels, means.tolist(), counts.tolist(), strict=True)
+    ]
 
 
 def _recalls(report: RetrievalReport) -> dict[str, dict[int, float]]:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fewshot_callbacks._trainer import run_folder, without_side_effects
+from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
-from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
     EmbeddingReader,
@@ -28,9 +28,9 @@ from fewshot_callbacks.functional.dynamics import (
     DynamicsHistory,
     StepDynamics,
     check_centering,
+    episode_in,
     training_dynamics,
 )
-from fewshot_callbacks.functional.dynamics.episode import episode_in
 
 FILE = "training_dynamics.json"
 LOGGED = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")

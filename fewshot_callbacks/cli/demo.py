@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import shutil
+import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -46,14 +47,18 @@ Curve = Sequence[Sequence[float]]
 
 def run(options: Namespace) -> None:
     """Train the networks, test them, and print the table and what lies in the folder of the demo."""
-    console, started = Console(), time.perf_counter()
-    folder = emptied(options.output)
-    with quiet_lightning():
+    console, started, target = Console(), time.perf_counter(), checked(options.output)
+    # Made beside it, so that a demo that fails leaves an earlier one as it was.
+    with tempfile.TemporaryDirectory(prefix=".demo", dir=target.parent) as beside, quiet_lightning():
+        folder = Path(beside) / target.name
         rows = train_and_test(options, folder, console)
-    curves = training_curves({name: [read_curves(folder / name / "metrics.csv")] for name in TRAINED}, TITLES)
-    save(curves, folder / "curves.png")
-    results = [{"name": name, **row.to_dict()} for name, row in rows.items()]
-    (folder / MARKER).write_text(json.dumps(results, indent=2) + "\n")
+        curves = training_curves({name: [read_curves(folder / name / "metrics.csv")] for name in TRAINED}, TITLES)
+        save(curves, folder / "curves.png")
+        results = json.dumps([{"name": name, **row.to_dict()} for name, row in rows.items()], indent=2)
+        made, meant = (json.dumps(place)[1:-1] for place in (beside, str(target.parent)))  # as they stand in it
+        (folder / MARKER).write_text(results.replace(made, meant) + "\n")
+        shutil.rmtree(target, ignore_errors=True)
+        folder.rename(target)
     console.print()
     console.print(comparison(rows))
     dr = options.output / "dr"
@@ -116,8 +121,8 @@ def _report(file: Path, glyphs: Glyphs) -> list[str]:
     return ["--trainer.callbacks+=fewshot_callbacks.ReportWriter", *words]
 
 
-def emptied(target: Path) -> Path:
-    """Make the folder of a demo, in place of an earlier one.
+def checked(target: Path) -> Path:
+    """See that a demo can be written in place of what is there.
 
     Raises:
         ValueError: If it holds something that no demo has written.
@@ -125,9 +130,7 @@ def emptied(target: Path) -> Path:
     target = target.resolve()
     if target.exists() and not (target / MARKER).is_file() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} holds files that no demo has written. Choose another --output.")
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    (target / MARKER).write_text("[]\n")  # from the start, so that the next demo replaces an interrupted one, too
+    target.parent.mkdir(parents=True, exist_ok=True)
     return target
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
+import os
 import sys
 import zipfile
 from argparse import Namespace
@@ -19,16 +21,23 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fewshot_callbacks._terminal import as_text, note
+from fewshot_callbacks.cli.options import COLUMNS
+from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.retrieval import (
     Relevance,
     RetrievalOptions,
     RetrievalReport,
+    Share,
     asked_metric,
     compare_reports,
     evaluate_retrieval,
 )
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING
 from fewshot_callbacks.functional.statistics import Difference
+from fewshot_callbacks.sources import ChosenRows, Shards
+from fewshot_callbacks.stored import Stored
 
 # The arrays that commands read.
 PER_ITEM = (
@@ -36,7 +45,9 @@ PER_ITEM = (
     *("gallery", "gallery_labels", "gallery_ids", "gallery_groups", "gallery_paths"),
 )
 OPTIONS = get_type_hints(RetrievalOptions)
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, Any]  # NumPy's; the vectors may be `Shards`
+# Bytes: J of files is added up from pieces of a third of it.
+PIECES_OF_J = 2.0**28
 COMPARED = "Each query is compared with itself; the intervals are robust to the dependence of queries of one class."
 
 
@@ -48,13 +59,18 @@ def run(options: Namespace) -> None:
             "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
         )
     needed = ("embeddings",) if options.judgements is not None else ("embeddings", "labels")
-    arrays = load_arrays(options.file, needed)
-    others = None if options.against is None else load_arrays(options.against, needed)
+    arrays = read_arrays(options.file, options, needed)
+    others = None if options.against is None else read_arrays(options.against, options, needed)
+    share = share_of_process()
+    if share is not None and share.processes.rank > 0:  # the first process prints
+        for each in (arrays, others) if others is not None else (arrays,):
+            evaluate_arrays(each, options, share)
+        return
     if others is not None:
         check_same_items(arrays, others, options)
-    report = evaluate_arrays(arrays, options)
+    report = evaluate_arrays(arrays, options, share)
     if others is not None:
-        other = evaluate_arrays(others, options)
+        other = evaluate_arrays(others, options, share)
         differences = compare_reports(report, other)
         if options.json:
             both = {"first": as_dict(report, options), "second": as_dict(other, options)}
@@ -93,7 +109,7 @@ def check_same_items(arrays: Arrays, others: Arrays, options: Namespace) -> None
             )
 
 
-def evaluate_arrays(arrays: Arrays, options: Namespace) -> RetrievalReport:
+def evaluate_arrays(arrays: Arrays, options: Namespace, share: Share | None = None) -> RetrievalReport:
     """Evaluate the arrays of a file with the settings among the options of a command, and show how many pairs are done."""
     settings = {name: vars(options)[name] for name in OPTIONS if name in options}
     judgements = vars(options).get("judgements")
@@ -114,12 +130,13 @@ def evaluate_arrays(arrays: Arrays, options: Namespace) -> RetrievalReport:
             given = {"relevance": judged_relevance(arrays, judgements, options.unknown)}
         else:
             given = {name: arrays.get(name) for name in ("labels", "gallery_labels", "query_ids", "gallery_ids")}
+        given |= {name: arrays.get(name) for name in ("gallery", "query_groups", "gallery_groups")}
+        rows, given = arrays["embeddings"], {"share": EVERYTHING, **given}
+        if share is not None:
+            rows, given = part_of_process(rows, given, share.processes)
         return evaluate_retrieval(
-            arrays["embeddings"],
-            gallery=arrays.get("gallery"),
+            rows,
             **given,
-            query_groups=arrays.get("query_groups"),
-            gallery_groups=arrays.get("gallery_groups"),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             **cast(RetrievalOptions, settings),
         )
@@ -143,6 +160,68 @@ def judged_relevance(arrays: Arrays, judgements: Path, unknown: str) -> Relevanc
         )
     ids = [arrays[name].tolist() for name in ("query_ids", "gallery_ids")[: 1 + ("gallery" in arrays)]]
     return Relevance.from_judgements(judgements, *ids, unknown=unknown)
+
+
+def share_of_process() -> Share | None:
+    """Join the processes that torchrun started; None where it started one, or none."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None
+    import torch  # noqa: PLC0415 - as below
+
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
+        atexit.register(torch.distributed.destroy_process_group)
+    return Share(all_processes())
+
+
+def part_of_process(rows: Any, given: dict[str, Any], processes: Processes) -> tuple[Any, dict[str, Any]]:
+    """Return the part of the queries and of the gallery that this process holds: neighbouring rows."""
+    places: dict[str, Any] = {}
+    for side, every in (("query", rows), ("gallery", given["gallery"])):
+        if every is not None:
+            ends = [len(every) * rank // processes.count for rank in (processes.rank, processes.rank + 1)]
+            places[side] = np.arange(*ends)
+
+    def part(name: str, values: Any) -> Any:
+        mine = places["gallery" if name.startswith("gallery") else "query"]
+        if isinstance(values, Shards | ChosenRows):
+            return ChosenRows(values, np.isin(np.arange(len(values)), mine))
+        return values[mine[0] : mine[-1] + 1] if len(mine) else values[:0]
+
+    parts = {
+        name: values if values is None or name in ("share", "relevance") else part(name, values)
+        for name, values in given.items()
+    }
+    parts["share"] = Share(processes, places["query"], places.get("gallery", places["query"]))
+    return part("query", rows), parts
+
+
+def read_arrays(file: Path, options: Namespace, needed: Sequence[str]) -> Arrays:
+    """Read an .npz file, or what is beside the vectors in other files, whose vectors stay there.
+
+    Raises:
+        ValueError: As `load_arrays` and `Shards` do, and if there are neither labels nor judgements.
+    """
+    columns = {name: vars(options)[name] for name in COLUMNS if vars(options).get(name) is not None}
+    if not columns and file.suffix == ".npz" and (file.is_file() or "*" not in file.name):
+        return load_arrays(file, needed)
+    shards = Shards(str(file), **columns)
+    if "labels" in needed and shards.labels is None:
+        raise ValueError(
+            f"{file} is read with the labels that --labels names. Pass --labels with the name of an array or column, or "
+            "--judgements."
+        )
+    sides: dict[str, Any] = {"query": shards}
+    if shards.queries is not None:
+        sides = {"query": ChosenRows(shards, shards.queries), "gallery": ChosenRows(shards, ~shards.queries)}
+    arrays: dict[str, Any] = {}
+    for side, rows in sides.items():
+        own = side == "query"
+        arrays |= {"embeddings" if own else "gallery": rows, "labels" if own else "gallery_labels": rows.labels}
+        arrays |= {f"{side}_ids": rows.ids, f"{side}_groups": rows.groups}
+    if "gallery" not in arrays and "labels" in needed:
+        arrays["query_ids"] = None  # of one set an item is no candidate for itself anyway
+    return {name: values for name, values in arrays.items() if values is not None}
 
 
 def load_arrays(file: Path, needed: Sequence[str] = ("embeddings", "labels")) -> Arrays:
@@ -200,7 +279,13 @@ def discriminant_ratio_of(arrays: Arrays) -> float | None:
         return None
     import torch  # noqa: PLC0415 - after the arrays have been found
 
-    moments = ClassMoments.of(torch.as_tensor(arrays["embeddings"]), labels)
+    rows: Any = arrays["embeddings"]
+    if isinstance(rows, np.ndarray):
+        moments = ClassMoments.of(torch.as_tensor(rows), labels)
+    else:
+        moments = ClassMoments.nothing(rows.shape[1])
+        for some, part in Stored(rows, PIECES_OF_J).pieces():
+            moments = moments.merge(ClassMoments.of(part, labels[some]))
     value = float(moments.discriminant_ratio())
     return None if math.isnan(value) else value
 

@@ -21,9 +21,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fewshot_callbacks._terminal import printable
+from fewshot_callbacks.cli.compare import TrainingRecord, best_checkpoint
 from fewshot_callbacks.cli.main import Terminated
 from fewshot_callbacks.cli.options import configurations, explained, nearest
-from fewshot_callbacks.cli.runs import TrainingRecord, best_checkpoint
 from fewshot_callbacks.data import FewShotDataModule
 from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
 

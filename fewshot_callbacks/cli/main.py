@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": "compare two runs of fit: results on the test set, and how their steps moved the embeddings",
     "evaluate": "retrieval metrics of embeddings stored in an .npz file",
     "report": "the same with failures, suspects, near duplicates and images, as one HTML file",
+    "trials": "verification of pairs that someone listed, such as those of LFW and VoxCeleb",
     "plan": "compute what an evaluation will cost, before it is started",
     "fit": "train a network, prototypical or any other, from a configuration file",
     "validate": "evaluate a checkpoint of fit on the validation classes",
@@ -116,7 +117,7 @@ def _run(words: list[str]) -> int:
     else:
         options = options_of.parse(command, words[1:])
     try:
-        with needs("cli" if command in ("compare", "evaluate", "plan") else "all", f"fewshot {command}"):
+        with needs("cli" if command in ("compare", "evaluate", "plan", "trials") else "all", f"fewshot {command}"):
             module = import_module(f"fewshot_callbacks.cli.{command if command in options_of.PARSERS else 'fit'}")
         module.run(options)
         return 0

@@ -26,6 +26,13 @@ ARRAYS = (
     "'gallery_labels'. Without a gallery each item is a query against all others. Optional arrays: 'query_ids' and "
     "'gallery_ids' (an item is not a candidate for itself), 'query_groups' and 'gallery_groups'."
 )
+COLUMNS = {
+    "embeddings": "the vectors (default: embeddings, or the only one with two axes)",
+    "labels": "the label of each row; may be a .npy file of all rows, as the others may",
+    "ids": "the identity of each row",
+    "groups": "the group of each row",
+    "queries": "whether a row is a query, and no item of the gallery (default: each row is both)",
+}
 SAME_ITEMS = (
     "embeddings of the same items in the same order, for instance by another model: shows which differences are "
     "beyond chance"
@@ -273,7 +280,13 @@ def evaluate() -> Options:
     """Make the options of `fewshot evaluate`."""
     several = "Labels of zeros and ones, (items, labels), are those of items with several labels each."
     options = Options("evaluate", f"Compute exact retrieval metrics of embeddings. {ARRAYS} {several}")
-    options.add_argument("file", type=Path, help="an .npz file, as numpy.savez writes it")
+    files = (
+        "an .npz file, as numpy.savez writes it; or, with --labels, files that are read piece by piece and may be larger "
+        "than memory: .npy, .npz, .parquet, .arrow, .feather or .safetensors, a folder of these, or a glob in quotes"
+    )
+    options.add_argument("file", type=Path, help=files)
+    for name, what in COLUMNS.items():
+        options.add_argument(f"--{name}", metavar="NAME", help=f"array or column of such files: {what}")
     options.add_argument("--against", type=Path, metavar="FILE", help=SAME_ITEMS)
     judged = (
         "who is relevant, in place of labels: a file with the four columns of TREC, or with query, item and grade between "
@@ -312,6 +325,34 @@ def report() -> Options:
     options.add_argument("--train", type=Path, metavar="FILE", help=another)
     options.add_argument("--train_images", type=Path, metavar="FOLDER", help="the same as --images for that split")
     add_settings(options, settings_of("report"))
+    return options
+
+
+def trials() -> Options:
+    """Make the options of `fewshot trials`."""
+    options = Options(
+        "trials",
+        "Evaluate verification on pairs that someone listed: EER, minDCF, TAR at false match rates, accuracy over folds. "
+        "The list is LFW's pairs.txt or one of VoxCeleb's, with --embeddings, or a table with commas between the columns "
+        "score and same (1 or 0), and first, second and fold if they are known.",
+    )
+    options.add_argument("file", type=Path, help="the list of trials")
+    stored = "an .npz file with the arrays 'embeddings' and 'ids', the name of each item as the list has it"
+    options.add_argument("--embeddings", type=Path, metavar="FILE", help=stored)
+    options.add_argument("--similarity", default="cosine", help="how embeddings are compared (default: cosine)")
+    # read, since importing it would import torch
+    source = source_of("functional/verification/trials.py")
+    patterns = ", ".join(ast.literal_eval(metric.args[0]) for metric in source["TRIAL_METRICS"].elts)
+    usual = " ".join(ast.literal_eval(source["DEFAULT_TRIAL_METRICS"]))
+    text = f"what is computed. There are {patterns}. (default: {usual}, and accuracy where there are folds)"
+    options.add_argument("--metrics", type=several(str), nargs="+", metavar="KEY", help=text)
+    for name, kind in (
+        ("miss_cost", "a rejected trial of one identity"),
+        ("false_match_cost", "an accepted one of two"),
+    ):
+        options.add_argument(f"--{name}", type=number, default=1.0, help=f"cost of {kind}, for min_dcf; 1 by default")
+    options.add_argument("--figures", type=Path, metavar="FOLDER", help="write det.png and scores.png there")
+    options.add_argument("--json", action="store_true", help="print the report as JSON")
     return options
 
 
@@ -400,7 +441,7 @@ def configurations() -> dict[str, Path]:
     return {file.stem: file for place in CONFIGURATIONS for file in sorted(place.rglob("*.yaml"))}
 
 
-PARSERS = {make.__name__: make for make in (evaluate, report, plan, compare, demo)}
+PARSERS = {make.__name__: make for make in (evaluate, report, trials, plan, compare, demo)}
 
 
 def parse(command: str, words: Sequence[str]) -> argparse.Namespace:

@@ -16,14 +16,7 @@ from rich.console import Console
 from fewshot_callbacks._terminal import as_text, note, printable
 from fewshot_callbacks.cli.evaluate import Arrays, check_same_items, evaluate_arrays, load_arrays
 from fewshot_callbacks.functional.retrieval import RetrievalReport
-from fewshot_callbacks.report import (
-    Items,
-    Model,
-    ReportSettings,
-    check_writable,
-    pictures_of_files,
-    write_report,
-)
+from fewshot_callbacks.report import Items, Model, ReportSettings, check_writable, pictures_of_files, write_report
 from fewshot_callbacks.report.items import find_images
 
 

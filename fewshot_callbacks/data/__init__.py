@@ -1,21 +1,19 @@
 """Data sets, the batches that a network is trained on, and the LightningDataModule that serves them."""
 
 from fewshot_callbacks._extras import lacks
-from fewshot_callbacks.data.class_balanced import ClassBalanced, ClassBalancedBatchSampler
 from fewshot_callbacks.data.data_module import FewShotDataModule
 from fewshot_callbacks.data.dataset import FewShotDataset
-from fewshot_callbacks.data.episodes import Episodes, EpisodicBatchSampler
+from fewshot_callbacks.data.samplers import ClassBalanced, ClassBalancedBatchSampler, Episodes, EpisodicBatchSampler
 
 # Samplers and the data module need no image package, and stay usable where the extra is not installed.
 try:
     from fewshot_callbacks.data.cub200 import CUB200
     from fewshot_callbacks.data.glyphs import Glyphs, augment_glyphs
     from fewshot_callbacks.data.image_folder import ImageFolder
-    from fewshot_callbacks.data.image_set import ImageItem, ImageSet
+    from fewshot_callbacks.data.image_set import ImageItem, ImageSet, PhotoTransform
     from fewshot_callbacks.data.logodet3k import LogoCounts, LogoDet3K, LogoTransform
     from fewshot_callbacks.data.mini_imagenet import MiniImageNet
     from fewshot_callbacks.data.omniglot import Omniglot
-    from fewshot_callbacks.data.photo_transform import PhotoTransform
 except ModuleNotFoundError as missing:
     __getattr__ = lacks(__name__, "vision", missing)
 

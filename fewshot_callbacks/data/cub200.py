@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fewshot_callbacks.data.dataset import Split
-from fewshot_callbacks.data.image_set import ImageItem, ImageSet, in_splits, required
-from fewshot_callbacks.data.photo_transform import PhotoTransform
+from fewshot_callbacks.data.image_set import ImageItem, ImageSet, PhotoTransform, in_splits, required
 
 FOLDER = "CUB_200_2011"
 SOURCE = (

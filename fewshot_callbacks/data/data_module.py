@@ -9,9 +9,14 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from fewshot_callbacks.data.class_balanced import ClassBalanced, check_class_balance
 from fewshot_callbacks.data.dataset import SPLITS, Batch, FewShotDataset, Split
-from fewshot_callbacks.data.episodes import Episodes, EpisodicBatchSampler, mixed_seed
+from fewshot_callbacks.data.samplers import (
+    ClassBalanced,
+    Episodes,
+    EpisodicBatchSampler,
+    check_class_balance,
+    mixed_seed,
+)
 from fewshot_callbacks.functional.episodes import EpisodeProtocol, check_classes_suffice, check_episode_sizes
 
 Loader = DataLoader[tuple[Tensor, int]]

@@ -8,8 +8,15 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fewshot_callbacks._image_files import ENDINGS, FoundFiles, folders_in, images_below
 from fewshot_callbacks.data.dataset import Split, seeded_draw
-from fewshot_callbacks.data.image_set import ImageItem, ImageSet, check_shares, counted, named, refuse_shared
-from fewshot_callbacks.data.photo_transform import PhotoTransform
+from fewshot_callbacks.data.image_set import (
+    ImageItem,
+    ImageSet,
+    PhotoTransform,
+    check_shares,
+    counted,
+    named,
+    refuse_shared,
+)
 
 _TRANSFORM = PhotoTransform()
 

@@ -17,13 +17,13 @@ from fewshot_callbacks.data.dataset import SPLITS, Split, split_of
 from fewshot_callbacks.data.image_set import (
     ImageItem,
     ImageSet,
+    PhotoTransform,
     check_no_split_is_empty,
     check_shares,
     counted,
     refuse_any,
     required,
 )
-from fewshot_callbacks.data.photo_transform import PhotoTransform
 
 FOLDER = "LogoDet-3K"
 SOURCE = "LogoDet-3K.zip from the page of LogoDet-3K (https://github.com/Wangjing1551/LogoDet-3K-Dataset)"

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fewshot_callbacks.data.dataset import Split
-from fewshot_callbacks.data.image_set import ImageItem, ImageSet, in_splits, refuse_shared, required
-from fewshot_callbacks.data.photo_transform import PhotoTransform
+from fewshot_callbacks.data.image_set import ImageItem, ImageSet, PhotoTransform, in_splits, refuse_shared, required
 
 LISTS = (
     "train.csv, val.csv and test.csv of Ravi and Larochelle (data/miniImagenet in "

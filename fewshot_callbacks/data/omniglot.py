@@ -12,8 +12,14 @@ from torch import Tensor
 
 from fewshot_callbacks._image_files import folders_in
 from fewshot_callbacks.data.dataset import SPLITS, Split
-from fewshot_callbacks.data.image_set import ImageItem, ImageSet, check_no_split_is_empty, named, required
-from fewshot_callbacks.data.photo_transform import check_image_size
+from fewshot_callbacks.data.image_set import (
+    ImageItem,
+    ImageSet,
+    check_image_size,
+    check_no_split_is_empty,
+    named,
+    required,
+)
 
 FOLDER = "omniglot-py"
 BACKGROUND, EVALUATION = "images_background", "images_evaluation"

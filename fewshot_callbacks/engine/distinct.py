@@ -26,7 +26,7 @@ HELD_BYTES = 160
 
 def has_few(vectors: Vectors, relevance: Relevance, memory: float) -> bool:
     """Find out whether making the scores of distinct rows pays, and fits; what is excluded is not taken out of them."""
-    if relevance.excludes or vectors.processes.count > 1:
+    if relevance.excludes or vectors.processes.count > 1 or vectors.items > len(vectors.pairs.gallery):
         return False
     pairs = vectors.pairs
     queries, items = (int((twin == np.arange(len(twin))).sum()) for twin in (pairs.query_twin, pairs.gallery_twin))

@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.options import current_options
 
-# Of each query and each item: norms, twins, lists, bounds of errors, values of the metrics.
-ITEM_BYTES = 200
+# Of each query: norms, twins, lists, bounds of errors, values of the metrics; of each item, which has no more than the first
+# three.
+QUERY_BYTES, ITEM_BYTES = 200, 100
+# Of an item that is read when it is needed: its number in lists, and what it is excluded by.
+READ_BYTES = 24
 # What a product takes in the library that makes it, for each thread, and small things.
 PRODUCT_BYTES = 10**6
 # Of a relevant pair: score, sorted copy or two counters, ranks; its table comes on top.
@@ -79,6 +82,7 @@ def plan_layout(
     columns: int,
     relevant: int,
     *,
+    read: int = 0,
     sides: int = 1,
     threads: int = 1,
     on_device: bool = False,
@@ -91,16 +95,16 @@ def plan_layout(
         items: Number of gallery items.
         columns: Components of an operand.
         relevant: Relevant pairs.
+        read: Further items, which are read some at a time.
         sides: Operands that differ.
         threads: Each has its own tile.
         on_device: There is one tile, on a device, large and with copies of parts of it.
     """
     options, relevant = current_options(), relevant + queries
     each = PAIR_BYTES + (2 * FEW_BINS if relevant > LONG * queries else BINS)
-    fixed = ITEM_BYTES * (queries + items) + PRODUCT_BYTES * threads
+    fixed = QUERY_BYTES * queries + ITEM_BYTES * items + READ_BYTES * read + PRODUCT_BYTES * threads
     operands = 4 * columns * (queries + (items if sides > 1 else 0))
-    of_an_estimate = DEVICE_BYTES if on_device else 4 * threads
-    of_a_query = -(-relevant // max(1, queries))
+    of_an_estimate, of_a_query = DEVICE_BYTES if on_device else 4 * threads, -(-relevant // max(1, queries))
 
     def used(sizes: Layout) -> int:
         rows = 0 if sizes.kept else columns * (sizes.height + sizes.width)
@@ -113,7 +117,7 @@ def plan_layout(
     # everything has its least, and a share of what is left beside it: operands 0.4 and tiles 0.1, or operands in bytes 0.2
     # and tiles 0.2, or tiles alone 0.3, the scores of relevant pairs 0.15, then 0.95 of the rest; so no share shrinks by
     # much where more memory lets another begin
-    fewest, pairs = min(relevant, LEAST * of_a_query), queries * items
+    fewest, pairs = min(relevant, LEAST * of_a_query), queries * (items + read)
     least = Layout(LEAST, LEAST, False, False, 2**12, 2**10, fewest, min(2**11, relevant), False, 0)
     free = max(SPARE if fixed > LARGE else 0.0, min(memory, 2.0**60) - used(least))
     kept, coded = operands <= 0.4 * free, operands // 4 <= 0.2 * free and not on_device
@@ -133,17 +137,13 @@ def plan_layout(
     rest = max(0.0, free - used(sizes) + used(least))
     wanted = min(DEVICE_COLLECTED if on_device else pairs, max(int(COLLECTED_SHARE * pairs), min(EVERY, pairs)))
     sizes = sizes._replace(
-        collected=max(least.collected, min(wanted, least.collected + int(0.3 * rest / COLLECTED_BYTES))),
-        knots=max(least.knots, min(relevant, least.knots + int(0.2 * rest / KNOT_BYTES))),
-        batch=min(relevant, fewest + int(0.35 * rest / each)),
+        collected=options.collected
+        or max(least.collected, min(wanted, least.collected + int(0.3 * rest / COLLECTED_BYTES))),
+        knots=options.knots or max(least.knots, min(relevant, least.knots + int(0.2 * rest / KNOT_BYTES))),
+        batch=options.batch or min(relevant, fewest + int(0.35 * rest / each)),
         ranked=min(2**21, relevant, least.ranked + int(0.1 * rest / RANKED_BYTES)),
     )
-    sizes = sizes._replace(
-        collected=options.collected or sizes.collected,
-        knots=options.knots or sizes.knots,
-        batch=options.batch or sizes.batch,
-        bytes=used(sizes),
-    )
+    sizes = sizes._replace(bytes=used(sizes))
     return sizes._replace(stored=sizes.batch >= relevant or (sizes.stored and options.batch is None))
 
 

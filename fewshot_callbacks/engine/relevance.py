@@ -61,6 +61,8 @@ class Relevance:
         codes: For each kind of exclusion the codes of the queries and of the items: a pair with equal codes is no candidate.
         ignored: Further items that are no candidates.
         mutual: Queries and items are one set, i is in the lists of j if j is in those of i, and both have the same codes.
+        groups: The group of each query, ascending, and of each item, ascending in each process: only pairs of one group are
+            looked at, and no list holds others. None for all pairs.
     """
 
     relevant: Lists
@@ -68,6 +70,7 @@ class Relevance:
     codes: Sequence[tuple[NDArray[Any], NDArray[Any]]] = ()
     ignored: Lists = field(default=Lists.none(0))
     mutual: bool = False
+    groups: tuple[Ints, Ints] | None = None
     _of_queries: NDArray[np.int32] = field(init=False, repr=False)
     _of_items: NDArray[np.int32] = field(init=False, repr=False)
 
@@ -95,6 +98,21 @@ class Relevance:
     def rules(self) -> tuple[Any, ...]:
         """What `is_candidate` reads."""
         return self.ignored, self._of_queries, self._of_items, self.own
+
+    def blocks(self, first: int, items: int) -> list[tuple[int, int, int, int]]:
+        """Return rows (start, stop) and columns (start, stop) of the pairs that are looked at, among some items.
+
+        Args:
+            first: Number of the first item.
+            items: Number of items, from there on.
+        """
+        if self.groups is None:
+            return [(0, len(self.own), 0, items)]
+        of_queries, of_items = self.groups[0], self.groups[1][first : first + items]
+        group, start, rows = np.unique(of_queries, return_index=True, return_counts=True)
+        ends = (np.searchsorted(of_items, group, side=side) for side in ("left", "right"))
+        spans = zip(start, start + rows, *ends, strict=True)
+        return [(int(row), int(end), int(column), int(stop)) for row, end, column, stop in spans if column < stop]
 
     def mask(self, estimates: NDArray[Any], row: int, column: int, *, once: bool) -> int:
         """Write -inf over the pairs of a tile that are no negatives; return how many negatives are left.

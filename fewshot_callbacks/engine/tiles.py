@@ -79,7 +79,7 @@ class Estimates:
     def __post_init__(self) -> None:
         self.threads, self.processes = self.vectors.threads if self.on is None else 1, self.vectors.processes
         self._masks = None if self.on is None else device.Masks(self.relevance, self.on)
-        self.shape = len(self.vectors.pairs.queries), len(self.vectors.pairs.gallery)
+        self.shape = len(self.vectors.pairs.queries), self.vectors.items
         queries, items = np.sum(self.processes.gather(self.shape), axis=0).tolist()
         self.items, self.pairs = items, queries * items // (2 if self.mutual else 1)
         self.height, self.width = self.layout.height, self.layout.width
@@ -118,8 +118,9 @@ class Estimates:
         """Return, for some queries, the estimates of all negatives of the own part; in float32 or float64."""
         made: list[list[NDArray[Any]]] = [[np.empty(0, np.float32)] for _ in rows]
         left = [self._rows(self.vectors, 0, slice(row, row + 1), None).rows for row in rows]
-        for column in range(0, self.shape[1] if left else 0, self.width):
-            some = slice(column, min(self.shape[1], column + self.width))
+        items = len(self.vectors.pairs.gallery) if left else 0
+        for column in range(0, items, self.width):
+            some = slice(column, min(items, column + self.width))
             part = torch.mm(torch.cat(left), self._rows(self.vectors, -1, some, None).rows.T).cpu().numpy()
             for at, row in enumerate(rows):
                 self.relevance.mask(part[at : at + 1], row, column, once=False)
@@ -183,9 +184,9 @@ class Estimates:
             spaces.append((np.zeros(1, np.int64), self._buffers(), room, [observer.space() for observer in observers]))
             return spaces[-1]
 
-        def work(span: tuple[int, int, int], space: Any) -> None:
-            (row, end, column), (left_over, buffers, room, own) = span, space
-            some = slice(column, min(len(vectors.pairs.gallery), column + self.width))
+        def work(span: tuple[int, int, int, int], space: Any) -> None:
+            (row, end, column, stop), (left_over, buffers, room, own) = span, space
+            some = slice(column, stop)
             left = self._rows(self.vectors, 0, slice(row, end), room[0] if room else None)
             right = self._rows(vectors, -1, some, room[1]) if columns is None else columns.part(some)
             estimates = self._product(left, right, buffers)
@@ -208,13 +209,16 @@ class Estimates:
 
         work_off(self._plan(part, queries, once=once), work, self.threads, space, tell)
 
-    def _plan(self, part: Part, queries: slice, *, once: bool) -> Iterator[tuple[int, int, int]]:
-        """Yield the rows and the first column of each tile."""
-        columns, stop = len(part.vectors.pairs.gallery), min(queries.stop, part.meets if once else queries.stop)
-        ends = sorted({*range(queries.start, stop, self.height), *([part.meets] if part.meets < stop else []), stop})
-        for row, end in pairwise(ends):
-            for column in range(row if part.mutual else 0, columns, self.width):
-                yield row, end, column
+    def _plan(self, part: Part, queries: slice, *, once: bool) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the rows (start, stop) and the columns (start, stop) of each tile."""
+        for first, last, left, right in self.relevance.blocks(part.first, len(part.vectors.pairs.gallery)):
+            start, stop = max(first, queries.start), min(last, queries.stop, part.meets if once else last)
+            # no tile has rows of two blocks of queries, each of which has a lock
+            inner = range((start // self.height + 1) * self.height, stop, self.height)
+            ends = sorted({*inner, *([part.meets] if start < part.meets < stop else []), start, max(start, stop)})
+            for row, end in pairwise(ends):
+                for column in range(row if part.mutual else left, right, self.width):
+                    yield row, end, column, min(right, column + self.width)
 
     def _rows(self, vectors: Vectors, side: int, some: slice, room: Operand | None) -> Operand:
         """Return some rows of an operand, which are made in `room` if they are not kept."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable, Iterator
 from copy import copy
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -23,6 +24,7 @@ from fewshot_callbacks.engine.compiled import kernel
 from fewshot_callbacks.engine.layout import Layout, plan_layout
 from fewshot_callbacks.engine.options import Precision
 from fewshot_callbacks.engine.threads import split, work_off
+from fewshot_callbacks.stored import LEAST_ROWS, READ_SHARE, Stored, ahead, spans
 
 Floats = NDArray[np.float64]
 # `cosine`: cosine of the angle, 0 for a zero vector. `dot`: inner product. `euclidean`: minus the Euclidean distance.
@@ -67,7 +69,7 @@ class Vectors:
 
     Args:
         queries: (queries, dim) finite, contiguous float32 or float64; codes of -1 and +1 as int8.
-        gallery: (items, dim) or None for one set.
+        gallery: (items, dim); None for one set; `Stored` where most rows stay where they are, and visit.
         similarity: How they are compared.
         threads: To prepare with.
         processes: Each has rows of its own; scales, centre and error are those of all.
@@ -76,7 +78,7 @@ class Vectors:
     def __init__(
         self,
         queries: Tensor,
-        gallery: Tensor | None,
+        gallery: Tensor | Stored | None,
         similarity: Similarity,
         *,
         threads: int = 1,
@@ -84,15 +86,26 @@ class Vectors:
     ) -> None:
         self.similarity, self.kind, self.threads, self.processes = similarity, _KINDS[similarity], threads, processes
         self.one_set = gallery is None
-        sides = [queries] if gallery is None else [queries, gallery]
+        self._stored = gallery if isinstance(gallery, Stored) else None
+        self._pieces = 2**60 if self._stored is None else self._stored.piece
+        first = gallery.read(slice(0, gallery.resident)) if isinstance(gallery, Stored) else gallery
+        sides = [queries] if first is None else [queries, first]
         codes = similarity == "hamming"
-        double = bool(processes.largest([any(side.dtype == torch.float64 for side in sides)])[0])
-        wanted = torch.int8 if codes else torch.float64 if double else torch.float32
-        rows = [side.detach().to(wanted).contiguous().numpy() for side in sides]
-        rows, self._factor = self._in_range(rows) if double else (rows, 1.0)
+        doubles = torch.float64 in (*(side.dtype for side in sides), None if gallery is None else gallery.dtype)
+        double = bool(processes.largest([doubles])[0])
+        self._dtype = torch.int8 if codes else torch.float64 if double else torch.float32
+        rows = [side.detach().to(self._dtype).contiguous().numpy() for side in sides]
+        self._shift: int | None = 0  # binary exponent by which rows are divided; None: each by its own
+        if double:
+            self._shift = self._far(rows)
+            rows = [self._in_range(side) for side in rows]
+        self._factor = math.ldexp(1.0, -self._shift) if self._shift else 1.0
         norms = [self._norms_of(side, single=not double) for side in rows]
         self.norms = [norm[:, 0] for norm in norms]
-        tops = processes.largest([float(norm.max(initial=0.0)) for norm in self.norms])
+        tops = [float(norm.max(initial=0.0)) for norm in self.norms]
+        for values in self._rest() if self.kind != exact.COSINE else ():
+            tops[-1] = max(tops[-1], float(self._norms_of(values, single=not double)[:, 0].max()))
+        tops = processes.largest(tops)
         largest = [2.0 ** math.ceil(math.log2(top)) if top else 1.0 for top in tops]
         if self.kind == exact.EUCLIDEAN:
             largest = [2.0 * max(largest)] * len(largest)  # twice: rows are moved to their centre
@@ -106,27 +119,63 @@ class Vectors:
         self._longest = tops[-1] * scales[1] * (1 + 1e-9) if self.kind == exact.DOT else 1.0
         if self.kind == exact.EUCLIDEAN:
             # distances do not change when all vectors move; near their centre they round less
-            items = rows[-1]
-            sums, counts = zip(*processes.gather((items.sum(0, dtype=np.float64), len(items))), strict=True)
+            own = [values.sum(0, dtype=np.float64) for values in (rows[-1], *self._rest())]
+            sums, counts = zip(*processes.gather((sum(own), self.items)), strict=True)
             self._centre = sum(sums) / max(1, sum(counts))
-            self._longest = processes.largest([float(self._lengths(-1).max(initial=0.0))])[0]
+            lengths = [self._lengths(-1), *(self.with_gallery(values, 0)._lengths(-1) for values in self._rest())]
+            self._longest = processes.largest([max(float(of_some.max(initial=0.0)) for of_some in lengths)])[0]
         self._remainders: list[float] = []
         self._codes: dict[int, tuple[Operand, Floats]] = {}
 
-    def _in_range(self, rows: list[NDArray[Any]]) -> tuple[list[NDArray[Any]], float]:
-        """Divide rows of float64 by powers of two where squares leave its range; return the common factor."""
-        tops = [np.abs(side).max(1, initial=0.0) for side in rows]
+    def _far(self, rows: list[NDArray[Any]]) -> int | None:
+        """Return the binary exponent to divide rows of float64 by, where squares leave its range; None: each by its own."""
+        tops = np.concatenate([np.abs(side).max(1, initial=0.0) for side in (*rows, *self._rest())])
         if self.kind == exact.COSINE:
-            exponents = [np.frexp(top)[1] for top in tops]
-            far = max((float(np.abs(exponent).max(initial=0)) for exponent in exponents), default=0.0)
-            if self.processes.largest([far])[0] <= _SAFE:
-                return rows, 1.0
-            return [np.ldexp(side, -exponent[:, None]) for side, exponent in zip(rows, exponents, strict=True)], 1.0
-        top = self.processes.largest([max(float(top.max(initial=0.0)) for top in tops)])[0]
+            far = float(np.abs(np.frexp(tops)[1]).max(initial=0))
+            return 0 if self.processes.largest([far])[0] <= _SAFE else None
+        top = self.processes.largest([float(tops.max(initial=0.0))])[0]
         exponent = max(-1000, int(np.frexp(top)[1]))  # float64 does not hold 2**1024
-        if top == 0.0 or abs(exponent) <= _SAFE:
-            return rows, 1.0
-        return [np.ldexp(side, -exponent) for side in rows], math.ldexp(1.0, -exponent)
+        return 0 if top == 0.0 or abs(exponent) <= _SAFE else exponent
+
+    def _in_range(self, rows: NDArray[Any]) -> NDArray[Any]:
+        if self._shift == 0:
+            return rows
+        own = np.frexp(np.abs(rows).max(1, initial=0.0))[1][:, None] if self._shift is None else self._shift
+        divided: NDArray[Any] = np.ldexp(rows, -own)
+        return divided
+
+    # ----------------------------------------------------------------------------------------- rows that are read
+
+    @property
+    def items(self) -> int:
+        """Gallery items of this process, those that are read among them."""
+        return len(self.pairs.gallery) if self._stored is None else len(self._stored)
+
+    @property
+    def are_read(self) -> bool:
+        """Whether some of the items are in a file."""
+        return self._stored is not None
+
+    @property
+    def pieces(self) -> int:
+        """In how many pieces the gallery of this process has to be read, or travels."""
+        return -(-self.items // self._pieces)
+
+    def read(self, wanted: Iterable[slice]) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Yield gallery items of this process, some at a time."""
+        if self._stored is None:
+            return ((some, self.pairs.gallery[some]) for some in wanted)
+        return ahead(wanted, self._read)
+
+    def _read(self, some: slice) -> NDArray[Any]:
+        assert self._stored is not None
+        return self._in_range(self._stored.read(some, self._dtype).numpy())
+
+    def _rest(self) -> Iterator[NDArray[Any]]:
+        """Yield the gallery items that are not in memory."""
+        if self._stored is not None:
+            every = spans(self._stored.resident, len(self._stored), self._stored.piece)
+            yield from (values for _, values in ahead(every, self._read))
 
     def _norms_of(self, values: NDArray[Any], *, single: bool) -> Floats:
         out = np.zeros((len(values), 2))
@@ -142,13 +191,16 @@ class Vectors:
     def with_gallery(self, values: NDArray[Any], first: int) -> Vectors:
         """Return the same queries with other items, whose equal rows are numbered from `first` on."""
         other, norm = copy(self), self._norms_of(values, single=self.pairs.single)
-        other._codes = {}
+        other._codes, other._stored = {}, None
         other.norms, other.one_set = [self.norms[0], norm[:, 0]], False
         other.pairs = self.pairs._replace(gallery=values, gallery_norm=norm, gallery_twin=first + _twins(values))
         return other
 
-    def take(self, queries: NDArray[Any], items: NDArray[Any]) -> Vectors:
+    def take(self, queries: NDArray[Any], items: Any) -> Vectors:
         """Return some of the queries and some of the items."""
+        if self._stored is not None:
+            values = self._in_range(self._stored.pick(items).to(self._dtype).numpy())
+            return self.with_gallery(values, 0).take(queries, slice(None))
         other, pairs = copy(self), self.pairs
         other.norms = [self.norms[0][queries], self.norms[-1][items]]
         other.one_set = self.one_set and np.array_equal(queries, items)
@@ -179,7 +231,9 @@ class Vectors:
     def layout(self, memory: float, relevant: int, *, on_device: bool = False) -> Layout:
         """Return the sizes that keep to a budget in bytes with so many relevant pairs."""
         sizes, threads = (len(self.pairs.queries), len(self.pairs.gallery), self.columns), self.threads
-        own = plan_layout(memory, *sizes, relevant, sides=self.sides, threads=threads, on_device=on_device)
+        self._pieces = min(self._pieces, max(LEAST_ROWS, int(READ_SHARE * min(memory, 2.0**60) / (8 * self.dim))))
+        memory, read = memory * (1 if self._stored is None else self._stored.share), self.items - sizes[1]
+        own = plan_layout(memory, *sizes, relevant, read=read, sides=self.sides, threads=threads, on_device=on_device)
         everyone = [one._asdict() for one in self.processes.gather(own)]
         return own._replace(**{name: min(one[name] for one in everyone) for name in STEERING})
 
@@ -266,8 +320,9 @@ class Vectors:
         if precision == "bytes":
             own = self._coded(side)[1]
             if not self._remainders:  # the largest of the items of all processes
-                left = self._coded(-1)[1]
-                self._remainders.append(self.processes.largest([float(left.max(initial=0.0))])[0])
+                left = [self._coded(-1)[1], *(self.with_gallery(values, 0)._coded(-1)[1] for values in self._rest())]
+                largest = max(float(of_some.max(initial=0.0)) for of_some in left)
+                self._remainders.append(self.processes.largest([largest])[0])
             other = self._remainders[0]
             return twice * (own * self._longest + (lengths + own) * other + 2.0**-20 * (sizes + other))
         halves = precision == "float16"

@@ -1,4 +1,4 @@
-"""How the gallery travels between processes: every part visits every other process, chunk by chunk.
+"""How gallery items visit queries: those of other processes travel, chunk by chunk; those in files are read.
 
 Each process numbers all items: its own first, then those of the next process, and so on. What is known of an item
 beside its row (labels, identities) is known everywhere, by these numbers; rows are known of the own part and of one
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.vectors import Vectors
+from fewshot_callbacks.stored import spans
 
-# In which a part visits.
+# In which a part travels, at least.
 CHUNKS = 4
 
 
@@ -46,7 +47,7 @@ def everyone(processes: Processes, mine: NDArray[Any]) -> NDArray[Any]:
 
 
 def visitors(vectors: Vectors, *, mutual: bool, once: bool, travellers: Sequence[Any] = ()) -> Iterator[Part]:
-    """Yield the parts of the gallery of all other processes; collective.
+    """Yield the parts of the gallery that are not in memory, and those of all other processes; collective.
 
     Args:
         vectors: Of this process.
@@ -56,20 +57,25 @@ def visitors(vectors: Vectors, *, mutual: bool, once: bool, travellers: Sequence
         travellers: Who counts for visitors, as `ranks.RankCounter` does: `leave` gives what goes along with some items,
             `receive` gets ready for visitors, `counted` gives what goes back, and `add` takes what came back.
     """
-    processes, rows = vectors.processes, torch.from_numpy(vectors.pairs.gallery)
-    rank, count, half = processes.rank, processes.count, CHUNKS // 2
-    sizes, queries = processes.gather(len(rows)), len(vectors.pairs.queries)
-    first = len(rows)
+    processes, own, resident = vectors.processes, vectors.items, len(vectors.pairs.gallery)
+    rank, count, queries = processes.rank, processes.count, len(vectors.pairs.queries)
+    every = processes.gather((own, vectors.pieces))
+    sizes, chunks = [size for size, _ in every], max(CHUNKS, *(pieces for _, pieces in every))
+    half = chunks // 2
+    if resident < own:
+        for some, values in vectors.read(spans(resident, own, -(-own // chunks))):
+            yield Part(vectors.with_gallery(values, some.start), some.start, False, queries)
+            del values  # before the next piece but one is read
+    first = own
     for step in range(1, count):
         destination, source = (rank - step) % count, (rank + step) % count
-        for chunk in range(CHUNKS):
-            some = _span(len(rows), chunk)
+        for chunk, (some, here) in enumerate(vectors.read(_span(own, chunk, chunks) for chunk in range(chunks))):
             stays = some.start == some.stop or (once and mutual and rank < destination and chunk < half)
             along = [torch.from_numpy(table) for traveller in travellers for table in traveller.leave(some)]
-            theirs = processes.exchange(None if stays else [rows[some], *along], destination, source)
-            first_here, back = first + _span(sizes[source], chunk).start, None
+            theirs = processes.exchange(None if stays else [torch.from_numpy(here), *along], destination, source)
+            first_here, back = first + _span(sizes[source], chunk, chunks).start, None
             if theirs is not None:
-                halfway = _span(queries, half).start
+                halfway = _span(queries, half, chunks).start
                 meets = queries if not mutual else halfway if rank < source else queries * (chunk >= half)
                 values, *tables = (table.numpy() for table in theirs)
                 part = Part(vectors.with_gallery(values, first_here), first_here, False, meets, bool(travellers))
@@ -85,5 +91,5 @@ def visitors(vectors: Vectors, *, mutual: bool, once: bool, travellers: Sequence
         first += sizes[source]
 
 
-def _span(items: int, chunk: int) -> slice:
-    return slice(items * chunk // CHUNKS, items * (chunk + 1) // CHUNKS)
+def _span(items: int, chunk: int, chunks: int) -> slice:
+    return slice(items * chunk // chunks, items * (chunk + 1) // chunks)

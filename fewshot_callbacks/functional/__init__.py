@@ -21,10 +21,8 @@ from fewshot_callbacks.functional.episodes import (
 from fewshot_callbacks.functional.neighbours import (
     NearDuplicates,
     Neighbours,
-    Suspects,
     near_duplicates,
     nearest,
-    suspects,
 )
 from fewshot_callbacks.functional.retrieval import (
     DEFAULT_METRICS,
@@ -56,12 +54,30 @@ from fewshot_callbacks.functional.statistics import (
     mean_interval,
     paired_difference_interval,
 )
+from fewshot_callbacks.functional.suspects import Suspects, suspects
 from fewshot_callbacks.functional.variance_ratio import VarianceRatioEstimate, variance_ratio, variance_ratio_of_set
+from fewshot_callbacks.functional.verification import (
+    DEFAULT_IDENTIFICATION_METRICS,
+    DEFAULT_TRIAL_METRICS,
+    IDENTIFICATION_METRICS,
+    TRIAL_METRICS,
+    IdentificationReport,
+    TrialList,
+    TrialReport,
+    evaluate_identification,
+    evaluate_trials,
+    read_trials,
+    trial_scores,
+)
 
 __all__ = [
+    "DEFAULT_IDENTIFICATION_METRICS",
     "DEFAULT_METRICS",
+    "DEFAULT_TRIAL_METRICS",
+    "IDENTIFICATION_METRICS",
     "METRICS",
     "RELEVANCE_METRICS",
+    "TRIAL_METRICS",
     "ClassMoments",
     "Difference",
     "DynamicsComparison",
@@ -73,6 +89,7 @@ __all__ = [
     "EvaluationPlan",
     "GeneralizationGap",
     "GroupedRecall",
+    "IdentificationReport",
     "Interval",
     "MeasureComparison",
     "NearDuplicates",
@@ -84,6 +101,8 @@ __all__ = [
     "Share",
     "StepDynamics",
     "Suspects",
+    "TrialList",
+    "TrialReport",
     "VarianceRatioEstimate",
     "asked_metric",
     "class_subset",
@@ -91,7 +110,9 @@ __all__ = [
     "compare_dynamics",
     "compare_reports",
     "discriminant_ratio",
+    "evaluate_identification",
     "evaluate_retrieval",
+    "evaluate_trials",
     "generalization_gap",
     "grouped_recall",
     "label_groups",
@@ -100,6 +121,7 @@ __all__ = [
     "nearest",
     "paired_difference_interval",
     "plan_evaluation",
+    "read_trials",
     "revisited_protocol",
     "sample_episodes",
     "split_episode",
@@ -107,6 +129,7 @@ __all__ = [
     "summarize_accuracies",
     "suspects",
     "training_dynamics",
+    "trial_scores",
     "variance_ratio",
     "variance_ratio_of_set",
 ]

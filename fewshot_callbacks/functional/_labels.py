@@ -235,6 +235,41 @@ def sets_in(words: Iterable[str], call: str) -> list[list[int]] | None:
     return None if forms <= {""} else sets
 
 
+def exclusion_codes(
+    call: str,
+    same_set: bool,
+    queries: int,
+    items: int,
+    query_ids: Any = None,
+    gallery_ids: Any = None,
+    query_groups: Any = None,
+    gallery_groups: Any = None,
+) -> dict[str, Tensor | None]:
+    """Check ids and groups of both sides.
+
+    Returns:
+        `int64` codes by the name of the argument; None for what was not given.
+    """
+    if same_set and (query_ids is not None or gallery_ids is not None):
+        raise ValueError(f"{call}: ids are for two sets; with one set an item is never its own candidate.")
+    if same_set and gallery_groups is None:
+        gallery_groups = query_groups
+    codes: dict[str, Tensor | None] = {}
+    pairs = {"ids": (query_ids, gallery_ids), "groups": (query_groups, gallery_groups)}
+    for kind, (of_queries, of_items) in pairs.items():
+        if (of_queries is None) != (of_items is None):
+            raise ValueError(f"{call}: query_{kind} and gallery_{kind} belong together. Pass both, or neither.")
+        sides = {f"query_{kind}": (of_queries, queries), f"gallery_{kind}": (of_items, items)}
+        read = {
+            name: read_labels(code, length, name, f"{name.partition('_')[0]} items", call)
+            for name, (code, length) in sides.items()
+            if code is not None
+        }
+        refuse_words_beside_integers(call, read)
+        codes |= {name: read[name].codes if name in read else None for name in sides}
+    return codes
+
+
 # ----------------------------------------------------------------------------------------------------------------- helpers
 
 

@@ -1,14 +1,40 @@
-"""Reads numbers in tensors, arrays, lists and tables as tensors."""
+"""Reads arrays as tensors, and checks those that every function on embeddings is given, in PyTorch's default mode."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
+
+from fewshot_callbacks.stored import Stored
+
+
+@contextmanager
+def default_mode() -> Iterator[None]:
+    """Inside the block, make new tensors on the CPU, and keep denormal numbers.
+
+    A default device (`torch.set_default_device`) would hold some tensors of a calculation, and not those of its inputs.
+    Where denormal numbers are flushed to zero (`torch.set_flush_denormal`, or a library that was built with
+    `-ffast-math`), two different numbers have a difference of zero, and neighbouring ones are equal: no bound of an
+    error holds. Other threads of the process keep their mode, and threads that are started inside have this one.
+    """
+    flushes = sys.float_info.min / 2 == 0
+    with ExitStack() as stack:
+        if torch.empty(0).device.type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        if flushes:
+            threads = torch.get_num_threads()
+            stack.callback(torch.set_flush_denormal, True)
+            stack.callback(torch.set_num_threads, threads)
+            torch.set_flush_denormal(False)
+            torch.set_num_threads(1)  # PyTorch's own threads may have begun with the caller's mode
+        yield
 
 
 def as_tensor(value: Any, name: str, call: str) -> Tensor:
@@ -102,3 +128,111 @@ def refuse_masked(value: Any, name: str, call: str) -> None:
             f"the items with a masked value from all arguments, keep = ~np.ma.getmaskarray({name}).reshape(len({name}), "
             f"-1).any(axis=1), then {name}.data[keep]; or choose what stands in their place, {name}.filled(0)."
         )
+
+
+def check_embeddings(embeddings: Tensor, name: str, call: str) -> None:
+    """Refuse anything but a finite, non-empty, floating-point (items, dim) matrix."""
+    check_matrix(embeddings, name, call)
+    refuse_non_finite(non_finite_rows(embeddings), len(embeddings), name, call)
+
+
+def check_matrix(embeddings: Tensor | Stored, name: str, call: str) -> None:
+    """Refuse anything but a non-empty, floating-point (items, dim) matrix; its values may be NaN."""
+    if embeddings.ndim != 2:
+        hint = (
+            f"For a single item pass {name}[None]; for items of one number each {name}[:, None]."
+            if embeddings.ndim == 1
+            else f"Flatten what belongs to one item: {name}.flatten(1)."
+            if embeddings.ndim > 2
+            else "Pass a matrix."
+        )
+        raise ValueError(f"{call} needs {name} of shape (items, dim); got shape {tuple(embeddings.shape)}. {hint}")
+    if not embeddings.dtype.is_floating_point:
+        raise ValueError(f"{call} needs floating-point {name}; got {embeddings.dtype}. Pass {name}.float().")
+    if embeddings.shape[0] == 0:
+        raise ValueError(f"{call}: {name} is empty (shape {tuple(embeddings.shape)}). Pass at least one item.")
+    if embeddings.shape[1] == 0:
+        raise ValueError(f"{call}: {name} has no dimensions (shape {tuple(embeddings.shape)}).")
+
+
+def check_seed(call: str, name: str, seed: Any) -> int:
+    """Return a seed that PyTorch's generators take, which have 64 bits.
+
+    Raises:
+        ValueError: With the range.
+    """
+    whole = seed.__index__() if hasattr(seed, "__index__") and not isinstance(seed, bool) else None
+    if whole is None or not -(2**63) <= whole < 2**64:
+        raise ValueError(f"{call}: {name}={seed!r} must be a whole number, such as 0, from -2**63 to 2**64 - 1.")
+    return int(whole)
+
+
+def refuse_non_finite(bad: Tensor, items: int, name: str, call: str, where: str = "") -> None:
+    """Refuse a matrix with non-finite rows.
+
+    Args:
+        bad: Indices of the non-finite rows, ascending.
+        items: Number of all rows.
+        name: Name of the argument, for messages.
+        call: The public function, for messages.
+        where: Which file holds the first of them.
+    """
+    if len(bad):
+        raise ValueError(
+            f"{call}: {len(bad)} of {items} rows of {name} hold NaN or Inf, the first at index "
+            f"{int(bad[0])}{where}. Find the step that made them (a diverged loss, a division by a zero norm, float16 "
+            f"overflow), or drop them: keep = {name}.isfinite().all(dim=1)."
+        )
+
+
+def non_finite_rows(embeddings: Tensor | Stored) -> Tensor:
+    """Find the indices of rows with NaN or Inf, in slices: one mask of the whole matrix would take a quarter of it."""
+    if isinstance(embeddings, Stored):
+        return torch.cat([some.start + non_finite_rows(rows) for some, rows in embeddings.pieces()])
+    if embeddings.dtype in (torch.float32, torch.float64) and bool(embeddings.sum().isfinite()):
+        return torch.empty(0, dtype=torch.int64, device=embeddings.device)  # the sum of all, a third of the time
+    rows = max(1, 2**16 // max(1, embeddings.shape[1]))  # 0.5 MB in float64
+    slices = [~part.isfinite().all(dim=1) for part in embeddings.split(rows)]
+    return torch.cat(slices).nonzero().flatten()
+
+
+def computable(vectors: Tensor) -> Tensor:
+    """Make the rows contiguous in memory, and half precision float32, which holds each of its values."""
+    return (vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()).contiguous()
+
+
+def signs(codes: Tensor, name: str, call: str) -> Int[Tensor, "items bits"]:
+    """Return codes of two values as int8 of -1 and +1.
+
+    Args:
+        codes: (items, bits) of {0, 1}, {-1, +1} or booleans, of any dtype.
+        name: What they are called, for messages.
+        call: Who was given them.
+
+    Raises:
+        ValueError: For another shape, or values outside the two.
+    """
+    if codes.ndim != 2 or not codes.shape[0] or not codes.shape[1]:
+        raise ValueError(
+            f"{call}: {name} have shape {tuple(codes.shape)}; codes are (items, bits), with at least one of each."
+        )
+    codes = codes.detach().cpu()
+    high, zero = codes == 1, codes == 0
+    low = codes == -1 if codes.dtype != torch.uint8 else torch.zeros_like(zero)  # torch takes -1 for 255 there
+    others = codes[~(high | zero | low)]
+    if len(others):
+        if codes.dtype == torch.uint8:
+            values = codes.unique().tolist()
+            shown = " and ".join(map(str, values)) if len(values) == 2 else f"{len(values)} values up to {values[-1]}"
+            raise ValueError(
+                f"{call}: {name} hold {shown}; binary codes hold 0 and 1. Pass {name} > 0 if each value is a bit, or "
+                f"np.unpackbits({name}, axis=1) if each is a byte of 8 bits."
+            )
+        found = ", ".join(f"{value:g}" for value in others[:3].tolist()) + (", ..." if len(others) > 3 else "")
+        raise ValueError(
+            f"{call}: binary codes hold -1 and +1, or 0 and 1; {len(others):,} of {codes.numel():,} values of {name} are "
+            f"neither ({found}). Pass {name}.sign(), or {name} > 0."
+        )
+    if bool(zero.any()) and bool(low.any()):
+        raise ValueError(f"{call}: {name} hold -1 and 0; binary codes hold -1 and +1, or 0 and 1. Pass {name} > 0.")
+    return high.to(torch.int8).mul_(2).sub_(1)

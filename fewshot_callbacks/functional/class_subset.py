@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._inputs import check_seed
 from fewshot_callbacks.functional._labels import as_labels
-from fewshot_callbacks.functional._torch_mode import default_mode
+from fewshot_callbacks.functional._tensors import check_seed, default_mode
 
 
 @default_mode()

@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.functional import _scatter_kernel
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional._tensors import as_tensor
 
@@ -61,13 +62,42 @@ def discriminant_ratio(
         >>> round(discriminant_ratio(embeddings, torch.tensor([0, 0, 1, 1])).item(), 6)  # 16 / 4
         4.0
     """
-    items, codes = read_batch(embeddings, labels, "discriminant_ratio")
-    compiled = compiled_ratios(items, codes, eps=eps, normalize=normalize, skip_singletons=skip_singletons)
-    if compiled is not None:
-        return compiled[0]
-    with torch.no_grad(), torch.autocast(items.device.type, enabled=False):
-        batch = BatchScatter.of(items, codes, normalize=normalize)
-        return batch.discriminant_ratio(eps=eps, skip_singletons=skip_singletons)
+    return batch_ratios(
+        embeddings, labels, eps=eps, normalize=normalize, skip_singletons=skip_singletons, call="discriminant_ratio"
+    )[0]
+
+
+def batch_ratios(
+    embeddings: Any,
+    labels: Any,
+    *,
+    eps: float = EPS,
+    normalize: bool = False,
+    skip_singletons: bool = False,
+    call: str = "batch_ratios",
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """J and the variance ratio of one batch, from one computation. See `discriminant_ratio` and `variance_ratio`.
+
+    Args:
+        embeddings: See `discriminant_ratio`.
+        labels: See `discriminant_ratio`.
+        eps: See `discriminant_ratio`.
+        normalize: See `discriminant_ratio`.
+        skip_singletons: See `discriminant_ratio`; the variance ratio has no need of it.
+        call: The function that was called, for messages.
+    """
+    rows, codes = read_batch(embeddings, labels, call)
+    plain = type(rows) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    if plain and rows.device.type == "cpu" and rows.dtype != torch.float64:
+        # Compiled; not for float64, whose squares may overflow, nor for tensors that hold no values, as in a compiled graph.
+        items = rows.detach().float().contiguous()
+        items = unit_rows(items.double()) if normalize else items
+        found = _scatter_kernel.ratios(items.numpy(), codes.long().contiguous().numpy(), eps, skip_singletons)
+        j, ratio = torch.tensor(found, dtype=torch.float32, device="cpu").unbind()
+        return j, ratio
+    with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
+        batch = BatchScatter.of(rows, codes, normalize=normalize)
+        return batch.discriminant_ratio(eps=eps, skip_singletons=skip_singletons), batch.variance_ratio()
 
 
 def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Tensor]:
@@ -88,27 +118,6 @@ def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Ten
             "come from the same items in the same order."
         )
     return embeddings, codes if isinstance(labels, Tensor) else codes.to(embeddings.device)
-
-
-def compiled_ratios(
-    embeddings: Tensor, labels: Tensor, *, eps: float, normalize: bool, skip_singletons: bool
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]] | None:
-    """Compute J and the variance ratio of a batch on the CPU by a compiled kernel; None where it does not apply.
-
-    It does not apply to float64 (whose squares may overflow), nor to tensors that hold no values, such as those of
-    a compiled graph.
-    """
-    plain = type(embeddings) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
-    if not plain or embeddings.device.type != "cpu" or embeddings.dtype == torch.float64:
-        return None
-    from fewshot_callbacks.functional._scatter_kernel import ratios  # noqa: PLC0415 - needs numba
-
-    items = embeddings.detach().float().contiguous()
-    if normalize:
-        items = unit_rows(items.double())
-    found = ratios(items.numpy(), labels.long().contiguous().numpy(), eps, skip_singletons)
-    j, ratio = torch.tensor(found, dtype=torch.float32, device="cpu").unbind()
-    return j, ratio
 
 
 @dataclass(frozen=True)
@@ -150,6 +159,17 @@ class BatchScatter:
         between, within = self._lengths(self.count * (self.count > 1)) if skip_singletons else self.lengths
         return torch.where(self.count.max() <= 1, torch.nan, _ratio(between, within, eps)).to(self.dtype)
 
+    def variance_ratio(self) -> Float[Tensor, ""]:
+        """The variance ratio (see `variance_ratio`)."""
+        if self.items.numel() == 0:
+            return self.items.new_full((), torch.nan, dtype=self.dtype)
+        between, within = self.lengths
+        items, classes = len(self.items), self.count.count_nonzero().to(self.count)  # integers divide to float32
+        ratio = estimated_ratio((between / within).square(), items, classes, self.count.square().sum())
+        # beside a class 1e300 away the scatter within may underflow; what is not finite stays NaN
+        defined = (classes > 1) & (classes < items) & (self.apart != 0).any()
+        return torch.where(defined, ratio, torch.nan).to(self.dtype)
+
     @cached_property
     def lengths(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Square roots of the scatter between and within classes, in one unit. Computed once for both ratios."""
@@ -180,6 +200,12 @@ def _ratio(between: Float[Tensor, ""], within: Float[Tensor, ""], eps: float) ->
     """J of the square roots of both scatters; NaN if both are 0."""
     ratio = (between / within).square()
     return 1 / ((1 + eps) / ratio + eps)
+
+
+def estimated_ratio(traces: Tensor, items: Tensor | float, classes: Tensor | int, squares: Tensor | float) -> Tensor:
+    """Compute the variance ratio from Tr(S_B) / Tr(S_W), n, k and sum_c n_c^2."""
+    n0 = (items - squares / items) / (classes - 1)
+    return (traces * ((items - classes) / (classes - 1)) - 1) / n0
 
 
 def _lengths(rows: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows"]:

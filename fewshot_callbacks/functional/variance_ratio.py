@@ -14,7 +14,7 @@ denominator come from the sums that J is made of (see discriminant_ratio.py, whi
 The interval of a set takes its classes as drawn from a population. It is a t interval from the jackknife over classes, on
 the scale of log(1 + n0 ratio), which is log(MSB / MSW): J. N. Arvesen and T. H. Schmitz, "Robust procedures for variance
 component problems using the jackknife", Biometrics 26, 1970; an F interval would hold for one normal dimension alone. Its
-degrees of freedom are Satterthwaite's, as in intervals.py. `benchmarks/variance_ratio.py --coverage` measures it.
+degrees of freedom are Satterthwaite's, as in statistics.py. `benchmarks/variance_ratio.py --coverage` measures it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fewshot_callbacks.functional.discriminant_ratio import (
-    EPS,
-    BatchScatter,
     ClassMoments,
     ClassScatter,
-    compiled_ratios,
+    batch_ratios,
+    estimated_ratio,
     read_batch,
     unit_rows,
 )
-from fewshot_callbacks.functional.statistics.intervals import UNKNOWN, Interval, normal_quantile
+from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
 
 
 def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> Float[Tensor, ""]:
@@ -67,50 +66,7 @@ def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> 
         >>> round(variance_ratio(embeddings, torch.tensor([0, 0, 1, 1])).item(), 6)  # MSB = 16, MSW = 2, n0 = 2
         3.5
     """
-    items, codes = read_batch(embeddings, labels, "variance_ratio")
-    compiled = compiled_ratios(items, codes, eps=EPS, normalize=normalize, skip_singletons=False)
-    if compiled is not None:
-        return compiled[1]
-    with torch.no_grad(), torch.autocast(items.device.type, enabled=False):
-        return _of_batch(BatchScatter.of(items, codes, normalize=normalize))
-
-
-def batch_ratios(
-    embeddings: Any, labels: Any, *, eps: float = EPS, normalize: bool = False, skip_singletons: bool = False
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """J and the variance ratio of one batch, from one computation. See `discriminant_ratio` and `variance_ratio`.
-
-    Args:
-        embeddings: See `discriminant_ratio`.
-        labels: See `discriminant_ratio`.
-        eps: See `discriminant_ratio`.
-        normalize: See `discriminant_ratio`.
-        skip_singletons: See `discriminant_ratio`; the variance ratio has no need of it.
-    """
-    items, codes = read_batch(embeddings, labels, "batch_ratios")
-    compiled = compiled_ratios(items, codes, eps=eps, normalize=normalize, skip_singletons=skip_singletons)
-    if compiled is not None:
-        return compiled
-    with torch.no_grad(), torch.autocast(items.device.type, enabled=False):
-        batch = BatchScatter.of(items, codes, normalize=normalize)
-        return batch.discriminant_ratio(eps=eps, skip_singletons=skip_singletons), _of_batch(batch)
-
-
-def _of_batch(batch: BatchScatter) -> Float[Tensor, ""]:
-    if batch.items.numel() == 0:
-        return batch.items.new_full((), torch.nan, dtype=batch.dtype)
-    between, within = batch.lengths
-    items, classes = len(batch.items), batch.count.count_nonzero().to(batch.count)  # integers divide to float32
-    ratio = _estimate((between / within).square(), items, classes, batch.count.square().sum())
-    # beside a class 1e300 away the scatter within may underflow; what is not finite stays NaN
-    defined = (classes > 1) & (classes < items) & (batch.apart != 0).any()
-    return torch.where(defined, ratio, torch.nan).to(batch.dtype)
-
-
-def _estimate(traces: Tensor, items: Tensor | float, classes: Tensor | int, squares: Tensor | float) -> Tensor:
-    """Compute the ratio from Tr(S_B) / Tr(S_W), n, k and sum_c n_c^2."""
-    n0 = (items - squares / items) / (classes - 1)
-    return (traces * ((items - classes) / (classes - 1)) - 1) / n0
+    return batch_ratios(embeddings, labels, normalize=normalize, call="variance_ratio")[1]
 
 
 @dataclass(frozen=True)
@@ -183,11 +139,11 @@ def variance_ratio_of_set(
     unit = spread.max()  # > 0; of other units the squares may overflow
     between, within = counts * (distances / unit).square(), (spread / unit).square()
     squares = counts.square()
-    ratio = _estimate(between.sum() / within.sum(), total, classes, squares.sum())
+    ratio = estimated_ratio(between.sum() / within.sum(), total, classes, squares.sum())
     # Leaving out a class moves the centre away from it: n_c |mu_c - mu|^2 n / (n - n_c) of the scatter goes.
     left = total - counts
     others = (between.sum() - between * total / left) / (within.sum() - within)
-    without = _estimate(others, left, classes - 1, squares.sum() - squares)
+    without = estimated_ratio(others, left, classes - 1, squares.sum() - squares)
     n0 = float((total - squares.sum() / total) / (classes - 1))
     interval = _jackknife_interval(float(ratio), without, counts / total, n0, confidence)
     return VarianceRatioEstimate(float(ratio), interval, classes, total)
@@ -225,7 +181,7 @@ def _jackknife_interval(
         return UNKNOWN
     scaled = moves / largest  # their fourth powers underflow otherwise
     second, fourth = float(scaled.square().sum()), float(scaled.pow(4).sum())
-    # at least 1, at most the effective number of classes minus one: see intervals.py
+    # at least 1, at most the effective number of classes minus one: see statistics.py
     freedom = max(1.0, min(1 / float(shares.square().sum()) - 1, 2 * second * second / fourth))
     reach = float(stdtrit(freedom, (1 + confidence) / 2)) * largest * math.sqrt((units - 1) / units * second)
     centre = math.log1p(n0 * ratio)

@@ -3,10 +3,10 @@
 from fewshot_callbacks.losses.average_precision import (
     BinaryCodes,
     SoftAveragePrecisionLoss,
+    SoftHistograms,
     soft_average_precision,
     tie_aware_average_precision,
 )
-from fewshot_callbacks.losses.histograms import SoftHistograms
 
 __all__ = [
     "BinaryCodes",

@@ -1,10 +1,9 @@
 """torchmetrics metrics around `fewshot_callbacks.functional`: update, compute, reduction over ranks."""
 
 from fewshot_callbacks.distributed.torch_distributed import TorchProcesses, all_processes
-from fewshot_callbacks.metrics.discriminant_ratio import DiscriminantRatio
+from fewshot_callbacks.metrics.class_moments import DiscriminantRatio, VarianceRatio
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 from fewshot_callbacks.metrics.retrieval import RetrievalEvaluation
-from fewshot_callbacks.metrics.variance_ratio import VarianceRatio
 
 __all__ = [
     "DiscriminantRatio",

@@ -23,16 +23,19 @@ from fewshot_callbacks.functional.retrieval import (
     shows_settings,
 )
 from fewshot_callbacks.functional.retrieval.relevance import read_judgements
-from fewshot_callbacks.metrics._sync import gather_tensors
-from fewshot_callbacks.metrics._words import (
+from fewshot_callbacks.metrics.embedding_store import (
     as_state,
+    first_of_each,
+    gather_tensors,
+    id_numbers,
+    note_on_ids,
     read_batch,
     refuse_another_dim,
     refuse_another_form,
     refuse_other_codes,
+    sketches,
     words_held,
 )
-from fewshot_callbacks.metrics.embedding_store import first_of_each, id_numbers, note_on_ids, sketches
 
 # States that are there only if they were given.
 OPTIONAL = ("is_gallery", "groups")

@@ -5,11 +5,9 @@ from fewshot_callbacks._extras import needs
 with needs("report", "fewshot_callbacks.plots"):
     import matplotlib  # noqa: F401
 
-from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
-from fewshot_callbacks.plots.embedding_map import embedding_map
-from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, retrieval_panels
-from fewshot_callbacks.plots.pictures import to_picture
-from fewshot_callbacks.plots.projection import Projection, project
+from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
+from fewshot_callbacks.plots.embedding_map import Projection, embedding_map, project
+from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, retrieval_panels, to_picture
 from fewshot_callbacks.plots.scores import (
     ClassScore,
     Confusion,

@@ -1,14 +1,16 @@
 """The embedding as a map: a point for each item, a colour and a mark for each class that is named."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int, Num, Shaped
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.linalg import eigh, orthogonal_procrustes
+from torch import Tensor
 
-from fewshot_callbacks.plots.projection import Points, Projection
 from fewshot_callbacks.plots.style import (
     CYCLE,
     GREY,
@@ -19,8 +21,218 @@ from fewshot_callbacks.plots.style import (
     WIDTH,
     in_house_style,
     new_figure,
+    shorten,
 )
-from fewshot_callbacks.plots.text import shorten
+
+Method = Literal["pca", "tsne", "umap"]
+Points = Float[np.ndarray, "items 2"]
+
+FEWEST = 5  # items for t-SNE and UMAP; of fewer, PCA shows as much
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """Items on a plane.
+
+    Attributes:
+        points: (items, 2); NaN where an embedding was not finite.
+        labels: The class of each item.
+        ids: The identity of each item.
+        method: The method of projection.
+        shares: For PCA, each component's share of the variance; None if there is no variance.
+        notes: What a reader of the map should know.
+        aligned: Whether it was rotated, shifted and scaled to fit an earlier map.
+    """
+
+    points: Points
+    labels: Shaped[np.ndarray, "items"]
+    ids: Shaped[np.ndarray, "items"]
+    method: Method = "pca"
+    shares: tuple[float, float] | None = None
+    notes: tuple[str, ...] = ()
+    aligned: bool = False
+
+    @property
+    def axes(self) -> tuple[str, str]:
+        """Descriptions of the two axes."""
+        if self.method != "pca":
+            name = {"tsne": "t-SNE", "umap": "UMAP"}[self.method]
+            turned = ", aligned with the previous map" if self.aligned else ""
+            return f"first axis of {name}, without unit{turned}", f"second axis of {name}, without unit"
+        if self.aligned:
+            told = "" if self.shares is None else f", {100 * sum(self.shares):.0f} % of the variance"
+            return f"plane of the first two principal components{told}", "aligned with the previous map"
+        first, second = (
+            ("", "") if self.shares is None else (f", {100 * share:.0f} % of the variance" for share in self.shares)
+        )
+        return f"first principal component{first}", f"second principal component{second}"
+
+
+def project(
+    embeddings: Num[Tensor, "items dim"] | Num[np.ndarray, "items dim"],
+    labels: Tensor | np.ndarray | Sequence[Any],
+    previous: Projection | None = None,
+    method: Method = "pca",
+    *,
+    ids: Tensor | np.ndarray | Sequence[Any] | None = None,
+    seed: int = 0,
+) -> Projection:
+    """Project embeddings onto a plane, aligned with an earlier map of the same items or of the same classes.
+
+    Principal components need no further package and are deterministic; t-SNE needs scikit-learn and UMAP needs
+    umap-learn, which are imported only then. The map is shifted, rotated or mirrored, and scaled so that the items in
+    both maps come as close to their earlier positions as possible (orthogonal Procrustes). If fewer than three items
+    are in both maps, the means of common classes are aligned instead; if fewer than three classes are common, the map
+    is not aligned.
+
+    Args:
+        embeddings: (items, dim); rows that are not finite are left out.
+        labels: Class of each item.
+        previous: An earlier map to align with; None for none.
+        method: "pca", "tsne" or "umap".
+        ids: Identity of each item, to find it in the earlier map; by default its index, if both maps have the same
+            labels in the same order.
+        seed: Seed of t-SNE and UMAP.
+
+    Returns:
+        The map. For fewer than five items, or if all are equal, it is that of PCA.
+
+    Raises:
+        ValueError: If there is no item, the method is unknown, or the numbers of labels, ids and embeddings differ.
+        ImportError: If the package of the method is not installed.
+
+    Examples:
+        >>> map_ = project(np.array([[0.0, 0.0, 1.0], [2.0, 0.0, 1.0], [4.0, 1.0, 1.0]]), ["a", "a", "b"])
+        >>> map_.axes
+        ('first principal component, 98 % of the variance', 'second principal component, 2 % of the variance')
+    """
+    if method not in get_args(Method):
+        raise ValueError(f"There is no method {method!r}. Use one of {', '.join(map(repr, get_args(Method)))}.")
+    vectors, kinds = _array(embeddings).astype(np.float64), _array(labels)
+    names = np.arange(len(vectors)) if ids is None else _array(ids)
+    if not len(vectors):
+        raise ValueError("There is no embedding to project. Pass at least one.")
+    for what, given in (("labels", kinds), ("ids", names)):
+        if len(given) != len(vectors):
+            raise ValueError(f"There are {len(vectors)} embeddings and {len(given)} {what}. Pass one for each.")
+    finite = np.isfinite(vectors).all(1)
+    notes = [] if finite.all() else [f"{(~finite).sum():,} of {len(vectors):,} embeddings are not finite: not shown."]
+    points = np.full((len(vectors), 2), np.nan)
+    vectors = vectors[finite]
+    if len(vectors) > 1 and (vectors == vectors[0]).all():
+        notes.append("All embeddings are the same vector.")
+        method = "pca"
+    elif len(vectors) < FEWEST:
+        method = "pca"
+    shares = None
+    if method == "pca":
+        points[finite], shares = _principal(vectors)
+    else:
+        points[finite] = (_tsne if method == "tsne" else _umap)(vectors, seed)
+    result = Projection(points, kinds, names, method, shares, tuple(notes))
+    return result if previous is None else _aligned(result, previous, by_id=ids is not None)
+
+
+def _array(values: Any) -> Shaped[np.ndarray, "items *rest"]:
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    values = values.detach().cpu()
+    # By float64, since NumPy has no bfloat16.
+    return np.asarray((values.double() if values.is_floating_point() else values).numpy())
+
+
+def _principal(vectors: Float[np.ndarray, "items dim"]) -> tuple[Points, tuple[float, float] | None]:
+    """Coordinates on the first two principal components, and their shares of the variance; None without a variance.
+
+    Each component points to where the item is that is farthest from the mean along it.
+    """
+    points = np.zeros((len(vectors), 2))
+    if not vectors.size:
+        return points, None
+    unit = np.abs(vectors).max() or 1.0  # so that no square is infinite
+    centred = vectors / unit - (vectors / unit).mean(0)
+    items, dim = centred.shape
+    # Both have the same eigenvalues other than zero: the smaller one is taken.
+    products = centred.T @ centred if dim <= items else centred @ centred.T
+    variance = float(np.trace(products))
+    if variance <= 1e-24 * vectors.size:  # rounding alone: a coordinate is at most 1, its rounding error 1e-16
+        return points, None
+    count = min(2, len(products))
+    values, axes = eigh(products, subset_by_index=(len(products) - count, len(products) - 1))
+    values, axes = values[::-1].clip(min=0), axes[:, ::-1]
+    found = centred @ axes if dim <= items else axes * np.sqrt(values)
+    farthest = np.take_along_axis(found, np.abs(found).argmax(0)[None], axis=0)
+    points[:, :count] = found * np.where(farthest < 0, -1.0, 1.0) * unit
+    shares = [float(value) / variance for value in values] + [0.0]
+    return points, (shares[0], shares[1])
+
+
+def _tsne(vectors: Float[np.ndarray, "items dim"], seed: int) -> Float[np.ndarray, "items 2"]:
+    try:
+        from sklearn.manifold import TSNE  # noqa: PLC0415 - only this method needs it
+    except ImportError as error:
+        raise ImportError('method="tsne" needs scikit-learn: pip install scikit-learn') from error
+    # scikit-learn's default; of few items a third of the others, as it has to be less than their number.
+    perplexity = min(30.0, (len(vectors) - 1) / 3)
+    start, _ = _principal(vectors)
+    start = (1e-4 * start / (start[:, 0].std() or 1.0)).astype(np.float32)  # as scikit-learn scales its own
+    points: Points = TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(vectors)
+    return points
+
+
+def _umap(vectors: Float[np.ndarray, "items dim"], seed: int) -> Float[np.ndarray, "items 2"]:
+    try:
+        from umap import UMAP  # noqa: PLC0415 - only this method needs it
+    except ImportError as error:
+        raise ImportError('method="umap" needs umap-learn: pip install umap-learn') from error
+    start, _ = _principal(vectors)
+    # As far apart as UMAP puts the points of its own start.
+    start = (10 * start / (np.abs(start).max() or 1.0)).astype(np.float32)
+    # UMAP's default; of few items all others. One job, since several would not give the same map twice.
+    neighbours = min(15, len(vectors) - 1)
+    points: Points = UMAP(n_neighbors=neighbours, init=start, random_state=seed, n_jobs=1).fit_transform(vectors)
+    return points
+
+
+def _aligned(new: Projection, old: Projection, *, by_id: bool) -> Projection:
+    pairs = _common_items(new, old) if by_id or np.array_equal(new.labels, old.labels) else ()
+    here, there = pairs if pairs and len(pairs[0]) >= 3 else _common_classes(new, old)
+    if len(here) < 3:
+        return replace(
+            new, notes=(*new.notes, "Fewer than three items or classes are in the previous map: not aligned.")
+        )
+    centre, target = here.mean(0), there.mean(0)
+    turn, stretch = orthogonal_procrustes(here - centre, there - target)
+    size = ((here - centre) ** 2).sum()
+    if not size or not stretch:
+        return replace(new, notes=(*new.notes, "One of two maps is a single point: not aligned."))
+    points = (new.points - centre) @ turn * (stretch / size) + target
+    return replace(new, points=points, aligned=True)
+
+
+def _common_items(new: Projection, old: Projection) -> tuple[Points, Points]:
+    """Places of the items with a point in both maps, in the new one and in the old one."""
+    here, there = _on_map(new), _on_map(old)
+    _, first, second = np.intersect1d(new.ids[here], old.ids[there], return_indices=True)
+    return new.points[here][first], old.points[there][second]
+
+
+def _common_classes(new: Projection, old: Projection) -> tuple[Points, Points]:
+    """Means of the classes that both maps have."""
+    here, there = _on_map(new), _on_map(old)
+    both = np.intersect1d(new.labels[here], old.labels[there])
+    means = [
+        [one.points[on_map & (one.labels == label)].mean(0) for label in both]
+        for one, on_map in ((new, here), (old, there))
+    ]
+    first, second = np.reshape(means, (2, -1, 2))
+    return first, second
+
+
+def _on_map(projection: Projection) -> Bool[np.ndarray, "items"]:
+    on_map: Bool[np.ndarray, "items"] = np.isfinite(projection.points).all(1)
+    return on_map
+
 
 MOST_CLASSES = 12  # more pairs of a colour and a mark are not told apart
 HEIGHT = 4.4  # inches of a figure without its legend
@@ -54,7 +266,7 @@ def embedding_map(
         ValueError: If there is no item, or the number of classes to name is not 1 to 12.
 
     Examples:
-        >>> from fewshot_callbacks.plots.projection import project
+        >>> from fewshot_callbacks.plots.embedding_map import project
         >>> figure = embedding_map(project(np.eye(4), ["cat", "cat", "dog", "dog"]), title="epoch 3")
     """
     if not len(projection.points):

@@ -30,8 +30,9 @@ from fewshot_callbacks.plots.style import (
     WIDTH,
     in_house_style,
     new_figure,
+    readable,
+    shorten,
 )
-from fewshot_callbacks.plots.text import readable, shorten
 
 HEIGHT = 3.6  # inches of a figure without its legend
 LEGEND_LINE = 0.18  # inches

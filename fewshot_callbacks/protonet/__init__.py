@@ -9,13 +9,14 @@ from fewshot_callbacks.protonet.heads import (
     Distance,
     DistanceHead,
     DistanceRatioHead,
+    Representation,
     SoftmaxHead,
+    class_logits,
     make_head,
     prototypes,
     squared_distances,
 )
 from fewshot_callbacks.protonet.module import ProtoNet
-from fewshot_callbacks.protonet.representations import Representation, class_logits
 
 __all__ = [
     "ClassVectors",

@@ -9,11 +9,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fewshot_callbacks.functional._inputs import check_embeddings, non_finite_rows, refuse_non_finite
 from fewshot_callbacks.functional._labels import read_labels
-from fewshot_callbacks.functional._tensors import as_tensor
-from fewshot_callbacks.protonet.heads import DistanceHead, DistanceRatioHead, on_unit_sphere
-from fewshot_callbacks.protonet.representations import Representation, check_representation
+from fewshot_callbacks.functional._tensors import as_tensor, check_embeddings, non_finite_rows, refuse_non_finite
+from fewshot_callbacks.protonet.heads import (
+    DistanceHead,
+    DistanceRatioHead,
+    Representation,
+    check_representation,
+    on_unit_sphere,
+)
 
 
 class ClassVectors(nn.Module):

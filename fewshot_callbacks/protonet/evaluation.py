@@ -11,9 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fewshot_callbacks.functional._inputs import check_embeddings
 from fewshot_callbacks.functional._labels import check_labels
-from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional._tensors import as_tensor, check_embeddings
 from fewshot_callbacks.functional.episodes import (
     EpisodeAccuracy,
     EpisodeList,
@@ -21,7 +20,7 @@ from fewshot_callbacks.functional.episodes import (
     split_episodes,
     summarize_accuracies,
 )
-from fewshot_callbacks.protonet.representations import Representation, class_logits
+from fewshot_callbacks.protonet.heads import Representation, class_logits
 
 # Embedding components that `evaluate_episodes` scores in one piece: 16 MiB in float32, however many episodes.
 NUMBERS_AT_ONCE = 2**22
@@ -31,8 +30,9 @@ NUMBERS_AT_ONCE = 2**22
 UNKNOWN_EPISODES = "unknown"
 
 
-# checkpoints hold the protocol and load with weights_only=True; until 0.1 it was defined here
-torch.serialization.add_safe_globals([EpisodeProtocol, (EpisodeProtocol, f"{__name__}.EpisodeProtocol")])
+# checkpoints hold the protocol and load with weights_only=True; older ones name the modules where it was defined
+_OLD = (f"{__name__}.EpisodeProtocol", f"{EpisodeProtocol.__module__}.protocol.EpisodeProtocol")
+torch.serialization.add_safe_globals([EpisodeProtocol, *((EpisodeProtocol, name) for name in _OLD)])
 
 
 def query_hits(

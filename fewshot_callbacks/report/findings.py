@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from fewshot_callbacks.functional.neighbours import Neighbours, Suspects, near_duplicates, nearest, suspects
+from fewshot_callbacks.functional.neighbours import Neighbours, near_duplicates, nearest
 from fewshot_callbacks.functional.retrieval import RetrievalReport
+from fewshot_callbacks.functional.suspects import Suspects, suspects
 from fewshot_callbacks.report.items import Items, Key
 
 # Worst queries of one class, so that one class does not fill the list.
@@ -21,8 +22,8 @@ MOST_OF_A_CLASS = 3
 CONFUSION_K = 5
 # Neighbours that vote on a label.
 SUSPECT_K = 10
-# What was retrieved for a query: index, score, and whether it is relevant.
-Retrieved = list[tuple[int, float, bool]]
+# What was retrieved for a query: index, score, whether it is relevant, and whether another candidate has that score.
+Retrieved = list[tuple[int, float, bool, bool]]
 # Queries that two models rank most differently, for each of both.
 CHANGED = 4
 
@@ -42,7 +43,7 @@ class ReportSettings:
     max_mb: float = 20.0
     """Largest size of the file in MB; pictures that do not fit are left out, and the report says so."""
     worst: int = 24
-    """Queries of the lowest average precision, at most three of a class."""
+    """Queries of the lowest average precision, none of a perfect one, and at most three of a class."""
     searchable: int = 200
     """Further queries that the search finds: a seeded sample from all classes."""
     neighbours: int = 6
@@ -91,16 +92,14 @@ class Model:
         return self.queries if self.gallery is None else self.gallery
 
     def nearest(
-        self, queries: Sequence[int] | Int[np.ndarray, "chosen"], k: int, memory_mb: float | None
+        self, queries: Sequence[int] | Int[np.ndarray, "chosen"], k: int, memory_mb: float | None = None
     ) -> Neighbours:
         """Find the first k candidates of some queries."""
         gallery = self.gallery
         return nearest(
             self.queries.embeddings,
-            self.queries.labels,
-            None if gallery is None else gallery.embeddings,
-            None if gallery is None else gallery.labels,
-            queries=torch.as_tensor(queries),
+            gallery=None if gallery is None else gallery.embeddings,
+            queries=torch.as_tensor(queries, dtype=torch.int64, device="cpu"),
             k=k,
             similarity=self.report.similarity,
             query_ids=self.queries.ids,
@@ -109,6 +108,22 @@ class Model:
             gallery_groups=None if gallery is None else gallery.groups,
             memory_mb=memory_mb,
         )
+
+    def retrieved(self, found: Neighbours, k: int | None = None) -> list[Retrieved]:
+        """List the first k neighbours of each query that `nearest` was asked for."""
+        labels, of_items = self.queries.labels, self.searched.labels
+        columns = (part[:, :k].tolist() for part in (found.indices, found.scores, found.tied))
+        return [
+            [(i, score, _is_relevant(labels[query], of_items[i]), tied) for i, score, tied in row if i >= 0]
+            for query, row in zip(found.queries.tolist(), map(zip, *columns), strict=True)
+        ]
+
+
+def _is_relevant(one: Any, other: Any) -> bool:
+    """Decide whether items of these labels are what a query of one asks for: of several labels each, any in common."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return not set(one).isdisjoint(other)
+    return bool(one == other)
 
 
 @dataclass(frozen=True)
@@ -162,7 +177,7 @@ def find(
     notes: list[str] = []
     precision = model.report.per_query["mAP"].numpy()
     labels = model.report.query_labels.numpy()
-    worst = _spread(precision, labels, settings.worst, MOST_OF_A_CLASS)
+    worst = worst_queries(model.report, settings.worst)
     searchable = list(dict.fromkeys([*worst, *sample_of_classes(labels, settings.searchable)]))
     changed: tuple[list[int], list[int]] = [], []
     if other is not None:
@@ -173,25 +188,49 @@ def find(
     asked = sample_of_classes(labels, settings.confusion_queries)
     both = np.unique(np.concatenate([np.array(shown, np.int64), np.array(asked, np.int64)]))
     found = model.nearest(both, max(settings.neighbours, CONFUSION_K), settings.memory_mb)
-    place = {query: row for row, query in enumerate(both.tolist())}
+    retrieved = dict(zip(both.tolist(), model.retrieved(found, settings.neighbours), strict=True))
     others = {}
     if other is not None and (ours := [*changed[0], *changed[1]]):
         theirs = other.nearest(ours, settings.neighbours, settings.memory_mb)
-        others = {query: _retrieved(theirs, row, settings.neighbours) for row, query in enumerate(ours)}
+        others = dict(zip(ours, other.retrieved(theirs), strict=True))
     suspected, places = _suspects(model, settings, notes)
     return Findings(
         worst,
         searchable,
         changed,
-        {query: _retrieved(found, place[query], settings.neighbours) for query in shown},
+        {query: retrieved[query] for query in shown},
         others,
-        _confused(found, [place[query] for query in asked], model),
+        _confused(found, np.searchsorted(both, asked), model),
         len(asked),
         suspected,
         places,
         _duplicates(model, train, settings, sets),
         notes,
     )
+
+
+def worst_queries(report: RetrievalReport, count: int, among: Bool[np.ndarray, "queries"] | None = None) -> list[int]:
+    """Choose the queries of the lowest average precision, at most three of a class; those answered perfectly never.
+
+    Args:
+        report: The evaluation.
+        count: How many, at most.
+        among: Which of its queries may be chosen; by default all.
+    """
+    precision = report.per_query["mAP"].numpy()
+    failed = precision < 1 if among is None else (precision < 1) & among
+    # without classes each query is one of its own
+    labels = report.query_labels.numpy() if report.classes else np.arange(len(precision))
+    return _spread(np.where(failed, precision, np.nan), labels, count, MOST_OF_A_CLASS)
+
+
+def confident_mistakes(model: Model, queries: Int[np.ndarray, "chosen"], count: int) -> list[int]:
+    """Choose of some queries, by their places, those with the highest score of an irrelevant first neighbour."""
+    if not count or not len(queries):
+        return []
+    first = zip(queries.tolist(), model.retrieved(model.nearest(queries, 1)), strict=True)
+    wrong = sorted((-score, query) for query, found in first for _, score, is_hit, _ in found if not is_hit)
+    return [query for _, query in wrong[:count]]
 
 
 def _spread(
@@ -222,13 +261,6 @@ def sample_of_classes(labels: Int[np.ndarray, "queries"], count: int) -> list[in
     return sorted(by_class[steps].tolist())
 
 
-def _retrieved(found: Neighbours, row: int, k: int) -> Retrieved:
-    assert found.relevant is not None
-    some = slice(0, min(k, int(found.found[row])))
-    columns = (part[row, some].tolist() for part in (found.indices, found.scores, found.relevant))
-    return list(zip(*columns, strict=True))
-
-
 def confusions(found: Neighbours, labels: Sequence[Any], of_items: Sequence[Any]) -> Counter[tuple[Any, Any]]:
     """Count the items of another class among the neighbours of some queries: (label of a query, other label) -> times.
 
@@ -245,7 +277,7 @@ def confusions(found: Neighbours, labels: Sequence[Any], of_items: Sequence[Any]
     return pairs
 
 
-def _confused(found: Neighbours, rows: Sequence[int], model: Model) -> dict[Any, tuple[Any, float]]:
+def _confused(found: Neighbours, rows: Int[np.ndarray, "asked"], model: Model) -> dict[Any, tuple[Any, float]]:
     """Find the other label met most often among the first neighbours of the queries of each label, and its share."""
     labels, k = model.queries.labels, CONFUSION_K
     indices, scores, tied = (part[rows, :k] for part in (found.indices, found.scores, found.tied))

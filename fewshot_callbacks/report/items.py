@@ -33,7 +33,7 @@ class Items:
 
     Attributes:
         embeddings: (items, dim) rows.
-        labels: (items,) integers or words, in the order of the embeddings.
+        labels: (items,) integers, words or tuples of several, in the order of the embeddings.
         name: Name of the set, such as "queries".
         picture: Returns what is shown of an item, from its index; None if there is nothing to show.
         files: Name of each item's file, which is also shown.
@@ -43,7 +43,7 @@ class Items:
     """
 
     embeddings: Any
-    labels: Sequence[int | str]
+    labels: Sequence[int | str | tuple[int, ...]]
     name: str = "items"
     picture: Picture | None = None
     files: Sequence[str] | None = None
@@ -54,7 +54,7 @@ class Items:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def label(self, label: int | str) -> str:
+    def label(self, label: int | str | tuple[int, ...]) -> str:
         """Name a label."""
         return str(label if self.label_names is None else self.label_names.get(label, label))
 

@@ -10,14 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fewshot_callbacks.callbacks import (
-    GeneralizationGapMonitor,
-    RetrievalMonitor,
-)
+from fewshot_callbacks.callbacks import GeneralizationGapMonitor, RetrievalMonitor
 from fewshot_callbacks.data import EpisodicBatchSampler
-from fewshot_callbacks.functional import (
-    evaluate_retrieval,
-)
+from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.protonet import ProtoNet
 
 FEATURES, DIM, CLASSES = 12, 5, 6

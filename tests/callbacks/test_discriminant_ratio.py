@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fewshot_callbacks import EmbeddingSource
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
-from fewshot_callbacks.callbacks._failures import UsageError
+from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.functional import discriminant_ratio
 from tests.callbacks.models import EveryBatch, Net, items, loader, said, trainer
 from tests.functional.variance import logged_by_definition

@@ -9,12 +9,7 @@ import pytest
 import torch
 
 from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.functional import (
-    class_subset,
-    discriminant_ratio,
-    evaluate_retrieval,
-    generalization_gap,
-)
+from fewshot_callbacks.functional import class_subset, discriminant_ratio, evaluate_retrieval, generalization_gap
 from tests.callbacks import gloo_jobs
 from tests.callbacks.gloo_jobs import ITEMS, QUALITY, seeded, shorter, uneven
 from tests.callbacks.models import TRAINING, Embeds, items, measured, scripted, tagged

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from fewshot_callbacks.callbacks import EmbeddingMap
 from fewshot_callbacks.callbacks import embedding_map as module
-from fewshot_callbacks.plots.projection import Projection
+from fewshot_callbacks.plots.embedding_map import Projection
 from tests.callbacks.models import Net, items, loader, retrieval, said, tagged, trainer
 from tests.callbacks.pictured import AsGiven
 

@@ -20,20 +20,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, GeneralizationGapMonitor
-from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
+from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, read_flag
-from tests.callbacks.models import (
-    EveryBatch,
-    EveryEpoch,
-    Net,
-    hooks,
-    items,
-    loader,
-    measured,
-    retrieval,
-    said,
-    trainer,
-)
+from tests.callbacks.models import EveryBatch, EveryEpoch, Net, hooks, items, loader, measured, retrieval, said, trainer
 
 E, L = torch.randn(4, 3), torch.tensor([5, 5, 9, 9])
 

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
 from fewshot_callbacks.callbacks import retrieval as retrieval_module
-from fewshot_callbacks.callbacks._failures import UsageError
+from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.functional import discriminant_ratio
 from tests.callbacks.models import (
     Embeds,
@@ -48,7 +48,7 @@ def is_clean(net: Net, *monitors: Any) -> bool:
     return hooks(net) == 0 and not any(
         monitor._reader.shared._captured
         or monitor._failed
-        or getattr(monitor, "_stores", None)
+        or getattr(getattr(monitor, "_parts", None), "stores", None)
         or getattr(monitor, "_moments", None)
         for monitor in monitors
     )
@@ -211,10 +211,10 @@ def test_embeddings_are_dropped_as_soon_as_they_are_measured() -> None:
 
     class Watch(Callback):
         def on_validation_batch_end(self, *_: Any) -> None:
-            held.append(len(monitors[0]._stores[0, False]))
+            held.append(len(monitors[0]._parts.stores[0, False]))
 
         def on_validation_end(self, *_: Any) -> None:
-            held.append(len(monitors[0]._stores) + len(monitors[1]._moments))
+            held.append(len(monitors[0]._parts.stores) + len(monitors[1]._moments))
 
     trainer(*monitors, Watch()).fit(Net(), loader(), loader())
     assert held == [11, 22, 33, 36, 0]

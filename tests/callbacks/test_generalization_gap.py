@@ -298,7 +298,7 @@ def test_every_so_many_epochs(every: int, epochs: list[int]) -> None:
 
 def test_it_is_put_off_until_it_is_cheap_enough(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     now = [0.0]
-    monkeypatch.setattr("fewshot_callbacks.callbacks._schedule.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("fewshot_callbacks.callbacks._conduct.time.perf_counter", lambda: now[0])
 
     class TenSeconds(Embeds):
         def on_train_epoch_start(self) -> None:

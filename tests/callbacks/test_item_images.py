@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, Subset, TensorDataset
 
-from fewshot_callbacks.callbacks import _item_images
-from fewshot_callbacks.callbacks._item_images import ImageReader, KeptImages, first_part, has_index, mixed
+from fewshot_callbacks.callbacks import panels
+from fewshot_callbacks.callbacks._pictures import ImageReader, first_part, has_index
+from fewshot_callbacks.callbacks.panels import KeptImages, mixed
 
 DATA = TensorDataset(torch.arange(50.0)[:, None])
 
@@ -43,7 +44,7 @@ def kept_of(loader: DataLoader[Any], size: int, side: int = 1) -> dict[int, Any]
 
 
 def test_what_is_kept_is_the_sample_of_the_least_hashes_in_batches_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_item_images, "MOST_KEPT", 8)
+    monkeypatch.setattr(panels, "MOST_KEPT", 8)
     expected = mixed(np.arange(50)).argsort()[:8].tolist()
     for size in (1, 7, 50):
         kept = kept_of(DataLoader(Stream()), size)

@@ -20,22 +20,14 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import (
-    CometLogger,
-    CSVLogger,
-    Logger,
-    MLFlowLogger,
-    TensorBoardLogger,
-    WandbLogger,
-)
+from lightning.pytorch.loggers import CometLogger, CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 from PIL import Image
 
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
-from fewshot_callbacks.callbacks._failures import FailurePolicy
+from fewshot_callbacks.callbacks._conduct import FailurePolicy, Stopwatch
 from fewshot_callbacks.callbacks._loggers import log_embedding, log_figures
-from fewshot_callbacks.callbacks._schedule import Stopwatch
 from tests.callbacks.models import Net, loader, said, trainer
 
 NAME, ACCEPTED = "val/panels@worst 5", "val/panels_worst 5"

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
-from fewshot_callbacks.callbacks._failures import UsageError
+from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.functional import evaluate_retrieval
 from tests.callbacks.models import FEATURES, LABELS, Net, loader, said, tagged, trainer
 

@@ -15,8 +15,9 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from fewshot_callbacks.callbacks import RetrievalPanels, _item_images
+from fewshot_callbacks.callbacks import RetrievalPanels
 from fewshot_callbacks.callbacks import panels as panels_module
+from fewshot_callbacks.report.findings import worst_queries
 from tests.callbacks.models import Net, items, loader, retrieval, said, tagged, trainer
 from tests.callbacks.pictured import SETS, AsGiven, Drawn, brute_force, told
 
@@ -100,6 +101,27 @@ def test_the_queries_and_neighbours_are_those_of_brute_force(drawn: Drawn) -> No
             )
             assert [each[3] for each in neighbours] == relevant[place][order[:4]].tolist()
             assert [each[1] for each in neighbours] == [str(int(kind)) for kind in labels[order[:4]]]
+
+
+def test_the_worst_are_those_of_a_report_none_perfect_and_three_of_a_class_at_most(drawn: Drawn) -> None:
+    monitor = retrieval()
+    validated(AsGiven(), loader(DATA), told(worst=99), monitor)
+    chosen, left, labels = drawn.queries("worst_queries"), [], DATA.tensors[1].tolist()
+    for query in monitor.report.per_query["mAP"].argsort().tolist():
+        if monitor.report.per_query["mAP"][query] < 1 and [labels[each] for each in left].count(labels[query]) < 3:
+            left.append(query)
+    assert chosen == left == worst_queries(monitor.report, 99)
+
+
+def test_what_is_excluded_is_no_neighbour(drawn: Drawn) -> None:
+    class Grouped(AsGiven):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            return super().validation_step(batch, batch_idx) | {"camera": (batch[0][:, 0] > 0.3).long()}
+
+    validated(Grouped(), loader(DATA), told(sample=36), retrieval(exclude="camera"))
+    camera = (DATA.tensors[0][:, 0] > 0.3).tolist()
+    rows = drawn.figures["sample_queries"][0]
+    assert all(camera[int(row[0])] != camera[int(each[0])] for row in rows for each in row[3])
 
 
 def test_the_gallery_of_another_loader(drawn: Drawn) -> None:
@@ -232,7 +254,7 @@ def test_a_shuffled_loader_keeps_images_of_its_batches(drawn: Drawn) -> None:
 
 
 def test_only_items_whose_images_were_kept_are_queries(drawn: Drawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_item_images, "MOST_KEPT", 10)
+    monkeypatch.setattr(panels_module, "MOST_KEPT", 10)
     panels = RetrievalPanels(worst=36, mistakes=36, sample=36, max_share=None)
     validated(AsGiven(), DataLoader(Stream(Shown()), batch_size=7), panels)
     assert len(drawn.figures["sample_queries"][0]) == 10

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger
 from matplotlib.figure import Figure
 
 from fewshot_callbacks.callbacks import EmbeddingMap, RetrievalMonitor, RetrievalPanels
-from fewshot_callbacks.callbacks._failures import UsageError
+from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing as FigureDrawing
 from fewshot_callbacks.callbacks._pictures import SHARE_KEY, PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.callbacks import RetrievalMonitor
-from fewshot_callbacks.callbacks._failures import UsageError
+from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.functional import evaluate_retrieval
 from tests.callbacks.models import trainer
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fewshot_callbacks import ReportWriter
-from fewshot_callbacks.callbacks._failures import UsageError
+from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.report import ReportSettings
 from tests.callbacks.models import items, loader, retrieval, trainer
 from tests.callbacks.pictured import AsGiven

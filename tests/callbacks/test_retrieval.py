@@ -12,20 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.callbacks import RetrievalMonitor, _progress
+from fewshot_callbacks.callbacks import RetrievalMonitor, _conduct
 from fewshot_callbacks.functional import evaluate_retrieval
-from tests.callbacks.models import (
-    FEATURES,
-    Net,
-    Scripted,
-    items,
-    loader,
-    measured,
-    retrieval,
-    said,
-    scripted,
-    trainer,
-)
+from tests.callbacks.models import FEATURES, Net, Scripted, items, loader, measured, retrieval, said, scripted, trainer
 
 QUERIES, GALLERY = items(), items(per_class=4, seed=4)
 
@@ -287,7 +276,7 @@ def test_half_precision_is_stored_as_it_comes() -> None:
 
     class Looks(Callback):
         def on_validation_epoch_end(self, *_: Any) -> None:
-            seen.extend(batch.embeddings.dtype for batch in monitor._stores[0, False]._batches)
+            seen.extend(batch.embeddings.dtype for batch in monitor._parts.stores[0, False]._batches)
 
     made = trainer(Looks(), monitor, precision="bf16-mixed")
     made.validate(net, loader(), verbose=False)
@@ -382,9 +371,9 @@ BARS = {
 def test_a_long_evaluation_is_shown_on_the_trainers_bar_and_a_short_one_is_not(
     bar: str, long: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_progress, "QUIET_SECONDS", 0.0 if long else 1000.0)
+    monkeypatch.setattr(_conduct, "QUIET_SECONDS", 0.0 if long else 1000.0)
     tasks: list[tuple[str, int]] = []
-    monkeypatch.setattr(_progress, "tqdm", _tqdm_spy(_progress.tqdm, tasks))
+    monkeypatch.setattr(_conduct, "tqdm", _tqdm_spy(_conduct.tqdm, tasks))
     shown = BARS[bar]()
     monkeypatch.setattr(Progress, "add_task", _rich_spy(Progress.add_task, tasks))
     logged = run_with(shown)

@@ -257,7 +257,7 @@ def test_embeddings_that_require_a_gradient_are_kept_without_it(source: Any) -> 
 
     class Watch(Callback):
         def on_validation_batch_end(self, *_: Any) -> None:
-            [store] = watched[0]._stores.values()  # type: ignore[attr-defined]
+            [store] = watched[0]._parts.stores.values()  # type: ignore[attr-defined]
             [moments] = watched[1]._moments.values()  # type: ignore[attr-defined]
             held.extend(batch.embeddings.requires_grad for batch in store._batches)
             held.append(moments.means.requires_grad)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks import EmbeddingSource
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
-from fewshot_callbacks.callbacks._failures import UsageError
+from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
 from tests.callbacks.models import Net, hooks, items, loader, measured, retrieval, trainer
 

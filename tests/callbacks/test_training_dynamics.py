@@ -24,16 +24,7 @@ from fewshot_callbacks._trainer import without_side_effects
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
 from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, training_dynamics
 from fewshot_callbacks.protonet import ProtoNet
-from tests.callbacks.models import (
-    SHOTS,
-    Backbone,
-    EveryBatch,
-    episode_items,
-    episodes,
-    protonet,
-    said,
-    trainer,
-)
+from tests.callbacks.models import SHOTS, Backbone, EveryBatch, episode_items, episodes, protonet, said, trainer
 from tests.functional.dynamics.slow_dynamics import slow_dynamics
 
 MEASURES = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")

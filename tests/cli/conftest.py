@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from fewshot_callbacks.data._glyph_drawing import DrawnGlyphs
-from fewshot_callbacks.data.glyphs import SCRIPTS_OF, load_drawing
+from fewshot_callbacks.data.glyphs import SCRIPTS_OF, DrawnGlyphs, load_drawing
 
 
 def first_classes(drawn: DrawnGlyphs, number: int) -> DrawnGlyphs:

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from fewshot_callbacks.cli.compare import DYNAMICS
+from fewshot_callbacks.cli.compare import DYNAMICS, RECORD, TrainingRecord, best_checkpoint
 from fewshot_callbacks.cli.main import main
-from fewshot_callbacks.cli.runs import RECORD, TrainingRecord, best_checkpoint
 from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, compare_dynamics
 from tests.cli.words import CONFIGS, QUIET, TINY
 

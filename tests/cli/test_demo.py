@@ -90,8 +90,10 @@ def values(folder):
     return rows
 
 
-def test_what_ctrl_c_leaves_is_replaced_by_a_demo_with_the_results_of_its_seed(finished, tmp_path, monkeypatch, caplog):
+def test_ctrl_c_leaves_an_earlier_demo_and_a_whole_one_replaces_it(finished, tmp_path, monkeypatch, caplog):
     words, before = ["demo", "--output", str(tmp_path / "demo"), *QUICK], signal.getsignal(signal.SIGINT)
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo/results.json").write_text("[]")
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -102,6 +104,7 @@ def test_what_ctrl_c_leaves_is_replaced_by_a_demo_with_the_results_of_its_seed(f
             assert main(words) == 130
         finally:
             signal.signal(signal.SIGINT, before)  # which Lightning ignores from then on
+    assert [path.name for path in tmp_path.rglob("*")] == ["demo", "results.json"]
     assert main(words) == 0
     assert "GPU available" not in caplog.text  # nor any other remark of Lightning
     assert values(tmp_path / "demo") == values(finished)

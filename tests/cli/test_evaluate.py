@@ -5,6 +5,8 @@ import json
 import math
 import re
 import struct
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -366,3 +368,40 @@ def test_two_files_with_judgements_hold_the_same_ids(judged, capsys):
     assert main([*files, str(folder / "ids.npz")]) == 0
     assert main([*files, str(folder / "other.npz")]) == 1
     assert "3 query_ids" in capsys.readouterr().err
+
+
+@pytest.fixture
+def parts(stored, tmp_path):
+    """The same embeddings in three files of float16, and the report of float32 copies of these."""
+    _, embeddings, labels = stored
+    halves = embeddings.astype(np.float16)
+    for part in range(3):
+        np.savez(tmp_path / f"part{part}.npz", vectors=halves[part::3], label=labels[part::3])
+    order = np.concatenate([np.arange(200)[part::3] for part in range(3)])
+    return f"{tmp_path}/part*.npz", evaluate_retrieval(halves[order].astype(np.float32), labels[order])
+
+
+def test_files_larger_than_the_budget_are_read_piece_by_piece(parts, capsys):
+    files, expected = parts
+    for memory in ("512", "0.01"):
+        words = ["evaluate", files, "--labels", "label", "--embeddings", "vectors", "--memory_mb", memory, "--json"]
+        assert main(words) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert printed["metrics"] == expected.to_dict()["metrics"]
+        assert printed["J"] > 0
+
+
+def test_files_without_names_of_their_labels(parts, capsys):
+    files, _ = parts
+    assert main(["evaluate", files]) == 1
+    assert "Pass --labels with the name of an array or column" in capsys.readouterr().err
+    assert main(["evaluate", files, "--labels", "kinds"]) == 1
+    assert "part0.npz has no 'kinds', but 'vectors', 'label'" in capsys.readouterr().err
+
+
+def test_several_processes_evaluate_files_together(parts):
+    files, expected = parts
+    several = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fewshot_callbacks"]
+    words = [*several, "evaluate", files, "--labels", "label", "--json"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
+    assert json.loads(ran.stdout)["metrics"] == expected.to_dict()["metrics"]  # printed by one of them

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fewshot_callbacks.cli.compare import TrainingRecord
 from fewshot_callbacks.cli.fit import command
 from fewshot_callbacks.cli.main import main
-from fewshot_callbacks.cli.runs import TrainingRecord
 from tests.cli.words import CONFIGS, QUIET, TINY, TINY_BALANCED, write_images
 
 

@@ -9,8 +9,16 @@ import pytest
 import torch
 
 from fewshot_callbacks.data import Glyphs, augment_glyphs, glyphs
-from fewshot_callbacks.data._glyph_drawing import FACES, LOOK_ALIKE, DrawnGlyphs, _look_alikes, script_of
-from fewshot_callbacks.data.glyphs import SCRIPTS_OF, cache_file, load_drawing
+from fewshot_callbacks.data.glyphs import (
+    FACES,
+    LOOK_ALIKE,
+    SCRIPTS_OF,
+    DrawnGlyphs,
+    _look_alikes,
+    cache_file,
+    load_drawing,
+    script_of,
+)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
 
 from fewshot_callbacks.data import PhotoTransform
-from fewshot_callbacks.data.photo_transform import jitter_colours
+from fewshot_callbacks.data.image_set import jitter_colours
 
 SIDE = 8
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "image_size": SIDE, "resize": SIDE, "min_area": 1.0}

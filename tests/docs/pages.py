@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from PIL import Image
+from pyarrow import parquet
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -87,8 +89,11 @@ def names() -> dict[str, Any]:
 
 
 def write_files(folder: Path) -> None:
-    """Write the files that commands name: embeddings.npz, other.npz, photos/ and ROOT/{train,val,test}/class/*.png."""
+    """Write what commands name: embeddings.npz, other.npz, embeddings/*.parquet, photos/, ROOT/{train,val,test}/."""
     given = names()
+    columns = {"embeddings": list(given["embeddings"].numpy()), "label": given["labels"].numpy()}
+    (folder / "embeddings").mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.table(columns), folder / "embeddings" / "part-0.parquet")
     for name, embeddings in (("embeddings", given["embeddings"]), ("other", given["other_embeddings"])):
         np.savez(folder / f"{name}.npz", embeddings=embeddings.numpy(), labels=given["labels"].numpy())
     pixels = (given["images"].permute(0, 2, 3, 1) * 255).byte().numpy()
@@ -118,6 +123,8 @@ def check_command(words: list[str]) -> None:
     program, *rest = words
     if program.endswith("fewshot"):
         check_fewshot(rest)
+    elif program == "torchrun":  # one process of it: what it runs is the same command
+        check_fewshot(rest[rest.index("fewshot_callbacks") + 1 :])
     elif program.endswith(("python", "python3")) and rest[0] != "-m":
         script = ROOT / rest[0]
         assert script.is_file(), f"{shlex.join(words)}: there is no {rest[0]}"

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fewshot_callbacks.functional import discriminant_ratio, variance_ratio, variance_ratio_of_set
-from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
-from fewshot_callbacks.functional.variance_ratio import batch_ratios
+from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, batch_ratios
 from tests.functional.class_cases import batches, extreme_sets, made
 from tests.functional.variance import interval_by_definition
 from tests.thread_processes import in_threads

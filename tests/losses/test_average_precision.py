@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.losses import BinaryCodes, SoftAveragePrecisionLoss, histograms
+from fewshot_callbacks.losses import BinaryCodes, SoftAveragePrecisionLoss, average_precision
 
 
 def by_loops(scores: list[float], relevant: list[bool], bins: int, low: float, high: float) -> float:
@@ -73,8 +73,8 @@ def clear_of_kinks(embeddings: Tensor, similarity: str, bins: int) -> bool:
 @pytest.mark.parametrize("remade", [False, True])
 def test_gradients_are_those_of_finite_differences(similarity, remade, monkeypatch):
     if remade:
-        monkeypatch.setattr(histograms, "KEPT_BYTES", 0)
-    monkeypatch.setattr(histograms, "CHUNK_SCORES", 21)  # several pieces
+        monkeypatch.setattr(average_precision, "KEPT_BYTES", 0)
+    monkeypatch.setattr(average_precision, "CHUNK_SCORES", 21)  # several pieces
     labels = torch.tensor([0, 0, 1, 1, 0, 2, 1])
     for seed in range(20):
         embeddings = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

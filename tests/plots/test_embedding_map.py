@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from fewshot_callbacks.plots.embedding_map import embedding_map
-from fewshot_callbacks.plots.projection import Projection, project
+from fewshot_callbacks.plots.embedding_map import Projection, embedding_map, project
 from fewshot_callbacks.plots.style import LIGHT_GREY, encode
 from tests.plots.legible import assert_legible, drawn_texts
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from fewshot_callbacks.plots.pictures import to_picture
+from fewshot_callbacks.plots.panels import to_picture
 
 
 def test_bytes_of_a_tensor_and_of_an_array_are_the_same_picture():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.spatial import procrustes
 from sklearn.decomposition import PCA
 
-from fewshot_callbacks.plots.projection import Projection, project
+from fewshot_callbacks.plots.embedding_map import Projection, project
 
 LABELS = np.arange(40) % 4
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.plots.style import encode, house_style, new_figure
-from fewshot_callbacks.plots.text import ELLIPSIS, readable, shorten, width_of, wrap
+from fewshot_callbacks.plots.style import ELLIPSIS, encode, house_style, new_figure, readable, shorten, width_of, wrap
 
 
 @pytest.mark.parametrize(

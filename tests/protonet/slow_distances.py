@@ -2,9 +2,7 @@
 
 import math
 
-from fewshot_callbacks.protonet import (
-    Distance,
-)
+from fewshot_callbacks.protonet import Distance
 
 DISTANCES: list[Distance] = ["euclidean", "unit_euclidean", "angular"]
 

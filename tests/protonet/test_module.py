@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks.data.episodes import EpisodicBatchSampler
+from fewshot_callbacks.data.samplers import EpisodicBatchSampler
 from fewshot_callbacks.functional.episodes import EpisodeAccuracy, EpisodeList, sample_episodes
 from fewshot_callbacks.protonet import (
     DistanceRatioHead,
@@ -24,8 +24,8 @@ from fewshot_callbacks.protonet import (
     evaluate_episodes,
     prototypes,
 )
-from fewshot_callbacks.protonet._divergence import ExponentWatch
 from fewshot_callbacks.protonet.evaluation import batch_norm_of_the_batch, query_hits
+from fewshot_callbacks.protonet.module import ExponentWatch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`"),  # many tests here train or evaluate, not both

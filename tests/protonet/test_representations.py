@@ -18,7 +18,7 @@ from fewshot_callbacks.protonet import (
     class_logits,
     evaluate_episodes,
 )
-from fewshot_callbacks.protonet.representations import check_representation
+from fewshot_callbacks.protonet.heads import check_representation
 from tests.protonet.slow_distances import DISTANCES, slow_distance
 
 

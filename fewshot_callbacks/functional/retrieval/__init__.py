@@ -2,15 +2,18 @@
 
 from fewshot_callbacks.engine.options import Progress
 from fewshot_callbacks.engine.vectors import Similarity
-from fewshot_callbacks.functional.retrieval.compare import compare_reports
+from fewshot_callbacks.functional.retrieval.compare import GeneralizationGap, compare_reports, generalization_gap
 from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.generalization_gap import GeneralizationGap, generalization_gap
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, grouped_recall
 from fewshot_callbacks.functional.retrieval.inputs import Share
 from fewshot_callbacks.functional.retrieval.label_groups import Unmatched, label_groups
-from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
-from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
+from fewshot_callbacks.functional.retrieval.operating_points import (
+    Enclosure,
+    ErrorRatePoint,
+    OperatingPoint,
+    PairCounts,
+)
 from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor, Ties
 from fewshot_callbacks.functional.retrieval.registry import DEFAULT_METRICS, METRICS, RELEVANCE_METRICS, asked_metric
 from fewshot_callbacks.functional.retrieval.relevance import Relevance

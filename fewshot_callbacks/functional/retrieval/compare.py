@@ -1,17 +1,21 @@
-"""Compares two evaluations of the same queries, query by query, with intervals of the differences."""
+"""Compares evaluations, with intervals of the differences: of the same queries, and of training and other classes."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import torch
 
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, over_splits
 from fewshot_callbacks.functional.retrieval.registry import asked_metric
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
-from fewshot_callbacks.functional.statistics.class_means import class_means
-from fewshot_callbacks.functional.statistics.intervals import (
+from fewshot_callbacks.functional.statistics import (
     UNKNOWN,
     Difference,
     Interval,
+    class_means,
+    independent_difference_interval,
     normal_quantile,
     paired_difference_interval,
 )
@@ -81,3 +85,132 @@ def _grouped(first: GroupedRecall | None, second: GroupedRecall | None, confiden
             splits = (paired_difference_interval(split, confidence=confidence) for split in values - others)
             intervals[f"grouped_recall@{k}{'_miss' if first.unmatched == 'miss' else ''}"] = over_splits(splits)
     return intervals
+
+
+@dataclass(frozen=True)
+class GeneralizationGap:
+    """Recall of training classes minus recall of validation classes.
+
+    Differences lie in [-1, 1]. An interval that lies above zero means overfitting, unless the training classes are easier:
+    then an untrained network shows the gap, too.
+
+    Examples:
+        >>> from fewshot_callbacks.functional import Difference, Interval
+        >>> seen, unseen = Difference(0.9, 0.7, Interval(0.1, 0.3)), Difference(0.8, 0.4, Interval(0.3, 0.5))
+        >>> gap = GeneralizationGap({1: seen}, {1: unseen}, 10, (100, 50), (20.0, 20.0), 0.95)
+        >>> gap.is_overfitting
+        True
+    """
+
+    grouped: dict[int, Difference]
+    """K -> Grouped Recall@K of training classes, of validation classes, and the interval of the difference"""
+    recall: dict[int, Difference]
+    """K -> the same for plain Recall@K, which also depends on the number of classes"""
+    group_size: int
+    """number of classes in a group of Grouped Recall"""
+    classes: tuple[int, int]
+    """number of training and of validation classes that were measured"""
+    items_per_class: tuple[float, float]
+    """mean number of items per class, in training and in validation"""
+    confidence: float
+    """confidence level of the intervals"""
+
+    @property
+    def is_overfitting(self) -> bool:
+        """Whether the interval of the gap in Grouped Recall at the smallest K lies above zero."""
+        return self.grouped[min(self.grouped)].interval.low > 0
+
+    def metrics(self) -> dict[str, float]:
+        """Return all values under the names with which they are logged, the primary metric first."""
+        values: dict[str, float] = {}
+        for metric, differences in (("grouped_recall", self.grouped), ("recall", self.recall)):
+            for k, difference in differences.items():
+                name = f"{metric}@{k}"
+                values |= {
+                    name: difference.value,
+                    f"{name}_low": difference.interval.low,
+                    f"{name}_high": difference.interval.high,
+                    f"train_{name}": difference.first,
+                    f"val_{name}": difference.second,
+                }
+        return values
+
+    def in_words(self) -> str:
+        """Describe the gap in a sentence or two."""
+        k = min(self.grouped)
+        grouped, plain = self.grouped[k], self.recall[k]
+        gap = f"{grouped.value:+.3f} [{grouped.interval.low:+.3f}, {grouped.interval.high:+.3f}]"
+        level = f"{self.confidence:.0%} interval"
+        if math.isnan(grouped.interval.low):
+            verdict = f"The gap of {grouped.value:+.3f} has no interval, so it cannot be interpreted"
+        elif grouped.interval.low > 0:
+            verdict = f"The gap of {gap} is beyond its {level}: overfitting, unless an untrained network shows it, too"
+        elif grouped.interval.high < 0:
+            verdict = f"The gap of {gap} is below zero, beyond its {level}: the validation classes are easier"
+        else:
+            verdict = f"The gap of {gap} is within chance ({self.confidence:.0%})"
+        return (
+            f"Grouped Recall@{k} among {self.group_size} classes: {grouped.first:.3f} on training classes, "
+            f"{grouped.second:.3f} on validation classes. {verdict}. (Plain Recall@{k}: {plain.first:.3f} among "
+            f"{self.classes[0]} training classes, {plain.second:.3f} among {self.classes[1]} validation classes.)"
+        )
+
+
+def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -> GeneralizationGap:
+    """Compute the difference in recall between a report of training classes and a report of validation classes.
+
+    Both sets should have about the same number of items per class: recall rises with that number.
+
+    Args:
+        training: Report of items of training classes, embedded in evaluation mode, without augmentation.
+        validation: Report of items of classes that the model has not seen.
+
+    Returns:
+        The differences, in [-1, 1], for each K that both reports have; the two sets are taken as independent.
+
+    Raises:
+        ValueError: If a report has no Grouped Recall, or the two have no K in common.
+
+    Examples:
+        >>> import torch
+        >>> from fewshot_callbacks import evaluate_retrieval
+        >>> labels = torch.arange(100).repeat_interleave(5)
+        >>> seen = torch.nn.functional.one_hot(labels).float()
+        >>> unseen = torch.randn(500, 20, generator=torch.Generator().manual_seed(0))
+        >>> gap = generalization_gap(*(evaluate_retrieval(part, labels) for part in (seen, unseen)))
+        >>> gap.is_overfitting, gap.grouped[1].first
+        (True, 1.0)
+    """
+    for name, report in (("training", training), ("validation", validation)):
+        if report.grouped is None:
+            raise ValueError(
+                f"generalization_gap: the {name} report has no Grouped Recall. Its notes: {' '.join(report.notes) or '-'} "
+                "Evaluate both sets with one label_groups that leaves two groups in each: use a smaller label_groups, or "
+                "more classes."
+            )
+    assert training.grouped is not None
+    assert validation.grouped is not None
+    grouped = training.grouped.minus(validation.grouped)
+    assert training.grouped.group_size is not None  # which `minus` refuses
+    ks = sorted(k for k in grouped if all(f"recall@{k}" in report.values for report in (training, validation)))
+    if not ks:
+        raise ValueError(
+            f"generalization_gap: the reports share no K: Grouped Recall at {sorted(training.grouped.at)} and "
+            f"{sorted(validation.grouped.at)}, and {', '.join(training.values)} and {', '.join(validation.values)}. "
+            "Evaluate both with metrics=('grouped_recall@1', 'recall@1')."
+        )
+    recall = {}
+    for k in ks:
+        name = f"recall@{k}"
+        first, second = training[name], validation[name]
+        intervals = training.intervals[name], validation.intervals[name]
+        interval = independent_difference_interval(first, intervals[0], second, intervals[1])
+        recall[k] = Difference(first, second, interval)
+    return GeneralizationGap(
+        grouped={k: grouped[k] for k in ks},
+        recall=recall,
+        group_size=training.grouped.group_size,
+        classes=(training.classes, validation.classes),
+        items_per_class=(training.gallery / training.classes, validation.gallery / validation.classes),
+        confidence=training.grouped.confidence,
+    )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from fewshot_callbacks.engine.layout import least_bytes, plan_layout
-from fewshot_callbacks.functional.retrieval.settings import bytes_of, check_memory, memory_or_default
+from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 
 EmbeddingType = Literal["float16", "bfloat16", "float32", "float64"]
 """The dtypes of embeddings, by their names in PyTorch."""
@@ -88,8 +88,7 @@ def plan_evaluation(
         >>> plan_evaluation(158_652, 158_652, 512, max_queries=1000).pairs
         158652000
     """
-    memory_mb = memory_or_default(memory_mb)
-    check_memory("plan_evaluation", memory_mb)
+    budget = memory_bytes("plan_evaluation", memory_mb)
     numbers = {"queries": queries, "gallery": gallery, "dim": dim, "relevant": relevant}
     if max_queries is not None:
         numbers["max_queries"] = max_queries
@@ -100,15 +99,12 @@ def plan_evaluation(
             raise ValueError(f"plan_evaluation: {name}={value} must be positive.")
     if relevant < 0:
         raise ValueError(f"plan_evaluation: relevant={relevant} must not be negative.")
-    if dtype not in get_args(EmbeddingType):
-        raise ValueError(
-            f"plan_evaluation: dtype={dtype!r} is unknown. Choose one of {', '.join(get_args(EmbeddingType))}."
-        )
-    held = queries
+    if dtype not in _BYTES:
+        raise ValueError(f"plan_evaluation: dtype={dtype!r} is unknown. Choose one of {', '.join(_BYTES)}.")
+    number_bytes, held = _BYTES[dtype], queries
     queries = held if max_queries is None else min(held, max_queries)
-    memory_bytes, number_bytes = bytes_of(memory_mb), _BYTES[dtype]
     least = least_bytes(queries, gallery, dim, relevant * queries)
-    size = plan_layout(max(memory_bytes, least), queries, gallery, dim, relevant * queries, sides=2)
+    size = plan_layout(max(budget, least), queries, gallery, dim, relevant * queries, sides=2)
     pairs = queries * gallery
     return EvaluationPlan(
         queries=queries,
@@ -120,7 +116,7 @@ def plan_evaluation(
         gallery_bytes=number_bytes * dim * gallery,
         copy_bytes=4 * dim * (gallery if held == gallery else held + gallery) if number_bytes < 4 else 0,
         matrix_bytes=4 * pairs,
-        memory_bytes=memory_bytes,
+        memory_bytes=budget,
         needed_bytes=size.bytes,
         least_bytes=least,
         tile=(min(size.height, queries), min(size.width, gallery)),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -20,7 +20,7 @@ from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.engine.relevance import Relevance as Candidates
 from fewshot_callbacks.engine.vectors import Vectors
-from fewshot_callbacks.functional._torch_mode import default_mode
+from fewshot_callbacks.functional._tensors import default_mode
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
     GroupWithoutMatchError,
@@ -28,32 +28,32 @@ from fewshot_callbacks.functional.retrieval.grouped_recall import (
     search_groups,
 )
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, Share, collect_inputs
-from fewshot_callbacks.functional.retrieval.label_groups import Splits
-from fewshot_callbacks.functional.retrieval.oddities import have_collapsed, longest_item, zero_vectors
 from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisions
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy as nearest_prototype
 from fewshot_callbacks.functional.retrieval.rank_metrics import Gain, depends_on_ties, gains_of, graded_ndcg
 from fewshot_callbacks.functional.retrieval.registry import Asked, asked_metric
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
-from fewshot_callbacks.functional.retrieval.report import RetrievalReport, notes_on
+from fewshot_callbacks.functional.retrieval.report import (
+    RetrievalReport,
+    note_of_rates,
+    notes_on,
+)
 from fewshot_callbacks.functional.retrieval.settings import (
     RetrievalOptions,
     RetrievalSettings,
-    bytes_of,
     compute_device,
-    memory_or_default,
+    memory_bytes,
     shows_settings,
 )
 from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest, decide
-from fewshot_callbacks.functional.statistics.class_means import exact_mean, macro_mean
-from fewshot_callbacks.functional.statistics.intervals import (
+from fewshot_callbacks.functional.statistics import (
     Interval,
     clustered_mean_interval,
+    exact_mean,
+    macro_mean,
     macro_mean_interval,
 )
-
-# Ratio to the median length from which a note names the longest embedding.
-LONGEST_RATIO = 1000.0
+from fewshot_callbacks.stored import in_memory
 
 _CALL = "evaluate_retrieval"
 
@@ -138,6 +138,7 @@ def evaluate_retrieval(
             **ids_and_groups,
             relevance=relevance,
             as_codes=checked.similarity == "hamming",
+            memory=checked.main_memory(),
         )
         if inputs.given is not None:
             checked = checked.without_classes(_CALL)
@@ -165,11 +166,14 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
     processes = inputs.processes
     asked = _draw(inputs, settings)
     device = compute_device(_CALL, "cpu" if settings.similarity == "hamming" else settings.device)
-    budget = memory_bytes(device, settings.memory_mb)
+    if settings.memory_mb is None and device.type == "cuda":  # half of what is free there
+        budget = torch.cuda.mem_get_info(device)[0] // 2
+    else:
+        budget = memory_bytes(_CALL, settings.memory_mb)
     with computing() as threads:
         ranked = asked.as_one_set()
         vectors = Vectors(
-            ranked.queries,
+            in_memory(ranked.queries),
             None if ranked.is_one_set else ranked.gallery,
             settings.similarity,
             threads=threads,
@@ -196,7 +200,8 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             raise ValueError(_no_match(asked))
         pooled = decide(done, request)
         done.release()
-        notes = _notes(done, per_query) + _note_of_rates(request.false_match_rates, pooled)
+        notes = notes_on(vectors, per_query.relevant, per_query.tied)
+        notes += note_of_rates("match", request.false_match_rates, pooled.pair_counts.irrelevant, "irrelevant pairs")
         memory_note = _memory_note(done, processes, budget)
         if asked.drawn is not None:
             notes.insert(
@@ -206,19 +211,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             )
         of_all = asked.drawn is None
         grouped = _grouped(notes, ranked if of_all else inputs, settings, done if of_all else None, threads)
-        found = _Found(per_query, pooled, grouped, tuple(notes), memory_note)
-        return _summarised(inputs, asked, settings, found)
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What an evaluation has found, before means are taken."""
-
-    per_query: _PerQuery
-    pooled: PooledDecisions
-    grouped: GroupedRecall | None
-    notes: tuple[str, ...]
-    memory_note: str | None
+        return _summarised(inputs, asked, settings, per_query, pooled, grouped, tuple(notes), memory_note)
 
 
 def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInputs:
@@ -241,10 +234,16 @@ def _request(settings: RetrievalSettings) -> PooledRequest:
 
 
 def _summarised(
-    inputs: RetrievalInputs, asked: RetrievalInputs, settings: RetrievalSettings, found: _Found
+    inputs: RetrievalInputs,
+    asked: RetrievalInputs,
+    settings: RetrievalSettings,
+    per_query: _PerQuery,
+    pooled: PooledDecisions,
+    grouped: GroupedRecall | None,
+    notes: tuple[str, ...],
+    memory_note: str | None,
 ) -> RetrievalReport:
     """Take the values that were asked for, and their intervals."""
-    per_query, pooled, grouped = found.per_query, found.pooled, found.grouped
     labels, confidence = asked.query_labels, settings.confidence
     values: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
@@ -279,8 +278,8 @@ def _summarised(
         is_estimate=asked.drawn is not None,
         similarity=settings.similarity,
         ties=settings.ties,
-        notes=found.notes,
-        memory_note=found.memory_note,
+        notes=notes,
+        memory_note=memory_note,
         per_query=per_query.values,
         query_labels=labels,
         drawn=asked.drawn,
@@ -305,70 +304,26 @@ def _grouped(
         done: The evaluation of all pairs of these queries, of which much is used again; None if it was of a sample.
         threads: To compute with.
     """
-    splits = _splits(notes, sets, settings)
-    if splits is None:
+    if not settings.grouped_k:
+        return None
+    size, distinct = settings.label_groups, len(sets.query_labels.unique())
+    if isinstance(size, int) and distinct < 2 * size:
+        notes.append(
+            f"Grouped Recall is left out: two groups of label_groups={size} labels need {2 * size}, and the "
+            f"queries have {distinct}. "
+            + (f"Use label_groups <= {distinct // 2}." if distinct >= 4 else "Pass label_groups=None.")
+        )
+        return None
+    try:
+        splits = choose_groups(_CALL, sets, settings)
+    except ValueError as error:
+        notes.append(f"Grouped Recall is left out. {error}")
         return None
     try:
         return search_groups(sets, splits, settings, done, threads)
     except GroupWithoutMatchError as error:
         notes.append(str(error))
         return None
-
-
-def _note_of_longest(vectors: Vectors) -> list[str]:
-    """Note an embedding far longer than the others, which is seldom intended and slows the evaluation."""
-    row, ratio = longest_item(vectors)
-    ratio = vectors.processes.largest([ratio])[0]
-    if ratio < LONGEST_RATIO:
-        return []
-    which = f"Gallery row {row}" if vectors.processes.count == 1 else "One gallery row"
-    return [
-        f"{which} is {ratio:.2g} times as long as the median embedding. The metrics are exact, but the evaluation is slow "
-        'with it. Look for a diverged batch, drop the row, or use similarity="cosine".'
-    ]
-
-
-def _note_of_rates(rates: Sequence[float], pooled: PooledDecisions) -> list[str]:
-    """Note false match rates below that of a single irrelevant pair, which only more data can show."""
-    pairs = pooled.pair_counts.irrelevant
-    smaller = [f"{rate:g}" for rate in rates if pairs and rate < 1 / pairs]
-    if not smaller:
-        return []
-    return [
-        f"A false match rate below {1 / pairs:.3g} (1 / {pairs:,}) cannot be measured with {pairs:,} irrelevant pairs: at "
-        f"{', '.join(smaller)} the threshold only excludes every irrelevant pair of this set, and new data may exceed the "
-        "rate."
-    ]
-
-
-def _splits(notes: list[str], sets: RetrievalInputs, settings: RetrievalSettings) -> Splits | None:
-    """Choose the groups for Grouped Recall; None if it is not wanted or, with a note, if there are too few labels."""
-    if not settings.grouped_k:
-        return None
-    groups = settings.label_groups
-    if not isinstance(groups, int):
-        try:
-            return choose_groups(_CALL, sets, settings)
-        except ValueError as error:
-            notes.append(f"Grouped Recall is left out. {error}")
-            return None
-    distinct = len(sets.query_labels.unique())
-    if distinct < 2 * groups:
-        notes.append(
-            f"Grouped Recall is left out: two groups of label_groups={groups} labels need {2 * groups}, and the "
-            f"queries have {distinct}. "
-            + (f"Use label_groups <= {distinct // 2}." if distinct >= 4 else "Pass label_groups=None.")
-        )
-        return None
-    return choose_groups(_CALL, sets, settings)
-
-
-def memory_bytes(device: torch.device, memory_mb: float | None) -> int:
-    """Budget of the pass: main memory on the CPU, else memory of the device (by default half of what is free)."""
-    if memory_mb is not None or device.type == "cpu":
-        return bytes_of(memory_or_default(memory_mb))
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free // 2)
 
 
 QueryMetric = Callable[[RankBlock], Float[Tensor, "queries"]]
@@ -484,9 +439,13 @@ def _prototype_accuracy(
         "processes": inputs.processes,
     }
     if asked.drawn is not None and inputs.same_set:  # a drawn query is left out of its own class's mean, too
-        every = nearest_prototype(inputs.queries, own_labels, inputs.gallery, own_labels, **options)
+        every = nearest_prototype(
+            in_memory(inputs.queries), own_labels, in_memory(inputs.gallery), own_labels, **options
+        )
         return every[inputs.is_here(asked.drawn)]
-    return nearest_prototype(asked.queries, asked.own_query_labels, inputs.gallery, own_labels, **options)
+    return nearest_prototype(
+        in_memory(asked.queries), asked.own_query_labels, in_memory(inputs.gallery), own_labels, **options
+    )
 
 
 def _no_match(asked: RetrievalInputs) -> str:
@@ -524,14 +483,3 @@ def _memory_note(done: Evaluation, processes: Processes, budget: float) -> str |
         f"The budget of {-asked / 1e6:g} MB cannot be kept: this evaluation takes about {needed:g} MB beyond the "
         f"embeddings. Pass memory_mb={needed:g} or more."
     )
-
-
-def _notes(done: Evaluation, per_query: _PerQuery) -> list[str]:
-    notes = notes_on(
-        queries=len(per_query.relevant),
-        without_match=int((per_query.relevant == 0).sum()),
-        tied=int(per_query.tied.sum()),
-        zero_vectors=zero_vectors(done.vectors),
-        collapsed=have_collapsed(done.vectors),
-    )
-    return notes + _note_of_longest(done.vectors)

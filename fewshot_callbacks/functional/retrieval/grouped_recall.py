@@ -16,15 +16,15 @@ from typing import Any, Unpack, get_args
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.engine.evaluation import Evaluation, rank_of_best
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
-from fewshot_callbacks.engine.threads import work_off
 from fewshot_callbacks.engine.vectors import Floats, Vectors
 from fewshot_callbacks.engine.visits import everyone
-from fewshot_callbacks.functional._torch_mode import default_mode
+from fewshot_callbacks.functional._tensors import default_mode
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.label_groups import (
     Splits,
@@ -41,14 +41,15 @@ from fewshot_callbacks.functional.retrieval.settings import (
     several,
     shows_settings,
 )
-from fewshot_callbacks.functional.statistics.class_means import exact_mean
-from fewshot_callbacks.functional.statistics.intervals import (
+from fewshot_callbacks.functional.statistics import (
     UNKNOWN,
     Difference,
     Interval,
+    exact_mean,
     independent_difference_interval,
     mean_interval,
 )
+from fewshot_callbacks.stored import in_memory
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ class GroupedRecall:
 
 
 _CALL = "grouped_recall"
+# Share of the budget that the vectors of some groups, put next to each other, may take.
+COPIED_SHARE = 0.25
 
 
 @shows_settings(GroupedOptions)
@@ -211,6 +214,7 @@ def grouped_recall(
             query_groups=query_groups,
             gallery_groups=gallery_groups,
             as_codes=checked.similarity == "hamming",
+            memory=checked.main_memory(),
         )
         splits = choose_groups(_CALL, inputs, checked, repeats)
         with computing() as threads:
@@ -259,7 +263,7 @@ def search_groups(
     if done is None:
         inputs = inputs.as_one_set()
         vectors = Vectors(
-            inputs.queries,
+            in_memory(inputs.queries),
             None if inputs.is_one_set else inputs.gallery,
             settings.similarity,
             threads=threads,
@@ -288,23 +292,42 @@ def _recalls(
     processes, relevance, memory = inputs.processes, done.relevance, settings.main_memory()
     labels, own_items = inputs.own_query_labels.numpy(), inputs.own_gallery_labels.numpy()
     items = everyone(processes, own_items)
+    holder = everyone(processes, np.full(len(own_items), processes.rank))
+    of_queries, of_items = _groups_of(labels, split), _groups_of(items, split)
     recalls = torch.full((len(settings.grouped_k), len(labels)), torch.nan, dtype=torch.float64)
-
-    def search(group: Tensor, _: Any) -> None:
-        rows, mine, every = (np.flatnonzero(np.isin(some, group.numpy())) for some in (labels, own_items, items))
-        codes = [(of_queries[rows], of_items[every]) for of_queries, of_items in relevance.codes]
-        itself = np.searchsorted(every, relevance.own[rows])  # own items stand first in all numbers
-        own = np.where(relevance.own[rows] >= 0, itself, -1).astype(np.int32)
-        within = Relevance(Lists.of_labels(labels[rows], items[every]), own, codes, mutual=relevance.mutual)
-        vectors = done.vectors.take(rows, mine)
-        vectors.threads = 1
+    every_query = _groups_of(inputs.query_labels.numpy(), split)
+    rows_of_group = sum(np.bincount(some[some >= 0], minlength=len(split)) for some in (every_query, of_items))
+    copied = np.cumsum(rows_of_group * done.vectors.pairs.queries.itemsize * done.vectors.dim)
+    batches = copied // max(1, int(COPIED_SHARE * memory)) if math.isfinite(memory) else 0 * copied
+    for batch in np.unique(batches):
+        inside = np.append(batches == batch, [False])  # the last: of no group
+        rows = np.argsort(of_queries, kind="stable")
+        rows = rows[inside[of_queries[rows]]]
+        every = np.lexsort((of_items, (holder - processes.rank) % processes.count))  # own items stand first
+        every = every[inside[of_items[every]]]
+        place = np.full(len(items) + 1, -1, np.int32)
+        place[every] = np.arange(len(every))
+        within = Relevance(
+            Lists.of_labels(labels[rows], items[every]),
+            place[relevance.own[rows]],
+            [(queries[rows], gallery[every]) for queries, gallery in relevance.codes],
+            mutual=relevance.mutual,
+            groups=(of_queries[rows], of_items[every]),
+        )
+        vectors = done.vectors.take(rows, every[holder[every] == processes.rank])
         ranks = rank_of_best(vectors, within, (best[0][rows], best[1][rows]), memory, done.precision)
         for row, k in enumerate(settings.grouped_k):
             recalls[row, torch.from_numpy(rows)] = recall_at_k(ranks, k, settings.ties)
-
-    # with several processes a group is a collective call, in the same order everywhere
-    work_off(split, search, done.vectors.threads if processes.count == 1 else 1)
     return recalls
+
+
+def _groups_of(labels: NDArray[np.int64], split: Sequence[Tensor]) -> NDArray[np.int64]:
+    """Return the number of the group of each label, -1 for none."""
+    members = torch.cat(list(split)).numpy()
+    order, number = np.argsort(members), np.repeat(np.arange(len(split)), [len(group) for group in split])
+    at = np.searchsorted(members, labels, sorter=order).clip(max=len(order) - 1)
+    found: NDArray[np.int64] = np.where(members[order[at]] == labels, number[order[at]], -1)
+    return found
 
 
 def _means_of_groups(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,25 +16,33 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import ALONE, Processes, ShardIndex
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.visits import everyone
-from fewshot_callbacks.functional._codes import signs
-from fewshot_callbacks.functional._inputs import (
-    check_matrix,
-    computable,
-    exclusion_codes,
-    non_finite_rows,
-    refuse_non_finite,
-)
 from fewshot_callbacks.functional._labels import (
     CodeBook,
     Labels,
     check_labels,
+    exclusion_codes,
     merged_books,
     numbered,
     read_labels,
     sets_in,
 )
-from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional._tensors import (
+    as_tensor,
+    check_matrix,
+    computable,
+    non_finite_rows,
+    refuse_non_finite,
+    signs,
+)
 from fewshot_callbacks.functional.retrieval import relevance as given_relevance
+from fewshot_callbacks.sources import ChosenRows, Shards, is_source
+from fewshot_callbacks.stored import Stored
+
+# Share of the budget beyond which rows of files are not loaded.
+LOADED_SHARE = 0.25
+# And beyond which a gallery in memory is copied piece by piece to be multiplied, each piece once for all queries; what is
+# smaller is copied as a whole, at least in bytes (`plan_layout`).
+COPIED_SHARE = 0.8
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +80,9 @@ class RetrievalInputs:
     Labels, ids and groups are those of all processes: one number for each item, little compared with its vector.
     """
 
-    queries: Tensor
+    queries: Tensor | Stored
     """the query vectors of this process; codes as int8 of -1 and +1"""
-    gallery: Tensor
+    gallery: Tensor | Stored
     """the gallery vectors of this process, with one set the same tensor as the queries"""
     query_labels: Int[Tensor, "queries"]
     """labels of the queries of all processes"""
@@ -95,8 +104,8 @@ class RetrievalInputs:
 
     @property
     def is_one_set(self) -> bool:
-        """Whether the queries are the gallery, all of it."""
-        return self.same_set and self.drawn is None
+        """Whether the queries are the gallery, all of it, in memory."""
+        return self.same_set and self.drawn is None and not isinstance(self.gallery, Stored)
 
     def relevance(self) -> tuple[Relevance, Shaped[np.ndarray, "pairs"] | None]:
         """Return who is relevant to the queries of this process, and the grade of each pair; None if all are 1. Collective.
@@ -177,6 +186,8 @@ class RetrievalInputs:
         queries, gallery = self.queries, self.gallery
         if self.same_set or self.drawn is not None or self.given is not None or not given:
             return self
+        if isinstance(queries, Stored) or isinstance(gallery, Stored):
+            return self
         if not all(torch.equal(*sides) for sides in ((self.query_labels, self.gallery_labels), *given)):
             return self
         here = torch.equal(queries, gallery) and (self.share is None or torch.equal(*self.share))
@@ -200,6 +211,7 @@ def collect_inputs(
     *,
     relevance: given_relevance.Relevance | None = None,
     as_codes: bool = False,
+    memory: float = math.inf,
     **ids_and_groups: Any,
 ) -> RetrievalInputs:
     """Validate the inputs of an evaluation, and share labels, ids and groups (never vectors) with every process.
@@ -213,11 +225,15 @@ def collect_inputs(
         gallery_labels: Labels of the gallery items.
         relevance: Who is relevant, in place of labels: of all queries and items.
         as_codes: Pack binary codes.
+        memory: Budget in bytes; what takes much of it stays in its files.
         **ids_and_groups: Of the items of this process, as in `exclusion_codes`.
 
     Raises:
         ValueError: As `evaluate_retrieval` does; the same in every process.
     """
+    embeddings, labels, gallery, gallery_labels, ids_and_groups = _of_shards(
+        embeddings, labels, gallery, gallery_labels, ids_and_groups, relevance
+    )
     processes, same_set = held.processes, gallery is None
     if relevance is not None:
         if labels is not None or gallery_labels is not None:
@@ -228,10 +244,9 @@ def collect_inputs(
         raise ValueError(
             f"{call}: {fact}. gallery and gallery_labels belong together: pass both, or neither for leave-one-out."
         )
-    own = _part(call, processes, "embeddings", embeddings, labels, held.query_places, as_codes=as_codes)
-    others = own
-    if not same_set:
-        others = _part(call, processes, "gallery", gallery, gallery_labels, held.gallery_places, as_codes=as_codes)
+    read = functools.partial(_part, call, processes, memory=memory, as_codes=as_codes)
+    own = read("embeddings", embeddings, labels, held.query_places)
+    others = own if same_set else read("gallery", gallery, gallery_labels, held.gallery_places)
     _check_dims(call, own.vectors.shape[1], others.vectors.shape[1], as_codes=as_codes)
     mine = exclusion_codes(call, same_set, len(own.vectors), len(others.vectors), **ids_and_groups)
     codes = {}
@@ -246,8 +261,7 @@ def collect_inputs(
     if relevance is not None:
         _check_relevance(call, relevance, own.length, others.length, same_set=same_set)
         of_queries = torch.arange(own.length) if relevance.clusters is None else torch.from_numpy(relevance.clusters)
-    common = torch.promote_types(own.vectors.dtype, others.vectors.dtype)
-    queries, items, share = own.vectors.to(common), others.vectors.to(common), ShardIndex(own.places, others.places)
+    queries, items, share = *_of_one_type(own.vectors, others.vectors), ShardIndex(own.places, others.places)
     if processes.count == 1:
         queries, items = _in_order(own, queries), _in_order(others, items)
     return RetrievalInputs(
@@ -262,6 +276,36 @@ def collect_inputs(
         names,
         given=relevance,
     )
+
+
+def _of_shards(
+    embeddings: Any,
+    labels: Any,
+    gallery: Any,
+    gallery_labels: Any,
+    ids_and_groups: dict[str, Any],
+    relevance: given_relevance.Relevance | None,
+) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    """Fill in what the files of embeddings hold beside them, where nothing else was given."""
+    sides = {"query": embeddings, "gallery": gallery}
+    if isinstance(embeddings, Shards) and embeddings.queries is not None and gallery is None:
+        sides = {
+            "query": ChosenRows(embeddings, embeddings.queries),
+            "gallery": ChosenRows(embeddings, ~embeddings.queries),
+        }
+    found = {"labels": labels, "gallery_labels": gallery_labels, **ids_and_groups}
+    for side, rows in sides.items():
+        if isinstance(rows, Shards | ChosenRows):
+            names = {} if relevance is not None else {"labels" if side == "query" else "gallery_labels": rows.labels}
+            two_sets = sides["gallery"] is not None
+            names |= {f"{side}_ids": rows.ids if two_sets else None, f"{side}_groups": rows.groups}
+            found |= {name: value for name, value in names.items() if found.get(name) is None}
+    rest = {name: found[name] for name in found if name not in ("labels", "gallery_labels")}
+    for kind in ("ids", "groups") if sides["gallery"] is not None else ():
+        both = {f"query_{kind}", f"gallery_{kind}"}  # what only the files of one side hold excludes nobody
+        if all(ids_and_groups.get(name) is None for name in both) and any(rest.get(name) is None for name in both):
+            rest |= dict.fromkeys(both)
+    return sides["query"], found["labels"], sides["gallery"], found["gallery_labels"], rest
 
 
 def _no_labels(embeddings: Any) -> Int[Tensor, "items"]:
@@ -284,7 +328,7 @@ def _check_relevance(
 class _Part:
     """What this process holds of the queries or of the gallery, with the labels of all."""
 
-    vectors: Tensor
+    vectors: Tensor | Stored
     # labels of the items of all processes
     labels: Labels
     # index of each item among all
@@ -294,17 +338,35 @@ class _Part:
 
 
 def _part(
-    call: str, processes: Processes, name: str, vectors: Any, labels: Any, places: Any, *, as_codes: bool
+    call: str,
+    processes: Processes,
+    name: str,
+    vectors: Any,
+    labels: Any,
+    places: Any,
+    *,
+    memory: float,
+    as_codes: bool,
 ) -> _Part:
     """Validate one side, and gather its labels."""
-    vectors = as_tensor(vectors, name, call).cpu()
+    given, is_read = vectors, is_source(vectors) and not as_codes
+    if not is_read:
+        vectors = as_tensor(vectors[:] if is_source(vectors) else vectors, name, call).cpu()
+    # halves in memory stay what they are as items, which are converted as they are compared
+    in_memory = isinstance(given, Tensor) or type(given) is np.ndarray or not is_read
+    may_stay = name == "gallery" or not in_memory
+    size = 4.0 * math.prod(vectors.shape) if may_stay and not as_codes and len(vectors.shape) == 2 else 0.0
+    if any(processes.gather(size > (LOADED_SHARE if is_read else COPIED_SHARE) * memory)) and size:
+        vectors = Stored(vectors, memory) if is_read or vectors.is_floating_point() else vectors
+    elif is_read:
+        vectors = Stored(vectors, memory).read(slice(0, len(vectors)))
     items, dim = len(vectors) if vectors.ndim else 0, 0
     if items or processes.count == 1:  # one of several may hold nothing
         if as_codes:
             vectors = signs(vectors, name, call)
         else:
             check_matrix(vectors, name, call)
-            vectors = computable(vectors)
+            vectors = vectors if isinstance(vectors, Stored) else computable(vectors)
         dim = vectors.shape[1]
     label_name = "labels" if name == "embeddings" else "gallery_labels"
     own_labels = read_labels(labels, items, label_name, _nouns(name, as_codes=as_codes), call, sets=True)
@@ -321,20 +383,30 @@ def _part(
             )
     words = _words_of_all(call, label_name, [(rank, everyone[rank][1]) for rank, *_ in holders])
     dtype = functools.reduce(torch.promote_types, (holder[3] for holder in holders))
-    vectors = vectors.to(dtype) if items else torch.empty(0, holders[0][2], dtype=dtype)
+    if not isinstance(vectors, Stored):
+        vectors = vectors.to(dtype) if items else torch.empty(0, holders[0][2], dtype=dtype)
     counts = [held[0] for held in known]
     length, first = sum(counts), sum(counts[: processes.rank])
     if places is None:
         places = torch.arange(first, first + items)
     places = check_labels(places, items, "places", name, call)
     _check_places(call, name, torch.cat(processes.gather(places)))
-    bad = torch.empty(0, dtype=torch.int64) if as_codes else places[non_finite_rows(vectors)]
-    refuse_non_finite(torch.cat(processes.gather(bad)).sort().values, length, name, call)
+    bad = torch.empty(0, dtype=torch.int64) if as_codes else non_finite_rows(vectors)
+    where = f", which is {given.where(int(bad[0]))}" if len(bad) and isinstance(given, Shards | ChosenRows) else ""
+    refuse_non_finite(torch.cat(processes.gather(places[bad])).sort().values, length, name, call, where)
     of_all = Labels(processes.placed(own_labels.codes, places, length), words)
     return _Part(vectors, of_all, places, length)
 
 
-def _in_order(part: _Part, vectors: Tensor) -> Tensor:
+def _of_one_type(queries: Tensor | Stored, items: Tensor | Stored) -> tuple[Tensor | Stored, Tensor | Stored]:
+    """Return rows in memory in the type that holds both."""
+    if isinstance(queries, Stored) or isinstance(items, Stored):
+        return queries, items
+    common = torch.promote_types(queries.dtype, items.dtype)
+    return queries.to(common), items.to(common)
+
+
+def _in_order(part: _Part, vectors: Tensor | Stored) -> Tensor | Stored:
     """Return the vectors of one process that holds all, in the order of their places, without a copy if they are."""
     return vectors if bool((part.places.diff() > 0).all()) else vectors[part.places.argsort()]
 

@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._inputs import check_seed
 from fewshot_callbacks.functional._labels import Labels, as_labels, joined_labels, word_code
-from fewshot_callbacks.functional._torch_mode import default_mode
+from fewshot_callbacks.functional._tensors import check_seed, default_mode
 
 Unmatched = Literal["exclude", "miss"]
 """What a query without a relevant candidate in its group is: left out of the mean, or a query whose search failed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, get_args
@@ -173,8 +173,12 @@ class Asked:
         return self.metric.meaning.format(**self.parameters)
 
 
-def asked_metric(key: object) -> Asked:
+def asked_metric(key: object, among: Sequence[Metric] | None = None) -> Asked:
     """Read the key of a metric, as it is logged.
+
+    Args:
+        key: The key.
+        among: The metrics that there are; by default those of retrieval.
 
     Raises:
         ValueError: If there is no such metric, with the one that is near.
@@ -189,7 +193,8 @@ def asked_metric(key: object) -> Asked:
     if not isinstance(key, str):
         raise ValueError(f"metrics hold {key!r}. Each is the key under which it is logged, such as 'recall@1'.")
     of_queries = key.removeprefix(MACRO)
-    for metric in METRICS:
+    among = METRICS if among is None else among  # read here: a default would be that of the first import
+    for metric in among:
         if found := metric.keys.fullmatch(of_queries):
             if key != of_queries and metric.source not in ("ranks", "prototypes"):
                 raise ValueError(
@@ -207,9 +212,21 @@ def asked_metric(key: object) -> Asked:
             return Asked(key, metric, parameters)
     rank, rate = re.search(r"[1-9]\d*", of_queries), re.search(r"\d*\.\d+", of_queries)
     example = {"k": rank[0] if rank else "1", "p": rate[0] if rate else "0.95", "divisor": "min"}
-    near = difflib.get_close_matches(of_queries, [metric.pattern.format(**example) for metric in METRICS], n=1)
+    near = difflib.get_close_matches(of_queries, [metric.pattern.format(**example) for metric in among], n=1)
     if near:
         start = MACRO if key != of_queries else ""
         raise ValueError(f"there is no metric {key!r}; did you mean {start + near[0]!r}?")
-    patterns = ", ".join(metric.pattern for metric in METRICS)
-    raise ValueError(f"there is no metric {key!r}. There are {patterns}, and macro_ before those of single queries.")
+    patterns = ", ".join(metric.pattern for metric in among)
+    macro = ", and macro_ before those of single queries" if any(metric.source == "ranks" for metric in among) else ""
+    raise ValueError(f"there is no metric {key!r}. There are {patterns}{macro}.")
+
+
+def asked_metrics(call: str, keys: Sequence[str], among: Sequence[Metric]) -> list[Asked]:
+    """Read keys of metrics, each once.
+
+    Raises:
+        ValueError: As `asked_metric` does, or if they are a single word.
+    """
+    if isinstance(keys, str):
+        raise ValueError(f"{call}: metrics={keys!r} is one word. Pass several keys: metrics=({keys!r},).")
+    return [asked_metric(key, among) for key in dict.fromkeys(keys)]

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from jaxtyping import Float, Int
+import numpy as np
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine.vectors import Similarity
+from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall
-from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
-from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
+from fewshot_callbacks.functional.retrieval.operating_points import (
+    Enclosure,
+    ErrorRatePoint,
+    OperatingPoint,
+    PairCounts,
+)
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties
-from fewshot_callbacks.functional.retrieval.registry import asked_metric
-from fewshot_callbacks.functional.statistics.class_means import class_means
-from fewshot_callbacks.functional.statistics.intervals import Interval
+from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, asked_metric
+from fewshot_callbacks.functional.statistics import Interval, class_means
+
+# Ratio to the median length from which a note names the longest embedding.
+LONGEST_RATIO = 1000.0
 
 
 class Values:
     """The values of a report, each under the key with which it is logged."""
 
+    known: ClassVar[Sequence[Metric]] = METRICS
     values: dict[str, float]
+    intervals: dict[str, Interval]
 
     def __getitem__(self, key: str) -> float:
         """Return a value that was asked for.
@@ -32,7 +42,7 @@ class Values:
             LookupError: If it is not in this report, with what to ask for.
         """
         if key not in self.values:
-            asked_metric(key)
+            asked_metric(key, self.known)
             raise LookupError(
                 f"this report has no {key!r}, but {', '.join(self.values)}. Ask for it when you evaluate, with "
                 f"metrics=({key!r}, ...); if you did, the notes say why it is left out."
@@ -53,36 +63,108 @@ class Values:
         asked = {key: asked_metric(key) for key in self.values}
         return {at.parameters["k"]: self[key] for key, at in asked.items() if pattern == at.metric.pattern}
 
+    def lines(self) -> list[str]:
+        """Write each value with its interval, where there is one, in a line."""
+        lines = []
+        for name, value in self.values.items():
+            low, high = self.intervals.get(name, (math.nan, math.nan))
+            interval = "" if math.isnan(low) else f"  ({low:.4f} to {high:.4f})"
+            lines.append(f"{name:<24}{value:>8.4f}{interval}")
+        return lines
+
+    def tables(self) -> dict[str, Any]:
+        """Return values and intervals for JSON."""
+        return {
+            "metrics": {name: or_none(value) for name, value in self.values.items()},
+            "intervals": {name: [or_none(end) for end in interval] for name, interval in self.intervals.items()},
+        }
+
     def metrics(self) -> dict[str, float]:
         """Return all values under the names with which they are logged, in the order in which they were asked for."""
         return dict(self.values)
 
 
-def notes_on(*, queries: int, without_match: int, tied: int, zero_vectors: int, collapsed: bool) -> list[str]:
-    """Write the notes on what a reader of the means should know.
+def notes_on(vectors: Vectors, relevant: Int[Tensor, "queries"], tied: Bool[Tensor, "queries"]) -> list[str]:
+    """Write the notes on what a reader of the means should know; collective.
 
     Args:
-        queries: Number of queries.
-        without_match: Queries that have no relevant candidate.
+        vectors: Queries and gallery.
+        relevant: Number of relevant candidates of each query.
         tied: Queries with a relevant item that ties with an irrelevant one.
-        zero_vectors: Embeddings of length zero, where the similarity is cosine.
-        collapsed: All embeddings are the same vector.
     """
-    notes = []
+    notes, queries, without_match, ties = [], len(relevant), int((relevant == 0).sum()), int(tied.sum())
+    zero, collapsed = _zero_vectors(vectors), _have_collapsed(vectors)
     if without_match:
         notes.append(f"{without_match} of {queries} queries have no match and are left out of every mean.")
     if collapsed and queries > 1:
         notes.append("The embeddings have collapsed: all are the same vector, and every ranking is at chance level.")
-    if zero_vectors:
-        notes.append(f"{zero_vectors} embeddings have length zero: their cosine similarity to everything is 0.")
-    if tied > 0.01 * queries and not collapsed:
-        notes.append(f"{tied} of {queries} queries have relevant items that tie with irrelevant ones.")
-    return notes
+    if zero:
+        notes.append(f"{zero} embeddings have length zero: their cosine similarity to everything is 0.")
+    if ties > 0.01 * queries and not collapsed:
+        notes.append(f"{ties} of {queries} queries have relevant items that tie with irrelevant ones.")
+    return notes + _note_of_longest(vectors)
+
+
+def _zero_vectors(vectors: Vectors) -> int:
+    """Return how many queries, or items if these are more, are zero, so that their cosine is taken for 0; collective."""
+    if vectors.similarity != "cosine":
+        return 0
+    norms = vectors.norms[:1] if vectors.are_read else vectors.norms  # items in files are not looked at all at once
+    return int(vectors.processes.summed(np.array([(side == 0).sum() for side in norms])).max())
+
+
+def _have_collapsed(vectors: Vectors) -> bool:
+    """Find out whether all queries are equal, and all items, and there are several of either; collective."""
+    pairs = vectors.pairs
+    sides = ((pairs.queries, pairs.query_twin), (pairs.gallery, pairs.gallery_twin))
+    own = [(len(rows), bool((twin == twin[:1]).all()), rows[:1].tobytes()) for rows, twin in sides]
+    every = [[side for side in of_side if side[0]] for of_side in zip(*vectors.processes.gather(own), strict=True)]
+    if vectors.are_read:
+        return False
+    several = any(sum(rows for rows, *_ in of_side) > 1 for of_side in every)
+    return several and all(
+        all(equal for _, equal, _ in of_side) and len({row for *_, row in of_side}) == 1 for of_side in every
+    )
+
+
+def _note_of_longest(vectors: Vectors) -> list[str]:
+    """Note an embedding far longer than the others, which is seldom intended and slows the evaluation; collective."""
+    norms, row, ratio = vectors.norms[-1], -1, 1.0
+    median = np.sort(norms)[(len(norms) - 1) // 2] if len(norms) else 0.0
+    if vectors.similarity in ("dot", "euclidean") and not vectors.are_read and median > 0:  # where lengths matter
+        row = int(norms.argmax())
+        ratio = float(norms[row] / median)
+    ratio = vectors.processes.largest([ratio])[0]
+    if ratio < LONGEST_RATIO:
+        return []
+    which = f"Gallery row {row}" if vectors.processes.count == 1 else "One gallery row"
+    return [
+        f"{which} is {ratio:.2g} times as long as the median embedding. The metrics are exact, but the evaluation is slow "
+        'with it. Look for a diverged batch, drop the row, or use similarity="cosine".'
+    ]
+
+
+def note_of_rates(kind: str, rates: Sequence[float], count: int, what: str) -> tuple[str, ...]:
+    """Note the rates that are below that of a single one of so many, which only more of them can show.
+
+    Args:
+        kind: What a mistake is called, such as "match".
+        rates: Those that are asked for.
+        count: How many there are.
+        what: Of what.
+    """
+    smaller = ", ".join(f"{rate:g}" for rate in rates if count and rate < 1 / count)
+    if not smaller:
+        return ()
+    return (
+        f"A false {kind} rate below {1 / count:.3g} (1 / {count:,}) cannot be measured with {count:,} {what}: at {smaller} "
+        "the threshold only excludes all of these, and new data may exceed the rate.",
+    )
 
 
 def or_none(value: float) -> float | None:
-    """Replace NaN, which JSON cannot hold, by None."""
-    return None if math.isnan(value) else value
+    """Replace NaN and infinity, which JSON cannot hold, by None."""
+    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -183,12 +265,8 @@ class RetrievalReport(Values):
     def __str__(self) -> str:
         """Return the values of `metrics`, one in a line with its interval where there is one, and the messages."""
         classes = f", {self.classes:,} classes" if self.classes else ""
-        lines = [f"{self.queries:,} queries, {self.gallery:,} gallery items{classes}"]
-        for name, value in self.metrics().items():
-            low, high = self.intervals.get(name, (math.nan, math.nan))
-            interval = "" if math.isnan(low) else f"  ({low:.4f} to {high:.4f})"
-            lines.append(f"{name:<24}{value:>8.4f}{interval}")
-        return "\n".join([*lines, *self.messages])
+        head = f"{self.queries:,} queries, {self.gallery:,} gallery items{classes}"
+        return "\n".join([head, *self.lines(), *self.messages])
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -197,9 +275,7 @@ class RetrievalReport(Values):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (NaN becomes None)."""
-        return {
-            "metrics": {name: or_none(value) for name, value in self.metrics().items()},
-            "intervals": {name: [or_none(end) for end in interval] for name, interval in self.intervals.items()},
+        return self.tables() | {
             "thresholds_at_precision": {f"{p:g}": or_none(point.threshold) for p, point in self.at_precision.items()},
             "thresholds_at_false_match_rate": {
                 f"{rate:g}": or_none(point.threshold) for rate, point in self.at_false_match_rate.items()

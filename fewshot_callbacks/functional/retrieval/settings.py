@@ -19,11 +19,11 @@ from typing import Any, NamedTuple, TypedDict, TypeGuard, TypeVar, cast, get_typ
 import torch
 
 from fewshot_callbacks.engine.vectors import Similarity, check_similarity
-from fewshot_callbacks.functional._inputs import check_seed
+from fewshot_callbacks.functional._tensors import check_seed
 from fewshot_callbacks.functional.retrieval.label_groups import Unmatched, checked_groups
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties, check_ties
 from fewshot_callbacks.functional.retrieval.registry import DEFAULT_METRICS, RELEVANCE_METRICS, Asked, asked_metric
-from fewshot_callbacks.functional.statistics.intervals import normal_quantile
+from fewshot_callbacks.functional.statistics import normal_quantile
 
 DEFAULT_MEMORY_MB: float = 512
 # A budget from here on, such as infinity, is no limit: no machine has as much, and as bytes it still has 64 bits.
@@ -225,7 +225,7 @@ class RetrievalSettings:
     def main_memory(self) -> int:
         """Return the bound on the main memory in bytes; with a CUDA device, whose memory `memory_mb` bounds, the default."""
         on_cpu = compute_device("evaluate_retrieval", self.device).type == "cpu"
-        return bytes_of(memory_or_default(self.memory_mb if on_cpu else None))
+        return memory_bytes("evaluate_retrieval", self.memory_mb if on_cpu else None)
 
 
 # ------------------------------------------------------------------------------------------------- where they are shown
@@ -345,8 +345,7 @@ def check_settings(call: str, settings: RetrievalSettings) -> None:
         raise ValueError(f"{call}: max_queries={settings.max_queries!r} must be {wanted}; None evaluates all queries.")
     check_seed(call, "seed", settings.seed)
     normal_quantile(settings.confidence)  # a wrong one is refused before the work, not after it
-    if settings.memory_mb is not None:
-        check_memory(call, settings.memory_mb)
+    memory_bytes(call, settings.memory_mb)
     compute_device(call, settings.device)
     means = any(asked.metric.source == "prototypes" for asked in settings.asked())
     if settings.similarity == "hamming" and (means or settings.device not in ("cpu", "auto")):
@@ -410,25 +409,17 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
     return found
 
 
-def memory_or_default(memory_mb: Any) -> Any:
-    """Return the bound in MB; for None the default."""
-    return DEFAULT_MEMORY_MB if memory_mb is None else _number(memory_mb)
-
-
-def check_memory(call: str, memory_mb: object) -> None:
-    """Refuse a bound on the memory that is not a positive number.
+def memory_bytes(call: str, memory_mb: Any) -> int:
+    """Return a bound on the memory in bytes; None is the default, and infinity is more than any machine's memory.
 
     Raises:
-        ValueError: With the default.
+        ValueError: If it is not a positive number of MB.
     """
+    memory_mb = DEFAULT_MEMORY_MB if memory_mb is None else _number(memory_mb)
     if not (_is_number(memory_mb) and memory_mb > 0):
         raise ValueError(
             f"{call}: memory_mb={memory_mb!r} must be positive, in MB; None is the default, {DEFAULT_MEMORY_MB:g}."
         )
-
-
-def bytes_of(memory_mb: float) -> int:
-    """Return a bound on the memory in bytes; that of infinity is larger than any machine's memory."""
     return int(min(memory_mb, UNLIMITED_MB) * 10**6)
 
 

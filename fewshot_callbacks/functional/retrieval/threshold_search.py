@@ -26,8 +26,9 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     ErrorRatePoint,
     OperatingPoint,
     PooledDecisions,
+    equal_error_rate,
+    thinned,
 )
-from fewshot_callbacks.functional.retrieval.pair_counts import thinned
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -325,10 +326,7 @@ class ThresholdSearch:
         before = (total - tp) / total
         after = before + (tp - int(self.positives.above[at])) / total
         match_before, match_after = fp / negatives, self.reached(float(np.nextafter(score, np.inf))) / negatives
-        if before >= match_before:
-            return before
-        step = (match_before - before) / ((match_before - before) + (after - match_after))
-        return before + step * (after - before)
+        return equal_error_rate(before, match_before, after, match_after)
 
     def area(self, *, exact: bool) -> Enclosure:
         """Return the area under the precision-recall curve, the mean of the precisions at the relevant pairs."""

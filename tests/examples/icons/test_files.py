@@ -3,13 +3,7 @@
 from pathlib import Path
 
 import pytest
-from icons.files import (
-    IconFolder,
-    base_folders,
-    families,
-    find_themes,
-    icon_files,
-)
+from icons.files import IconFolder, base_folders, families, find_themes, icon_files
 
 from tests.examples.icon_trees import SVG, draw, theme
 

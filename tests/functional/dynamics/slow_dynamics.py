@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from fewshot_callbacks.functional.dynamics.step import Centering
+from fewshot_callbacks.functional.dynamics import Centering
 
 
 def slow_dynamics(before: Tensor, after: Tensor, labels: Tensor, shots: int, centering: Centering) -> dict[str, float]:

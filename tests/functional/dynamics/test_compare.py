@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, compare_dynamics
-from fewshot_callbacks.functional.dynamics.compare import p_value
+from fewshot_callbacks.functional.dynamics import p_value
 
 
 def history(values: list[tuple[float, float, float, float]], **settings: str) -> DynamicsHistory:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.dynamics.episode import episode_in
+from fewshot_callbacks.functional.dynamics import episode_in
 
 
 @settings(max_examples=40, deadline=None)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.functional import training_dynamics
-from fewshot_callbacks.functional.dynamics.step import Centering, check_centering
+from fewshot_callbacks.functional.dynamics import Centering, check_centering
 from tests.functional.dynamics.slow_dynamics import slow_dynamics
 
 NAMES = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.episodes.accuracy import summarize_accuracies
-from fewshot_callbacks.functional.episodes.sampling import sample_episodes
-from fewshot_callbacks.functional.statistics.intervals import (
+from fewshot_callbacks.functional.episodes import sample_episodes, summarize_accuracies
+from fewshot_callbacks.functional.statistics import (
     independent_difference_interval,
     mean_interval,
     paired_difference_interval,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.episodes.sampling import EpisodeList, sample_episodes
+from fewshot_callbacks.functional.episodes import EpisodeList, sample_episodes
 from tests.functional.episodes.cases import LABELS
 
 

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.episodes.sampling import sample_episodes
-from fewshot_callbacks.functional.episodes.splitting import split_episode, split_episodes
+from fewshot_callbacks.functional.episodes import sample_episodes, split_episode, split_episodes
 from tests.functional.episodes.cases import LABELS
 
 

@@ -9,7 +9,7 @@ from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.functional.retrieval.compare import compare_reports
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.grouped_recall import grouped_recall
-from fewshot_callbacks.functional.statistics.intervals import (
+from fewshot_callbacks.functional.statistics import (
     Difference,
     Interval,
     mean_interval,

@@ -73,7 +73,7 @@ def test_false_match_rates_below_one_irrelevant_pair_are_named():
         assert report.pair_counts.irrelevant == 96
         assert report.notes == (() if told is None else (
             "A false match rate below 0.0104 (1 / 96) cannot be measured with 96 irrelevant pairs: at "
-            f"{told} the threshold only excludes every irrelevant pair of this set, and new data may exceed the rate.",
+            f"{told} the threshold only excludes all of these, and new data may exceed the rate.",
         ))  # fmt: skip
 
 

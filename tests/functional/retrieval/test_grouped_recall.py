@@ -16,7 +16,7 @@ from fewshot_callbacks.functional.retrieval.compare import compare_reports
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.grouped_recall import grouped_recall
 from fewshot_callbacks.functional.retrieval.label_groups import label_groups
-from fewshot_callbacks.functional.statistics.intervals import mean_interval
+from fewshot_callbacks.functional.statistics import mean_interval
 from tests.cases import sampled_product
 from tests.functional.brute_force import BruteForce, TooManyOrdersError
 

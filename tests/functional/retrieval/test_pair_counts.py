@@ -8,7 +8,7 @@ import torch
 
 from fewshot_callbacks import DEFAULT_METRICS, evaluate_retrieval
 from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
+from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
 
 
 def embeddings(items: int = 600, noise: float = 0.8, seed: int = 0):

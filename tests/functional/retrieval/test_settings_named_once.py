@@ -7,12 +7,7 @@ from typing import get_type_hints
 
 import pytest
 
-from fewshot_callbacks import (
-    RetrievalEvaluation,
-    RetrievalMonitor,
-    evaluate_retrieval,
-    grouped_recall,
-)
+from fewshot_callbacks import RetrievalEvaluation, RetrievalMonitor, evaluate_retrieval, grouped_recall
 from fewshot_callbacks.cli.options import evaluate
 from fewshot_callbacks.functional.retrieval.settings import (
     GONE,

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.statistics.class_means import class_means, macro_mean
-from fewshot_callbacks.functional.statistics.intervals import macro_mean_interval, mean_interval
+from fewshot_callbacks.functional.statistics import class_means, macro_mean, macro_mean_interval, mean_interval
 
 NAN = math.nan
 queries = st.lists(

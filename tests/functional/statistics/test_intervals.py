@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import beta, t
 
-from fewshot_callbacks.functional.statistics.intervals import (
+from fewshot_callbacks.functional.statistics import (
     Difference,
     Interval,
     clustered_mean_interval,

@@ -1,0 +1,121 @@
+"""What `evaluate_trials` costs, and how often its intervals by identity contain the truth.
+
+    python benchmarks/trials.py [--trials 8010270] [--identities 5000]      processor time, and memory beyond the scores
+    python benchmarks/trials.py --coverage [--sets 400]                     share of the sets whose interval holds the truth
+
+Costs are processor seconds, and multiples of one sort of the same scores (`numpy.argsort`); memory is the peak beyond what
+is held before the call.
+
+For the coverage, identities are drawn anew for each set: normal in 16 dimensions, some of them alike to many, with a
+scatter that differs from identity to identity, four items of each. Scores are cosines of all pairs of items, or of a list
+with so many trials of each kind for each identity. The truth is that of all pairs of 3,000 identities. Where fewer than
+ten false matches rest under a value there is no interval; the share of the sets with one is in brackets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from fewshot_callbacks import evaluate_trials
+
+KEYS = ("eer", "min_dcf@0.01", "min_dcf@0.5", "tar@far0.1", "tar@far0.01", "tar@far0.001")
+DIM, ITEMS = 16, 4
+DESIGNS = ((50, 0), (50, 10), (200, 0), (200, 1), (200, 10), (500, 1), (500, 10))
+"""Identities, and trials of each kind for each of them; 0: all pairs."""
+
+
+def peak() -> float:
+    """MB that this process has held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+
+
+def cost(run: Callable[[], Any]) -> tuple[float, float]:
+    """Processor seconds, and by how many MB the peak rose."""
+    before, started = peak(), time.process_time()
+    run()
+    return time.process_time() - started, peak() - before
+
+
+def costs(trials: int, identities: int) -> Table:
+    rng = np.random.default_rng(0)
+    same = rng.random(trials) < 0.2
+    scores = rng.normal(size=trials) + 2 * same
+    first = rng.integers(0, identities, trials)
+    second = np.where(same, first, (first + rng.integers(1, identities, trials)) % identities)
+    table = Table(title=f"{trials:,} trials")
+    for name in ("", "seconds of a processor", "times one sort", "MB beyond"):
+        table.add_column(name, justify="left" if not name else "right")
+    sort, _ = cost(lambda: np.argsort(scores))
+    for name, run in (
+        ("evaluate_trials(scores, same)", lambda: evaluate_trials(scores, same)),
+        ("and ten folds", lambda: evaluate_trials(scores, same, folds=np.arange(trials) % 10)),
+        ("and identities", lambda: evaluate_trials(scores, same, first=first, second=second)),
+    ):
+        seconds, beyond = cost(run)
+        table.add_row(name, f"{seconds:.1f}", f"{seconds / sort:.1f}", f"{beyond:,.0f}")
+    return table
+
+
+def people(rng: np.random.Generator, identities: int) -> tuple[np.ndarray, np.ndarray]:
+    """Items of identities, as unit vectors, and whose they are."""
+    centres = rng.normal(size=(identities, 1, DIM))
+    centres[:, 0, 0] += 0.5 * rng.normal(size=identities).clip(0)
+    scatter = 0.9 * np.exp(0.35 * rng.normal(size=(identities, 1, 1)) - 0.5)
+    rows = (centres + scatter * rng.normal(size=(identities, ITEMS, DIM))).reshape(-1, DIM)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True), np.arange(identities).repeat(ITEMS)
+
+
+def drawn(rng: np.random.Generator, identities: int, each: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scores and both identities of the trials of a set."""
+    rows, labels = people(rng, identities)
+    if not each:
+        i, j = np.triu_indices(len(rows), 1)
+        return (rows @ rows.T)[i, j], labels[i], labels[j]
+    who = np.arange(identities).repeat(each)
+    one = rng.integers(0, ITEMS, len(who))
+    own = who * ITEMS + (one + rng.integers(1, ITEMS, len(who))) % ITEMS
+    other = (who + rng.integers(1, identities, len(who))) % identities * ITEMS + rng.integers(0, ITEMS, len(who))
+    i, j = np.tile(who * ITEMS + one, 2), np.concatenate([own, other])
+    return (rows[i] * rows[j]).sum(1), labels[i], labels[j]
+
+
+def coverage(sets: int) -> Table:
+    rng = np.random.default_rng(1)
+    scores, first, second = drawn(rng, 3000, 0)
+    truth = evaluate_trials(scores, first == second, metrics=KEYS)
+    table = Table(title=f"share of {sets} sets whose 95 % interval holds the truth, % (of the sets that have one, %)")
+    for name in ("identities, trials", *KEYS):
+        table.add_column(name)
+    for identities, each in DESIGNS:
+        held: dict[str, list[bool]] = {key: [] for key in KEYS}
+        for _ in range(sets):
+            scores, first, second = drawn(rng, identities, each)
+            found = evaluate_trials(scores, first == second, first=first, second=second, metrics=KEYS)
+            for key, (low, high) in found.intervals.items():
+                if low <= high:
+                    held[key].append(low <= truth[key] <= high)
+        cells = [f"{100 * np.mean(one):.0f} ({100 * len(one) / sets:.0f})" if one else "-" for one in held.values()]
+        table.add_row(f"{identities}, {f'{each} of each kind each' if each else 'all pairs'}", *cells)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=8_010_270, help="(default: %(default)s)")
+    parser.add_argument("--identities", type=int, default=5000, help="(default: %(default)s)")
+    parser.add_argument("--coverage", action="store_true", help="of the intervals, in place of costs")
+    parser.add_argument("--sets", type=int, default=400, help="of each design (default: %(default)s)")
+    options = parser.parse_args()
+    Console(width=140).print(coverage(options.sets) if options.coverage else costs(options.trials, options.identities))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,562 @@
+"""How a training step moves the embeddings of an episode: the measures of the distance-ratio paper, and their comparison."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks._extras import needs
+from fewshot_callbacks._terminal import as_text
+from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional.episodes import split_episodes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+Centering = Literal["points", "coordinates"]
+"""What is subtracted from each embedding before alpha and phi are taken: `"points"`: the average embedding, as the text
+of the paper says; `"coordinates"`: the mean of the embedding's own coordinates, as the authors' published program does."""
+
+# Added to squared distances, so that a query on its prototype gives a finite ratio.
+EPSILON = 1e-10
+
+# A scale below this is none: the embeddings collapsed, or turned around, in one step.
+LEAST_ALPHA = 1e-6
+
+
+@dataclass(frozen=True)
+class StepDynamics:
+    """How the embeddings of one episode moved in one optimiser step.
+
+    Attributes:
+        alpha: The scale that best explains the new embeddings by the old ones, `<X_o, X_n> / |X_o|^2`.
+        norm_ratio: Phi, `|X_n - alpha X_o| / |X_n - X_o|` in [0, 1]: near 0 the step only rescaled the space; at 1 it
+            did not rescale the space at all.
+        psi_con: Geometric mean over queries of (new / old) distance to the prototype of their class.
+        psi_div: Geometric mean over queries and other classes of (new / old) distance to the prototypes of these.
+        undefined: The reasons why values are NaN; empty if none is.
+
+    All other fields are NaN where they are undefined.
+
+    Examples:
+        >>> step = StepDynamics(alpha=1.25, norm_ratio=0.5, psi_con=1.0, psi_div=1.25)
+        >>> step.con_alpha, step.div_alpha, step.con_div
+        (0.8, 1.0, 0.8)
+    """
+
+    alpha: float
+    norm_ratio: float
+    psi_con: float
+    psi_div: float
+    undefined: tuple[str, ...] = ()
+
+    @property
+    def con_alpha(self) -> float:
+        """`psi_con / alpha`; below 1 queries came closer to their class than the scale alone explains."""
+        return self.psi_con / self._scale
+
+    @property
+    def div_alpha(self) -> float:
+        """`psi_div / alpha`; above 1 queries went further from the other classes than the scale alone explains."""
+        return self.psi_div / self._scale
+
+    @property
+    def con_div(self) -> float:
+        """`psi_con / psi_div`; below 1 queries came closer to their class relative to the others."""
+        return self.psi_con / self.psi_div
+
+    @property
+    def _scale(self) -> float:
+        return self.alpha if self.alpha >= LEAST_ALPHA else math.nan
+
+
+def training_dynamics(
+    before: Any,
+    after: Any,
+    labels: Any,
+    *,
+    shots: int,
+    episodes: int = 1,
+    centering: Centering = "points",
+) -> StepDynamics:
+    """Measure the effect of an optimiser step on the embeddings of an episode.
+
+    Args:
+        before: (rows, dim) embeddings of all support and query images just before the step; the first `shots` rows of each
+            class are its support.
+        after: Embeddings of the same rows right after the step.
+        labels: The class of each row, any integers or words.
+        shots: Number of support rows of each class.
+        episodes: Number of consecutive episodes in the rows; alpha and phi are computed over all rows.
+        centering: What is subtracted from each embedding before alpha and phi are computed: `"points"` subtracts the
+            average embedding, as the text of the paper says; `"coordinates"` the mean of the embedding's own
+            coordinates, as the authors' published program does. Distances between embeddings do not depend on it.
+
+    Returns:
+        The measures, computed in float64. Distances are to the means of the support, even if the loss represents a
+        class differently. Where a value is NaN, `undefined` gives the reason: no embedding moved, or a value is not
+        finite (all measures); the embeddings were a single point before the step, all of them or those of an episode
+        (the ratios); alpha is 0 or less (the ratios to alpha); there is only one class (psi_div).
+
+    Raises:
+        ValueError: If before and after have different shapes, or the rows do not form episodes.
+
+    References:
+        Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", section 3.1 and appendix C.
+
+    Examples:
+        A step that doubles the space, and nothing else:
+
+        >>> import torch
+        >>> before, labels = torch.randn(12, 8), torch.arange(4).repeat(3)
+        >>> step = training_dynamics(before, 2 * before, labels, shots=1)
+        >>> round(step.alpha, 6), round(step.norm_ratio, 6), round(step.con_alpha, 6), round(step.con_div, 6)
+        (2.0, 0.0, 1.0, 1.0)
+    """
+    call = "training_dynamics"
+    before, after = as_tensor(before, "before", call), as_tensor(after, "after", call)
+    if before.shape != after.shape:
+        raise ValueError(
+            f"training_dynamics compares the same rows before and after a step; got shapes {tuple(before.shape)} and "
+            f"{tuple(after.shape)}. Embed one batch twice."
+        )
+    check_centering(centering, "training_dynamics")
+    before, after = (_exact(embeddings) for embeddings in (before, after))
+    labels = as_labels(labels, "labels", call).codes.to(before.device)
+    old, new = (_class_distances(embeddings, labels, shots, episodes) for embeddings in (before, after))
+    if not (before.isfinite().all() and after.isfinite().all()):
+        return StepDynamics(math.nan, math.nan, math.nan, math.nan, ("embeddings are not finite (NaN or Inf)",))
+    undefined = []
+
+    dim = 0 if centering == "points" else 1
+    x_old, x_new = (embeddings - embeddings.mean(dim=dim, keepdim=True) for embeddings in (before, after))
+    # a mean may round, so that equal rows can differ from it
+    collapsed = bool((before == before[:1]).all())
+    norm = x_old.square().sum()
+    alpha = float((x_old * x_new).sum() / norm) if norm > 0 and not collapsed else math.nan
+    moved = torch.linalg.vector_norm(x_new - x_old)
+    if moved == 0:  # no step, which is neither good nor bad
+        nothing = "the step moved no embedding, so there is nothing to measure"
+        return StepDynamics(math.nan, math.nan, math.nan, math.nan, (nothing,))
+    if math.isnan(alpha):
+        undefined.append("all embeddings were one point before the step (collapsed), so the scale alpha is undefined")
+    elif alpha < LEAST_ALPHA:
+        undefined.append(f"the new embeddings do not align with the old ones (alpha is {alpha:.3g})")
+    phi = math.nan
+    if not math.isnan(alpha):
+        phi = min(1.0, float(torch.linalg.vector_norm(x_new - alpha * x_old) / moved))
+
+    ratios = 0.5 * (new.log() - old.log())  # (episodes, ways, queries, ways): ln psi
+    ways = ratios.shape[1]
+    same = torch.eye(ways, dtype=torch.bool, device=ratios.device)[:, None].expand(ratios.shape[1:])
+    psi_con = float(ratios[:, same].mean().exp())
+    psi_div = float(ratios[:, ~same].mean().exp()) if ways > 1 else math.nan
+    # Squared distances that are all no larger than what is added to them leave ratios of EPSILON alone.
+    without_distances = int((old <= 2 * EPSILON).flatten(1).all(dim=1).sum())
+    if without_distances:
+        psi_con = psi_div = math.nan
+        undefined.append(
+            f"all embeddings of {without_distances} of {episodes} episodes were one point before the step "
+            f"(collapsed), so the distances have nothing to be compared with"
+        )
+    if ways == 1:
+        undefined.append("the episode has one class, so there is no distance to another class")
+    return StepDynamics(alpha, phi, psi_con, psi_div, tuple(undefined))
+
+
+def check_centering(centering: str, owner: str) -> None:
+    """Refuse a centering that there is not.
+
+    Args:
+        centering: Name of a centring.
+        owner: Who was given it, for the message.
+
+    Raises:
+        ValueError: It is none of `Centering`.
+    """
+    if centering not in get_args(Centering):
+        raise ValueError(
+            f"{owner}: there is no centering={centering!r}. Choose 'points', the average embedding (the text of the paper), "
+            "or 'coordinates', each embedding's own mean (the authors' program)."
+        )
+
+
+def _exact(embeddings: Tensor) -> Tensor:
+    embeddings = embeddings.detach()
+    return (embeddings.cpu() if embeddings.device.type == "mps" else embeddings).double()
+
+
+def _class_distances(embeddings: Tensor, labels: Tensor, shots: int, episodes: int) -> Tensor:
+    """Squared distance of each query to each prototype of its episode, plus `EPSILON`: (episodes, ways, queries, ways)."""
+    support, query = split_episodes(embeddings, labels, shots=shots, episodes=episodes)
+    prototypes = support.mean(dim=2)  # (episodes, ways, dim)
+    ways, queries = query.shape[1:3]
+    distances = torch.cdist(query.flatten(1, 2), prototypes, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.square().add(EPSILON).reshape(-1, ways, queries, ways)
+
+
+def episode_in(labels: Int[Tensor, "items"], shots: int) -> tuple[Int[Tensor, "chosen"], int, int]:
+    """Choose the items of a batch that make one episode: as many of each class that has more than `shots`.
+
+    Args:
+        labels: Labels of the batch, on the CPU.
+        shots: Support items of each class.
+
+    Returns:
+        Indices of the items, ascending; the items of each class; the number of classes. All items of a batch with equally
+        many of each class, even if they are too few, which `training_dynamics` refuses.
+
+    Raises:
+        ValueError: If fewer than two classes have more than `shots` items.
+
+    Examples:
+        >>> episode_in(torch.tensor([5, 7, 7, 5, 7, 9]), shots=1)
+        (tensor([0, 1, 2, 3]), 2, 2)
+    """
+    _, classes, counts = labels.unique(return_inverse=True, return_counts=True)
+    if bool((counts == counts[0]).all()):
+        return torch.arange(len(labels), device=labels.device), int(counts[0]), len(counts)
+    enough = counts > shots
+    kept = int(enough.sum())
+    if kept < 2:
+        raise ValueError(
+            f"{kept} of the {len(counts)} classes of a batch have more than shots={shots} items, and two are needed. Train "
+            "with an EpisodicBatchSampler, or on larger batches of fewer classes."
+        )
+    size = int(counts[enough].min())
+    order = classes.argsort(stable=True)  # by class, in the order of the batch
+    of_class = classes[order]
+    place = torch.arange(len(order), device=labels.device) - (counts.cumsum(0) - counts)[of_class]  # in the class
+    return order[enough[of_class] & (place < size)].sort().values, size, kept
+
+
+# The four measures that the paper compares, and where a step counts as good.
+RATIOS: dict[str, Literal["above 1", "below 1"] | None] = {
+    "norm_ratio": None,
+    "con_alpha": "below 1",
+    "div_alpha": "above 1",
+    "con_div": "below 1",
+}
+
+
+FILE_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class DynamicsHistory:
+    """The measured steps of a run.
+
+    Attributes:
+        steps: Numbers of the optimiser steps, counted from 1.
+        measures: The measures of each step.
+        centering: The centring with which all of them were measured (see `training_dynamics`).
+
+    Raises:
+        ValueError: If the numbers of steps and measures differ.
+
+    Examples:
+        >>> history = DynamicsHistory((100, 200), (StepDynamics(1.1, 0.9, 1.0, 1.2), StepDynamics(1.0, 0.8, 0.9, 1.1)))
+        >>> history.values("con_div")
+        tensor([0.8333, 0.8182], dtype=torch.float64)
+    """
+
+    steps: tuple[int, ...] = ()
+    measures: tuple[StepDynamics, ...] = ()
+    centering: Centering = "points"
+
+    def __post_init__(self) -> None:
+        if len(self.steps) != len(self.measures):
+            raise ValueError(
+                f"{len(self.steps)} steps came with {len(self.measures)} measures. Pass one for each step."
+            )
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[tuple[int, StepDynamics]]:
+        return iter(zip(self.steps, self.measures, strict=True))
+
+    def values(self, name: str) -> Float[Tensor, "steps"]:
+        """Collect one measure of all steps.
+
+        Args:
+            name: A field or property of `StepDynamics`.
+
+        Returns:
+            (steps,) float64; NaN where the measure is undefined, empty for no steps.
+        """
+        return torch.tensor([getattr(measure, name) for measure in self.measures], dtype=torch.float64)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain lists by name, for JSON; NaN becomes None."""
+        columns = ("alpha", "norm_ratio", "psi_con", "psi_div")
+        return {
+            "format": FILE_FORMAT,
+            "centering": self.centering,
+            "steps": list(self.steps),
+            **{
+                name: [None if math.isnan(value) else value for value in self.values(name).tolist()] for name in columns
+            },
+            "undefined": [list(measure.undefined) for measure in self.measures],
+        }
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> DynamicsHistory:
+        """Read what `to_dict` returned.
+
+        Raises:
+            ValueError: If it does not hold a history.
+        """
+        try:
+            if state["format"] != FILE_FORMAT:
+                raise ValueError(f"format {state['format']!r} is unknown")
+            columns: list[Any] = [state[name] for name in ("alpha", "norm_ratio", "psi_con", "psi_div")]
+            measures = []
+            for *row, why in zip(*columns, state["undefined"], strict=True):
+                alpha, phi, psi_con, psi_div = (math.nan if value is None else float(value) for value in row)
+                measures.append(StepDynamics(alpha, phi, psi_con, psi_div, tuple(why)))
+            return cls(tuple(state["steps"]), tuple(measures), state["centering"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"This is not a history of training dynamics ({type(error).__name__}: {error}). TrainingDynamicsMonitor "
+                "writes one, training_dynamics.json."
+            ) from error
+
+    def save(self, path: str | Path) -> None:
+        """Write the history as JSON, atomically: an interrupted call leaves the old file.
+
+        Args:
+            path: The file; its folder is created if necessary.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.part")
+        beside.write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+        beside.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> DynamicsHistory:
+        """Read what `save` wrote.
+
+        Args:
+            path: The file.
+
+        Raises:
+            FileNotFoundError: If the file does not exist.
+            ValueError: If it does not hold a history.
+        """
+        try:
+            state = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls.from_dict(state if isinstance(state, dict) else {})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+
+# The paper prints p-values below this in bold.
+SIGNIFICANT = 0.01
+
+# Fewer measured steps than these show next to nothing.
+FEW = 20
+
+TITLES = {
+    "norm_ratio": "norm ratio",
+    "con_alpha": "con-alpha",
+    "div_alpha": "div-alpha",
+    "con_div": "con-div",
+}
+
+
+@dataclass(frozen=True)
+class MeasureComparison:
+    """One measure of the steps of two runs.
+
+    Attributes:
+        geometric_means: Geometric mean of the values of each run; NaN for a run without a value.
+        good_shares: Share of good steps of each run, in [0, 1]: con-alpha < 1, div-alpha > 1, con-div < 1; None for
+            phi, whose values are neither good nor bad.
+        steps: Number of measured steps of each run where the measure is defined.
+        mann_whitney_p: P-value of a two-sided Mann-Whitney U test of the values; NaN where a run has no value.
+        fisher_p: P-value of a two-sided Fisher's exact test of the numbers of good and other steps; None for phi.
+    """
+
+    geometric_means: tuple[float, float]
+    good_shares: tuple[float, float] | None
+    steps: tuple[int, int]
+    mann_whitney_p: float
+    fisher_p: float | None
+
+
+@dataclass(frozen=True)
+class DynamicsComparison:
+    """The result of `compare_dynamics`: how the steps of two runs differ; `print` shows the paper's table.
+
+    Attributes:
+        names: Names of the runs.
+        measures: The comparison of each measure by name: `norm_ratio`, `con_alpha`, `div_alpha`, `con_div`.
+
+    Examples:
+        >>> from fewshot_callbacks.functional.dynamics import StepDynamics
+        >>> steps = tuple(StepDynamics(1.0, 0.9 + i / 100, 0.9, 1.1) for i in range(9))
+        >>> history = DynamicsHistory(tuple(range(9)), steps)
+        >>> compare_dynamics(history, history, names=("first", "second")).measures["con_div"].steps
+        (9, 9)
+    """
+
+    names: tuple[str, str]
+    measures: dict[str, MeasureComparison]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; NaN becomes None."""
+        return {
+            "names": list(self.names),
+            "measures": {name: without_nan(asdict(measure)) for name, measure in self.measures.items()},
+        }
+
+    def table(self) -> Table:
+        """Make a table for rich, with the paper's columns; p-values below 0.01 are bold, with a star."""
+        with needs("cli", "DynamicsComparison.table"):
+            from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only for those who print
+            from rich.table import Table  # noqa: PLC0415
+
+        steps = [next(iter(self.measures.values())).steps[run] for run in (0, 1)]
+        table = Table(
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            caption=(
+                f"{steps[0]:,} and {steps[1]:,} measured steps. Geometric means; share of good steps: con-alpha < 1, "
+                f"div-alpha > 1, con-div < 1. * p < {SIGNIFICANT}"
+                + (
+                    ""
+                    if min(steps) >= FEW
+                    else ". These are few steps for a comparison: measure more often (every_n_steps)"
+                )
+            ),
+        )
+        table.add_column("", no_wrap=True)
+        for name in self.names:
+            table.add_column(as_text(name).append("\nmean"), justify="right", no_wrap=True)
+            table.add_column("\ngood", justify="right", no_wrap=True)
+        table.add_column("Mann-\nWhitney p", justify="right", no_wrap=True)
+        table.add_column("Fisher's\nexact p", justify="right", no_wrap=True)
+        for name, measure in self.measures.items():
+            shares = measure.good_shares
+            cells = [
+                cell
+                for run in (0, 1)
+                for cell in (
+                    f"{measure.geometric_means[run]:.5f}",
+                    "" if shares is None else f"{shares[run]:.5f}",
+                )
+            ]
+            table.add_row(TITLES[name], *cells, p_value(measure.mann_whitney_p), p_value(measure.fisher_p))
+        return table
+
+    def __str__(self) -> str:
+        with needs("cli", "print(compare_dynamics(...))"):
+            from rich.console import Console  # noqa: PLC0415 - only for those who print
+
+        console = Console(width=80, no_color=True, force_terminal=False, color_system=None)
+        with console.capture() as capture:
+            console.print(self.table())
+        return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
+
+
+def compare_dynamics(
+    run_a: DynamicsHistory | str | Path, run_b: DynamicsHistory | str | Path, *, names: tuple[str, str] = ("A", "B")
+) -> DynamicsComparison:
+    """Compare two runs by the measures of their steps, with the tests of the paper.
+
+    Args:
+        run_a: The history of one run: `TrainingDynamicsMonitor.history`, or the file that the monitor wrote.
+        run_b: The history of the other run, in either form.
+        names: Names of both runs, for the table.
+
+    Returns:
+        Geometric means, shares of good steps and p-values of each measure. The tests take the steps of a run as
+        independent draws, as the paper does. Neighbouring steps are not quite independent, and a run with one seed does
+        not show how much another seed would differ.
+
+    Raises:
+        ValueError: If a run has no measured step, or the two runs were centred differently.
+        FileNotFoundError: If a file does not exist.
+
+    References:
+        Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", tables 3 to 10.
+        Mann, Whitney, "On a test of whether one of two random variables is stochastically larger than the other", 1947.
+
+    Examples:
+        >>> from fewshot_callbacks.functional.dynamics import StepDynamics
+        >>> scaled = DynamicsHistory(tuple(range(9)), tuple(StepDynamics(1.1, 0.5 + i / 100, 1.0, 1.1) for i in range(9)))
+        >>> moved = DynamicsHistory(tuple(range(9)), tuple(StepDynamics(1.0, 0.9 + i / 100, 0.9, 1.1) for i in range(9)))
+        >>> comparison = compare_dynamics(scaled, moved, names=("softmax", "DR"))
+        >>> comparison.measures["div_alpha"].good_shares, comparison.measures["norm_ratio"].mann_whitney_p < 0.01
+        ((0.0, 1.0), True)
+    """
+    first, second = (run if isinstance(run, DynamicsHistory) else DynamicsHistory.load(run) for run in (run_a, run_b))
+    for name, run in zip(names, (first, second), strict=True):
+        if len(run) == 0:
+            raise ValueError(
+                f"compare_dynamics: run {name!r} has no measured step. Attach TrainingDynamicsMonitor, and let "
+                "every_n_steps be smaller than the number of optimiser steps."
+            )
+    if first.centering != second.centering:
+        raise ValueError(
+            f"compare_dynamics: run {names[0]!r} was centred by {first.centering!r} and run {names[1]!r} by "
+            f"{second.centering!r}, so their values cannot be compared. Measure both with the same centering."
+        )
+    return DynamicsComparison(names, {name: _compared(first, second, name) for name in RATIOS})
+
+
+def _compared(first: DynamicsHistory, second: DynamicsHistory, name: str) -> MeasureComparison:
+    from scipy.stats import fisher_exact, mannwhitneyu  # noqa: PLC0415 - half a second that only a comparison needs
+
+    a, b = (_finite(run.values(name)) for run in (first, second))
+    some = len(a) > 0 and len(b) > 0
+    means = tuple(float(values.log().mean().exp()) for values in (a, b))
+    mann_whitney = float(mannwhitneyu(a.numpy(), b.numpy(), alternative="two-sided").pvalue) if some else math.nan
+    good = RATIOS[name]
+    shares = fisher = None
+    if good is not None:
+        counts = [int((values < 1).sum() if good == "below 1" else (values > 1).sum()) for values in (a, b)]
+        table = [[count, len(values) - count] for count, values in zip(counts, (a, b), strict=True)]
+        fisher = float(fisher_exact(table).pvalue) if some else math.nan
+        shares = tuple(
+            count / len(values) if len(values) else math.nan for count, values in zip(counts, (a, b), strict=True)
+        )
+    return MeasureComparison(means, shares, (len(a), len(b)), mann_whitney, fisher)  # type: ignore[arg-type]
+
+
+def _finite(values: Tensor) -> Tensor:
+    return values[values.isfinite()]
+
+
+def p_value(p: float | None) -> str:
+    """Format a p-value as the paper does: five decimals, or the power of ten above it; a star if it is significant.
+
+    Examples:
+        >>> p_value(0.61722), p_value(0.00244), p_value(3.2e-11), p_value(None), p_value(0.0)
+        ('0.61722', '[bold]0.00244*[/]', '[bold]<1e-10*[/]', '', '[bold]<1e-300*[/]')
+    """
+    if p is None or math.isnan(p):
+        return "" if p is None else "nan"
+    shown = f"{p:.5f}" if p >= 1e-4 else f"<1e{-300 if p == 0 else math.ceil(math.log10(p))}"
+    return f"[bold]{shown}*[/]" if p < SIGNIFICANT else shown
+
+
+def without_nan(value: Any) -> Any:
+    """Plain values with None in the place of NaN, which JSON does not know."""
+    if isinstance(value, dict):
+        return {name: without_nan(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [without_nan(part) for part in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,549 @@
+"""Episodes: which images make up each small classification problem, and the accuracy over many of them.
+
+An episode is `ways` classes with `shots` support images and `queries` query images each (Vinyals et al., "Matching
+networks for one shot learning", NeurIPS 2016). Everything here is a function of the labels and a seed: no data set, no
+global random state, no processes.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.functional._labels import Labels, as_labels
+from fewshot_callbacks.functional._tensors import check_seed, default_mode
+from fewshot_callbacks.functional.statistics import (
+    Difference,
+    Interval,
+    exact_mean,
+    independent_difference_interval,
+    mean_interval,
+    paired_difference_interval,
+    share_interval,
+)
+
+
+@dataclass(frozen=True)
+class EpisodeProtocol:
+    """Sizes, number and seed of evaluation episodes; they must be equal for two accuracies to be comparable.
+
+    Args:
+        ways: Classes per episode, at least 2.
+        shots: Support images per class, at least 1.
+        queries: Query images per class, at least 1.
+        episodes: Number of episodes, at least 1; the papers use 600.
+        seed: Seed of the episode list, at least 0.
+
+    Raises:
+        ValueError: If a number is too small.
+
+    Examples:
+        >>> EpisodeProtocol(ways=20).ways
+        20
+    """
+
+    ways: int = 5
+    shots: int = 1
+    queries: int = 15
+    episodes: int = 600
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in {"ways": 2, "shots": 1, "queries": 1, "episodes": 1, "seed": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"EpisodeProtocol({name}={getattr(self, name)}): use {name} >= {least}.")
+
+
+ClassNames = Sequence[str] | Mapping[int, str]
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeList:
+    """A list of episodes, as positions in the data set.
+
+    Attributes:
+        indices: `int64` on the CPU, (episodes, ways, shots + queries); in each row, which is one class, the first `shots`
+            positions are the support and the rest the queries. No position occurs twice in an episode.
+        ways: Classes in an episode.
+        shots: Support images of each class.
+        queries: Query images of each class.
+
+    Raises:
+        ValueError: The sizes of `indices` are not `ways` and `shots + queries`.
+
+    Examples:
+        >>> episodes = sample_episodes(torch.arange(40) % 4, ways=2, shots=1, queries=2, episodes=3)
+        >>> len(episodes), tuple(episodes[0].shape)
+        (3, (2, 3))
+    """
+
+    indices: Int[Tensor, "episodes ways images"]
+    ways: int
+    shots: int
+    queries: int
+
+    def __post_init__(self) -> None:
+        found, expected = tuple(self.indices.shape[1:]), (self.ways, self.shots + self.queries)
+        if found != expected:
+            raise ValueError(
+                f"indices have {found} classes and images per episode; {self.ways}-way {self.shots}-shot with "
+                f"{self.queries} queries makes {expected}. Pass indices of shape (episodes, ways, shots + queries)."
+            )
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, episode: int) -> Int[Tensor, "ways images"]:
+        return self.indices[episode]
+
+    def first(self, n: int) -> "EpisodeList":
+        """Make the list of the first `n` episodes (all of them if there are fewer), with its own hash.
+
+        Raises:
+            ValueError: `n` is negative.
+
+        Examples:
+            >>> len(sample_episodes(torch.arange(40) % 4, ways=2, queries=2, episodes=9).first(5))
+            5
+        """
+        if n < 0:
+            raise ValueError(f"first({n}) asks for a negative number of episodes. Use n >= 0.")
+        return EpisodeList(self.indices[:n], self.ways, self.shots, self.queries)
+
+    @cached_property
+    def hash(self) -> str:
+        """Twelve hexadecimal characters that identify the list: equal in two runs that used the same episodes.
+
+        The start of the SHA-256 of the sizes (episodes, ways, shots, queries) and the positions, both as little-endian
+        int64; the same on every machine.
+
+        Examples:
+            >>> labels = torch.arange(40) % 4
+            >>> one, same = (sample_episodes(labels, ways=2, queries=2, episodes=9, seed=1) for _ in range(2))
+            >>> one.hash == same.hash, one.hash == one.first(8).hash
+            (True, False)
+        """
+        sizes = torch.tensor([len(self), self.ways, self.shots, self.queries], device="cpu")
+        digest = hashlib.sha256()
+        for part in (sizes, self.indices):
+            digest.update(part.cpu().contiguous().numpy().astype("<i8").tobytes())
+        return digest.hexdigest()[:12]
+
+
+@default_mode()
+def sample_episodes(
+    labels: Any,
+    *,
+    ways: int = 5,
+    shots: int = 1,
+    queries: int = 15,
+    episodes: int = 600,
+    seed: int = 0,
+    class_names: ClassNames | None = None,
+) -> EpisodeList:
+    """Draw episodes: classes without replacement, then images of each class without replacement, all equally likely.
+
+    Every class is equally likely, regardless of its number of images, and episodes are independent of each other. The
+    result depends only on the arguments: not on the global random state, which is left unchanged, nor on the number of
+    workers, threads or ranks.
+
+    Args:
+        labels: (items,), the class of each item: integers or words, in any order, as a tensor, array or list.
+        ways: Classes in an episode.
+        shots: Support images of each class.
+        queries: Query images of each class.
+        episodes: Number of episodes.
+        seed: Any integer that `torch.Generator.manual_seed` accepts.
+        class_names: Names for the error messages, by label: a sequence for labels 0, 1, 2, ..., or a mapping. Labels
+            that are words are their own names.
+
+    Returns:
+        The episodes; see `EpisodeList`.
+
+    Raises:
+        ValueError: Labels are not one integer or word for each item; a number is not whole or not positive; there
+            are fewer than `ways` classes; or a class has fewer than `shots + queries` images. No class is skipped
+            silently.
+
+    Examples:
+        >>> labels = torch.tensor([7, 7, 7, -1, -1, -1])
+        >>> episode = sample_episodes(labels, ways=2, shots=1, queries=2, episodes=1)[0]
+        >>> sorted(episode.flatten().tolist())
+        [0, 1, 2, 3, 4, 5]
+        >>> [labels[row].unique().numel() for row in episode]  # a row is one class
+        [1, 1]
+        >>> sample_episodes(labels, ways=2, shots=1, queries=3, class_names={7: "heron", -1: "owl"})
+        Traceback (most recent call last):
+        ValueError: 2-way 1-shot with 3 queries needs 4 images per class; class 'owl' has 3, the smallest of 2 classes
+        that are too small. Use queries <= 2 or drop these classes.
+    """
+    check_episode_sizes(ways=ways, shots=shots, queries=queries, episodes=episodes)
+    numbers, words = as_labels(labels, "labels", "sample_episodes").numbered()
+    numbers = numbers.cpu()
+    classes, counts = torch.unique(numbers, return_counts=True)
+    _check_classes(classes, counts, ways=ways, shots=shots, queries=queries, names=words or class_names)
+
+    generator = torch.Generator().manual_seed(check_seed("sample_episodes", "seed", seed))
+    picked = _distinct(torch.full((episodes,), len(classes)), ways, generator)  # (episodes, ways)
+    of_class = _distinct(counts[picked.flatten()], shots + queries, generator)  # (episodes * ways, images)
+
+    by_class = numbers.argsort(stable=True)  # (items,): the items of the first class, of the second, ...
+    starts = counts.cumsum(0) - counts  # (classes,)
+    indices = by_class[starts[picked.flatten(), None] + of_class].reshape(episodes, ways, shots + queries)
+    return EpisodeList(indices, ways, shots, queries)
+
+
+def _distinct(sizes: Int[Tensor, "rows"], k: int, generator: torch.Generator) -> Int[Tensor, "rows k"]:
+    """Draw `k` different numbers below the size of each row, every ordered choice equally likely (size >= k).
+
+    Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", CACM 30(9), 1987), all rows at once: time and memory
+    do not grow with the sizes. It makes every subset equally likely, but not every order, so rows are shuffled at last.
+    """
+    chosen = torch.empty(len(sizes), k, dtype=torch.int64)
+    for i in range(k):
+        top = sizes - k + i
+        draw = (torch.rand(len(sizes), generator=generator, dtype=torch.float64) * (top + 1)).long()
+        taken = (chosen[:, :i] == draw[:, None]).any(dim=1)
+        chosen[:, i] = torch.where(taken, top, draw)
+    shuffle = torch.rand(chosen.shape, generator=generator, dtype=torch.float64).argsort(dim=1, stable=True)
+    return chosen.gather(1, shuffle)
+
+
+def check_episode_sizes(**sizes: int) -> None:
+    """Refuse a size that is no whole number, or below one.
+
+    Args:
+        **sizes: Numbers by name, as in `check_episode_sizes(ways=5, shots=1)`.
+
+    Raises:
+        ValueError: A number is not whole, or not positive.
+
+    Examples:
+        >>> check_episode_sizes(ways=5, shots=0)
+        Traceback (most recent call last):
+        ValueError: shots is 0; an episode needs at least one. Use shots >= 1.
+    """
+    for name, size in sizes.items():
+        if not hasattr(size, "__index__") or isinstance(size, bool):
+            raise ValueError(f"{name} is {size!r}; expected a whole number. Use {name} >= 1.")
+        if size < 1:
+            raise ValueError(f"{name} is {size}; an episode needs at least one. Use {name} >= 1.")
+
+
+def check_classes_suffice(
+    labels: Any, *, ways: int, shots: int, queries: int, class_names: ClassNames | None = None, prefix: str = ""
+) -> None:
+    """Refuse a set of which episodes of these sizes cannot be drawn.
+
+    Args:
+        labels: (items,), the class of each item.
+        ways: Classes in an episode.
+        shots: Support images of each class.
+        queries: Query images of each class.
+        class_names: Names for the error messages, by label.
+        prefix: What stands before the names of the three sizes in the advice of a message, such as `--data.test_`.
+
+    Raises:
+        ValueError: As `sample_episodes` does.
+
+    Examples:
+        >>> check_classes_suffice(torch.arange(4) % 2, ways=2, shots=1, queries=2, class_names=("heron", "owl"))
+        Traceback (most recent call last):
+        ValueError: 2-way 1-shot with 2 queries needs 3 images per class; class 'heron' has 2, the smallest of 2 classes
+        that are too small. Use queries <= 1 or drop these classes.
+    """
+    numbers, words = as_labels(labels, "labels", "check_classes_suffice").numbered()
+    classes, counts = torch.unique(numbers.cpu(), return_counts=True)
+    names = words or class_names
+    _check_classes(classes, counts, ways=ways, shots=shots, queries=queries, names=names, prefix=prefix)
+
+
+def _check_classes(
+    classes: Tensor, counts: Tensor, *, ways: int, shots: int, queries: int, names: ClassNames | None, prefix: str = ""
+) -> None:
+    if len(classes) < ways:
+        raise ValueError(
+            f"{ways}-way episodes need {ways} classes; the labels hold {len(classes)}. "
+            + (
+                f"Use {prefix}ways <= {len(classes)} or add classes."
+                if len(classes)
+                else "Pass the labels of the data set."
+            )
+        )
+    needed, too_small = shots + queries, int((counts < shots + queries).sum())
+    if too_small:
+        smallest = int(counts.argmin())
+        size = int(counts[smallest])
+        several = f", the smallest of {too_small} classes that are too small" if too_small > 1 else ""
+        fewer = f"Use {prefix}queries <= {size - shots} or drop"
+        if size <= shots:
+            fewer = f"Use {prefix}shots 1 with {prefix}queries <= {size - 1} or drop" if size > 1 else "Drop"
+        raise ValueError(
+            f"{ways}-way {shots}-shot with {queries} queries needs {needed} images per class; class "
+            f"{class_name(int(classes[smallest]), names)} has {size}{several}. "
+            f"{fewer} {'these classes' if too_small > 1 else 'the class'}."
+        )
+
+
+def class_name(label: int, names: ClassNames | None) -> str:
+    """Name a class in a message: its name in quotation marks, or its label if it has none."""
+    if isinstance(names, Mapping):
+        return repr(names[label]) if label in names else str(label)
+    return repr(names[label]) if names is not None and 0 <= label < len(names) else str(label)
+
+
+def split_episode(
+    embeddings: Float[Tensor, "rows dim"], labels: Any, *, shots: int
+) -> tuple[Float[Tensor, "ways shots dim"], Float[Tensor, "ways queries dim"]]:
+    """Cut the embeddings of an episode into support and queries, class by class.
+
+    Rows may come in any order: they are grouped by a stable sort of the labels, and the first `shots` rows of each
+    class are its support. Classes come out in the order of their labels (words in alphabetical order), so the target of
+    query (w, q) is w.
+
+    Args:
+        embeddings: (rows, dim), any floating type; gradients flow through.
+        labels: (rows,), any integers or words, each class equally often.
+        shots: Support rows of each class.
+
+    Returns:
+        Support (ways, shots, dim) and query (ways, queries, dim), where ways * (shots + queries) = rows.
+
+    Raises:
+        ValueError: Labels are not one integer or word for each row; there is no row; classes have
+            different numbers of rows; or no row is left for a query.
+
+    Examples:
+        >>> embeddings = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+        >>> support, query = split_episode(embeddings, torch.tensor([9, 4, 9, 4]), shots=1)
+        >>> support.flatten().tolist(), query.flatten().tolist()  # class 4, then class 9
+        ([2.0, 1.0], [4.0, 3.0])
+    """
+    check_episode_sizes(shots=shots)
+    labels, names = as_labels(labels, "labels", "split_episode").numbered()
+    if len(labels) != len(embeddings):
+        raise ValueError(f"{len(embeddings)} embeddings came with {len(labels)} labels. Pass one label per row.")
+    if len(labels) == 0:
+        raise ValueError("The episode is empty: 0 embeddings. Pass a batch drawn by an EpisodicBatchSampler.")
+    classes, counts = torch.unique(labels, return_counts=True)
+    size = int(counts[0])
+    if bool((counts != size).any()):
+        fewest, most = int(counts.argmin()), int(counts.argmax())
+        uneven = [f"class {class_name(int(classes[i]), names)} has {int(counts[i])}" for i in (fewest, most)]
+        raise ValueError(
+            f"An episode has equally many rows of each class; {' and '.join(uneven)}. Pass a batch drawn by an "
+            "EpisodicBatchSampler."
+        )
+    if size <= shots:
+        rows, fewer = (f"{size} rows", f"Use shots <= {size - 1} or draw") if size > 1 else ("1 row", "Draw")
+        raise ValueError(
+            f"{shots}-shot leaves no query: each of the {len(classes)} classes has {rows}. "
+            f"{fewer} more images per class."
+        )
+    grouped = embeddings[labels.argsort(stable=True).to(embeddings.device)].reshape(len(classes), size, -1)
+    # (ways, shots + queries, dim)
+    return grouped[:, :shots], grouped[:, shots:]
+
+
+def split_episodes(
+    embeddings: Float[Tensor, "rows dim"], labels: Any, *, shots: int, episodes: int
+) -> tuple[Float[Tensor, "episodes ways shots dim"], Float[Tensor, "episodes ways queries dim"]]:
+    """Cut a batch of several episodes into support and queries, all at once.
+
+    Args:
+        embeddings: (rows, dim), any floating type; gradients flow through. The episodes follow one another, with the
+            same number of rows each.
+        labels: (rows,), any integers or words; in each episode each class equally often. Episodes may share classes.
+        shots: Support rows of each class.
+        episodes: Number of episodes in the batch, at least 1.
+
+    Returns:
+        Support (episodes, ways, shots, dim) and query (episodes, ways, queries, dim), each episode as `split_episode` cuts
+        it.
+
+    Raises:
+        ValueError: As in `split_episode`, with the number of the episode; or if the episodes differ in size.
+
+    Examples:
+        >>> embeddings = torch.arange(8.0)[:, None]
+        >>> labels = torch.tensor([9, 4, 9, 4, 1, 1, 4, 4])
+        >>> support, query = split_episodes(embeddings, labels, shots=1, episodes=2)
+        >>> support.flatten(1).tolist(), query.flatten(1).tolist()
+        ([[1.0, 0.0], [4.0, 6.0]], [[3.0, 2.0], [5.0, 7.0]])
+    """
+    check_episode_sizes(shots=shots, episodes=episodes)
+    rows, read = len(embeddings), as_labels(labels, "labels", "split_episodes")
+    if rows % episodes or len(read) != rows:
+        raise ValueError(
+            f"{rows} embeddings with labels of shape {tuple(read.codes.shape)} do not form a batch of {episodes} episodes "
+            f"of the same size. Pass as many rows for each episode, and one label per row."
+        )
+    read = Labels(read.codes.cpu(), read.words)  # an accelerator is waited for once, not in each episode
+    size, parts = rows // episodes, []
+    for number in range(episodes):
+        own = slice(number * size, (number + 1) * size)
+        try:
+            parts.append(split_episode(embeddings[own], read[own], shots=shots))
+        except ValueError as error:
+            if number == 0:
+                raise
+            raise ValueError(f"Episode {number} of the {episodes} of the batch: {error}") from error
+        ways, first = len(parts[number][0]), len(parts[0][0])
+        if ways != first:
+            raise ValueError(
+                f"Episode {number} of the {episodes} of the batch has {ways} classes, the first has {first}. Pass "
+                "episodes of equal size, as an EpisodicBatchSampler draws them."
+            )
+    support, query = zip(*parts, strict=True)
+    return torch.stack(support), torch.stack(query)
+
+
+@dataclass(frozen=True)
+class EpisodeAccuracy:
+    """The mean accuracy over a list of episodes, with its spread.
+
+    Attributes:
+        mean: In [0, 1].
+        std: Sample standard deviation over episodes (divisor n - 1); NaN for one episode.
+        ci95: 1.96 * std / sqrt(n), which few-shot papers print after ±, for comparison with their tables. With some
+            hundred episodes it is as accurate as `interval`; NaN for one episode.
+        n: Number of episodes.
+        ways: Classes in an episode.
+        shots: Support images of each class.
+        queries: Query images of each class.
+        episodes_hash: `EpisodeList.hash` of the episodes.
+        batch_statistics: True where batch normalisation used the statistics of the episode itself. Such an accuracy
+            uses all queries together, and must not be compared with one that does not.
+        per_episode: The accuracy of each episode, float64, for `minus`; None if it was not kept.
+
+    Examples:
+        >>> result = EpisodeAccuracy(0.5713, 0.1187, 0.0095, 600, 5, 1, 15, "1a2b3c4d5e6f")
+        >>> print(result)
+        57.13 ± 0.95 % (600 episodes, 5-way 1-shot, hash 1a2b3c4d5e6f)
+    """
+
+    mean: float
+    std: float
+    ci95: float
+    n: int
+    ways: int
+    shots: int
+    queries: int
+    episodes_hash: str
+    batch_statistics: bool = False
+    per_episode: Float[Tensor, "n"] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def interval(self) -> Interval:
+        """The 95 % interval of the mean, also valid for few episodes and near 1 (see `mean_interval`)."""
+        if self.per_episode is not None:
+            return mean_interval(self.per_episode)
+        if self.n < 2:
+            return Interval(math.nan, math.nan)
+        return share_interval(self.mean, self.std / math.sqrt(self.n), self.n - 1, self.n, 0.95)
+
+    def minus(self, other: "EpisodeAccuracy") -> Difference:
+        """Compute the difference from another accuracy, with its 95 % interval.
+
+        Accuracies of the same list of episodes are compared episode by episode.
+
+        The interval shows how far other episodes of the same classes would move the difference.
+
+        Args:
+            other: The accuracy of another model.
+
+        Returns:
+            The difference of the means, in [-1, 1]; its interval is NaN where the lists differ and one has a single
+            episode.
+
+        Raises:
+            ValueError: Only one of the two used batch statistics.
+
+        Examples:
+            >>> from fewshot_callbacks.functional import sample_episodes
+            >>> episodes = sample_episodes(torch.arange(40) % 4, ways=2, shots=1, queries=5, episodes=3)
+            >>> better = summarize_accuracies(torch.tensor([0.5, 0.7, 0.9]), episodes)
+            >>> worse = summarize_accuracies(torch.tensor([0.4, 0.6, 0.7]), episodes)
+            >>> difference = better.minus(worse)
+            >>> f"{difference.value:.3f} {difference.interval.low:.3f}", difference.is_beyond_chance
+            ('0.133 0.036', True)
+        """
+        if self.batch_statistics != other.batch_statistics:
+            raise ValueError(
+                "One accuracy was measured with the batch statistics of its episodes, the other was not; they cannot be "
+                "compared. Evaluate both in the same way."
+            )
+        if self.per_episode is not None and other.per_episode is not None and self.episodes_hash == other.episodes_hash:
+            interval = paired_difference_interval(self.per_episode - other.per_episode)
+        else:
+            interval = independent_difference_interval(self.mean, self.interval, other.mean, other.interval)
+        return Difference(self.mean, other.mean, interval)
+
+    def __str__(self) -> str:
+        spread = "" if math.isnan(self.ci95) else f" ± {100 * self.ci95:.2f}"
+        statistics = ", batch statistics" if self.batch_statistics else ""
+        return (
+            f"{100 * self.mean:.2f}{spread} % ({self.n} episode{'' if self.n == 1 else 's'}, "
+            f"{self.ways}-way {self.shots}-shot{statistics}, hash {self.episodes_hash})"
+        )
+
+
+def summarize_accuracies(
+    accuracies: Float[Tensor, "episodes"], episode_list: EpisodeList, *, batch_statistics: bool = False
+) -> EpisodeAccuracy:
+    """Average one accuracy per episode, with its 95 % confidence interval.
+
+    `ci95` is the interval of few-shot papers, mean ± 1.96 std / sqrt(n); `interval` is also valid for few episodes.
+    Both show how far another list of episodes of the same classes would move the mean, not how far other classes would.
+
+    Args:
+        accuracies: (episodes,), each in [0, 1], in any order.
+        episode_list: The list of all episodes that were measured.
+        batch_statistics: See `EpisodeAccuracy`.
+
+    Returns:
+        The summary, computed in float64. One episode gives NaN for `std` and `ci95`.
+
+    Raises:
+        ValueError: There is no accuracy, their number is not that of the episodes, or one of them is not in [0, 1].
+
+    Examples:
+        >>> from fewshot_callbacks.functional import sample_episodes
+        >>> episodes = sample_episodes(torch.arange(40) % 4, ways=2, shots=1, queries=5, episodes=4)
+        >>> result = summarize_accuracies(torch.tensor([0.5, 0.7, 0.6, 0.6]), episodes)
+        >>> f"{result.mean:.2f} {result.std:.4f} {result.ci95:.4f}"
+        '0.60 0.0816 0.0800'
+    """
+    n = len(accuracies)
+    if n == 0:
+        raise ValueError("No accuracy to summarise: 0 episodes were measured. Measure at least one.")
+    if n != len(episode_list):
+        raise ValueError(
+            f"{n} accuracies came with a list of {len(episode_list)} episodes, so its hash would not name what was "
+            "measured. Measure every episode once, or pass `episode_list.first(n)`."
+        )
+    values = accuracies.detach().to("cpu", torch.float64)
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        raise ValueError(
+            f"Accuracies lie in [0, 1]; found {values.min().item():g} to {values.max().item():g}. Pass fractions, not "
+            "percentages, and no NaN."
+        )
+    std = values.std().item() if n > 1 else math.nan
+    return EpisodeAccuracy(
+        mean=exact_mean(values),
+        std=std,
+        ci95=1.96 * std / math.sqrt(n),
+        n=n,
+        ways=episode_list.ways,
+        shots=episode_list.shots,
+        queries=episode_list.queries,
+        episodes_hash=episode_list.hash,
+        batch_statistics=batch_statistics,
+        per_episode=values,
+    )

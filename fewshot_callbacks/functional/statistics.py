@@ -1,0 +1,474 @@
+"""Means, rounded once, and confidence intervals of means of metrics and of their differences, with the stated coverage.
+
+A metric lies between 0 and 1, and near 1 its values are skewed: most classes are perfect, a few are not. An interval of
+mean ± 1.96 standard errors then contains the true value too rarely, and has no width at all where every class is
+perfect. These intervals are used instead, here and in every report:
+
+- The standard error is that of the jackknife over the independent units, that is classes, groups of classes or episodes
+  (for clusters: CR3 of MacKinnon and White, 1985, and Bell and McCaffrey, 2002). Leaving out one unit at a time also
+  accounts for the different weights of units of different size.
+- Its degrees of freedom are Satterthwaite's (1946), from the fourth moment of the units' contributions: a variance that
+  rests on three imperfect classes of a hundred is known only as well as three values allow. They are never more than
+  the effective number of units (Kish, 1965) minus one.
+- A mean in [0, 1] has its t interval on the logit scale, which cannot leave [0, 1] and is skewed as the estimate is.
+- Where all units have the same value, the variance cannot be estimated. The interval is then the one of
+  Gaffke (2005) for values between 0 and 1, which for units that are all perfect is that of Clopper and Pearson (1934).
+- A paired difference has a t interval that is corrected for skewness (Hall, 1992), unless the correction carries an end
+  beyond the differences of all units, eight or more, and beyond the plain t interval: then it is that interval. The
+  interval of a difference of two independent means is combined from their two intervals (Zou and Donner, 2008).
+- A mean of values without bounds, such as a loss over seeds, has Student's t interval.
+
+Units are taken as independent of each other. `benchmarks/interval_coverage.py` measures how often each of these
+intervals contains the true value; benchmarks/README.md has the figures. A mean over queries is short of its confidence
+where few classes hold most of the queries and differ from the others: with sizes of 5 to 1,000 queries (Pareto, 1.1)
+that decide how difficult a class is, 95 % intervals of 40 classes hold the true mean in 81 to 88 % of the sets
+(`--long-tailed`), and those of the mean over classes in 95 to 96 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.functional._labels import check_labels
+from fewshot_callbacks.functional._tensors import as_tensor
+
+
+def exact_mean(values: Float[Tensor, "n"]) -> float:
+    """Average values, rounded once, so that their order does not matter. NaN for no values.
+
+    Examples:
+        >>> import torch
+        >>> exact_mean(torch.tensor([1e16, 1.0, -1e16, 1.0], dtype=torch.float64))
+        0.5
+    """
+    return math.fsum(values.tolist()) / len(values) if len(values) else math.nan
+
+
+def class_means(
+    values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]
+) -> tuple[Int[Tensor, "classes"], Float[Tensor, "classes"], Int[Tensor, "classes"]]:
+    """Compute the mean over the queries of each class, rounded once, so that their order does not matter.
+
+    Args:
+        values: One value for each query; NaN where the query has none, because nothing is relevant to it.
+        labels: The class of each query, any integers.
+
+    Returns:
+        Labels in ascending order, the mean of each (float64), and how many queries it is of. Queries without a value
+        are left out, and so is a class that none of its queries is left of; all are empty where no query is left.
+
+    Examples:
+        >>> import torch
+        >>> values = torch.tensor([1.0, 0.0, 0.5, torch.nan, torch.nan])
+        >>> class_means(values, torch.tensor([7, 7, 3, 3, 9]))
+        (tensor([3, 7]), tensor([0.5000, 0.5000], dtype=torch.float64), tensor([1, 2]))
+    """
+    keep = ~values.isnan()
+    labels, order = labels[keep].sort()
+    present, counts = labels.unique_consecutive(return_counts=True)
+    ordered: list[float] = values[keep][order].double().tolist()
+    means, start = [], 0
+    for count in counts.tolist():
+        means.append(math.fsum(ordered[start : start + count]) / count)
+        start += count
+    return present, torch.tensor(means, dtype=torch.float64, device=values.device), counts
+
+
+def macro_mean(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]) -> float:
+    """Average the means of the classes over their queries; NaN where no query has a value.
+
+    The order of the queries and the names of the classes do not change its bits.
+
+    Args:
+        values: One value for each query; NaN where it has none.
+        labels: The class of each query, any integers.
+
+    Examples:
+        >>> import torch
+        >>> macro_mean(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor([5, 5, 5, 8]))
+        0.5
+    """
+    return exact_mean(class_means(values, labels)[1])
+
+
+# Two means of metrics that differ by less are equal: rounding is 1e-16 of them, and one query of a million 1e-6.
+SAME = 1e-12
+# Units from which on the range of their differences tells that a correction went too far. Fewer often have a mean
+# beyond all of them, and `benchmarks/interval_coverage.py` finds no better coverage with the t interval.
+UNITS_WITH_RANGE = 8
+# By how much rounding may carry a metric that was computed in float32 outside its range.
+OUTSIDE = 1e-6
+
+
+class Interval(NamedTuple):
+    """The two ends of a confidence interval. The estimate need not lie in the middle.
+
+    Examples:
+        >>> low, high = interval = Interval(0.25, 0.75)
+        >>> interval.half_width
+        0.25
+    """
+
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the distance between the two ends."""
+        return (self.high - self.low) / 2
+
+
+UNKNOWN = Interval(math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One metric of two sets, or of two evaluations of one set, with the interval of its difference.
+
+    Examples:
+        >>> change = Difference(0.75, 0.5, Interval(0.125, 0.375))
+        >>> change.value, change.is_beyond_chance
+        (0.25, True)
+    """
+
+    first: float
+    second: float
+    interval: Interval
+    """interval of first minus second; NaN where it is unknown"""
+
+    @property
+    def value(self) -> float:
+        """First minus second."""
+        return self.first - self.second
+
+    @property
+    def is_beyond_chance(self) -> bool:
+        """Whether the interval of the difference excludes zero; False where the interval is NaN."""
+        return self.interval.low > 0 or self.interval.high < 0
+
+    def in_words(self) -> tuple[str, str, str, str, str]:
+        """Write both values, their difference, its interval and whether that is beyond chance, as tables show them.
+
+        The last two are empty where the interval is unknown, as that of a pooled metric is.
+
+        Examples:
+            >>> Difference(0.75, 0.5, Interval(0.125, 0.375)).in_words()
+            ('0.7500', '0.5000', '+0.2500', '+0.1250 to +0.3750', 'yes')
+        """
+        low, high = self.interval
+        known = not math.isnan(low)
+        return (
+            f"{self.first:.4f}",
+            f"{self.second:.4f}",
+            f"{self.value:+.4f}",
+            f"{low:+.4f} to {high:+.4f}" if known else "",
+            ("yes" if self.is_beyond_chance else "no") if known else "",
+        )
+
+
+def normal_quantile(confidence: float) -> float:
+    """Return the half-width of an interval of this confidence in standard errors: 1.96 for 0.95."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence} is not between 0 and 1. Pass, for instance, 0.95.")
+    return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
+def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Interval:
+    """Compute the interval of the mean of independent values between 0 and 1: a t interval on the logit scale.
+
+    The module docstring gives the method and its sources. The result does not depend on the order of the values.
+
+    Args:
+        values: Independent values in [0, 1], such as the recall of each group.
+        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
+        parts: Number of independent parts that each value is a mean of, such as the classes of a group. It is used only
+            where every value is 0 or every value is 1, since every part then has that value, too; elsewhere the
+            variance is estimated from the values alone.
+
+    Returns:
+        Both ends, in [0, 1]; NaN for fewer than two values.
+
+    Raises:
+        ValueError: If a value is not in [0, 1], or `confidence` is not in (0, 1).
+
+    Examples:
+        >>> import torch
+        >>> low, high = mean_interval(torch.tensor([0.5, 0.7, 0.6, 0.8]))
+        >>> round(low, 3), round(high, 3)
+        (0.429, 0.821)
+        >>> low, high = mean_interval(torch.ones(10))
+        >>> round(low, 3), round(high, 3)
+        (0.692, 1.0)
+        >>> low, high = mean_interval(torch.ones(10), parts=10)
+        >>> round(low, 3), round(high, 3)
+        (0.964, 1.0)
+    """
+    values = _doubles(values, "values", "mean_interval")
+    return _of_metric(values.tolist(), [1] * len(values), confidence, parts)
+
+
+def clustered_mean_interval(values: Any, clusters: Any, confidence: float = 0.95) -> Interval:
+    """Compute the interval of a mean of values in [0, 1] that are dependent inside clusters (the queries of a class).
+
+    The module docstring gives the method and its sources. The result does not depend on the order of the values, nor on
+    the names of the clusters. Where few clusters hold most of the values and differ from the others, the interval is too
+    short: the largest clusters of a sample say little of those that another sample would have. The mean over clusters
+    (`mean_interval` of their means) does not suffer from that.
+
+    Args:
+        values: One value in [0, 1] for each query; queries with NaN are left out.
+        clusters: The class of each query, any integers or words.
+        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
+
+    Returns:
+        Both ends, in [0, 1]; NaN where there are fewer than two clusters.
+
+    Raises:
+        ValueError: If a value is not in [0, 1], or `confidence` is not in (0, 1).
+
+    Examples:
+        >>> import torch
+        >>> values, classes = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
+        >>> clustered_mean_interval(values, classes).half_width > mean_interval(values).half_width
+        True
+    """
+    call = "clustered_mean_interval"
+    values = _doubles(values, "values", call)
+    _, means, sizes = class_means(values, check_labels(clusters, len(values), "clusters", "values", call))
+    return _of_metric(means.tolist(), sizes.tolist(), confidence)
+
+
+def macro_mean_interval(
+    values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float = 0.95
+) -> Interval:
+    """Compute the interval of the macro mean, with the classes as the independent units (see `mean_interval`).
+
+    Args:
+        values: One value in [0, 1] for each query; NaN where it has none.
+        labels: The class of each query, any integers.
+        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
+
+    Returns:
+        Both ends; NaN where fewer than two classes have a query with a value.
+    """
+    return mean_interval(class_means(values, labels)[1], confidence)
+
+
+def paired_difference_interval(differences: Any, clusters: Any | None = None, confidence: float = 0.95) -> Interval:
+    """Compute the interval of the mean of differences of a metric: a t interval, corrected for skewness (Hall, 1992).
+
+    Two good models differ in few queries, mostly to the advantage of one of them: such differences are skewed. Where they
+    are so skewed that the correction goes beyond all of them, eight or more, the plain t interval is used. The module
+    docstring gives the method and its sources.
+
+    Args:
+        differences: (items,) each a value of the first minus the value of the second, in [-1, 1]; NaN is left out.
+        clusters: The class of each difference, any integers or words, if differences are dependent inside classes.
+        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true difference.
+
+    Returns:
+        Both ends, in [-1, 1]; NaN for fewer than two differences or clusters.
+
+    Raises:
+        ValueError: If a difference is not in [-1, 1], or `confidence` is not in (0, 1).
+
+    Examples:
+        >>> import torch
+        >>> low, high = paired_difference_interval(torch.tensor([0.1, 0.2, 0.15, 0.1, 0.2]))
+        >>> round(low, 3), round(high, 3)
+        (0.088, 0.212)
+    """
+    normal_quantile(confidence)
+    call = "paired_difference_interval"
+    differences = _doubles(differences, "differences", call)
+    if clusters is None:
+        means, sizes = differences[~differences.isnan()].tolist(), None
+    else:
+        clusters = check_labels(clusters, len(differences), "clusters", "differences", call)
+        _, of_clusters, counts = class_means(differences, clusters)
+        means, sizes = of_clusters.tolist(), counts.tolist()
+    if len(means) < 2:
+        return UNKNOWN
+    _check_range(means, -1)
+    mean, error, freedom, skewness = _jackknife(means, sizes or [1] * len(means))
+    if not error:
+        low, high = _of_equal_units((1 + mean) / 2, len(means), confidence)
+        return Interval(2 * low - 1, 2 * high - 1)
+    quantile = t_quantile(confidence, freedom)
+    plain = Interval(mean - quantile * error, mean + quantile * error)
+    low, high = (mean - error * _hall(end, skewness) for end in (quantile, -quantile))
+    # beyond every difference the cubic is far from where it corrects a t statistic
+    outside = low < min(*means, plain.low) or high > max(*means, plain.high)
+    if outside and len(means) >= UNITS_WITH_RANGE:
+        low, high = plain
+    return Interval(max(-1.0, low), min(1.0, high))
+
+
+def independent_difference_interval(first: float, interval: Interval, second: float, other: Interval) -> Interval:
+    """Compute the interval of the difference of two independent means from their intervals: MOVER (Zou and Donner, 2008).
+
+    Args:
+        first: One mean.
+        interval: Interval of the first mean.
+        second: The other mean.
+        other: Interval of the other mean, with the same confidence.
+
+    Returns:
+        Both ends of the interval of first minus second; NaN where one of the two is unknown.
+
+    Examples:
+        >>> low, high = independent_difference_interval(0.9, Interval(0.8, 0.94), 0.7, Interval(0.67, 0.73))
+        >>> round(low, 3), round(high, 3)
+        (0.096, 0.25)
+    """
+    value = first - second
+    below = math.hypot(first - interval.low, other.high - second)
+    above = math.hypot(interval.high - first, second - other.low)
+    return Interval(value - below, value + above)
+
+
+def student_interval(
+    values: Float[np.ndarray, "samples points"], confidence: float = 0.95
+) -> tuple[Float[np.ndarray, "points"], Float[np.ndarray, "points"]]:
+    """Compute Student's t interval of the mean over independent samples, at each point of a curve.
+
+    For values without bounds; a metric in [0, 1] has `mean_interval`.
+
+    Args:
+        values: One row for each sample, such as the curve of a seed, without NaN.
+        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
+
+    Returns:
+        The lower and the upper ends, in float64: NaN with a single sample.
+
+    Raises:
+        ValueError: `confidence` is not in (0, 1).
+
+    Examples:
+        >>> low, high = student_interval(np.array([[1.0, 2.0], [3.0, 2.0]]))
+        >>> low.round(2).tolist(), high.round(2).tolist()
+        ([-10.71, 2.0], [14.71, 2.0])
+    """
+    normal_quantile(confidence)
+    samples, points = values.shape
+    if samples < 2:
+        return np.full(points, math.nan), np.full(points, math.nan)
+    values = values.astype(np.float64)
+    mean, error = values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(samples)
+    reach = t_quantile(confidence, samples - 1) * error
+    return mean - reach, mean + reach
+
+
+def share_interval(mean: float, error: float, freedom: float, units: int, confidence: float) -> Interval:
+    """Interval of a mean in [0, 1]: t interval on the logit scale, or Gaffke's where all units have the same value.
+
+    Args:
+        mean: The estimate.
+        error: Standard error of the estimate; 0 where all units have the same value.
+        freedom: Degrees of freedom of the standard error.
+        units: Independent values that the mean is of.
+        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
+    """
+    from scipy.special import expit, logit  # noqa: PLC0415 - what is never evaluated needs no SciPy
+
+    if not error or not 0 < mean < 1:
+        return _of_equal_units(mean, units, confidence)
+    reach = t_quantile(confidence, freedom) * error / (mean * (1 - mean))  # the derivative of logit is 1 / p (1 - p)
+    return Interval(float(expit(logit(mean) - reach)), float(expit(logit(mean) + reach)))
+
+
+def _of_metric(means: list[float], sizes: Sequence[int], confidence: float, parts: int = 1) -> Interval:
+    normal_quantile(confidence)
+    if len(means) < 2:
+        return UNKNOWN
+    _check_range(means, 0)
+    mean, error, freedom, _ = _jackknife(means, sizes)
+    units = len(means) * parts if mean in (0.0, 1.0) else len(means)
+    return share_interval(mean, error, freedom, units, confidence)
+
+
+def _doubles(values: Any, name: str, call: str) -> Float[Tensor, "n"]:
+    """Values in float64 on the CPU, also those of a list."""
+    return (
+        as_tensor(values if isinstance(values, Tensor) else np.asarray(values, np.float64), name, call).double().cpu()
+    )
+
+
+def _check_range(values: list[float], lowest: int) -> None:
+    """Clip what rounding has carried outside [lowest, 1], and refuse what is no such metric."""
+    if not all(lowest - OUTSIDE <= value <= 1 + OUTSIDE for value in values):
+        what, range_ = ("Metrics lie in", "[0, 1]") if lowest == 0 else ("Differences of metrics lie in", "[-1, 1]")
+        found = f"{min(values):g} to {max(values):g}"
+        raise ValueError(
+            f"{what} {range_}; found {found}. Scale them, or use paired_difference_interval for differences."
+        )
+    values[:] = [min(max(value, lowest), 1.0) for value in values]
+
+
+class _Estimate(NamedTuple):
+    mean: float
+    # standard error of the mean; 0 where all units have the same value
+    error: float
+    # degrees of freedom of the standard error
+    freedom: float
+    # skewness of the mean: that of the units over the root of their number
+    skewness: float
+
+
+def _jackknife(means: Sequence[float], sizes: Sequence[int]) -> _Estimate:
+    """Estimate the mean over all queries from those of the units, with its standard error.
+
+    Every sum is rounded once, so that the order of the units does not change a bit.
+
+    Args:
+        means: Mean over the queries of each unit.
+        sizes: Number of queries of each unit.
+    """
+    units, queries = len(means), sum(sizes)
+    shares = [size / queries for size in sizes]
+    mean = math.fsum(size * value for size, value in zip(sizes, means, strict=True)) / queries
+    # how far leaving out each unit moves the mean
+    moves = [share * (value - mean) / (1 - share) for share, value in zip(shares, means, strict=True)]
+    largest = max(map(abs, moves))
+    if max(abs(value - mean) for value in means) <= SAME:
+        return _Estimate(mean, 0.0, 1.0, 0.0)
+    scaled = [move / largest for move in moves]  # their fourth powers underflow otherwise
+    second, third, fourth = (math.fsum(move**power for move in scaled) for power in (2, 3, 4))
+    effective = 1 / math.fsum(share * share for share in shares)
+    # A variance with f degrees of freedom has a relative variance of 2 / f. That of sum x^2 is at most about sum x^4 over
+    # its square, which is what few large moves among many small ones give: f = 2 for one of them, 4 for two.
+    freedom = max(1.0, min(effective - 1, 2 * second * second / fourth))
+    return _Estimate(mean, largest * math.sqrt((units - 1) / units * second), freedom, third / second**1.5)
+
+
+def _of_equal_units(value: float, units: int, confidence: float) -> Interval:
+    """Gaffke's interval for equal values in [0, 1].
+
+    To each side the mean is that of the values and one more at the end of the range, under weights that are uniform on the
+    simplex; the weight of the others is below (alpha / 2)^(1 / units) with a probability of alpha / 2.
+    """
+    weight = ((1 - confidence) / 2) ** (1 / units)
+    return Interval(value * weight, 1 - (1 - value) * weight)
+
+
+def t_quantile(confidence: float, freedom: float) -> float:
+    """Return the half-width of an interval of this confidence in standard errors that are themselves estimated."""
+    from scipy.special import stdtrit  # noqa: PLC0415 - what is never evaluated needs no SciPy
+
+    return float(stdtrit(freedom, (1 + confidence) / 2))
+
+
+def _hall(quantile: float, skewness: float) -> float:
+    """Convert a quantile of the corrected t statistic to standard errors: the inverse of Hall's cubic transformation."""
+    if abs(skewness) < 1e-6:  # nothing to correct, and the formula would cancel
+        return quantile
+    return 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)

@@ -1,0 +1,30 @@
+"""Verification of given trials, and identification in an open set."""
+
+from fewshot_callbacks.functional.verification.identification import (
+    DEFAULT_IDENTIFICATION_METRICS,
+    IDENTIFICATION_METRICS,
+    IdentificationReport,
+    evaluate_identification,
+)
+from fewshot_callbacks.functional.verification.lists import TrialList, read_trials
+from fewshot_callbacks.functional.verification.scores import trial_scores
+from fewshot_callbacks.functional.verification.trials import (
+    DEFAULT_TRIAL_METRICS,
+    TRIAL_METRICS,
+    TrialReport,
+    evaluate_trials,
+)
+
+__all__ = [
+    "DEFAULT_IDENTIFICATION_METRICS",
+    "DEFAULT_TRIAL_METRICS",
+    "IDENTIFICATION_METRICS",
+    "TRIAL_METRICS",
+    "IdentificationReport",
+    "TrialList",
+    "TrialReport",
+    "evaluate_identification",
+    "evaluate_trials",
+    "read_trials",
+    "trial_scores",
+]

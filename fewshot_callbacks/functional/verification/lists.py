@@ -1,0 +1,192 @@
+"""Reads lists of trials: pairs of LFW, of VoxCeleb, or a table of scores."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NoReturn
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+_CALL = "read_trials"
+_FORMS = (
+    "Lines are those of LFW's pairs.txt ('Ann 1 4', 'Ann 1 Bob 2'), of VoxCeleb ('1 id1/a.wav id1/b.wav'), or of a table "
+    "whose first line names its columns with commas between them: score, same, and if known first, second and fold."
+)
+
+
+@dataclass(frozen=True)
+class TrialList:
+    """Trials, as `read_trials` finds them in a file; what is not known is None."""
+
+    same: tuple[bool, ...]
+    """whether both sides have one identity"""
+    first: tuple[str, ...] | None = None
+    """identity of the first side"""
+    second: tuple[str, ...] | None = None
+    """identity of the second side"""
+    folds: tuple[str, ...] | None = None
+    """fold of each trial"""
+    scores: tuple[float, ...] | None = None
+    """score of each trial, of a table of scores"""
+    items: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    """the two items of each trial, of a list without scores: `Ann_0004` of LFW, `id1/a.wav` of VoxCeleb"""
+
+    def rows(self, ids: Sequence[str]) -> tuple[Int[Tensor, "trials"], Int[Tensor, "trials"]]:
+        """Find the items of both sides among the ids of some embeddings.
+
+        Args:
+            ids: The name of each embedding, as the list has it; the name of a file goes for its path.
+
+        Returns:
+            Their indices, as `trial_scores` takes them.
+
+        Raises:
+            ValueError: If the list has scores in place of items, or names an item that is not there.
+        """
+        if self.items is None:
+            raise ValueError("TrialList.rows: this list has scores, and no items. Pass its scores to evaluate_trials.")
+        place: dict[str, int] = {}
+        # whole names overrule the names of files; of two items with one name neither is taken for the other
+        for names in ([PurePosixPath(str(name)).stem for name in ids], [str(name) for name in ids]):
+            count = Counter(names)
+            place |= {name: index if count[name] == 1 else -1 for index, name in enumerate(names)}
+        missing = [name for pair in zip(*self.items, strict=True) for name in pair if place.get(name, -1) < 0]
+        if missing:
+            raise ValueError(
+                f"TrialList.rows: {len(set(missing))} items of the list have no embedding, or several, the first is "
+                f"{missing[0]!r}; the ids begin with {[str(name) for name in ids[:2]]}. Write ids as "
+                "the list does, or embed these items, too."
+            )
+        first, second = (torch.tensor([place[name] for name in side]) for side in self.items)
+        return first, second
+
+
+def read_trials(path: str | Path) -> TrialList:
+    """Read the trials of a file; its lines tell which form it has.
+
+    - LFW's `pairs.txt`: the first line has the number of folds and of pairs; `Ann 1 4` are two images of Ann,
+      `Ann 1 Bob 2` images of two people. Folds follow each other.
+    - VoxCeleb's lists: `1 id1/a/1.wav id1/b/2.wav` are two recordings of one speaker, a line with 0 of two. The first
+      folder is the speaker, where all lines agree with that.
+    - A table with commas, whose first line names the columns `score` and `same` (1 or 0), and if they are known `first`,
+      `second` (identities) and `fold`.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The trials, for `evaluate_trials`.
+
+    Raises:
+        ValueError: If there is no such file, or a line has another form; names the line.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     lines = ("score,same", "0.9,1", "0.2,0")
+        ...     _ = (Path(folder) / "trials.csv").write_text(chr(10).join(lines))
+        ...     trials = read_trials(Path(folder) / "trials.csv")
+        >>> trials.scores, trials.same
+        ((0.9, 0.2), (True, False))
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{_CALL}: {path} does not exist, or is no file. Pass a list of trials.")
+    # spreadsheets write a mark of byte order, which would be a part of the first column's name
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    if not lines:
+        raise ValueError(f"{_CALL}: {path} is empty. {_FORMS}")
+    if "," in lines[0]:
+        return _table(path, lines)
+    return _lfw(path, lines) if re.fullmatch(r"\d+\s*\d*\s*", lines[0]) else _voxceleb(path, lines)
+
+
+def _refuse(path: Path, number: int, line: str) -> NoReturn:
+    raise ValueError(f"{_CALL}: line {number} of {path} is {line!r}, which is no trial. {_FORMS}")
+
+
+def _table(path: Path, lines: list[str]) -> TrialList:
+    """Read a table of scores."""
+    head, *rows = csv.reader(lines)
+    names = [name.strip() for name in head]
+    if not {"score", "same"} <= set(names):
+        raise ValueError(
+            f"{_CALL}: the first line of {path} names {', '.join(names)}. Name the columns score and same."
+        )
+    words = {"1": True, "true": True, "0": False, "false": False}
+    scores, same, others = [], [], dict[str, list[str]]()
+    for number, row in enumerate(rows, start=2):
+        cells = dict(zip(names, map(str.strip, row), strict=False))
+        if not row:
+            continue
+        try:
+            scores.append(float(cells["score"]))
+            same.append(words[cells["same"].lower()])
+            for name in {"first", "second", "fold"} & set(names):
+                others.setdefault(name, []).append(cells[name])
+        except (KeyError, ValueError):
+            _refuse(path, number, lines[number - 1])
+    first, second, folds = (tuple(others[name]) if name in others else None for name in ("first", "second", "fold"))
+    return TrialList(tuple(same), first, second, folds, scores=tuple(scores))
+
+
+def _lfw(path: Path, lines: list[str]) -> TrialList:
+    """Read LFW's pairs: as many of one person, then of two, in each fold."""
+    people: list[tuple[str, str]] = []
+    items: list[tuple[str, str]] = []
+    for number, line in enumerate(lines[1:], start=2):
+        cells = line.split()
+        if not cells:
+            continue
+        match cells:
+            case [name, one, two]:
+                name_two = name
+            case [name, one, name_two, two]:
+                pass
+            case _:
+                _refuse(path, number, line)
+        if not (one.isdigit() and two.isdigit()):
+            _refuse(path, number, line)
+        people.append((name, name_two))
+        items.append((f"{name}_{int(one):04}", f"{name_two}_{int(two):04}"))
+    counts = [int(word) for word in lines[0].split()]
+    folds = None
+    if len(counts) == 2:
+        if len(people) != 2 * counts[0] * counts[1]:
+            raise ValueError(
+                f"{_CALL}: {path} has {len(people)} pairs, and its first line says {counts[0]} folds of {counts[1]} pairs "
+                "of each kind. Take the whole file, or correct the line."
+            )
+        folds = tuple(str(pair // (2 * counts[1])) for pair in range(len(people)))
+    first, second = _sides(people)
+    return TrialList(tuple(a == b for a, b in people), first, second, folds, items=_sides(items))
+
+
+def _voxceleb(path: Path, lines: list[str]) -> TrialList:
+    """Read lines of a kind and two items."""
+    same, items = [], []
+    for number, line in enumerate(lines, start=1):
+        match line.split():
+            case []:
+                continue
+            case [("0" | "1") as kind, one, two]:
+                same.append(kind == "1")
+                items.append((one, two))
+            case _:
+                _refuse(path, number, line)
+    # other lists keep the recordings of all speakers in one folder, which would make all trials those of one identity
+    people = [(one.partition("/")[0], two.partition("/")[0]) for one, two in items]
+    if [one == two for one, two in people] != same:  # folders, but not those of speakers
+        return TrialList(tuple(same), items=_sides(items))
+    return TrialList(tuple(same), *_sides(people), items=_sides(items))
+
+
+def _sides(pairs: list[tuple[str, str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return tuple(one for one, _ in pairs), tuple(two for _, two in pairs)

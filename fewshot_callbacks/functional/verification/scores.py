@@ -1,0 +1,56 @@
+"""`trial_scores`: exact scores of listed pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.engine.vectors import Similarity, Vectors
+from fewshot_callbacks.functional._tensors import default_mode
+from fewshot_callbacks.functional.neighbours import chosen, compared_sets
+
+_CALL = "trial_scores"
+
+
+@default_mode()
+def trial_scores(
+    embeddings: Any, first: Any, second: Any, *, similarity: Similarity = "cosine"
+) -> Float[Tensor, "trials"]:
+    """Score listed pairs of embeddings, exactly: with the scores of `evaluate_retrieval` (docs/exactness.md).
+
+    Args:
+        embeddings: (items, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
+        first: (trials,) index of the item on the first side of each trial.
+        second: (trials,) the same of the second side.
+        similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
+
+    Returns:
+        Scores in float64 on the CPU; larger is more alike, and for `euclidean` they are minus the distance.
+
+    Raises:
+        ValueError: If embeddings hold NaN or Inf, an index is out of range, or the sides are not equally long.
+
+    Examples:
+        >>> import torch
+        >>> trial_scores(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), [0, 0], [1, 2])
+        tensor([1., 0.], dtype=torch.float64)
+    """
+    rows, _ = compared_sets(_CALL, ("embeddings", "others"), embeddings, None, similarity)
+    one, two = (chosen(_CALL, side, len(rows)) for side in (first, second))
+    if len(one) != len(two):
+        raise ValueError(f"{_CALL}: first has {len(one)} items, second {len(two)}. Pass one of each for every trial.")
+    with computing() as threads:
+        return scores_of_pairs(Vectors(rows, None, similarity, threads=threads), one, two)
+
+
+def scores_of_pairs(
+    vectors: Vectors, rows: Int[Tensor, "pairs"], columns: Int[Tensor, "pairs"]
+) -> Float[Tensor, "pairs"]:
+    """Score pairs of a query and an item, in the units of the data."""
+    made = vectors.exact(rows.numpy().astype(np.int64), columns.numpy().astype(np.int64))
+    return torch.from_numpy(vectors.to_user(made))

@@ -1,0 +1,402 @@
+"""`evaluate_trials`: verification of pairs that someone listed, from their scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+
+from fewshot_callbacks.functional._labels import Labels, numbered, read_labels
+from fewshot_callbacks.functional._tensors import as_tensor, default_mode
+from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
+from fewshot_callbacks.functional.retrieval.registry import Asked, Metric, asked_metrics
+from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
+from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
+from fewshot_callbacks.functional.verification.by_identity import Identities
+from fewshot_callbacks.functional.verification.curve import Curve, best_threshold
+
+_CALL = "evaluate_trials"
+# False matches from which on an interval of a value that rests on them is given: with 5, intervals of 95 % held 91 to 96 %
+# of the truths, with 2 of them 77 to 88 % (`benchmarks/trials.py --coverage`).
+FEWEST_MISTAKES = 10
+
+
+@dataclass(frozen=True, eq=False)
+class _Trials:
+    """What values are computed from."""
+
+    curve: Curve
+    miss_cost: float
+    match_cost: float
+    folds: dict[int | str, Bool[np.ndarray, "trials"]]
+    """name -> which trials, in the order of the curve, are in this fold"""
+
+
+class _Found(NamedTuple):
+    """A value, and what its interval follows from: by how much it moves with two means, over the trials of each kind."""
+
+    value: float
+    threshold: float
+    weights: tuple[float, float] | None
+    """for trials of one identity, and of two; None where too few mistakes were seen for an interval"""
+    parts: Float[np.ndarray, "trials"] | None = None
+    """what the means are of; by default the mistakes at the threshold"""
+    folds: Mapping[int | str, tuple[float, float]] = MappingProxyType({})
+    """name -> accuracy and threshold"""
+
+
+def _equal_error(trials: _Trials) -> _Found:
+    value, threshold = trials.curve.equal_error()
+    slope = trials.curve.slope(value)  # the threshold moves until both rates are equal again
+    return _Found(value, threshold, (1 / (1 + slope), slope / (1 + slope)))
+
+
+def _least_cost(trials: _Trials, p: float) -> _Found:
+    curve, prices = trials.curve, (trials.miss_cost * p, trials.match_cost * (1 - p))
+    if p == 1:
+        raise ValueError(f"{_CALL}: min_dcf@1 has no trial of two identities to accept wrongly. Pass a share below 1.")
+    paid = (prices[0] * curve.false_non_match_rate + prices[1] * curve.false_match_rate) / min(prices)
+    best = len(paid) - 1 - int(np.argmin(paid[::-1]))  # of equal costs the highest threshold, as for the best F1
+    # at its least the cost does not change with the threshold
+    weights = prices[0] / min(prices), prices[1] / min(prices)
+    seen = curve.accepted[1, best] >= FEWEST_MISTAKES
+    return _Found(float(paid[best]), float(curve.thresholds[best]), weights if seen else None)
+
+
+def _accepted_at(trials: _Trials, p: float) -> _Found:
+    curve = trials.curve
+    at = curve.keeping(p)
+    weights = (-1.0, -curve.slope(p)) if p * curve.of_different >= FEWEST_MISTAKES else None
+    return _Found(int(curve.accepted[0, at]) / curve.of_same, float(curve.thresholds[at]), weights)
+
+
+def _accuracy(trials: _Trials) -> _Found:
+    curve = trials.curve
+    found: dict[int | str, tuple[float, float]] = {}
+    parts = np.zeros(len(curve.same))
+    for name, inside in trials.folds.items():
+        threshold = best_threshold(curve.scores[~inside], curve.same[~inside])
+        right = (curve.scores[inside] >= threshold) == curve.same[inside]
+        found[name] = int(np.count_nonzero(right)) / len(right), threshold
+        # the mean over folds as a mean over trials, in which a trial of a small fold weighs more
+        parts[inside] = right * (len(parts) / len(trials.folds) / len(right))
+    mean = math.fsum(accuracy for accuracy, _ in found.values()) / len(found)
+    weights = curve.of_same / len(parts), curve.of_different / len(parts)
+    return _Found(mean, math.nan, weights, parts, found)
+
+
+def _likelihood_cost(trials: _Trials) -> _Found:
+    curve = trials.curve
+    bits = np.logaddexp(0.0, np.where(curve.same, -curve.scores, curve.scores)) / math.log(2)
+    value = (float(bits[curve.same].mean()) + float(bits[~curve.same].mean())) / 2
+    return _Found(value, math.nan, (0.5, 0.5), bits)
+
+
+TRIAL_METRICS = (
+    Metric(
+        "eer",
+        "pairs",
+        _equal_error,
+        "Rate at which as many trials of one identity are rejected as of two accepted.",
+        better="lower",
+    ),
+    Metric(
+        "min_dcf@{p}",
+        "pairs",
+        _least_cost,
+        "Least detection cost where a share of {p} is of one identity, over that of the better blind decision.",
+        better="lower",
+    ),
+    Metric(
+        "tar@far{p}", "pairs", _accepted_at, "Trials of one identity accepted where at most {p} of those of two are."
+    ),
+    Metric(
+        "accuracy",
+        "pairs",
+        _accuracy,
+        "Trials decided rightly in each fold, by the threshold of the others; their mean.",
+    ),
+    Metric(
+        "cllr",
+        "pairs",
+        _likelihood_cost,
+        "Cost in bits of scores as log-likelihood ratios; 1 is that of no knowledge.",
+        range=(0.0, math.inf),
+        better="lower",
+    ),
+)
+"""What `evaluate_trials` can be asked for."""
+
+DEFAULT_TRIAL_METRICS = ("eer", "min_dcf@0.01", "tar@far0.01", "tar@far0.001")
+"""What it reports unless `metrics` says otherwise; with folds "accuracy", too."""
+
+
+@dataclass(frozen=True)
+class TrialReport(Values):
+    """The result of `evaluate_trials`.
+
+    Examples:
+        >>> from fewshot_callbacks import evaluate_trials
+        >>> print(evaluate_trials([0.9, 0.8, 0.3, 0.7, 0.2, 0.1], [1, 1, 1, 0, 0, 0], metrics=("eer",)))
+        6 trials, 3 of one identity, 3 of two
+        eer                       0.3333
+    """
+
+    known: ClassVar = TRIAL_METRICS
+
+    values: dict[str, float]
+    """metric -> value, in the order of `metrics`"""
+    thresholds: dict[str, float]
+    """metric -> the score from which a trial is accepted for its value; infinite where none may be. Of `eer` it is the score
+    at which both rates cross. `accuracy` has one in each fold, and `cllr` none"""
+    intervals: dict[str, Interval]
+    """metric -> confidence interval, robust to the dependence of trials that share an identity; none without identities"""
+    confidence: float
+    """confidence level of the intervals"""
+    trials: int
+    """number of trials"""
+    same: int
+    """trials of one identity"""
+    different: int
+    """trials of two identities"""
+    identities: int
+    """distinct identities; 0 where they were not given"""
+    folds: dict[int | str, tuple[float, float]]
+    """fold -> its accuracy, and the threshold, which is that of the other folds"""
+    accuracy_error: float
+    """standard error of `accuracy`, over the folds; NaN without folds"""
+    notes: tuple[str, ...]
+    """what a reader of the numbers should know"""
+    pair_counts: PairCounts = field(compare=False, repr=False)
+    """trials of both kinds at a few hundred thresholds and in bins of their score, for plots"""
+
+    def __str__(self) -> str:
+        """Return the values of `metrics`, one in a line with its interval where there is one, and the notes."""
+        head = f"{self.trials:,} trials, {self.same:,} of one identity, {self.different:,} of two"
+        return "\n".join([head, *self.lines(), *self.notes])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
+        return self.tables() | {
+            "thresholds": {name: or_none(value) for name, value in self.thresholds.items()},
+            "folds": {str(fold): [or_none(number) for number in found] for fold, found in self.folds.items()},
+            "accuracy_error": or_none(self.accuracy_error),
+            "trials": self.trials,
+            "same": self.same,
+            "different": self.different,
+            "identities": self.identities,
+            "notes": list(self.notes),
+        }
+
+
+@default_mode()
+def evaluate_trials(
+    scores: Any,
+    same: Any,
+    *,
+    first: Any | None = None,
+    second: Any | None = None,
+    folds: Any | None = None,
+    metrics: Sequence[str] | None = None,
+    miss_cost: float = 1.0,
+    false_match_cost: float = 1.0,
+    confidence: float = 0.95,
+) -> TrialReport:
+    """Evaluate verification on trials: pairs that someone listed, each with a score.
+
+    A trial is accepted if its score reaches a threshold. The false match rate FMR is the share of accepted trials among
+    those of two identities, the false non-match rate FNMR the share of rejected ones among those of one. All values are
+    exact, equal scores are one threshold, and the order of the trials does not matter.
+
+    - `eer`: the rate at which FMR and FNMR are equal, by a straight line where both jump at one score.
+    - `min_dcf@0.01`: with p = 0.01, `miss_cost` a and `false_match_cost` b, the least over all thresholds of
+      (a p FNMR + b (1 - p) FMR) / min(a p, b (1 - p)). To accept all and to accept none are among them: it is at most 1.
+    - `tar@far0.001`: 1 - FNMR at the lowest threshold whose FMR is at most 0.001.
+    - `accuracy`: with `folds`, the mean over folds of the share of right decisions, at the threshold that is best on the
+      other folds; the middle, where all of an interval are as good.
+    - `cllr`: half the mean of log2(1 + e^-s) over trials of one identity and half that of log2(1 + e^s) over those of two,
+      of scores s that are natural logarithms of likelihood ratios.
+
+    Args:
+        scores: (trials,) finite numbers; larger means more alike. `trial_scores` makes them from embeddings.
+        same: (trials,) booleans, or zeros and ones: whether both sides have one identity.
+        first: (trials,) identity of the first side, integers or words; with `second`, for intervals.
+        second: (trials,) identity of the second side.
+        folds: (trials,) number or name of the fold of each trial, for `accuracy`.
+        metrics: What is reported, by key; by default `DEFAULT_TRIAL_METRICS`, and with folds the accuracy.
+        miss_cost: Cost of a rejected trial of one identity, for `min_dcf`.
+        false_match_cost: Cost of an accepted trial of two, for `min_dcf`.
+        confidence: Confidence level of the intervals, in (0, 1).
+
+    Returns:
+        A frozen report. Its values lie in [0, 1], but for `cllr`, which is at least 0. Intervals need identities: a
+        jackknife leaves out one of them at a time, with all its trials.
+
+    Raises:
+        ValueError: If lengths or types do not fit, scores hold NaN or Inf, all trials are of one kind, those of a fold are
+            of one kind, `same` and the identities disagree, or there is no such metric.
+
+    Examples:
+        >>> report = evaluate_trials([0.9, 0.8, 0.3, 0.7, 0.2, 0.1], [1, 1, 1, 0, 0, 0], folds=[0, 1, 2, 0, 1, 2])
+        >>> report["eer"], report["tar@far0.01"], report.thresholds["tar@far0.01"]
+        (0.3333333333333333, 0.6666666666666666, 0.8)
+    """
+    normal_quantile(confidence)
+    for name, cost in (("miss_cost", miss_cost), ("false_match_cost", false_match_cost)):
+        if not 0 < cost < math.inf:
+            raise ValueError(f"{_CALL}: {name}={cost!r} must be a positive number, such as 1.0.")
+    values, kinds = _read(scores, same)
+    people = _read_identities(first, second, kinds)
+    of_fold = None if folds is None else read_labels(folds, len(values), "folds", "scores", _CALL)
+    if metrics is None:
+        metrics = DEFAULT_TRIAL_METRICS if of_fold is None else (*DEFAULT_TRIAL_METRICS, "accuracy")
+    asked = asked_metrics(_CALL, metrics, TRIAL_METRICS)
+    if of_fold is None and "accuracy" in metrics:
+        raise ValueError(f"{_CALL}: accuracy needs folds, and there are none. Pass folds= with the fold of each trial.")
+    order = np.argsort(values)  # the only sort: the order of equal scores changes no count
+    curve = Curve(values[order], kinds[order])
+    trials = _Trials(curve, miss_cost, false_match_cost, {} if of_fold is None else _folds(of_fold, order, curve.same))
+    if people is not None:
+        people = replace(people, first=people.first[order], second=people.second[order], same=curve.same)
+    found: dict[str, _Found] = {}
+    intervals: dict[str, Interval] = {}
+    for one in asked:
+        assert one.metric.value is not None
+        point: _Found = one.metric.value(trials, **one.parameters)
+        if people is not None:
+            wrong = (curve.scores >= point.threshold) != curve.same
+            parts = wrong.astype(np.float64) if point.parts is None else point.parts
+            top = math.inf if one.metric.range is None else one.metric.range[1]
+            intervals[one.key] = (
+                UNKNOWN
+                if point.weights is None
+                else people.interval(point.value, parts, point.weights, top, confidence)
+            )
+        found[one.key] = point
+    of_folds = dict(found["accuracy"].folds) if "accuracy" in found else {}
+    return TrialReport(
+        values={key: point.value for key, point in found.items()},
+        thresholds={key: point.threshold for key, point in found.items() if not math.isnan(point.threshold)},
+        intervals=intervals,
+        confidence=confidence,
+        trials=len(values),
+        same=curve.of_same,
+        different=curve.of_different,
+        identities=0 if people is None else people.count,
+        folds=of_folds,
+        accuracy_error=_standard_error([accuracy for accuracy, _ in of_folds.values()]),
+        notes=_notes(asked, curve, [key for key in intervals if found[key].weights is None]),
+        pair_counts=curve.counts(),
+    )
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def _notes(asked: Sequence[Asked], curve: Curve, without: Sequence[str]) -> tuple[str, ...]:
+    """Note what too few trials of two identities cannot show: a rate below that of one of them, and some intervals."""
+    rates = [one.parameters["p"] for one in asked if one.metric.value is _accepted_at]
+    notes = note_of_rates("match", rates, curve.of_different, "trials of two identities")
+    if not without:
+        return notes
+    few = f"No interval of {', '.join(without)}: fewer than {FEWEST_MISTAKES} trials of two identities are accepted there."
+    return (*notes, few)
+
+
+def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.ndarray, "trials"]]:
+    """Read scores and kinds of trials.
+
+    Raises:
+        ValueError: If they are not finite numbers and booleans, as many of each, or of one kind.
+    """
+    # a list of numbers is one of float64, which PyTorch would round
+    numbers = np.asarray(scores, np.float64) if isinstance(scores, list | tuple) else scores
+    read = as_tensor(numbers, "scores", _CALL), as_tensor(same, "same", _CALL)
+    for name, value in zip(("scores", "same"), read, strict=True):
+        if value.ndim != 1 or not len(value):
+            raise ValueError(
+                f"{_CALL} needs {name} of shape (trials,); got {tuple(value.shape)}. Pass one for each trial."
+            )
+    values, kinds = (each.cpu() for each in read)
+    if len(values) != len(kinds):
+        raise ValueError(f"{_CALL}: {len(values)} scores, but {len(kinds)} same. Pass one of each for every trial.")
+    bad = (~values.isfinite()).nonzero()
+    if len(bad):
+        raise ValueError(
+            f"{_CALL}: {len(bad)} of {len(values)} scores are NaN or infinite, the first at index {int(bad[0])}. Find what "
+            "made them, or drop these trials from all arguments."
+        )
+    other = ((kinds != 0) & (kinds != 1)).nonzero()
+    if len(other):
+        at = int(other[0])
+        raise ValueError(
+            f"{_CALL}: same holds {kinds[at].item()} at index {at}. Pass True, or 1, for trials of one identity, and False, "
+            "or 0, for those of two."
+        )
+    flags = kinds.bool().numpy()
+    if flags.all() or not flags.any():
+        kind, missing = ("one identity", "two") if flags.all() else ("two identities", "one")
+        raise ValueError(
+            f"{_CALL}: all {len(flags)} trials are of {kind}, and every rate needs trials of both kinds. Add trials of "
+            f"{missing}, or look at what `same` was made from."
+        )
+    return values.double().numpy(), flags
+
+
+def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) -> Identities | None:
+    """Read who is on each side.
+
+    Raises:
+        ValueError: If one side is missing, or they disagree with `same`.
+    """
+    if first is None and second is None:
+        return None
+    if first is None or second is None:
+        raise ValueError(f"{_CALL}: first and second belong together. Pass both, or neither.")
+    sides = {"first": first, "second": second}
+    read = {name: read_labels(side, len(same), name, "scores", _CALL) for name, side in sides.items()}
+    names, number = np.unique(torch.cat(numbered(_CALL, read)[0]).numpy(), return_inverse=True)
+    left, right = number[: len(same)], number[len(same) :]
+    wrong = np.flatnonzero((left == right) != same)
+    if len(wrong):
+        at = int(wrong[0])
+        raise ValueError(
+            f"{_CALL}: in {len(wrong)} of {len(same)} trials `same` and the identities disagree, the first at index {at}: "
+            f"same is {bool(same[at])}, and the identities are {'one' if left[at] == right[at] else 'two'}. Pass "
+            "identities, such as names, not items."
+        )
+    return Identities(left, right, same, len(names))
+
+
+def _folds(
+    labels: Labels, order: Int[np.ndarray, "trials"], same: Bool[np.ndarray, "trials"]
+) -> dict[int | str, Bool[np.ndarray, "trials"]]:
+    """Return which trials, in an order, are in each fold.
+
+    Raises:
+        ValueError: If there is a single fold, or one with a single kind of trial.
+    """
+    [numbers], names = numbered(_CALL, {"folds": labels})
+    codes = numbers.numpy()[order]
+    folds: dict[int | str, Bool[np.ndarray, "trials"]] = {}
+    for code in np.unique(codes).tolist():
+        inside, name = codes == code, code if names is None else names[code]
+        of_same, size = np.count_nonzero(same[inside]), np.count_nonzero(inside)
+        if of_same in (0, size):
+            raise ValueError(
+                f"{_CALL}: fold {name!r} has {size} trials, all of {'one identity' if of_same else 'two identities'}. Give "
+                "each fold trials of both kinds; LFW's have 300 of each."
+            )
+        folds[name] = inside
+    if len(folds) < 2:
+        raise ValueError(
+            f"{_CALL}: folds has the single fold {next(iter(folds))!r}. Pass at least two, such as 0 to 9."
+        )
+    return folds

@@ -1,0 +1,188 @@
+"""The discriminant ratio J and the variance ratio of a whole set as torchmetrics metrics."""
+
+from __future__ import annotations
+
+from functools import reduce
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from fewshot_callbacks.functional._labels import Labels, merged_books
+from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, unit_rows
+from fewshot_callbacks.functional.statistics import UNKNOWN, Interval
+from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
+from fewshot_callbacks.metrics.embedding_store import (
+    as_state,
+    gather_tensors,
+    read_batch,
+    refuse_another_dim,
+    refuse_another_form,
+    refuse_other_codes,
+    words_held,
+)
+
+# One for each field of `ClassMoments`, in their order. Beside them stands `words`, see `_words`.
+STATES = ("class_labels", "counts", "origins", "offsets", "spread")
+
+
+class ClassMomentsMetric(Metric):
+    """Holds the moments of each class of all batches since the last reset. A `MetricCollection` updates them once for all.
+
+    Args:
+        normalize: Scale each embedding to length 1 first.
+        **kwargs: See `torchmetrics.Metric`.
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    class_labels: list[Tensor]
+    counts: list[Tensor]
+    origins: list[Tensor]
+    offsets: list[Tensor]
+    spread: list[Tensor]
+    words: list[Tensor]
+
+    def __init__(self, *, normalize: bool, **kwargs: Any) -> None:
+        super().__init__(**{"dist_sync_fn": gather_tensors} | kwargs)
+        self.normalize = normalize
+        for name in (*STATES, "words"):
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def update(self, embeddings: Any, labels: Any) -> None:
+        """Add a batch.
+
+        Args:
+            embeddings: (items, dim), any floating dtype.
+            labels: (items,) integers or words.
+
+        Raises:
+            ValueError: If embeddings are not (items, dim), with the same dim as earlier batches, or labels are not one
+                integer or word for each item, in the same form as earlier labels.
+        """
+        call = type(self).__name__
+        embeddings, read = read_batch(embeddings, labels, call)
+        if len(embeddings) == 0:
+            return
+        book = words_held(self.words)
+        if self.counts:
+            refuse_another_form(f"{call}.update", Labels(read.codes, book).form, read)
+            refuse_another_dim(f"{call}.update", self.origins[0].shape[1], embeddings)
+        items = embeddings
+        if self.normalize:
+            items = unit_rows(items.double())
+        batch = ClassMoments.of(items, read.codes.to(items.device))
+        self._set(self._moments().merge(batch) if self.counts else batch)
+        if read.words is not None:
+            self.words = [as_state(merged_books([book, read.words], call) or {})]
+
+    def within_scatter(self) -> dict[int | str, float]:
+        """Compute the mean squared distance of the items of each class to their mean.
+
+        The keys are the labels as they were given, and the items are those of all processes, so every process must call
+        it. Empty before the first item.
+        """
+        with self.sync_context(dist_sync_fn=self.dist_sync_fn):
+            if len(self.counts) == 0:
+                return {}
+            moments, book = self._moments(), words_held(self.words)
+        keys: list[Any] = moments.labels.tolist()
+        if book is not None:
+            refuse_other_codes(f"{type(self).__name__}.within_scatter", moments.labels, book)
+            keys = [book[code] for code in keys]
+        return dict(zip(keys, (moments.scatter / moments.counts).tolist(), strict=True))
+
+    def _set(self, moments: ClassMoments) -> None:
+        for name, tensor in zip(STATES, moments.tensors(), strict=True):
+            setattr(self, name, [tensor])
+
+    def _moments(self) -> ClassMoments:
+        """Merge the states of all ranks; a rank's classes are ascending, so that a step down begins the next rank."""
+        states = (getattr(self, name) for name in STATES)
+        labels, counts, *values = (state if isinstance(state, Tensor) else torch.cat(state) for state in states)
+        starts = [0, *((labels[1:] <= labels[:-1]).nonzero().flatten() + 1).tolist(), len(labels)]
+        parts = [
+            ClassMoments(labels[a:b], counts[a:b], *(value[a:b].double() for value in values))
+            for a, b in pairwise(starts)
+        ]
+        return reduce(ClassMoments.merge, parts)
+
+
+class DiscriminantRatio(ClassMomentsMetric):
+    """The discriminant ratio J over all batches since the last reset, in one streaming pass.
+
+    The state is one count, mean and scatter for each class, regardless of the number of items. Batches and ranks are
+    merged in float64, so that the value equals J of all items at once. A metric does not see which samples a
+    `DistributedSampler` repeats to even out the ranks, and counts them again; `DiscriminantRatioMonitor` leaves them
+    out.
+
+    Args:
+        eps: Share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
+        normalize: Scale each embedding to length 1 first.
+        skip_singletons: Leave out classes with a single item.
+        **kwargs: See `torchmetrics.Metric`.
+
+    Examples:
+        >>> import torch
+        >>> metric = DiscriminantRatio()
+        >>> metric.update(torch.tensor([[0.0, 0.0], [4.0, 0.0]]), torch.tensor([0, 1]))
+        >>> metric.update(torch.tensor([[0.0, 2.0], [4.0, 2.0]]), torch.tensor([0, 1]))
+        >>> round(metric.compute().item(), 6)
+        4.0
+    """
+
+    def __init__(
+        self, *, eps: float = EPS, normalize: bool = False, skip_singletons: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__(normalize=normalize, **kwargs)
+        self.eps, self.skip_singletons = eps, skip_singletons
+
+    def compute(self) -> Tensor:
+        """Compute J of all items, at least 0, larger is better; NaN before the first item and where J is undefined."""
+        if len(self.counts) == 0:
+            return torch.tensor(torch.nan, device=self.device)
+        return self._moments().discriminant_ratio(eps=self.eps, skip_singletons=self.skip_singletons).float()
+
+
+class VarianceRatio(ClassMomentsMetric):
+    """Variance between classes over variance within them, over all batches since the last reset, in one streaming pass.
+
+    The state is that of `DiscriminantRatio`: in a `MetricCollection` both share it, and each batch is added once.
+    Batches and ranks are merged in float64. A metric does not see which samples a `DistributedSampler` repeats to even
+    out the ranks, and counts them again; `DiscriminantRatioMonitor` leaves them out.
+
+    Args:
+        normalize: Scale each embedding to length 1 first.
+        **kwargs: See `torchmetrics.Metric`.
+
+    Examples:
+        >>> import torch
+        >>> metric = VarianceRatio()
+        >>> metric.update(torch.tensor([[0.0, 0.0], [4.0, 0.0]]), torch.tensor([0, 1]))
+        >>> metric.update(torch.tensor([[0.0, 2.0], [4.0, 2.0]]), torch.tensor([0, 1]))
+        >>> round(metric.compute().item(), 6)
+        3.5
+    """
+
+    def __init__(self, *, normalize: bool = False, **kwargs: Any) -> None:
+        super().__init__(normalize=normalize, **kwargs)
+
+    def compute(self) -> Tensor:
+        """Compute the ratio over all items, larger is better; NaN before the first one and where it is undefined."""
+        value = variance_ratio_of_set(self._moments()).value if len(self.counts) else torch.nan
+        return torch.tensor(value, device=self.device)
+
+    def interval(self, confidence: float = 0.95) -> Interval:
+        """Interval of the ratio, with classes as the independent units; NaN for fewer than three of them.
+
+        The items are those of all processes, so every process must call it.
+        """
+        with self.sync_context(dist_sync_fn=self.dist_sync_fn):
+            if len(self.counts) == 0:
+                return UNKNOWN
+            moments = self._moments()
+        return variance_ratio_of_set(moments, confidence=confidence).interval

@@ -1,0 +1,116 @@
+"""Rows of embeddings that stay where they are, in a file or a smaller type: a thread reads some of them ahead."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from mmap import mmap
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+T = TypeVar("T")
+
+# Share of the budget for rows that stay in memory, and for those that are read: two pieces, their operand, and one in the
+# type in which it is stored. The rest is for everything else.
+RESIDENT_SHARE, READ_SHARE, PIECES = 0.2, 0.3, 4
+# Rows of a piece at least: less takes longer to begin than to read.
+LEAST_ROWS = 64
+
+
+class Stored:
+    """Some neighbouring rows of a source: of what has `shape`, `dtype` and slices.
+
+    Args:
+        source: (rows, dim) of floating-point numbers or small integers.
+        memory: Budget in bytes of an evaluation.
+        start: The first row.
+        stop: The row after the last; None for all.
+    """
+
+    def __init__(self, source: Any, memory: float, start: int = 0, stop: int | None = None) -> None:
+        self.source, self.start = source, start
+        self.stop = int(source.shape[0]) if stop is None else stop
+        self.dim, memory = int(source.shape[1]), min(memory, 2.0**60)
+        self.shape, self.ndim = (self.stop - self.start, self.dim), 2
+        # small integers and halves are compared as float32, which holds each of them
+        self.dtype = torch.float64 if str(source.dtype).endswith("float64") else torch.float32
+        self.resident = min(len(self), int(RESIDENT_SHARE * memory / (4 * self.dim)))
+        self.piece = max(LEAST_ROWS, int(READ_SHARE * memory / (PIECES * 4 * self.dim)))
+        self.share = 1 - RESIDENT_SHARE - READ_SHARE
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def read(self, some: slice, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a copy of some rows in the type in which they are compared."""
+        values = self.source[self.start + some.start : self.start + some.stop]
+        rows = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+        return rows.detach().cpu().to(dtype or self.dtype).contiguous()
+
+    def pieces(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield all rows in their order, some at a time."""
+        return ahead(spans(0, len(self), self.piece), self.read)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Return the rows of some indices, or of a mask."""
+        return self.pick((rows.nonzero().flatten() if rows.dtype == torch.bool else rows).numpy())
+
+    def pick(self, rows: NDArray[Any]) -> Tensor:
+        """Return some rows in the given order, from one reading in theirs."""
+        out = torch.empty(len(rows), self.dim, dtype=self.dtype)
+        for some, values in self.pieces():
+            here = np.flatnonzero((rows >= some.start) & (rows < some.stop))
+            out[torch.from_numpy(here)] = values[torch.from_numpy(rows[here] - some.start)]
+        return out
+
+    def mapped(self) -> Tensor:
+        """Return all rows, mapped from a file: the source's own, or a copy that vanishes with the tensor."""
+        values = self.source[self.start : self.stop] if _is_mapped(self.source) else None
+        if values is not None and values.dtype in (np.float32, np.float64) and values.flags.c_contiguous:
+            with warnings.catch_warnings():  # of PyTorch, that they may not be written to: nothing does
+                warnings.simplefilter("ignore", UserWarning)
+                return torch.from_numpy(values)
+        kind = np.float64 if self.dtype == torch.float64 else np.float32
+        with tempfile.TemporaryFile() as file:
+            copy = np.memmap(file, kind, "w+", shape=self.shape)
+            for some, rows in self.pieces():
+                copy[some] = rows.numpy()
+        return torch.from_numpy(copy)
+
+
+def _is_mapped(source: Any) -> bool:
+    """Find out whether the rows of a source are those of one mapped file, so that a slice of all reads none."""
+    rows = source[0:1] if len(getattr(source, "files", ("one",))) == 1 else None
+    while isinstance(rows, np.ndarray):
+        rows = rows.base
+    return isinstance(rows, mmap)
+
+
+def in_memory(rows: Tensor | Stored) -> Tensor:
+    """Return rows as a tensor, which a file may hold."""
+    return rows.mapped() if isinstance(rows, Stored) else rows
+
+
+def spans(start: int, stop: int, rows: int) -> list[slice]:
+    """Return slices of about equal size that cover a range, each of at most so many rows."""
+    pieces = max(1, math.ceil((stop - start) / rows))
+    ends = [start + (stop - start) * piece // pieces for piece in range(pieces + 1)]
+    return [slice(*ends[piece : piece + 2]) for piece in range(pieces)] if stop > start else []
+
+
+def ahead(wanted: Iterable[slice], read: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
+    """Yield what is read of each slice, while a thread reads the next one."""
+    with ThreadPoolExecutor(1) as reader:
+        coming: tuple[slice, Future[T]] | None = None
+        for some in (*wanted, None):
+            following = None if some is None else (some, reader.submit(read, some))
+            if coming is not None:
+                yield coming[0], coming[1].result()
+            coming = following

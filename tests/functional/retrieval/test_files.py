@@ -1,0 +1,160 @@
+"""Embeddings in files, and in small types, that are read piece by piece: the report of memory, bit for bit."""
+
+import warnings
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import zarr
+
+from fewshot_callbacks import Shards
+from fewshot_callbacks.functional import Share, evaluate_retrieval, grouped_recall
+from tests.reports import assert_same
+from tests.thread_processes import in_threads
+
+ITEMS, DIM = 600, 24
+METRICS = ("mAP", "recall@1", "ndcg@10", "f1", "recall@precision0.9", "eer", "grouped_recall@1", "prototype_accuracy")
+LABELS = torch.randint(0, 40, (ITEMS,), generator=torch.Generator().manual_seed(0))
+TINY = 0.05
+"""Megabytes of which a quarter holds no more than half of the vectors, so that most of them are read."""
+
+
+def vectors(dtype):
+    made = torch.randn(ITEMS, DIM, generator=torch.Generator().manual_seed(1))
+    return (10 * (made + 2 * torch.nn.functional.one_hot(LABELS % DIM, DIM))).numpy().astype(dtype)
+
+
+def in_files(folder, values, **columns):
+    for part in range(3):
+        some = slice(200 * part, 200 * (part + 1))
+        np.savez(
+            folder / f"{part}.npz", embeddings=values[some], **{name: rows[some] for name, rows in columns.items()}
+        )
+    return Shards(folder, **{name: name for name in columns})
+
+
+def quiet(*sets, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return evaluate_retrieval(*sets, metrics=METRICS, **options)
+
+
+def computable(values):
+    return torch.from_numpy(values.astype(np.float64 if values.dtype == np.float64 else np.float32))
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8"])
+def test_files_give_the_report_of_memory(tmp_path, dtype, similarity):
+    values = vectors(dtype)
+    shards = in_files(tmp_path, values, labels=LABELS.numpy())
+    for drawn in (None, 150):
+        known = quiet(computable(values), LABELS, similarity=similarity, max_queries=drawn)
+        for memory in (512, TINY):
+            read = quiet(shards, similarity=similarity, max_queries=drawn, memory_mb=memory)
+            assert_same(known, read)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_several_processes_read_their_own_files(dtype):
+    values = vectors(dtype)
+    known = quiet(computable(values), LABELS)
+
+    def work(process):
+        mine = slice(process.rank, None, 3)
+        places = torch.arange(ITEMS)[mine]
+        share = Share(process, query_places=places, gallery_places=places)
+        return quiet(_Rows(values[mine]), LABELS[mine], share=share, memory_mb=TINY)
+
+    for report in in_threads(3, work):
+        assert_same(known, report)
+
+
+class _Rows:
+    """The least that a source is."""
+
+    def __init__(self, values):
+        self._values, self.shape, self.dtype = values, values.shape, values.dtype
+        self.most = 0
+
+    def __getitem__(self, rows):
+        self.most = max(self.most, rows.stop - rows.start)
+        return self._values[rows]
+
+
+def test_rows_out_of_range_are_divided_as_in_memory():
+    values = vectors("float64") * 1e200
+    for similarity in ("cosine", "dot", "euclidean"):
+        known = quiet(torch.from_numpy(values), LABELS, similarity=similarity)
+        assert_same(known, quiet(_Rows(values), LABELS, similarity=similarity, memory_mb=TINY))
+
+
+def test_data_sets_of_h5py_and_zarr_are_sources(tmp_path):
+    values = vectors("float16")
+    known = quiet(computable(values), LABELS)
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        assert_same(known, quiet(file.create_dataset("rows", data=values), LABELS, memory_mb=TINY))
+    stored = zarr.create_array(str(tmp_path / "rows.zarr"), data=values)
+    assert_same(known, quiet(stored, LABELS, memory_mb=TINY))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_large_gallery_in_memory_is_compared_piece_by_piece(dtype):
+    queries, gallery = vectors(dtype)[:50], torch.from_numpy(vectors(dtype))
+    known = quiet(queries, LABELS[:50], gallery.double() if dtype == "float64" else gallery.float(), LABELS)
+    assert_same(known, quiet(queries, LABELS[:50], gallery, LABELS, memory_mb=TINY))
+
+
+def test_a_source_is_read_in_small_pieces():
+    rows = _Rows(vectors("float16"))
+    quiet(vectors("float32")[:50], LABELS[:50], rows, LABELS, memory_mb=TINY)
+    assert 0 < rows.most < ITEMS / 4
+
+
+def test_labels_ids_groups_and_queries_come_from_the_files(tmp_path):
+    values, names = vectors("float16"), np.array([f"item {n // 2}" for n in range(ITEMS)])
+    flags, cameras = np.arange(ITEMS) % 3 == 0, np.arange(ITEMS) % 7
+    shards = in_files(tmp_path, values, labels=LABELS.numpy(), ids=names, groups=cameras, queries=flags)
+    rows = computable(values)
+    known = quiet(
+        rows[flags], LABELS[flags], rows[~flags], LABELS[~flags],
+        query_ids=names[flags].tolist(), gallery_ids=names[~flags].tolist(),
+        query_groups=cameras[flags], gallery_groups=cameras[~flags],
+    )  # fmt: skip
+    for memory in (512, TINY):
+        assert_same(known, quiet(shards, memory_mb=memory))
+
+
+def test_ids_in_the_files_of_one_side_exclude_nobody(tmp_path):
+    values = vectors("float32")
+    shards = in_files(tmp_path, values, labels=LABELS.numpy(), ids=np.arange(ITEMS))
+    known = quiet(values[:50], LABELS[:50], values, LABELS)
+    assert_same(known, quiet(values[:50], LABELS[:50], shards))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_one_mapped_file_is_compared_where_it_is(tmp_path, order):
+    values = np.asarray(vectors("float32"), order=order)
+    np.save(tmp_path / "rows.npy", values)
+    known = quiet(np.ascontiguousarray(values), LABELS)
+    for source in (Shards(tmp_path / "rows.npy"), np.load(tmp_path / "rows.npy", mmap_mode="r")):
+        assert_same(known, quiet(source, LABELS, memory_mb=TINY))
+
+
+def test_grouped_recall_alone_reads_files(tmp_path):
+    values = vectors("float16")
+    known = grouped_recall(computable(values), LABELS, label_groups=10)
+    assert (
+        grouped_recall(in_files(tmp_path, values, labels=LABELS.numpy()), None, label_groups=10, memory_mb=TINY)
+        == known
+    )
+
+
+def test_a_row_that_is_not_finite_is_named_with_its_file(tmp_path):
+    values = vectors("float16")
+    values[250] = np.nan
+    shards = in_files(tmp_path, values, labels=LABELS.numpy())
+    for memory in (512, TINY):
+        with pytest.raises(ValueError, match=r"1 of 600 rows of embeddings .* index 250, which is row 50 of .*1\.npz"):
+            quiet(shards, memory_mb=memory)

@@ -1,0 +1,114 @@
+"""`evaluate_identification` agrees with loops over all pairs and all orders of equal scores."""
+
+import itertools
+import json
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks import evaluate_identification
+
+RATES, RANKS = (0.1, 0.25, 0.5, 1), (1, 2, 4)
+
+
+def reference(probes, labels, gallery, gallery_labels):
+    """TPIR at each rate and rank, and without a threshold: over all orders of equal scores, in fractions."""
+    scores = [[float(probe @ item) for item in gallery] for probe in probes]
+    mated = [n for n, label in enumerate(labels) if label in gallery_labels]
+    others = [max(scores[n]) for n in range(len(labels)) if n not in mated]
+    own = {n: max(s for s, label in zip(scores[n], gallery_labels, strict=True) if label == labels[n]) for n in mated}
+    hits = {}
+    for n, rank in itertools.product(mated, RANKS):
+        shares = []
+        for order in itertools.permutations(range(len(gallery))):
+            first = sorted(order, key=lambda item, n=n: -scores[n][item])[
+                :rank
+            ]  # stable: equal ones stay in this order
+            shares.append(any(gallery_labels[item] == labels[n] for item in first))
+        hits[n, rank] = Fraction(sum(shares), len(shares))
+    found = {f"recall@{rank}": sum(hits[n, rank] for n in mated) / len(mated) for rank in RANKS}
+    for rate, rank in itertools.product(RATES, RANKS):
+        thresholds = [*sorted({*others, *own.values()}), math.inf]
+        t = (
+            next(t for t in thresholds if sum(score >= t for score in others) / len(others) <= rate)
+            if others
+            else math.nan
+        )
+        share = sum(hits[n, rank] for n in mated if own[n] >= t) / Fraction(len(mated)) if others else math.nan
+        found[f"tpir@fpir{rate}" + (f"_rank{rank}" if rank > 1 else "")] = share
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 9), st.integers(1, 5), st.integers(2, 4))
+def test_agrees_with_loops(seed, probes, items, people):
+    """Whole numbers have many equal scores."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, gallery = (torch.randint(-1, 2, (n, 2), generator=generator).double() for n in (probes, items))
+    labels, enrolled = (torch.randint(people, (n,), generator=generator).tolist() for n in (probes, items))
+    labels[0] = enrolled[0]
+    expected = reference(rows, labels, gallery, enrolled)
+    found = evaluate_identification(rows, labels, gallery, enrolled, metrics=[*expected], similarity="dot")
+    assert found.values == pytest.approx({key: float(value) for key, value in expected.items()}, rel=1e-12, nan_ok=True)
+    assert (found.mated, found.non_mated) == (
+        sum(label in enrolled for label in labels),
+        sum(label not in enrolled for label in labels),
+    )
+
+
+def test_many_items_in_little_memory_words_and_the_report():
+    people = torch.arange(600) % 120
+    centres = torch.randn(120, 16)
+    gallery, probes = (centres[people] + 0.8 * torch.randn(600, 16) for _ in range(2))
+    enrolled = people < 80
+    words = [f"p{one}" for one in people.tolist()]
+    enrolled_words = [word for word, keep in zip(words, enrolled.tolist(), strict=True) if keep]
+    keys = ("tpir@fpir0.1", "tpir@fpir0.1_rank5", "recall@1")
+    found = evaluate_identification(probes, words, gallery[enrolled], enrolled_words, metrics=keys, memory_mb=64)
+    cosines = (
+        torch.nn.functional.normalize(probes.double()) @ torch.nn.functional.normalize(gallery[enrolled].double()).T
+    )
+    best, who = cosines.max(1)
+    right = people[enrolled][who] == people
+    threshold = best[~enrolled].sort(descending=True).values[20].item()  # 20 of 200 lie above
+    assert found["recall@1"] == pytest.approx(right[enrolled].double().mean().item())
+    assert found["tpir@fpir0.1"] == pytest.approx((right & (best > threshold))[enrolled].double().mean().item())
+    assert found["tpir@fpir0.1"] < found["tpir@fpir0.1_rank5"] < 1
+    assert all(low < found[key] < high for key, (low, high) in found.intervals.items())
+    assert str(found).startswith(
+        "400 mated and 200 non-mated probes, 400 gallery items of 80 identities\ntpir@fpir0.1  "
+    )
+    assert json.loads(json.dumps(found.to_dict()))["metrics"]["recall@1"] == found["recall@1"]
+    assert found.per_probe["recall@1"].isnan().sum() == 200
+
+
+def test_without_non_mated_probes_or_with_few():
+    found = evaluate_identification(torch.eye(3), [0, 1, 2], torch.eye(3), [0, 1, 2])
+    assert math.isnan(found["tpir@fpir0.1"])
+    assert found["recall@1"] == 1
+    assert found.notes[0].startswith("No probe is non-mated")
+    few = evaluate_identification(torch.eye(3), [0, 1, 9], torch.eye(3), [0, 1, 2])
+    assert "cannot be measured with 1 non-mated probes: at 0.1, 0.01 the threshold only" in few.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"labels": [7, 8, 9]}, "none of the 3 probes has an item of its label in the gallery"),
+        ({"labels": ["a", "b", "c"]}, "labels are words, gallery_labels integers"),
+        ({"labels": [0, 1]}, "3 probes, but 2 labels"),
+        ({"gallery": torch.eye(4)}, "probes have dimension 3, gallery 4"),
+        ({"metrics": "recall@1"}, "metrics='recall@1' is one word"),
+        ({"metrics": ("tpir@far0.1",)}, "did you mean 'tpir@fpir0.1'?"),
+        ({"probes": torch.full((3, 3), math.nan)}, "3 of 3 rows of probes hold NaN"),
+    ],
+)
+def test_bad_input(arguments, message):
+    good = {"probes": torch.eye(3), "labels": [0, 1, 2], "gallery": torch.eye(3), "gallery_labels": [0, 1, 2]}
+    with pytest.raises(ValueError, match=r".") as caught:
+        evaluate_identification(**good | arguments)
+    assert message in str(caught.value)

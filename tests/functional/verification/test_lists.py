@@ -1,0 +1,96 @@
+"""`read_trials` reads the lists of LFW and VoxCeleb and tables of scores; `trial_scores` scores their items."""
+
+import numpy as np
+import pytest
+import torch
+
+from fewshot_callbacks import TrialList, nearest, read_trials, trial_scores
+
+LFW = "2\t1\nAnn\t1\t4\nBob\t2\tAnn\t1\nBob\t1\t2\nAnn\t4\tEve\t1\n"
+VOXCELEB = "1 id1/a/1.wav id1/b/2.wav\n0 id1/a/1.wav id2/c/1.wav\n"
+
+
+def read(tmp_path, text):
+    path = tmp_path / "list.txt"
+    path.write_text(text, encoding="utf-8")
+    return read_trials(path)
+
+
+def test_each_form(tmp_path):
+    assert read(tmp_path, LFW) == TrialList(
+        same=(True, False, True, False),
+        first=("Ann", "Bob", "Bob", "Ann"),
+        second=("Ann", "Ann", "Bob", "Eve"),
+        folds=("0", "0", "1", "1"),
+        items=(("Ann_0001", "Bob_0002", "Bob_0001", "Ann_0004"), ("Ann_0004", "Ann_0001", "Bob_0002", "Eve_0001")),
+    )
+    assert read(tmp_path, LFW.replace("2\t1\n", "2\n", 1)).folds is None  # the list for development has no folds
+    assert read(tmp_path, VOXCELEB + "\n") == TrialList(
+        same=(True, False),
+        first=("id1", "id1"),
+        second=("id1", "id2"),
+        items=(("id1/a/1.wav", "id1/a/1.wav"), ("id1/b/2.wav", "id2/c/1.wav")),
+    )
+    in_one_folder = read(tmp_path, "1 wav/1.wav wav/2.wav\n0 wav/1.wav wav/3.wav\n")
+    assert (in_one_folder.first, in_one_folder.second) == (None, None)
+    table = "\ufeffscore, same,fold,first,second,x\n0.5,1,a,p,p,9\n-1e-3,False,b,p,q,9\n"
+    assert read(tmp_path, table) == TrialList((True, False), ("p", "p"), ("p", "q"), ("a", "b"), (0.5, -0.001))
+
+
+def test_items_are_found_by_their_ids_or_by_the_names_of_their_files(tmp_path):
+    first, second = read(tmp_path, LFW).rows(
+        ["lfw/Ann/Ann_0004.jpg", "Ann_0001", "Bob_0002", "Bob_0001", "Eve_0001.png"]
+    )
+    assert (first.tolist(), second.tolist()) == ([1, 2, 3, 0], [0, 1, 2, 4])
+    found = read(tmp_path, VOXCELEB).rows(["id1/a/1.wav", "id2/c/1.wav", "id1/b/2.wav"])
+    assert [side.tolist() for side in found] == [[0, 0], [2, 1]]
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "hamming"])
+def test_scores_are_those_of_the_search(similarity):
+    embeddings = torch.randn(12, 5)
+    codes = embeddings.sign() if similarity == "hamming" else embeddings
+    found = nearest(codes, k=11, similarity=similarity)
+    rows = torch.arange(12).repeat_interleave(11)
+    scores = trial_scores(codes.numpy(), rows, found.indices.flatten().tolist(), similarity=similarity)
+    assert torch.equal(scores, found.scores.flatten())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty. Lines are those of LFW's pairs.txt"),
+        ("1 a b\n2 a c\n", "line 2 of .* is '2 a c', which is no trial. Lines are"),
+        ("2\t1\nAnn\t1\tfour\n", "line 2 of .* is .* which is no trial"),
+        (
+            "2\t2\nAnn\t1\t4\n",
+            "has 1 pairs, and its first line says 2 folds of 2 pairs of each kind. Take the whole file",
+        ),
+        ("score,label\n0.1,1\n", "names score, label. Name the columns score and same"),
+        ("score,same\n0.1,1\n0.2,maybe\n", "line 3 of .* is '0.2,maybe', which is no trial"),
+        ("score,same\n0.1,1\nhigh,0\n", "line 3 of"),
+    ],
+)
+def test_bad_lists(tmp_path, text, message):
+    with pytest.raises(ValueError, match=rf"^read_trials: .*{message}"):
+        read(tmp_path, text)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_bad_items(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere.txt does not exist, or is no file"):
+        read_trials(tmp_path / "nowhere.txt")
+    with pytest.raises(
+        ValueError, match=r"2 items of the list have no embedding, or several, the first is 'Ann_0004'; the ids"
+    ):
+        read(tmp_path, LFW).rows(["Ann_0001", "Bob_0001", "Bob_0002"])
+    with pytest.raises(ValueError, match=r"1 items of the list have no embedding, or several, the first is 'Ann_0004'"):
+        read(tmp_path, LFW).rows(["a/Ann_0004.jpg", "b/Ann_0004.jpg", "Ann_0001", "Bob_0001", "Bob_0002", "Eve_0001"])
+    with pytest.raises(ValueError, match=r"this list has scores, and no items"):
+        read(tmp_path, "score,same\n0.1,1\n").rows(["a"])
+    with pytest.raises(
+        ValueError, match=r"trial_scores: queries holds 3, but embeddings has 3 items|trial_scores: .*3"
+    ):
+        trial_scores(np.eye(3), [0], [3])
+    with pytest.raises(ValueError, match=r"first has 1 items, second 2. Pass one of each"):
+        trial_scores(np.eye(3), [0], [1, 2])

@@ -1,0 +1,244 @@
+"""`evaluate_trials` agrees with the definitions in rational numbers, and its intervals hold the truth."""
+
+import json
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks import evaluate_retrieval, evaluate_trials
+
+trials = st.lists(st.tuples(st.integers(-3, 4), st.booleans()), min_size=2, max_size=40).filter(
+    lambda drawn: len({same for _, same in drawn}) == 2
+)
+
+
+def rates(drawn, threshold):
+    """FNMR and FMR at a threshold."""
+    same, different = ([score for score, kind in drawn if kind == wanted] for wanted in (True, False))
+    return (
+        Fraction(sum(score < threshold for score in same), len(same)),
+        Fraction(sum(score >= threshold for score in different), len(different)),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(trials, st.sampled_from([0.01, 0.1, 0.25, 0.5, 1]), st.sampled_from([(1.0, 1.0), (10.0, 1.0), (1.0, 3.0)]))
+def test_rates_costs_and_thresholds_are_the_definitions(drawn, p, costs):
+    scores, same = zip(*drawn, strict=True)
+    thresholds = [*sorted(set(scores)), math.inf]
+    found = evaluate_trials(
+        scores,
+        same,
+        metrics=("eer", "min_dcf@0.01", "min_dcf@0.5", f"tar@far{p}"),
+        miss_cost=costs[0],
+        false_match_cost=costs[1],
+    )
+    at = next(t for t in thresholds if float(rates(drawn, t)[1]) <= p)
+    assert (found[f"tar@far{p}"], found.thresholds[f"tar@far{p}"]) == (float(1 - rates(drawn, at)[0]), at)
+    for prior in (Fraction(1, 100), Fraction(1, 2)):
+        prices = Fraction(costs[0]) * prior, Fraction(costs[1]) * (1 - prior)
+        paid = [sum(price * rate for price, rate in zip(prices, rates(drawn, t), strict=True)) for t in thresholds]
+        key = f"min_dcf@{float(prior)}"
+        assert found[key] == pytest.approx(float(min(paid) / min(prices)), rel=1e-14)
+        assert found[key] <= 1
+        assert paid[thresholds.index(found.thresholds[key])] == pytest.approx(min(paid), rel=1e-14)
+    after = next(n for n, t in enumerate(thresholds) if rates(drawn, t)[0] >= rates(drawn, t)[1])
+    (miss, match), (more, fewer) = (rates(drawn, thresholds[n]) for n in (after - 1, after))
+    line = miss + (more - miss) * (match - miss) / ((match - miss) + (more - fewer))
+    assert found["eer"] == pytest.approx(float(line), rel=1e-14, abs=1e-16)
+    assert found.thresholds["eer"] == thresholds[after - 1]
+
+
+def test_all_pairs_of_a_set_are_trials_like_others():
+    embeddings, labels = torch.randint(-2, 3, (40, 3)).double() + 0.1, torch.arange(40) % 6
+    of_set = evaluate_retrieval(embeddings, labels, metrics=("eer", "fnmr@fmr0.05"), similarity="euclidean")
+    i, j = torch.triu_indices(40, 40, 1)
+    scores = -((embeddings[i] - embeddings[j]) ** 2).sum(1)
+    found = evaluate_trials(scores, labels[i] == labels[j], metrics=("eer", "tar@far0.05"))
+    assert found["eer"] == of_set["eer"]
+    assert 1 - found["tar@far0.05"] == of_set["fnmr@fmr0.05"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_accuracy_is_that_of_the_threshold_that_is_best_on_the_other_folds(data):
+    """Each fold has both kinds; the threshold is the middle of the highest of the intervals that are as good."""
+    rows = [(data.draw(st.integers(-3, 4)), kind, fold) for fold in "abc" for kind in (True, False)]
+    rows += data.draw(st.lists(st.tuples(st.integers(-3, 4), st.booleans(), st.sampled_from("abc")), max_size=20))
+    scores, same, folds = zip(*rows, strict=True)
+    report = evaluate_trials(scores, same, folds=folds, metrics=("accuracy",))
+    for fold in "abc":
+        inside = [row for row in rows if row[2] == fold]
+        others = [row for row in rows if row[2] != fold]
+        ends = [-math.inf, *sorted({score for score, *_ in others}), math.inf]
+
+        def right(threshold, some):
+            return sum((score >= threshold) == kind for score, kind, _ in some)
+
+        values = [right(high, others) for high in ends[1:]]  # of the interval that ends at each
+        last = max(n for n, value in enumerate(values) if value == max(values))
+        first = last
+        while first and values[first - 1] == max(values):
+            first -= 1
+        low, high = ends[first], ends[last + 1]
+        threshold = high if math.isinf(low) or math.isinf(high) else (low + high) / 2
+        assert report.folds[fold] == (right(threshold, inside) / len(inside), threshold)
+    accuracies = [accuracy for accuracy, _ in report.folds.values()]
+    assert report["accuracy"] == pytest.approx(np.mean(accuracies), rel=1e-15)
+    assert report.accuracy_error == pytest.approx(np.std(accuracies, ddof=1) / math.sqrt(3), rel=1e-15)
+
+
+def test_cost_of_likelihood_ratios():
+    scores, same = [2.0, -1.0, 1000.0, -1000.0, 0.0], [True, True, True, False, False]
+    expected = (math.log2(1 + math.exp(-2)) + math.log2(1 + math.exp(1))) / 3 / 2 + 1 / 2 / 2
+    assert evaluate_trials(scores, same, metrics=("cllr",))["cllr"] == pytest.approx(expected, rel=1e-15)
+    assert evaluate_trials([0, 0], [True, False], metrics=("cllr",))["cllr"] == 1
+
+
+def made(identities, items, seed, per=None):
+    """Scores, kinds and identities of all pairs, or of `per` trials of each kind for each identity."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(identities), items)
+    rows = rng.normal(size=(identities, 8))[labels] + 0.8 * rng.normal(size=(len(labels), 8))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    if per is None:
+        i, j = np.triu_indices(len(rows), 1)
+    else:
+        own, other = np.arange(len(rows)).repeat(per), rng.integers(0, len(rows), per * len(rows))
+        i, j = (
+            np.concatenate([own, own]),
+            np.concatenate([own // items * items + (own + rng.integers(1, items, len(own))) % items, other]),
+        )
+    return (rows[i] * rows[j]).sum(1), labels[i] == labels[j], labels[i], labels[j]
+
+
+KEYS = ("eer", "min_dcf@0.1", "tar@far0.05", "tar@far0.1", "cllr")
+
+
+@pytest.mark.parametrize("per", [None, 20])
+def test_intervals_hold_the_truth_about_as_often_as_they_say(per):
+    """Of 60 sets 48 or more with a probability of 99.9 % if 94 % do; taking trials as independent holds far fewer."""
+    scores, same, *_ = made(1500, 3, 0)
+    truth = evaluate_trials(scores, same, metrics=KEYS)
+    held = dict.fromkeys(KEYS, 0)
+    for seed in range(60):
+        scores, same, first, second = made(60, 3, 1 + seed, per)
+        found = evaluate_trials(scores, same, first=first, second=second, metrics=KEYS)
+        for key, (low, high) in found.intervals.items():
+            held[key] += low <= truth[key] <= high
+            assert low <= found[key] <= high
+    assert min(held.values()) >= 48
+
+
+def test_leaving_out_each_identity_gives_the_error_of_a_mean():
+    """The interval of accuracy, at thresholds far from all scores, from a loop over identities."""
+    rng = np.random.default_rng(0)
+    first, second = rng.integers(0, 12, (2, 300))
+    second[:100] = first[:100]
+    same, folds = first == second, np.arange(300) % 2
+    scores = np.where(rng.random(300) < 0.8, same, ~same).astype(float)
+    found = evaluate_trials(scores, same, first=first, second=second, folds=folds, metrics=("cllr",))
+    bits = np.log2(1 + np.exp(np.where(same, -scores, scores)))
+
+    def cost(some):
+        return (bits[some & same].mean() + bits[some & ~same].mean()) / 2
+
+    moves = np.array([cost((first != g) & (second != g)) for g in range(12)]) - cost(np.full(300, True))
+    couples: dict[frozenset, float] = {}
+    for i in np.flatnonzero(~same):
+        key = frozenset((first[i], second[i]))
+        couples[key] = couples.get(key, 0.0) + (bits[i] - bits[~same].mean()) / 2 / (~same).sum()
+    variance = 11 / 12 * ((moves**2).sum() - sum(value**2 for value in couples.values()))
+    freedom = min(11, 2 * (moves**2).sum() ** 2 / (moves**4).sum())
+    from scipy.stats import t
+
+    reach = t.ppf(0.975, freedom) * math.sqrt(variance) / found["cllr"]
+    assert found.intervals["cllr"] == pytest.approx(
+        (found["cllr"] * math.exp(-reach), found["cllr"] * math.exp(reach)), rel=1e-9
+    )
+
+
+def test_order_and_form_do_not_matter():
+    scores, same, first, second = made(20, 3, 5)
+    folds = np.arange(len(scores)) % 4
+    whole = evaluate_trials(scores, same, first=first, second=second, folds=folds)
+    order = np.random.default_rng(0).permutation(len(scores))
+    words = [np.array([f"p{code:02}" for code in side[order]]) for side in (second, first)]
+    again = evaluate_trials(
+        torch.from_numpy(scores[order]),
+        same[order].astype(int),
+        first=words[0],
+        second=list(words[1]),
+        folds=folds[order],
+    )
+    assert {**vars(again), "intervals": None, "pair_counts": None} == {
+        **vars(whole), "intervals": None, "pair_counts": None,
+    }  # fmt: skip
+    for key, interval in whole.intervals.items():
+        assert again.intervals[key] == pytest.approx(interval, rel=1e-12, nan_ok=True)
+
+
+def test_what_the_report_shows():
+    scores, same, first, second = made(20, 3, 5)
+    report = evaluate_trials(scores, same, first=first, second=second)
+    assert str(report).splitlines()[0] == "1,770 trials, 60 of one identity, 1,710 of two"
+    assert report.notes == (
+        "No interval of min_dcf@0.01, tar@far0.001: fewer than 10 trials of two identities are accepted there.",
+    )
+    assert json.loads(json.dumps(report.to_dict()))["intervals"]["tar@far0.001"] == [None, None]
+    counts = report.pair_counts
+    assert (counts.relevant, counts.irrelevant) == (60, 1710)
+    assert (counts.relevant_counts.sum(), counts.irrelevant_counts.sum()) == (60, 1710)
+    for threshold, tp, fp in zip(counts.thresholds, counts.true_positives, counts.false_positives, strict=True):
+        assert (tp, fp) == ((scores[same] >= threshold).sum(), (scores[~same] >= threshold).sum())
+    few = evaluate_trials([0.5, 0.5], [True, False])
+    assert few.notes[0].startswith(
+        "A false match rate below 1 (1 / 1) cannot be measured with 1 trials of two identities: at"
+    )
+    assert few.thresholds["tar@far0.01"] == math.inf
+    assert few.to_dict()["thresholds"]["tar@far0.01"] is None
+    with pytest.raises(LookupError, match=r"this report has no 'tar@far0.5', but eer"):
+        few["tar@far0.5"]
+
+
+GOOD = {"scores": [0.9, 0.8, 0.2, 0.1], "same": [1, 0, 1, 0]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scores": [0.1, math.nan, math.inf, 0.3]}, "2 of 4 scores are NaN or infinite, the first at index 1. Find"),
+        ({"same": [1, 0, 2, 0]}, "same holds 2 at index 2. Pass True"),
+        ({"same": [True] * 4}, "all 4 trials are of one identity, and every rate needs trials of both kinds. Add"),
+        ({"same": [False] * 4}, "all 4 trials are of two identities"),
+        ({"same": [True, False]}, "4 scores, but 2 same"),
+        ({"scores": [], "same": []}, "needs scores of shape (trials,); got (0,)"),
+        ({"scores": [[0.1], [0.2]]}, "needs scores of shape (trials,); got (2, 1)"),
+        ({"first": list("abcd")}, "first and second belong together"),
+        ({"first": list("abc"), "second": list("abcd")}, "4 scores, but 3 first"),
+        (
+            {"first": list("aabb"), "second": list("abbb")},
+            "in 1 of 4 trials `same` and the identities disagree, the first at index 3: same is False, and the identities "
+            "are one",
+        ),
+        ({"folds": [0, 0, 1, 2]}, "fold 1 has 1 trials, all of one identity. Give each fold trials of both kinds"),
+        ({"folds": list("aaaa")}, "folds has the single fold 'a'. Pass at least two"),
+        ({"metrics": ("accuracy",)}, "accuracy needs folds, and there are none. Pass folds="),
+        ({"metrics": "eer"}, "metrics='eer' is one word"),
+        ({"metrics": ("tar@fmr0.1",)}, "there is no metric 'tar@fmr0.1'; did you mean 'tar@far0.1'?"),
+        ({"metrics": ("mAP",)}, "there is no metric 'mAP'. There are eer, min_dcf@{p}, tar@far{p}, accuracy, cllr."),
+        ({"metrics": ("min_dcf@1",)}, "min_dcf@1 has no trial of two identities to accept wrongly. Pass"),
+        ({"miss_cost": 0}, "miss_cost=0 must be a positive number"),
+        ({"confidence": 95}, "confidence=95 is not between 0 and 1"),
+    ],
+)
+@pytest.mark.usefixtures("as_users_run_it")
+def test_bad_input(arguments, message):
+    with pytest.raises(ValueError, match=r".") as caught:
+        evaluate_trials(**GOOD | arguments)
+    assert message in str(caught.value)
