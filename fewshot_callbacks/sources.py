@@ -90,12 +90,14 @@ class Shards:
         ids: The identity of each row, in the same forms.
         groups: The group of each row, in the same forms.
         queries: Whether each row is a query, in the same forms: booleans, or zeros and ones.
+        scale: Of integers that stand for other numbers: what is read is `(number - offset) * scale` in float32.
+        offset: The number that stands for 0.
 
     Attributes:
         files: The files, in the order of their rows.
         shape: (rows, dim) of all files together.
         dtype: The type of the numbers as they are stored: NumPy's float16, float32, float64, int8 or uint8, or
-            `torch.bfloat16`, which safetensors alone hold.
+            `torch.bfloat16`, which safetensors alone hold. With a scale or an offset NumPy's float32.
         labels: (rows,) Labels of all rows, read when the files are opened; None if not given. So are `ids`, `groups` and
             `queries`, the last as booleans.
 
@@ -130,9 +132,12 @@ class Shards:
         ids: Any | None = None,
         groups: Any | None = None,
         queries: Any | None = None,
+        scale: float = 1.0,
+        offset: float = 0.0,
     ) -> None:
-        self.files = tuple(_found(paths))
-        self._stats = [_size_and_time(file) for file in self.files]
+        self._scale, self._offset = scale, offset
+        self.files = tuple(found_files(paths))
+        self._stats = [size_and_time(file) for file in self.files]
         self._lock = Lock()
         self._opened = lru_cache(_KEPT_OPEN)(self._open)
         given = {"labels": labels, "ids": ids, "groups": groups, "queries": queries}
@@ -165,6 +170,13 @@ class Shards:
             raise ValueError(f"{self.files[0]} and the files after it hold no rows. Pass files that hold embeddings.")
         self._starts = [0, *accumulate(lengths)]
         self.shape, self.dtype = (self._starts[-1], first[0][0]), first[0][1]
+        self._is_scaled = (scale, offset) != (1.0, 0.0)
+        if self._is_scaled:
+            if str(self.dtype) not in ("int8", "uint8"):
+                raise ValueError(
+                    f"scale={scale} and offset={offset} are of integers, and {first[1]} holds {self.dtype}. Leave them out."
+                )
+            self.dtype = np.dtype(np.float32)
         columns = {
             name: self._given(value, name) if name not in inside else _joined(parts[name], name)
             for name, value in given.items()
@@ -201,6 +213,8 @@ class Shards:
                 continue
             with _reading(self.files[index]), self._lock:
                 part = self._opened(index)[str(self._name)][max(start - begin, 0) : min(stop, end) - begin]
+            if self._is_scaled:
+                part = (part.astype(np.float32) - np.float32(self._offset)) * np.float32(self._scale)
             if len(part) == len(joined):
                 return part.astype(self.dtype, copy=False) if isinstance(part, np.ndarray) else part
             joined[max(begin - start, 0) :][: len(part)] = part
@@ -227,7 +241,9 @@ class Shards:
         """
         names = [file.name for file in self.files]
         digest = hashlib.sha256(
-            repr((names, self._stats, self._starts, self.shape, str(self.dtype), self._name)).encode()
+            repr(
+                (names, self._stats, self._starts, self.shape, str(self.dtype), self._name, self._scale, self._offset)
+            ).encode()
         )
         for column in (self.labels, self.ids, self.groups, self.queries):
             if column is None:
@@ -245,7 +261,7 @@ class Shards:
             _ShardError: It is not the file that was opened before.
         """
         file = self.files[index]
-        if _size_and_time(file) != self._stats[index]:
+        if size_and_time(file) != self._stats[index]:
             raise _ShardError(
                 "was changed after it had been opened. Open the shards again, once nobody writes to them."
             )
@@ -261,7 +277,7 @@ class Shards:
             return None
         if _is_npy(value):
             parts = []
-            for file in _found(value):
+            for file in found_files(value):
                 with _reading(file):
                     parts.append(_copied(_named(_npy(file), "embeddings", name)))
             read = _joined(parts, name)
@@ -345,7 +361,7 @@ def _reading(file: Path) -> Iterator[None]:
         raise ValueError(f"{file} is damaged or cut off, or no {file.suffix} file ({what}). Write it again.") from error
 
 
-def _found(paths: Any) -> list[Path]:
+def found_files(paths: Any) -> list[Path]:
     """List the files of a path, a folder, a glob or several of these.
 
     Raises:
@@ -391,7 +407,8 @@ def _files_of(folder: Path) -> list[Path]:
     return files
 
 
-def _size_and_time(file: Path) -> tuple[int, int]:
+def size_and_time(file: Path) -> tuple[int, int]:
+    """Return what changes when a file is written anew."""
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns
 

@@ -453,3 +453,16 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(tmp_path, mon
     words = f"a {suffix} file needs {package}, which is not installed. Run pip install 'fewshot-callbacks[files]'."
     with pytest.raises(ModuleNotFoundError, match=re.escape(words)):
         Shards(file)
+
+
+def test_integers_that_stand_for_other_numbers(tmp_path):
+    numbers = np.arange(200, dtype=np.uint8).reshape(20, 10)
+    for part in range(2):
+        np.save(tmp_path / f"{part}.npy", numbers[10 * part : 10 * part + 10])
+    shards = Shards(tmp_path, scale=0.5, offset=128)
+    np.testing.assert_array_equal(shards[5:15], (numbers[5:15].astype(np.float32) - 128) / 2)
+    assert (shards.dtype, shards[0:0].dtype) == (np.float32, np.float32)
+    assert shards.fingerprint != Shards(tmp_path, scale=0.5).fingerprint
+    np.save(tmp_path / "floats.npy", numbers.astype(np.float32))
+    with pytest.raises(ValueError, match=r"scale=2.0 and offset=0.0 are of integers, and .*floats.npy holds float32"):
+        Shards(tmp_path / "floats.npy", scale=2.0)

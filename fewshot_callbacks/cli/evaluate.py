@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fewshot_callbacks import __version__
 from fewshot_callbacks._terminal import as_text, note
 from fewshot_callbacks.cli.options import COLUMNS
 from fewshot_callbacks.distributed.processes import Processes
@@ -36,7 +38,8 @@ from fewshot_callbacks.functional.retrieval import (
 )
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING
 from fewshot_callbacks.functional.statistics import Difference
-from fewshot_callbacks.sources import ChosenRows, Shards
+from fewshot_callbacks.journal import Journal, kept
+from fewshot_callbacks.sources import ChosenRows, Shards, found_files, size_and_time
 from fewshot_callbacks.stored import Stored
 
 # The arrays that commands read.
@@ -62,15 +65,17 @@ def run(options: Namespace) -> None:
     arrays = read_arrays(options.file, options, needed)
     others = None if options.against is None else read_arrays(options.against, options, needed)
     share = share_of_process()
-    if share is not None and share.processes.rank > 0:  # the first process prints
-        for each in (arrays, others) if others is not None else (arrays,):
-            evaluate_arrays(each, options, share)
-        return
     if others is not None:
         check_same_items(arrays, others, options)
-    report = evaluate_arrays(arrays, options, share)
-    if others is not None:
-        other = evaluate_arrays(others, options, share)
+    other: RetrievalReport | None = None
+    journal = None if options.resume is None else journal_of(options, EVERYTHING if share is None else share)
+    with kept(journal):
+        report = evaluate_arrays(arrays, options, share)
+        if others is not None:
+            other = evaluate_arrays(others, options, share)
+    if share is not None and share.processes.rank > 0:  # the first process prints
+        return
+    if other is not None:
         differences = compare_reports(report, other)
         if options.json:
             both = {"first": as_dict(report, options), "second": as_dict(other, options)}
@@ -91,6 +96,25 @@ def run(options: Namespace) -> None:
         console.print(table)
     for message in report.messages:
         console.print(note(message))
+
+
+def journal_of(options: Namespace, share: Share) -> Journal:
+    """Return where the state of an evaluation is written: of these files as they are, and of these settings.
+
+    Raises:
+        ValueError: The folder holds the state of another evaluation; of all processes.
+    """
+    files = [file for file in (options.file, options.against, options.judgements) if file is not None]
+    found = {str(file): [[str(part), *size_and_time(part)] for part in found_files(str(file))] for file in files}
+    fingerprint = hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
+    beside = {
+        name: str(vars(options)[name])
+        for name in (*OPTIONS, *COLUMNS, "unknown")
+        if vars(options).get(name) is not None
+    }
+    of = {"files": fingerprint, "settings": beside, "processes": share.processes.count, "version": __version__}
+    with share.processes.together():
+        return Journal(options.resume, of, share.processes)
 
 
 def check_same_items(arrays: Arrays, others: Arrays, options: Namespace) -> None:
@@ -163,7 +187,14 @@ def judged_relevance(arrays: Arrays, judgements: Path, unknown: str) -> Relevanc
 
 
 def share_of_process() -> Share | None:
-    """Join the processes that torchrun started; None where it started one, or none."""
+    """Join the processes that torchrun or Slurm's srun has started; None where there is one.
+
+    Raises:
+        ValueError: Slurm's variables do not fit each other.
+    """
+    # in the script of a job, outside of srun, there is one process, whatever the job may start
+    if "WORLD_SIZE" not in os.environ and {"SLURM_NTASKS", "SLURM_STEP_ID"} <= set(os.environ):
+        join_slurm()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return None
     import torch  # noqa: PLC0415 - as below
@@ -171,7 +202,22 @@ def share_of_process() -> Share | None:
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
         atexit.register(torch.distributed.destroy_process_group)
+    if torch.cuda.is_available():  # `--device cuda` is another one in each process of a node
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     return Share(all_processes())
+
+
+def join_slurm() -> None:
+    """Set the variables of torch.distributed to what Slurm says, as Lightning reads it."""
+    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment  # noqa: PLC0415 - takes a second
+
+    try:
+        slurm = SLURMEnvironment()
+    except RuntimeError as error:
+        raise ValueError(error) from error
+    numbers = {"WORLD_SIZE": slurm.world_size(), "RANK": slurm.global_rank(), "LOCAL_RANK": slurm.local_rank()}
+    of_main = {"MASTER_ADDR": slurm.main_address, "MASTER_PORT": slurm.main_port}
+    os.environ |= {name: str(value) for name, value in (numbers | of_main).items()}
 
 
 def part_of_process(rows: Any, given: dict[str, Any], processes: Processes) -> tuple[Any, dict[str, Any]]:

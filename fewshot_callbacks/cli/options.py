@@ -295,6 +295,11 @@ def evaluate() -> Options:
     options.add_argument("--judgements", type=Path, metavar="FILE", help=judged)
     unknown = "what to do with judgements of ids that no row has: error (the default) or ignore"
     options.add_argument("--unknown", default="error", help=unknown)
+    resumed = (
+        "a folder where the state of the evaluation is written about every minute, so that the same command goes on from "
+        "there after a kill; it is removed at the end"
+    )
+    options.add_argument("--resume", type=Path, metavar="FOLDER", help=resumed)
     options.add_argument("--json", action="store_true", help="print the report as JSON")
     options.add_argument("--per_class", action="store_true", help="print the means of each class, too")
     add_settings(options, settings_of("evaluate"))
@@ -361,10 +366,12 @@ def plan() -> Options:
     options = Options(
         "plan", "Compute pairs, operations, memory and tiles of an exact evaluation before it is started."
     )
-    options.add_argument("--queries", type=whole, required=True, help="number of queries, such as 158652 or 1e6")
+    options.add_argument("--queries", type=whole, help="number of queries, such as 158652 or 1e6")
+    files = "files of all items, a folder, or a glob in quotes: their number and dimension are found there, reading is timed"
+    options.add_argument("--files", metavar="FILES", help=files)
     gallery = "number of gallery items; by default that of the queries, which are then also the gallery"
     options.add_argument("--gallery", type=or_none(whole), help=gallery)
-    options.add_argument("--dim", type=whole, required=True, help="number of components of an embedding")
+    options.add_argument("--dim", type=whole, help="number of components of an embedding")
     memory = "memory budget beyond the embeddings, in MB; 512 by default, inf sets no limit"
     options.add_argument("--memory_mb", type=or_none(number), default=512, help=memory)
     drawn = "queries that are drawn for an estimate; by default all"

@@ -12,13 +12,34 @@ from rich.console import Console
 from rich.table import Table
 
 from fewshot_callbacks.functional.retrieval import EvaluationPlan, plan_evaluation
+from fewshot_callbacks.sources import Shards
+from fewshot_callbacks.stored import Stored
 
 # What an evaluation of one set takes, in matrix products of all pairs: benchmarks/README.md.
 USUAL_RATIOS = (0.4, 2.0)
+# Of a gallery in files: rows are checked, relevant pairs scored, all pairs compared in bytes, and perhaps once more.
+READS = 5
+READING = "while they are compared: the longer of both counts; less where a quarter of the budget holds them"
+# Which are read to see how fast that is.
+TIMED_BYTES = 2**26
 
 
 def run(options: Namespace) -> None:
-    """Print the plan."""
+    """Print the plan.
+
+    Raises:
+        ValueError: Sizes are missing, or given beside files; or as `Shards` and `plan_evaluation` do.
+    """
+    reading: dict[str, float] = {}
+    if options.files is not None:
+        if options.dim is not None or options.gallery is not None:
+            raise ValueError("--files says how many items of which dimension there are. Leave out --dim and --gallery.")
+        shards = Shards(options.files)
+        options.gallery, options.dim = shards.shape
+        options.queries = options.queries or options.gallery
+        options.dtype = str(shards.dtype).removeprefix("torch.")
+    elif options.queries is None or options.dim is None:
+        raise ValueError("the number of queries or their dimension is missing. Pass --queries and --dim, or --files.")
     plan = plan_evaluation(
         options.queries,
         options.queries if options.gallery is None else options.gallery,
@@ -27,11 +48,28 @@ def run(options: Namespace) -> None:
         max_queries=options.max_queries,
         dtype=options.dtype,
     )
+    if options.files is not None:
+        speed = reading_speed(shards) * plan.gallery_bytes / len(shards)
+        reading = {"reads": READS, "bytes_read": READS * plan.gallery_bytes, "bytes_per_second": speed}
     if options.json:
-        print(json.dumps(asdict(plan), indent=2))
+        print(json.dumps(asdict(plan) | reading, indent=2))
         return
     speed = product_speed(options.dim)
-    Console().print(_table(plan, speed, options))
+    table = _table(plan, speed, options)
+    if reading:
+        seconds = _duration(reading["bytes_read"] / reading["bytes_per_second"])
+        table.add_row(
+            "reading", f"{_bytes(reading['bytes_read'])} in {seconds}", f"all files about {READS} times, {READING}"
+        )
+    Console().print(table)
+
+
+def reading_speed(shards: Shards) -> float:
+    """Rows per second that are read from the middle of the files and converted, measured just now."""
+    rows = max(1, min(len(shards), int(TIMED_BYTES / (4 * shards.shape[1]))))
+    middle, started = (len(shards) - rows) // 2, time.perf_counter()
+    Stored(shards, math.inf).read(slice(middle, middle + rows))
+    return rows / (time.perf_counter() - started)
 
 
 def product_speed(dim: int) -> float:
@@ -67,8 +105,9 @@ def _table(plan: EvaluationPlan, speed: float, options: Namespace) -> Table:
     low, high = (_duration(plan.floating_point_operations / speed * ratio) for ratio in USUAL_RATIOS)
     table.add_row("evaluation", f"{low} to {high}", "as multiples of it were measured, from easy to hard (benchmarks/)")
     both = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"
-    table.add_row("embeddings", both, f"queries and gallery in {options.dtype}; held once if they are one set")
-    if plan.copy_bytes:
+    where = "in the files" if options.files else "held once if they are one set"
+    table.add_row("embeddings", both, f"queries and gallery in {options.dtype}; {where}")
+    if plan.copy_bytes and not options.files:
         table.add_row("copies", _bytes(plan.copy_bytes), "in float32, which half precision is compared as")
     needed = f"{_bytes(plan.needed_bytes)} of {_bytes(plan.memory_bytes)}"
     what = "counters and tiles, of the budget; the rest makes it faster"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
@@ -14,6 +15,9 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import ALONE, Processes, to_the_end
 
 T = TypeVar("T")
+
+# A tag that no other message has.
+LAST_WORD = 2**20
 
 # Weak references: a group that something still held after `destroy_process_group` would keep its threads until the
 # interpreter ends, where a thread that releases a tensor aborts the process.
@@ -46,9 +50,41 @@ class TorchProcesses(Processes):
         self.rank = torch.distributed.get_rank(self._group)
         self.count = torch.distributed.get_world_size(self._group)
 
+    @contextmanager
+    def _naming_the_dead(self) -> Iterator[None]:
+        """Say which process has ended, where gloo says at which port nobody answers.
+
+        Raises:
+            ConnectionError: With its rank.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if self._failed or (ended := self._ended()) == "":
+                raise
+            self._failed = True  # there is nobody left to tell
+            raise ConnectionError(
+                f"{ended} of {self.count}, counted from 0, has ended in the middle of the evaluation, killed or crashed, "
+                "and the others cannot go on without it. See what it printed last; if the machine ran out of memory, pass "
+                "less memory_mb or start fewer processes."
+            ) from error
+
+    def _ended(self) -> str:
+        """Name the processes to which there is no connection any more; nothing if there are none."""
+        ended = []
+        for rank in range(self.count):
+            try:
+                if rank != self.rank:  # nobody waits for it: what matters is whether it can be sent
+                    there = torch.distributed.get_global_rank(self._group, rank)
+                    torch.distributed.isend(torch.zeros(1, device="cpu"), there, group=self._group, tag=LAST_WORD)
+            except RuntimeError:
+                ended.append(f"process {rank}")
+        return " and ".join(ended)
+
     def _gather(self, mine: Any) -> list[Any]:
         everyone: list[Any] = [None] * self.count
-        torch.distributed.all_gather_object(everyone, mine, group=self._group)
+        with self._naming_the_dead():
+            torch.distributed.all_gather_object(everyone, mine, group=self._group)
         return everyone
 
     def to_first(self, mine: T) -> list[T] | None:
@@ -59,29 +95,31 @@ class TorchProcesses(Processes):
         first = torch.distributed.get_global_rank(self._group, 0)
         with to_the_end():
             self.gather(None)  # if one has failed, the others learn of it here
-            torch.distributed.gather_object(mine, everyone, dst=first, group=self._group)
+            with self._naming_the_dead():
+                torch.distributed.gather_object(mine, everyone, dst=first, group=self._group)
         return everyone
 
     def _swap(self, mine: Sequence[Tensor], to: int | None, theirs: Sequence[Tensor], source: int | None) -> None:
         def of_all(rank: int) -> int:
             return torch.distributed.get_global_rank(self._group, rank)
 
-        # Receive and send are begun before either is waited for: in a ring, where each first waits until its own is
-        # taken, nobody would ever take one. Both sides know the shapes, so that both leave out empty tensors.
-        under_way = [
-            torch.distributed.irecv(tensor, of_all(source), group=self._group, tag=tag)
-            for tag, tensor in enumerate(theirs)
-            if source is not None and tensor.numel()
-        ]
-        under_way += [
-            torch.distributed.isend(tensor, of_all(to), group=self._group, tag=tag)
-            for tag, tensor in enumerate(mine)
-            if to is not None and tensor.numel()
-        ]
-        for work in under_way:
-            # PyTorch returns None to a process that is not in the group.
-            if work is not None:
-                work.wait()
+        with self._naming_the_dead():
+            # Receive and send are begun before either is waited for: in a ring, where each first waits until its own is
+            # taken, nobody would ever take one. Both sides know the shapes, so that both leave out empty tensors.
+            under_way = [
+                torch.distributed.irecv(tensor, of_all(source), group=self._group, tag=tag)
+                for tag, tensor in enumerate(theirs)
+                if source is not None and tensor.numel()
+            ]
+            under_way += [
+                torch.distributed.isend(tensor, of_all(to), group=self._group, tag=tag)
+                for tag, tensor in enumerate(mine)
+                if to is not None and tensor.numel()
+            ]
+            for work in under_way:
+                # PyTorch returns None to a process that is not in the group.
+                if work is not None:
+                    work.wait()
 
     def summed(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sum of each number over all processes, without the numbers of all in each."""
@@ -89,7 +127,8 @@ class TorchProcesses(Processes):
         total = torch.from_numpy(np.array(values, np.int64))
         with to_the_end():
             self.gather(None)  # if one has failed, the others learn of it here
-            torch.distributed.all_reduce(total, group=self._group)
+            with self._naming_the_dead():
+                torch.distributed.all_reduce(total, group=self._group)
         return total.numpy()
 
 

@@ -38,6 +38,10 @@ class Bag(NamedTuple):
     scale: float
 
 
+# What changes of a bag.
+HELD = ("values", "rows", "columns", "cut", "filled", "histogram")
+
+
 @allocating
 def _raise_cut(bag):
     """Make room in a full bag: drop the lower half."""
@@ -156,6 +160,22 @@ class Collector:
         bag = Bag(*pairs, cut, np.zeros(1, np.int64), self.top, error, counts, low, scale)
         self._bags.append(bag)
         return bag, np.empty(RUN, np.int32)
+
+    @property
+    def key(self) -> Any:
+        """What it collects."""
+        return self.bins, self.top, self.error
+
+    def state(self) -> list[Any]:
+        """Return what is in the bags."""
+        return [getattr(bag, name) for bag in self._bags for name in HELD]
+
+    def restore(self, arrays: list[Any]) -> None:
+        """Go on with these bags."""
+        bag, _ = self.space()
+        some = (arrays[n : n + len(HELD)] for n in range(0, len(arrays), len(HELD)))
+        self._bags = [bag._replace(**dict(zip(HELD, held, strict=True))) for held in some]
+        self.go_on()
 
     def go_on(self) -> Collector:
         """Look at more queries with the same bags."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from fewshot_callbacks.engine.ranks import RankBlock, RankCounter, Ranks, releva
 from fewshot_callbacks.engine.relevance import Ints, Relevance
 from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Floats, Vectors
+from fewshot_callbacks.journal import current_journal
 
 # Queries whose negatives all are looked at beforehand, at least and at most; between them one in so many. At 31,730 items
 # 32 queries misjudged what to collect so far that a second pass was needed; 126 cost half a percent of the pass.
@@ -182,7 +184,8 @@ class Evaluation:
         sampled = estimates.sample(rows)
         if named is None and estimates.pairs >= SAMPLED_FROM:
             start, scores, _ = self._thresholds(batch)
-            named = fastest(estimates, start, scores, rows, sampled)
+            journal, choose = current_journal(), partial(fastest, estimates, start, scores, rows, sampled)
+            named = choose() if journal is None else cast(Precision, journal.remembered(choose))
         named = self.vectors.possible(named, kept=estimates.layout.coded, on=self.device)
         self.precision: Precision = "float32" if self.device else named  # of what else is ranked, on the processor
         self._estimates = estimates.in_precision(named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -256,6 +257,22 @@ class RankCounter:
                     count_tile(seen, counted, self.shared, those, *work)
             if self.shared:  # a pair is counted once
                 return
+
+    @property
+    def key(self) -> Any:
+        """The thresholds, briefly."""
+        return len(self.start), zlib.crc32(self.thresholds.tobytes(), zlib.crc32(self.start.tobytes())), self.shared
+
+    def state(self) -> list[Any]:
+        """Return all counters."""
+        if self._there:
+            self._there[False].add_counters()
+        return [table for side in (self.side, *self._own) for table in (side.hits, side.ties)]
+
+    def restore(self, arrays: list[Any]) -> None:
+        """Go on from these counters."""
+        self.side.hits[:], self.side.ties[:], *own = arrays
+        self._own = [self.side._replace(hits=hits, ties=ties) for hits, ties in zip(own[::2], own[1::2], strict=True)]
 
     def leave(self, some: slice) -> list[Any]:
         """Return the thresholds of some queries that visit another process."""

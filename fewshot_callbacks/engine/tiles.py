@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,6 +22,7 @@ from fewshot_callbacks.engine.relevance import Relevance
 from fewshot_callbacks.engine.threads import work_off
 from fewshot_callbacks.engine.vectors import Floats, Operand, Vectors, scale_product
 from fewshot_callbacks.engine.visits import Part, visitors
+from fewshot_callbacks.journal import END, Arrays, Record, current_journal
 
 
 class Tile(NamedTuple):
@@ -48,6 +49,21 @@ class Observer(Protocol):
 
     def see(self, tile: Tile, space: Any) -> None:
         """Look at a tile."""
+
+
+@runtime_checkable
+class Resumable(Observer, Protocol):
+    """An observer that goes on from what it held when a process was killed."""
+
+    @property
+    def key(self) -> Any:
+        """What the state is of, briefly."""
+
+    def state(self) -> Arrays:
+        """Return what it holds, between two tiles."""
+
+    def restore(self, arrays: Arrays) -> None:
+        """Hold what `state` returned."""
 
 
 @dataclass
@@ -101,10 +117,13 @@ class Estimates:
 
     # ------------------------------------------------------------------------------------------------------- the pairs
 
-    def parts(self, *, once: bool = False, travellers: Sequence[Any] = ()) -> Iterator[Part]:
+    def parts(
+        self, *, once: bool = False, travellers: Sequence[Any] = (), record: Record | None = None
+    ) -> Iterator[Part]:
         """Yield all parts of the gallery; `once`: a pair of one set is to be met in one process."""
-        yield Part(self.vectors, 0, self.mutual, self.shape[0])
-        yield from visitors(self.vectors, mutual=self.mutual, once=once, travellers=travellers)
+        if record is None or record.part == 0:
+            yield Part(self.vectors, 0, self.mutual, self.shape[0])
+        yield from visitors(self.vectors, mutual=self.mutual, once=once, travellers=travellers, record=record)
 
     def exact(self, rows: NDArray[Any], columns: NDArray[Any]) -> Floats:
         """Return the exact scores of some pairs of own queries and numbers of items; collective."""
@@ -163,16 +182,49 @@ class Estimates:
         visited = self.mutual and self.processes.count > 1
         travellers: list[Any] = [observer for observer in observers if visited and not observer.once]
         once, spaces = all(observer.once or observer in travellers for observer in observers), list[Any]()
-        for part in self.parts(once=once, travellers=travellers):
-            self._show_part(part, observers, queries, spaces, once=once, told=told)
+        record = self._record(observers, queries, spaces)
+        for part in self.parts(once=once, travellers=travellers, record=record):
+            self._show_part(part, observers, queries, spaces, record, once=once, told=told)
             del part  # visitors leave before others come
+        if record is not None:
+            record.reached(END, end=True)
         return sum(int(space[0][0]) for space in spaces)
 
+    def _record(self, observers: Sequence[Observer], queries: slice, spaces: list[Any]) -> Record | None:
+        """Return where the state of a pass is written, and begin with what was written before; None without a journal."""
+        journal, resumable = current_journal(), [each for each in observers if isinstance(each, Resumable)]
+        if journal is None or len(resumable) < len(observers):
+            return None
+        place = self.precision, self.height, self.width, self.mutual, self.shape, queries
+        record = journal.record(repr((place, [each.key for each in resumable])))
+
+        def state() -> Arrays:
+            held = [each.state() for each in resumable]
+            seen = [self._done, sum(int(space[0][0]) for space in spaces), *map(len, held)]
+            return [np.array(seen), *chain.from_iterable(held)]
+
+        record.state, arrays = state, iter(record.resumed())
+        seen = next(arrays, None)
+        if seen is not None:
+            self._done = int(seen[0])
+            spaces.append((seen[1:2],))
+            for each, length in zip(resumable, seen[2:], strict=True):
+                each.restore(list(islice(arrays, int(length))))
+        return record
+
     def _show_part(
-        self, part: Part, observers: Sequence[Observer], queries: slice, spaces: list[Any], *, once: bool, told: bool
+        self,
+        part: Part,
+        observers: Sequence[Observer],
+        queries: slice,
+        spaces: list[Any],
+        record: Record | None,
+        *,
+        once: bool,
+        told: bool,
     ) -> None:
-        """Show the tiles of one part; threads take the `spaces` of the part before, and add missing ones."""
-        vectors, idle = part.vectors, list(spaces)
+        """Show the tiles of one part; threads take the `spaces` of those before, and add missing ones."""
+        vectors, idle = part.vectors, list[Any]()
         columns = self._kept.get(-1) if vectors is self.vectors else None
         if columns is None and self.keeps:
             columns = self._there(vectors.operand(-1, self.precision))
@@ -207,7 +259,12 @@ class Estimates:
                 total = self.shape[0] * self.items
                 self.progress(min(self._done, total), total)
 
-        work_off(self._plan(part, queries, once=once), work, self.threads, space, tell)
+        tiles = self._plan(part, queries, once=once)
+        for some in (tiles,) if record is None else record.spells(tiles):
+            idle[:] = [
+                held for held in spaces if len(held) > 1
+            ]  # what was counted before a kill has no room to work in
+            work_off(some, work, self.threads, space, tell)
 
     def _plan(self, part: Part, queries: slice, *, once: bool) -> Iterator[tuple[int, int, int, int]]:
         """Yield the rows (start, stop) and the columns (start, stop) of each tile."""

@@ -11,6 +11,7 @@ score is made of is that of all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.vectors import Vectors
+from fewshot_callbacks.journal import Record
 from fewshot_callbacks.stored import spans
 
 # In which a part travels, at least.
@@ -46,7 +48,9 @@ def everyone(processes: Processes, mine: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate(parts[processes.rank :] + parts[: processes.rank])
 
 
-def visitors(vectors: Vectors, *, mutual: bool, once: bool, travellers: Sequence[Any] = ()) -> Iterator[Part]:
+def visitors(
+    vectors: Vectors, *, mutual: bool, once: bool, travellers: Sequence[Any] = (), record: Record | None = None
+) -> Iterator[Part]:
     """Yield the parts of the gallery that are not in memory, and those of all other processes; collective.
 
     Args:
@@ -56,20 +60,30 @@ def visitors(vectors: Vectors, *, mutual: bool, once: bool, travellers: Sequence
         once: Only so.
         travellers: Who counts for visitors, as `ranks.RankCounter` does: `leave` gives what goes along with some items,
             `receive` gets ready for visitors, `counted` gives what goes back, and `add` takes what came back.
+        record: Says which parts are done, and is told which are: the first in memory, then these in their order.
     """
     processes, own, resident = vectors.processes, vectors.items, len(vectors.pairs.gallery)
     rank, count, queries = processes.rank, processes.count, len(vectors.pairs.queries)
     every = processes.gather((own, vectors.pieces))
     sizes, chunks = [size for size, _ in every], max(CHUNKS, *(pieces for _, pieces in every))
-    half = chunks // 2
-    if resident < own:
-        for some, values in vectors.read(spans(resident, own, -(-own // chunks))):
+    half, begun = chunks // 2, 1 if record is None else max(1, record.part)
+    pieces = spans(resident, own, max(1, -(-own // chunks)))
+    most = max(processes.gather(len(pieces)))
+    reading = iter(vectors.read(pieces[begun - 1 :]))
+    for number in range(begun, most + 1):
+        if record is not None:
+            record.reached(number)
+        for some, values in islice(reading, 1):
             yield Part(vectors.with_gallery(values, some.start), some.start, False, queries)
             del values  # before the next piece but one is read
     first = own
     for step in range(1, count):
         destination, source = (rank - step) % count, (rank + step) % count
-        for chunk, (some, here) in enumerate(vectors.read(_span(own, chunk, chunks) for chunk in range(chunks))):
+        number = most + 1 + (step - 1) * chunks  # of the first visit
+        left = range(min(chunks, max(0, begun - number)), chunks)
+        for chunk, (some, here) in zip(left, vectors.read(_span(own, chunk, chunks) for chunk in left), strict=True):
+            if record is not None:
+                record.reached(number + chunk)
             stays = some.start == some.stop or (once and mutual and rank < destination and chunk < half)
             along = [torch.from_numpy(table) for traveller in travellers for table in traveller.leave(some)]
             theirs = processes.exchange(None if stays else [torch.from_numpy(here), *along], destination, source)

@@ -3,7 +3,9 @@
 import io
 import json
 import math
+import os
 import re
+import socket
 import struct
 import subprocess
 import sys
@@ -405,3 +407,51 @@ def test_several_processes_evaluate_files_together(parts):
     words = [*several, "evaluate", files, "--labels", "label", "--json"]
     ran = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
     assert json.loads(ran.stdout)["metrics"] == expected.to_dict()["metrics"]  # printed by one of them
+
+
+KILLED = """
+import os, sys
+from fewshot_callbacks.cli.main import main
+from fewshot_callbacks import journal
+
+journal.EVERY = journal.RARELY = 0
+write, left = journal.Record.write, [int(sys.argv.pop(1))]
+def killed(record, arrays):
+    write(record, arrays)
+    left[0] -= 1
+    if left[0] == 0 and os.environ["SLURM_PROCID"] == "1":
+        os.kill(os.getpid(), 9)
+journal.Record.write = killed
+sys.exit(main())
+"""
+
+
+def test_a_killed_process_is_named_and_the_same_command_goes_on(parts, tmp_path, capsys):
+    words = ["evaluate", parts[0], "--labels", "label", "--embeddings", "vectors", "--memory_mb", "0.05", "--json"]
+    assert main(words) == 0
+    known = json.loads(capsys.readouterr().out)
+    words += ["--resume", str(tmp_path / "state")]
+    numbers = {"JOB_ID": 17, "STEP_ID": 0, "NTASKS": 2, "NTASKS_PER_NODE": 2, "NODEID": 0, "NODELIST": "127.0.0.1"}
+    job = {f"SLURM_{name}": str(number) for name, number in numbers.items()}
+
+    def srun(writings):
+        code = [sys.executable, "-c", KILLED, str(writings), *words]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            job["MASTER_PORT"] = str(free.getsockname()[1])
+        tasks = [job | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+        begun = [subprocess.Popen(code, env=os.environ | task, stdout=-1, stderr=-1, text=True) for task in tasks]
+        return [(*each.communicate(timeout=200), each.returncode) for each in begun]
+
+    (_, said, status), (_, _, killed) = srun(3)
+    assert (status, killed) == (1, -9)
+    assert "fewshot evaluate: process 1 of 2, counted from 0, has ended in the middle" in said.splitlines()[-1]
+    assert (tmp_path / "state" / "1.1.npz").exists()
+    assert main(words) == 1
+    assert "another evaluation, by its processes (2, now 1)" in capsys.readouterr().err
+    (printed, said, status), (nothing, _, _) = srun(0)
+    assert (status, nothing) == (0, ""), said
+    again = json.loads(printed)
+    for name in ("metrics", "intervals", "J"):
+        assert again[name] == known[name]
+    assert not (tmp_path / "state").exists()

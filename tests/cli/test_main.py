@@ -101,6 +101,21 @@ def test_plan_refuses_what_is_not_positive(capsys):
     assert "gallery=0 must be positive" in capsys.readouterr().err
 
 
+def test_plan_of_files(tmp_path, capsys):
+    for part in range(2):
+        np.save(tmp_path / f"{part}.npy", np.ones((500, 8), np.float16))
+    words = ["plan", "--files", str(tmp_path / "*.npy")]
+    assert main([*words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["queries"], plan["gallery"], plan["dim"], plan["gallery_bytes"]) == (1000, 1000, 8, 16_000)
+    assert plan["bytes_read"] == plan["reads"] * 16_000
+    assert plan["bytes_per_second"] > 0
+    assert main([*words, "--queries", "20"]) == 0
+    assert "20 queries against 1,000 items" in capsys.readouterr().out
+    assert main([*words, "--dim", "8"]) == 1
+    assert "Leave out --dim and --gallery" in capsys.readouterr().err
+
+
 def test_plan_of_a_budget_that_cannot_be_kept_names_one_number(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     words = ["plan", "--queries", "1000000", "--gallery", "1000000", "--dim", "64"]

@@ -9,9 +9,9 @@ from typing import Literal
 from fewshot_callbacks.engine.layout import least_bytes, plan_layout
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 
-EmbeddingType = Literal["float16", "bfloat16", "float32", "float64"]
+EmbeddingType = Literal["int8", "uint8", "float16", "bfloat16", "float32", "float64"]
 """The dtypes of embeddings, by their names in PyTorch."""
-_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_BYTES = {"int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def plan_evaluation(
         relevant: Number of relevant items of a typical query, 0 or more; the more there are, the narrower the tiles.
         max_queries: Number of queries that are drawn for an estimate; None evaluates all queries. Grouped Recall, which
             is computed for all queries, is not counted.
-        dtype: Of the embeddings: `float16`, `bfloat16`, `float32` or `float64`.
+        dtype: Of the embeddings: `int8`, `uint8`, `float16`, `bfloat16`, `float32` or `float64`.
 
     Returns:
         A frozen plan; all sizes are in bytes.
