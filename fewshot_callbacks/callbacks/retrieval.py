@@ -6,6 +6,8 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from os import PathLike
 from typing import Any, Unpack
 
 import torch
@@ -83,7 +85,9 @@ class Parts:
         gallery_flag: Entry | None,
         ids: Entry | Sequence[Entry] | None,
         exclude: Entry | Sequence[str] | None,
+        spill_to: str | PathLike[str] | None,
     ) -> None:
+        self.spill_to = spill_to
         self.reader, self.settings, self.embed = reader, settings, embed
         self.gallery_loader, self.gallery_flag, self.ids, self.exclude = gallery_loader, gallery_flag, ids, exclude
         reader.read_labels = self._read_labels
@@ -96,7 +100,7 @@ class Parts:
 
     def clear(self) -> None:
         """Begin a validation: drop what was collected."""
-        self.stores: dict[Part, EmbeddingStore] = defaultdict(EmbeddingStore)
+        self.stores: dict[Part, EmbeddingStore] = defaultdict(partial(EmbeddingStore, self.spill_to))
         self.shards: dict[Part, Shard] = {}
 
     @property
@@ -307,6 +311,8 @@ class RetrievalMonitor(EvaluationMonitor):
             that differ in embedding or label are a warning. Needed if your own sampler repeats samples; the samples
             that Lightning's `DistributedSampler` repeats to give all processes the same number are dropped without ids. With
             two encoders also two entries, one for each side: `("image_id", "caption_id")`.
+        spill_to: A folder on a disk, for validation sets larger than memory: embeddings are written to a file in it, and
+            read from there as they are needed. It has no name, and vanishes after the evaluation.
         name: Part of the keys between the stage and the metric, such as `t2i` for `val/t2i/mAP` and `test/t2i/mAP`. Several
             monitors in one Trainer need different names; one of them may have none.
         prog_bar: Show the first of the metrics in the progress bar.
@@ -346,6 +352,7 @@ class RetrievalMonitor(EvaluationMonitor):
         gallery_flag: str | Callable[[Any, Any], Tensor] | None = None,
         exclude: Entry | Sequence[str] | None = None,
         ids: Entry | tuple[Entry, Entry] | None = None,
+        spill_to: str | PathLike[str] | None = None,
         name: str | None = None,
         prog_bar: bool = True,
         strict: bool | None = None,
@@ -361,7 +368,10 @@ class RetrievalMonitor(EvaluationMonitor):
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
         self.gallery_loader, self.gallery_flag, self.exclude, self.ids = gallery_loader, gallery_flag, exclude, ids
-        self._parts = Parts(self._reader, self._settings, self.embed, gallery_loader, gallery_flag, ids, exclude)
+        self._parts = Parts(
+            self._reader, self._settings, self.embed, gallery_loader, gallery_flag, ids, exclude, spill_to
+        )
+        EmbeddingStore(spill_to)  # a folder that is none is told at once
         self.name, self.prog_bar = name, prog_bar
         self.reports: dict[str, RetrievalReport] = {}
 

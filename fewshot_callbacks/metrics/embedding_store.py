@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import tempfile
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes, cpu_group, gather_objects, process_count
@@ -163,6 +167,13 @@ class EmbeddingStore:
     keep a larger tensor in memory. From a CUDA device, embeddings are copied through pinned memory without stalling the
     device, and the copy is read one batch later.
 
+    Args:
+        spill_to: A folder: embeddings are written to a file in it, and read from there as they are needed. The file has no
+            name, so that it vanishes with the store, and with the process however that ends.
+
+    Raises:
+        ValueError: There is no such folder, or its disk is full.
+
     Examples:
         >>> import torch
         >>> store = EmbeddingStore()
@@ -175,11 +186,13 @@ class EmbeddingStore:
         (torch.Size([4, 8]), [0, 1, 1, 0])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spill_to: str | os.PathLike[str] | None = None) -> None:
+        self._folder = spill_to
         self.clear()
 
     def clear(self) -> None:
         """Drop all stored items."""
+        self._spilled = None if self._folder is None else _SpilledRows(self._folder)
         self._batches: list[_Batch] = []
         self._arriving: list[tuple[torch.cuda.Event, _Batch]] = []
         self._items = 0
@@ -244,14 +257,20 @@ class EmbeddingStore:
             arrived.record(torch.cuda.current_stream(embeddings.device))
             self._arriving.append((arrived, batch))
         else:
-            self._batches.append(batch)
+            self._keep(batch)
+
+    def _keep(self, batch: _Batch) -> None:
+        if self._spilled is not None:
+            self._spilled.append(batch.embeddings)
+            batch = replace(batch, embeddings=batch.embeddings[:0].clone())
+        self._batches.append(batch)
 
     def _settle(self, keep: int = 0) -> None:
         """Move what has arrived from pinned into ordinary memory, but for the newest `keep` batches."""
         while len(self._arriving) > keep:
             arrived, batch = self._arriving.pop(0)
             arrived.synchronize()
-            self._batches.append(replace(batch, embeddings=batch.embeddings.clone(), labels=batch.labels.clone()))
+            self._keep(replace(batch, embeddings=batch.embeddings.clone(), labels=batch.labels.clone()))
 
     @default_mode()
     def shard(self, dataset_size: int | None = None) -> Shard:
@@ -268,6 +287,8 @@ class EmbeddingStore:
         """
         self._settle()
         embeddings = torch.cat([batch.embeddings for batch in self._batches] or [torch.empty(0, 0)])
+        if self._spilled is not None and self._items:
+            embeddings = self._spilled.rows()
         nothing = torch.empty(0, dtype=torch.int64)
         labels = torch.cat([batch.labels for batch in self._batches] or [nothing])
         positions = torch.cat([batch.positions for batch in self._batches] or [nothing])
@@ -292,7 +313,8 @@ class EmbeddingStore:
             everyone, note = [(part, None, 0) for part in processes.gather(places[stays])], note_on_ids(*all_items)
         left = torch.cat([part for part, *_ in everyone]).sort().values
         if not bool(stays.all()):
-            embeddings, labels, places = embeddings[stays], labels[stays], places[stays]
+            labels, places = labels[stays], places[stays]
+            embeddings = embeddings[stays] if self._spilled is None else self._spilled.some(embeddings, stays)
             groups = None if groups is None else groups[stays]
         index = torch.searchsorted(left, places)
         return Shard(embeddings, labels, index, items - len(left), self._words, places, note, groups)
@@ -316,6 +338,48 @@ class EmbeddingStore:
         order = torch.cat([shard.places for shard in shards]).argsort()
         filled = [shard.embeddings for shard in shards if len(shard.embeddings)] or [shards[0].embeddings]
         return torch.cat(filled)[order], torch.cat(labels)[order]
+
+
+class _SpilledRows:
+    """Rows in a file without a name, in the type of the first of them."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder, self._form = folder, (0, 0)
+        self._dtype: torch.dtype | None = None
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it lives as long as the rows
+        except OSError as error:
+            raise ValueError(
+                f"spill_to={os.fspath(folder)!r} cannot be written to: {error.strerror}. Pass a folder on a disk with room "
+                "for the embeddings of a validation."
+            ) from error
+        weakref.finalize(self, self._file.close)
+
+    def append(self, rows: Tensor) -> None:
+        """Write some rows."""
+        self._dtype = self._dtype or rows.dtype
+        self._form = self._form[0] + len(rows), rows.shape[1]
+        try:
+            self._file.write(rows.to(self._dtype).contiguous().view(torch.uint8).numpy().data)
+            self._file.flush()
+        except OSError as error:
+            raise ValueError(
+                f"the embeddings could not be written to spill_to={os.fspath(self._folder)!r}: {error.strerror}. Make room, "
+                "or pass a folder on another disk."
+            ) from error
+
+    def rows(self) -> Tensor:
+        """Map all rows: the operating system keeps of them in memory what there is room for."""
+        assert self._dtype is not None
+        numbers = np.memmap(self._file, np.uint8, "r+", shape=(math.prod(self._form) * self._dtype.itemsize,))
+        return torch.from_numpy(numbers).view(self._dtype).view(self._form)
+
+    def some(self, rows: Tensor, stays: Bool[Tensor, "items"]) -> Tensor:
+        """Return the rows that stay, from a file of their own."""
+        kept = _SpilledRows(self._folder)
+        for part, staying in zip(rows.split(4096), stays.split(4096), strict=True):
+            kept.append(part[staying])
+        return kept.rows()
 
 
 def _of_each(batches: Sequence[Tensor | None]) -> Tensor | None:

@@ -71,6 +71,15 @@ def test_what_is_logged_is_what_the_function_says(settings: dict[str, Any], batc
     assert monitor.report.metrics() == close({key: expected[key] for key in expected if key != "queries_without_match"})
 
 
+def test_what_is_spilled_to_a_disk_is_logged_alike(tmp_path: Any) -> None:
+    net = Net()
+    kept, spilled = (validated(retrieval(spill_to=folder), net, loader(QUERIES, 7)) for folder in (None, tmp_path))
+    assert kept == spilled
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(ValueError, match="spill_to='nowhere' cannot be written to"):
+        RetrievalMonitor(spill_to="nowhere")
+
+
 def test_recall_at_a_precision_may_choose_a_threshold_below_zero_unless_bounds_are_given() -> None:
     """Cosines of embeddings that point apart are negative; the source's bounds are (0, 1)."""
 

@@ -211,3 +211,25 @@ class TestSeveralProcesses:
             embeddings, labels = answers["embedding_store"]["nothing"]
             assert embeddings.shape == (0, 0)
             assert labels.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_spilled_is_what_came_in(tmp_path, dtype):
+    batches = [torch.randn(size, 6, generator=torch.Generator().manual_seed(size)).to(dtype) for size in (5, 0, 7)]
+    kept, spilled = EmbeddingStore(), EmbeddingStore(spill_to=tmp_path)
+    for store in (kept, spilled):
+        for batch in batches:
+            store.append(batch, torch.arange(len(batch)), ids=torch.arange(len(batch)))
+    one, other = kept.shard(), spilled.shard()
+    assert torch.equal(one.embeddings, other.embeddings)
+    assert one.dropped == other.dropped == 5
+    assert other.embeddings.dtype == dtype
+    assert not [*tmp_path.iterdir()]  # it has no name
+    assert torch.equal(kept.shard(dataset_size=9).embeddings, spilled.shard(dataset_size=9).embeddings)
+
+
+def test_a_folder_that_is_none_is_refused_at_once(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"spill_to='.*none' cannot be written to: No such file.* Pass a folder on a disk"
+    ):
+        EmbeddingStore(spill_to=tmp_path / "none")
