@@ -72,7 +72,7 @@ def unknown(word: str, options: Iterable[str]) -> str:
 def instead(name: str) -> str:
     """Say what is written in place of a setting of an earlier version; nothing where it never was one."""
     new = ast.literal_eval(source_of(EVALUATION)["GONE"]).get(name)
-    return f"{name} is gone. Write {new}; a command has --metrics recall@1 and --label_groups 10." if new else ""
+    return f"{name} is no setting. Write {new}; a command has --metrics recall@1 and --label_groups 10." if new else ""
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

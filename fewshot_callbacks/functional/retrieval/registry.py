@@ -29,16 +29,18 @@ class Metric:
     Attributes:
         pattern: Its key; `{k}` is a rank, `{p}` a share, `{divisor}` what AP@k is divided by.
         source: What its value comes from: the `ranks` of a query, the `prototypes` of the classes, the `groups` of Grouped
-            Recall, or the `pairs` of all queries and candidates. The first two have a value for each query.
-        value: The value, from the ranks of some queries and the rule for ties, from a `GroupedRecall`, or from
-            `PooledDecisions`; the parameters of the key are passed by name. None for prototypes.
+            Recall, the `pairs` of all queries and candidates, or those of each of the `classes`. The first two have a value
+            for each query.
+        value: The value, from the ranks of some queries and the rule for ties, from a `GroupedRecall`, from
+            `PooledDecisions`, or from a `ThresholdConsistency` for each rate; the parameters of the key are passed by name.
+            None for prototypes.
         meaning: One sentence, with the parameters of the key.
         range: The smallest and the largest value; None for a score, in the units of the data.
         better: Which values are better; None where neither are.
     """
 
     pattern: str
-    source: Literal["ranks", "prototypes", "groups", "pairs"]
+    source: Literal["ranks", "prototypes", "groups", "pairs", "classes"]
     value: Callable[..., Any] | None
     meaning: str
     range: tuple[float, float] | None = (0.0, 1.0)
@@ -133,6 +135,21 @@ METRICS = (
         "pairs",
         attrgetter("equal_error_rate"),
         "Rate at which as many relevant pairs are rejected as irrelevant ones accepted.",
+        better="lower",
+    ),
+    Metric(
+        "opis@fmr{p}",
+        "classes",
+        lambda consistency, p: consistency[p].opis,
+        "Variance between classes of what a threshold is worth to them, where a tenth of {p} to {p} of the others match.",
+        range=(0.0, 0.25),
+        better="lower",
+    ),
+    Metric(
+        "opis_gap@fmr{p}",
+        "classes",
+        lambda consistency, p: consistency[p].gap(),
+        "How much less the same thresholds are worth to the worst tenth of the classes than to all.",
         better="lower",
     ),
 )

@@ -165,7 +165,7 @@ def test_settings_that_mean_nothing(settings, message):
     [
         ({"metric": "mAP"}, r"there is no setting 'metric'. Did you mean 'metrics'\?"),
         ({"k": 1}, r"there is no setting 'k'. The settings are .*similarity.*memory_mb"),
-        ({"recall_k": (1,)}, r"RetrievalEvaluation: recall_k is gone. Write metrics=\('recall@1', ...\)"),
+        ({"recall_k": (1,)}, r"RetrievalEvaluation: recall_k is no setting. Write metrics=\('recall@1', ...\)"),
         ({"gallery": made()[0]}, r"there is no setting 'gallery'"),
         ({"gallery_ids": LABELS}, r"there is no setting 'gallery_ids'"),
         ({"confidence": 95}, r"confidence=95 is not between 0 and 1"),
