@@ -352,6 +352,9 @@ def trials() -> Options:
     ):
         options.add_argument(f"--{name}", type=number, default=1.0, help=f"cost of {kind}, for min_dcf; 1 by default")
     options.add_argument("--figures", type=Path, metavar="FOLDER", help="write det.png and scores.png there")
+    options.add_argument(
+        "--report", type=Path, metavar="FILE", help="write an HTML file with figures and the worst mistakes"
+    )
     options.add_argument("--json", action="store_true", help="print the report as JSON")
     return options
 
