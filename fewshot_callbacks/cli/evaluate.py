@@ -230,7 +230,7 @@ def load_arrays(file: Path, needed: Sequence[str] = ("embeddings", "labels")) ->
     Raises:
         ValueError: If it is no such file, or an array is missing; names those that are there.
     """
-    how = "Write one with numpy.savez(path, embeddings=..., labels=...)."
+    how = f"Write one with numpy.savez(path, {', '.join(f'{name}=...' for name in needed)})."
     if not file.exists():
         raise ValueError(f"{file} does not exist. {how}")
     # `np.load` would open a single array as well, and speak of pickles where a file is anything else.
@@ -251,7 +251,7 @@ def load_arrays(file: Path, needed: Sequence[str] = ("embeddings", "labels")) ->
     if missing:
         raise ValueError(
             f"{file} holds {', '.join(map(repr, arrays)) or 'nothing'}, but not {' and '.join(map(repr, missing))}. "
-            "Name the arrays when saving: numpy.savez(path, embeddings=..., labels=...)."
+            f"Name the arrays when saving. {how}"
         )
     single = [name for name in PER_ITEM if name in arrays and arrays[name].ndim == 0]
     if single:

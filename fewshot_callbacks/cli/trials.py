@@ -52,6 +52,8 @@ def run(options: Namespace) -> None:
 def _scores(trials: TrialList, options: Namespace) -> Any:
     """Return the scores of a list, or make them from embeddings."""
     if trials.scores is not None:
+        if options.embeddings is not None:
+            raise ValueError(f"{options.file} has scores. Leave out --embeddings, or pass a list of items.")
         return trials.scores
     how = "numpy.savez(path, embeddings=..., ids=...), with the id of each item as the list has it"
     if options.embeddings is None:

@@ -47,6 +47,8 @@ def test_a_table_of_scores(table, tmp_path, capsys, monkeypatch):
     assert f"{low:.4f} to {high:.4f}" in screen
     assert f"{expected['accuracy']:.4f} ± {expected.accuracy_error:.4f}" in screen
     assert "400 trials of 30 identities" in screen
+    assert main(["trials", str(path), "--embeddings", "e.npz"]) == 1
+    assert "has scores. Leave out --embeddings" in capsys.readouterr().err
 
 
 def test_lists_of_items_with_embeddings(tmp_path, capsys):

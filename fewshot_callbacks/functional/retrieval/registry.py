@@ -229,7 +229,9 @@ def asked_metric(key: object, among: Sequence[Metric] | None = None) -> Asked:
             return Asked(key, metric, parameters)
     rank, rate = re.search(r"[1-9]\d*", of_queries), re.search(r"\d*\.\d+", of_queries)
     example = {"k": rank[0] if rank else "1", "p": rate[0] if rate else "0.95", "divisor": "min"}
-    near = difflib.get_close_matches(of_queries, [metric.pattern.format(**example) for metric in among], n=1)
+    known = [metric.pattern.format(**example) for metric in among]
+    near = difflib.get_close_matches(of_queries, known, n=1)
+    near += [other for other in known if of_queries and other.startswith(of_queries)]
     if near:
         start = MACRO if key != of_queries else ""
         raise ValueError(f"there is no metric {key!r}; did you mean {start + near[0]!r}?")
@@ -242,8 +244,13 @@ def asked_metrics(call: str, keys: Sequence[str], among: Sequence[Metric]) -> li
     """Read keys of metrics, each once.
 
     Raises:
-        ValueError: As `asked_metric` does, or if they are a single word.
+        ValueError: As `asked_metric` does, or if they are a single word, or none.
     """
     if isinstance(keys, str):
         raise ValueError(f"{call}: metrics={keys!r} is one word. Pass several keys: metrics=({keys!r},).")
-    return [asked_metric(key, among) for key in dict.fromkeys(keys)]
+    if not keys:
+        raise ValueError(f"{call}: metrics are empty. Ask for at least one, such as metrics=({among[0].pattern!r},).")
+    try:
+        return [asked_metric(key, among) for key in dict.fromkeys(keys)]
+    except ValueError as error:
+        raise ValueError(f"{call}: {error}") from None

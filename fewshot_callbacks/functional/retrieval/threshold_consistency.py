@@ -107,12 +107,8 @@ class ThresholdConsistency:
             rate: The largest false match rate.
         """
         if not self._known:
-            why = (
-                "two classes with pairs of both kinds"
-                if len(self.thresholds)
-                else "a threshold with such a false match rate"
-            )
-            return (f"Threshold consistency at {rate / 10:g} to {rate:g} is NaN: it needs {why}, and there is none.",)
+            why = "two classes with pairs of both kinds, and a threshold at which so many other pairs match"
+            return (f"Threshold consistency at {rate / 10:g} to {rate:g} is NaN: it needs {why}.",)
         if not self.left_out:
             return ()
         every = self.left_out + len(self.labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -249,7 +250,7 @@ def evaluate_trials(
     """
     normal_quantile(confidence)
     for name, cost in (("miss_cost", miss_cost), ("false_match_cost", false_match_cost)):
-        if not 0 < cost < math.inf:
+        if not (isinstance(cost, int | float) and 0 < cost < math.inf):
             raise ValueError(f"{_CALL}: {name}={cost!r} must be a positive number, such as 1.0.")
     values, kinds = _read(scores, same)
     people = _read_identities(first, second, kinds)
@@ -317,9 +318,14 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
         ValueError: If they are not finite numbers and booleans, as many of each, or of one kind.
     """
     # a list of numbers is one of float64, which PyTorch would round
-    numbers = np.asarray(scores, np.float64) if isinstance(scores, list | tuple) else scores
+    numbers = scores
+    if isinstance(scores, list | tuple):
+        with contextlib.suppress(TypeError, ValueError):  # what holds no numbers is refused below
+            numbers = np.asarray(scores, np.float64)
     read = as_tensor(numbers, "scores", _CALL), as_tensor(same, "same", _CALL)
     for name, value in zip(("scores", "same"), read, strict=True):
+        if value.is_complex():
+            raise ValueError(f"{_CALL}: {name} hold complex numbers, which have no order. Pass real ones.")
         if value.ndim != 1 or not len(value):
             raise ValueError(
                 f"{_CALL} needs {name} of shape (trials,); got {tuple(value.shape)}. Pass one for each trial."
