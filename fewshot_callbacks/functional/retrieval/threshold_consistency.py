@@ -145,7 +145,7 @@ def threshold_consistency(
         return nothing
     (low, high), of = _likely(done, rate), np.searchsorted(classes, labels)
     for _ in range(PASSES):
-        step, every = 2.0 ** math.floor(math.log2((high - low) / (2 * FEWEST))), 1
+        step, every = 2.0 ** math.floor(math.log2((high - low) / (1.5 * FEWEST))), 1
         numbers = np.arange(math.floor(low / step), math.ceil(high / step) + 1)
         relevant, negatives = _counts(done, of, len(classes), step * numbers)
         pooled = false_match_rate(negatives[:, 1:].sum(axis=0), int(negatives[:, 0].sum()))

@@ -26,6 +26,8 @@ _CALL = "evaluate_trials"
 # False matches from which on an interval of a value that rests on them is given: with 5, intervals of 95 % held 91 to 96 %
 # of the truths, with 2 of them 77 to 88 % (`benchmarks/trials.py --coverage`).
 FEWEST_MISTAKES = 10
+# Of a score; where the differences of two scores overflow there are no bins.
+LARGEST = 1e300
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,11 +335,11 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
     values, kinds = (each.cpu() for each in read)
     if len(values) != len(kinds):
         raise ValueError(f"{_CALL}: {len(values)} scores, but {len(kinds)} same. Pass one of each for every trial.")
-    bad = (~values.isfinite()).nonzero()
+    bad = (~(values.double().abs() <= LARGEST)).nonzero()
     if len(bad):
         raise ValueError(
-            f"{_CALL}: {len(bad)} of {len(values)} scores are NaN or infinite, the first at index {int(bad[0])}. Find what "
-            "made them, or drop these trials from all arguments."
+            f"{_CALL}: {len(bad)} of {len(values)} scores are NaN, infinite or beyond {LARGEST:g}, the first at index "
+            f"{int(bad[0])}. Find what made them, or drop these trials from all arguments."
         )
     other = ((kinds != 0) & (kinds != 1)).nonzero()
     if len(other):

@@ -212,7 +212,10 @@ GOOD = {"scores": [0.9, 0.8, 0.2, 0.1], "same": [1, 0, 1, 0]}
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"scores": [0.1, math.nan, math.inf, 0.3]}, "2 of 4 scores are NaN or infinite, the first at index 1. Find"),
+        (
+            {"scores": [0.1, math.nan, math.inf, 2e300]},
+            "3 of 4 scores are NaN, infinite or beyond 1e+300, the first at index 1.",
+        ),
         ({"scores": [0.1, 0.2, "high", 0.3]}, "scores"),
         ({"scores": np.full(4, 1j)}, "scores hold complex numbers, which have no order. Pass real ones"),
         ({"same": [1, 0, 2, 0]}, "same holds 2 at index 2. Pass True"),
