@@ -300,7 +300,7 @@ def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
     for name, value in report.metrics().items():
         interval = report.intervals.get(name)
         span = "" if interval is None or math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
-        table.add_row(name, f"{value:.4f}", span, _meaning(name, report))
+        table.add_row(name, f"{value:.4f}", span, as_text(_meaning(name, report)))
     table.add_row("J", "n/a" if j is None else f"{j:.4f}", "", "scatter between classes over scatter within them")
     return table
 
@@ -371,7 +371,11 @@ def _meaning(name: str, report: RetrievalReport) -> str:
     """Write the meaning of a metric, and where it was measured."""
     asked, where = asked_metric(name), ""
     points: dict[float, Any] = {**report.at_precision, **report.at_false_match_rate}
-    if "p" in asked.parameters:
+    if asked.metric.source == "classes":
+        wanting = report.consistency[asked.parameters["p"]].wanting(3).items()
+        named = ", ".join(f"{label} {threshold:.4f} (+{gain:.3f})" for label, (threshold, gain) in wanting)
+        where = f" Classes that want another threshold: {named}." if named else ""
+    elif "p" in asked.parameters:
         where = f" Threshold {points[asked.parameters['p']].threshold:.4f}."
     elif asked.metric.source == "groups" and report.grouped is not None:
         where = f" {report.grouped.groups} groups of {report.grouped.group_size or 'several'} classes."
