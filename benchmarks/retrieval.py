@@ -180,8 +180,8 @@ def product(dtype: torch.dtype, tf32: bool = False) -> Callable[[Data, Setting],
     return prepare
 
 
-def ours(two_sets: bool = False, **engine: Any) -> Callable[[Data, Setting], Ready]:
-    """`evaluate_retrieval` with all its default metrics, and with these `engine_options`."""
+def ours(two_sets: bool = False, more: Sequence[str] = (), **engine: Any) -> Callable[[Data, Setting], Ready]:
+    """`evaluate_retrieval` with all its default metrics and some more, and with these `engine_options`."""
 
     def prepare(data: Data, setting: Setting) -> Ready:
         from fewshot_callbacks import evaluate_retrieval  # noqa: PLC0415
@@ -191,6 +191,8 @@ def ours(two_sets: bool = False, **engine: Any) -> Callable[[Data, Setting], Rea
         if engine.get("precision") == "bytes" and not largest_code():
             raise UnavailableError("torch has no exact products of bytes here")
         options: dict[str, Any] = {}
+        if more:
+            options["metrics"] = (*inspect.signature(evaluate_retrieval).parameters["metrics"].default, *more)
         if setting.budget_mb is not None:
             options["memory_mb"] = setting.budget_mb
         if setting.device != "cpu":
@@ -362,6 +364,7 @@ ROWS = {
         Row("ours-float16", "the same, products in float16, on a GPU", ours(precision="float16"), cuda=True, cpu=False),
         Row("ours-float32", "the same, products in float32", ours(precision="float32"), cuda=True),
         Row("ours-float64", "the same, products in float64", ours(precision="float64"), cuda=True),
+        Row("ours-opis", "the same, and threshold consistency", ours(more=("opis@fmr0.1", "opis_gap@fmr0.1"))),
         Row("ours-two-sets", "the same, queries and gallery given apart", ours(two_sets=True), cuda=True),
         Row("ours-plain", "the same, counting by PyTorch operations, as on a GPU", ours(plain=True)),
         Row("grouped", "grouped_recall alone, groups of 10 classes", grouped),

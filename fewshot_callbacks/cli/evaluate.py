@@ -276,7 +276,7 @@ def load_arrays(file: Path, needed: Sequence[str] = ("embeddings", "labels")) ->
     Raises:
         ValueError: If it is no such file, or an array is missing; names those that are there.
     """
-    how = "Write one with numpy.savez(path, embeddings=..., labels=...)."
+    how = f"Write one with numpy.savez(path, {', '.join(f'{name}=...' for name in needed)})."
     if not file.exists():
         raise ValueError(f"{file} does not exist. {how}")
     # `np.load` would open a single array as well, and speak of pickles where a file is anything else.
@@ -297,7 +297,7 @@ def load_arrays(file: Path, needed: Sequence[str] = ("embeddings", "labels")) ->
     if missing:
         raise ValueError(
             f"{file} holds {', '.join(map(repr, arrays)) or 'nothing'}, but not {' and '.join(map(repr, missing))}. "
-            "Name the arrays when saving: numpy.savez(path, embeddings=..., labels=...)."
+            f"Name the arrays when saving. {how}"
         )
     single = [name for name in PER_ITEM if name in arrays and arrays[name].ndim == 0]
     if single:
@@ -346,7 +346,7 @@ def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
     for name, value in report.metrics().items():
         interval = report.intervals.get(name)
         span = "" if interval is None or math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
-        table.add_row(name, f"{value:.4f}", span, _meaning(name, report))
+        table.add_row(name, f"{value:.4f}", span, as_text(_meaning(name, report)))
     table.add_row("J", "n/a" if j is None else f"{j:.4f}", "", "scatter between classes over scatter within them")
     return table
 
@@ -417,7 +417,11 @@ def _meaning(name: str, report: RetrievalReport) -> str:
     """Write the meaning of a metric, and where it was measured."""
     asked, where = asked_metric(name), ""
     points: dict[float, Any] = {**report.at_precision, **report.at_false_match_rate}
-    if "p" in asked.parameters:
+    if asked.metric.source == "classes":
+        wanting = report.consistency[asked.parameters["p"]].wanting(3).items()
+        named = ", ".join(f"{label} {threshold:.4f} (+{gain:.3f})" for label, (threshold, gain) in wanting)
+        where = f" Classes that want another threshold: {named}." if named else ""
+    elif "p" in asked.parameters:
         where = f" Threshold {points[asked.parameters['p']].threshold:.4f}."
     elif asked.metric.source == "groups" and report.grouped is not None:
         where = f" {report.grouped.groups} groups of {report.grouped.group_size or 'several'} classes."

@@ -72,7 +72,7 @@ def unknown(word: str, options: Iterable[str]) -> str:
 def instead(name: str) -> str:
     """Say what is written in place of a setting of an earlier version; nothing where it never was one."""
     new = ast.literal_eval(source_of(EVALUATION)["GONE"]).get(name)
-    return f"{name} is gone. Write {new}; a command has --metrics recall@1 and --label_groups 10." if new else ""
+    return f"{name} is no setting. Write {new}; a command has --metrics recall@1 and --label_groups 10." if new else ""
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -357,6 +357,9 @@ def trials() -> Options:
     ):
         options.add_argument(f"--{name}", type=number, default=1.0, help=f"cost of {kind}, for min_dcf; 1 by default")
     options.add_argument("--figures", type=Path, metavar="FOLDER", help="write det.png and scores.png there")
+    options.add_argument(
+        "--report", type=Path, metavar="FILE", help="write an HTML file with figures and the worst mistakes"
+    )
     options.add_argument("--json", action="store_true", help="print the report as JSON")
     return options
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from argparse import Namespace
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -25,10 +25,11 @@ from fewshot_callbacks.functional.verification import (
 
 
 def run(options: Namespace) -> None:
-    """Evaluate, print, and draw if that is wanted."""
+    """Evaluate, print, and write figures and a report if they are wanted."""
     trials = read_trials(options.file)
+    scores = _scores(trials, options)
     report = evaluate_trials(
-        _scores(trials, options),
+        scores,
         trials.same,
         first=trials.first,
         second=trials.second,
@@ -37,8 +38,8 @@ def run(options: Namespace) -> None:
         miss_cost=options.miss_cost,
         false_match_cost=options.false_match_cost,
     )
-    if options.figures is not None:
-        draw(report, options.figures)
+    if options.figures is not None or options.report is not None:
+        show(report, trials, scores, options)
     if options.json:
         print(json.dumps(report.to_dict(), indent=2))
         return
@@ -48,9 +49,11 @@ def run(options: Namespace) -> None:
         console.print(note(message))
 
 
-def _scores(trials: TrialList, options: Namespace) -> object:
+def _scores(trials: TrialList, options: Namespace) -> Any:
     """Return the scores of a list, or make them from embeddings."""
     if trials.scores is not None:
+        if options.embeddings is not None:
+            raise ValueError(f"{options.file} has scores. Leave out --embeddings, or pass a list of items.")
         return trials.scores
     how = "numpy.savez(path, embeddings=..., ids=...), with the id of each item as the list has it"
     if options.embeddings is None:
@@ -83,22 +86,16 @@ def report_table(report: TrialReport, title: str) -> Table:
     return table
 
 
-def draw(report: TrialReport, folder: Path) -> None:
-    """Write the detection error trade-off and the scores of both kinds of trials as PNG files."""
-    with needs("report", "fewshot trials --figures"):
-        from fewshot_callbacks.plots import (  # noqa: PLC0415 - for those who want figures
-            Mark,
-            error_tradeoff_curve,
-            save,
-            score_histograms,
-        )
+def show(report: TrialReport, trials: TrialList, scores: Any, options: Namespace) -> None:
+    """Write what --figures and --report ask for: PNG files, and one HTML file."""
+    with needs("report", "fewshot trials --figures and --report"):
+        from fewshot_callbacks.plots import save  # noqa: PLC0415 - for those who want figures
+        from fewshot_callbacks.report import trial_figures, write_trials  # noqa: PLC0415
 
-    counts = report.pair_counts
-    marks = []
-    for name, threshold in report.thresholds.items():
-        recall, _, match = counts.at(threshold)
-        marks.append(Mark(name, threshold, match, 1 - recall))
-    folder.mkdir(parents=True, exist_ok=True)
-    tradeoff = error_tradeoff_curve(counts.false_match_rate, counts.false_non_match_rate, marks)
-    save(tradeoff, folder / "det.png")
-    save(score_histograms(counts, marks), folder / "scores.png")
+    if options.figures is not None:
+        options.figures.mkdir(parents=True, exist_ok=True)
+        for name, figure in trial_figures(report).items():
+            save(figure, options.figures / f"{name}.png")
+    if options.report is not None:
+        people = None if trials.first is None or trials.second is None else (trials.first, trials.second)
+        write_trials(options.report, report, scores, trials.same, trials.items or people, name=options.file.name)

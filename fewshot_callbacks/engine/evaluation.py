@@ -69,18 +69,21 @@ class Evaluation:
     sample: Sample = field(init=False)
 
     def __post_init__(self) -> None:
-        pairs, relevance, processes = self.vectors.pairs, self.relevance, self.vectors.processes
+        relevance = self.relevance
         self.device = torch.device("cpu") if current_options().plain and self.device is None else self.device
         sizes = relevance.relevant.sizes
         self.layout = self.vectors.layout(self.memory, int(sizes.sum()), on_device=self.device is not None)
-        batches = self.layout.batches(sizes)
-        # a process without more queries has empty batches
-        missing = max(processes.gather(len(batches))) - len(batches)
-        self._batches = batches + [slice(len(pairs.queries), len(pairs.queries))] * missing
+        self._batches = self._batched(self.layout, sizes)
         self._mutual = relevance.mutual and len(self._batches) == 1
         self.sample = Sample(np.empty(0), 0.0)
         self._stored: list[Any] | None = None
         self._ascending: Any = None
+
+    def _batched(self, layout: Layout, sizes: Ints) -> list[slice]:
+        """Return as many batches of queries, which need so many counters each, in every process; the last may be empty."""
+        batches = layout.batches(sizes)
+        missing = max(self.vectors.processes.gather(len(batches))) - len(batches)
+        return batches + [slice(len(sizes), len(sizes))] * missing
 
     def parts(self) -> Iterator[Part]:
         """Yield the scores of all relevant pairs of this process, some at a time, ascending; each stands for some pairs."""
@@ -162,6 +165,26 @@ class Evaluation:
         none = np.zeros(len(scores), np.int64)
         counts = sum((each * (len(part) - np.searchsorted(part, scores)) for part, each in self.parts()), none)
         return self.vectors.processes.summed(counts) if self.vectors.processes.count > 1 else counts
+
+    def relevant(self) -> Iterator[tuple[slice, Ints, Floats]]:
+        """Yield, of some queries at a time, where the scores of the relevant items of each begin, and these; collective."""
+        for batch in self._batches:
+            yield batch, *self._thresholds(batch)[:2]
+
+    def reaching(self, scores: Floats) -> Iterator[tuple[slice, Ints]]:
+        """Yield, of some queries at a time, how many negatives of each reach some ascending scores; collective."""
+        sizes = np.full(len(self.relevance.own), len(scores))
+        layout = self.vectors.layout(self.memory, int(sizes.sum()), on_device=self.device is not None)
+        batches = self._batched(layout, sizes)
+        # each in float32, since in bytes most pairs near so many scores would stay open
+        mutual = self.relevance.mutual and len(batches) == 1
+        estimates = Estimates(self.vectors, self.relevance, "float32", layout, mutual, self.device)
+        for batch in batches:
+            start = len(scores) * np.arange(batch.stop - batch.start + 1)
+            counter = RankCounter(estimates, start, np.tile(scores, len(start) - 1), batch.start)
+            estimates.show(counter, queries=batch)
+            ranks = counter.ranks()
+            yield batch, (ranks.above + ranks.tied).reshape(-1, len(scores))
 
     def _knots(self) -> Floats:
         """Return the distinct scores of all relevant pairs of all processes, or as many as there is room for."""

@@ -69,30 +69,32 @@ def positive_whole(
     return int(whole)
 
 
-def chosen(call: str, queries: Any, items: int) -> Int[Tensor, "queries"]:
-    """Return the indices of chosen queries; None chooses all.
+def chosen(call: str, queries: Any, items: int, name: str = "queries") -> Int[Tensor, "queries"]:
+    """Return the indices of chosen queries, which are an argument of this name; None chooses all.
 
     Raises:
         ValueError: If they are not indices, or out of range.
     """
     if queries is None:
         return torch.arange(items)
-    index = as_tensor(queries, "queries", call).cpu()
+    index = as_tensor(queries, name, call).cpu()
+    if not index.numel():
+        raise ValueError(f"{call}: {name} is empty. Pass the index of at least one of the {items} embeddings.")
     if index.ndim == 1 and index.dtype == torch.bool and len(index) == items:
         index = index.nonzero().flatten()
     if index.ndim != 1 or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise ValueError(
-            f"{call}: queries must be indices of embeddings, (queries,) integers, or a mask of all {items}; got shape "
+            f"{call}: {name} must be indices of embeddings, one-dimensional integers, or a mask of all {items}; got shape "
             f"{tuple(index.shape)} of {index.dtype}. Pass a list of indices, such as [0, 5]."
         )
     index = index.long()
     wrong = index[(index < 0) | (index >= items)]
     if len(wrong):
         raise ValueError(
-            f"{call}: queries holds {int(wrong[0])}, but embeddings has {items} items. Pass indices from 0 to {items - 1}."
+            f"{call}: {name} holds {int(wrong[0])}, but embeddings has {items} items. Pass indices from 0 to {items - 1}."
         )
     if not len(index):
-        raise ValueError(f"{call}: queries is empty. Pass at least one index, or None for all.")
+        raise ValueError(f"{call}: {name} chooses none of the {items} embeddings. Pass at least one index.")
     return index
 
 

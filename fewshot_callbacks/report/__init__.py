@@ -9,6 +9,7 @@ with needs("report", "fewshot_callbacks.report"):
 from fewshot_callbacks.report.findings import Model, ReportSettings
 from fewshot_callbacks.report.items import Items, image_files, pictures_of_files
 from fewshot_callbacks.report.page import WrittenReport, check_writable, write_report
+from fewshot_callbacks.report.trials import trial_figures, write_trials
 
 __all__ = [
     "Items",
@@ -18,5 +19,7 @@ __all__ = [
     "check_writable",
     "image_files",
     "pictures_of_files",
+    "trial_figures",
     "write_report",
+    "write_trials",
 ]

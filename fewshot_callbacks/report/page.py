@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fewshot_callbacks import __version__
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, asked_metric, compare_reports
+from fewshot_callbacks.functional.retrieval.report import Values
 from fewshot_callbacks.functional.statistics import class_means
 from fewshot_callbacks.report.findings import Findings, Model, ReportSettings, Retrieved, find
 from fewshot_callbacks.report.items import Items, Key, Thumbnails, name_of
@@ -47,13 +48,15 @@ class Figure:
     meaning: str
 
 
-def figures(report: RetrievalReport) -> list[Figure]:
+def figures(report: Values) -> list[Figure]:
     """Write all metrics of a report."""
     written = []
     for name, value in report.metrics().items():
         interval = report.intervals.get(name)
         span = "" if interval is None or math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
-        written.append(Figure(name, "n/a" if math.isnan(value) else f"{value:.4f}", span, asked_metric(name).meaning))
+        written.append(
+            Figure(name, "n/a" if math.isnan(value) else f"{value:.4f}", span, asked_metric(name, report.known).meaning)
+        )
     return written
 
 
@@ -445,14 +448,10 @@ def _render(
     left_out: Sequence[str],
     title: str,
 ) -> bytes:
-    report = model.report
-    # Names are escaped, as they may come from anyone; a word that the template asks for in vain is an error.
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    style, script = ((TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    counts = report.pair_counts
-    text = templates.get_template("report.html.jinja").render(
+    report, counts = model.report, model.report.pair_counts
+    return fill(
+        "report.html.jinja",
+        (TEMPLATES / "report.js").read_text(encoding="utf-8"),
         title=title,
         report=report,
         name=model.name,
@@ -469,14 +468,26 @@ def _render(
         tolerance=f"{counts.tolerance:.1g}",
         sampled_below=f"{counts.sampled_below:.4f}" if math.isfinite(counts.sampled_below) else "",
         has_recall=report.per_query.get("recall@1") is not None,
-        version=__version__,
-        style=style,
-        script=script,
-        # The page allows no other style and script than these, whatever a label or a file name holds.
-        style_digest=_digest(style),
-        script_digest=_digest(script),
         data=_json(data),
     )
+
+
+def fill(template: str, script: str, **words: Any) -> bytes:
+    """Fill a template, with the style of all pages and a script.
+
+    Args:
+        template: Name of its file.
+        script: What the page runs; it may be empty.
+        **words: What the template asks for; a word that it asks for in vain is an error.
+    """
+    # Names are escaped, as they may come from anyone.
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
+    # The page allows no other style and script than these, whatever a label or a file name holds.
+    digests = {"style_digest": _digest(style), "script_digest": _digest(script)}
+    text = templates.get_template(template).render(version=__version__, style=style, script=script, **digests, **words)
     text = _UNPAIRED.sub("\ufffd", text)
     size = len(text.encode())
     return text.replace(SIZE, f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB", 1).encode()

@@ -327,7 +327,7 @@ def test_double_precision_is_kept() -> None:
         ({"label_groups": 1}, "RetrievalMonitor: label_groups=1 must"),
         ({"memory_mb": 0}, "RetrievalMonitor.*memory_mb"),
         ({"name": ""}, r"RetrievalMonitor\(name=''\) names nothing. Leave out name for val/mAP and test/mAP"),
-        ({"prefix": "t2i"}, "prefix is gone. Write name='t2i' for val/t2i/mAP"),
+        ({"prefix": "t2i"}, "prefix is no setting. Write name='t2i' for val/t2i/mAP"),
     ],
 )
 def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], words: str) -> None:

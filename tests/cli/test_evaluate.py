@@ -55,6 +55,15 @@ def test_table_shows_every_metric_and_the_notes(stored, tmp_path, capsys, monkey
     assert "1 of 200 queries have no match" in screen
 
 
+def test_classes_that_want_another_threshold_are_named(stored, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    path, embeddings, labels = stored
+    assert main(["evaluate", str(path), "--metrics", "opis@fmr0.1"]) == 0
+    found = evaluate_retrieval(embeddings, labels, metrics="opis@fmr0.1").consistency[0.1].wanting(1)
+    [(label, (threshold, gain))] = found.items()
+    assert f"Classes that want another threshold: {label} {threshold:.4f} (+{gain:.3f})" in capsys.readouterr().out
+
+
 def test_settings_that_are_off_by_default(stored, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     path, embeddings, labels = stored

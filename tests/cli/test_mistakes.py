@@ -73,7 +73,7 @@ def last_line(capsys):
         ("evaluate a.npz b.npz", "there is an unexpected word 'b.npz'."),
         ("evaluate a.npz --seed many", "--seed: many is not a number."),
         ("evaluate a.npz --label_groups 1.5", "--label_groups: 1.5 is not a whole number, such as 5 or 1e6."),
-        ("evaluate a.npz --recall_k=5", "recall_k is gone. Write metrics=('recall@1', ...); a command has "
+        ("evaluate a.npz --recall_k=5", "recall_k is no setting. Write metrics=('recall@1', ...); a command has "
          "--metrics recall@1 and --label_groups 10."),
         ("plan --queries 1e30 --dim 3", "--queries: 1e30 is too large; whole numbers go up to 2^63 - 1."),
         ("evaluate a.npz --threshold high", "--threshold: high is not a number."),

@@ -30,6 +30,16 @@ def test_a_table_of_scores(table, tmp_path, capsys, monkeypatch):
     assert printed["metrics"] == expected.to_dict()["metrics"]
     assert printed["intervals"]["eer"] == pytest.approx(list(expected.intervals["eer"]))
     assert sorted(file.name for file in (tmp_path / "figures").iterdir()) == ["det.png", "scores.png"]
+    assert main(["trials", str(path), "--report", str(tmp_path / "page.html")]) == 0
+    capsys.readouterr()
+    page, lines = (tmp_path / "page.html").read_text(), path.read_text().splitlines()[1:]
+    assert page.count("data:image/png;base64,") == 2
+    assert f'<td class="number">{expected["eer"]:.4f}</td>' in page
+    for same, lowest in (("0", False), ("1", True)):
+        trials = [(n, *line.split(",")) for n, line in enumerate(lines) if line.split(",")[2 - 1] == same]
+        n, score, _, first, second, _ = sorted(trials, key=lambda row: float(row[1]), reverse=not lowest)[0]
+        cells = f"{float(score):.4f}</td><td><bdi>{first}</bdi></td><td><bdi>{second}</bdi></td>"
+        assert f'{cells}<td class="number">{n}</td>' in page
     assert main(["trials", str(path), "--metrics", "eer,tar@far0.1", "accuracy"]) == 0
     screen = capsys.readouterr().out
     low, high = expected.intervals["eer"]
@@ -37,6 +47,8 @@ def test_a_table_of_scores(table, tmp_path, capsys, monkeypatch):
     assert f"{low:.4f} to {high:.4f}" in screen
     assert f"{expected['accuracy']:.4f} ± {expected.accuracy_error:.4f}" in screen
     assert "400 trials of 30 identities" in screen
+    assert main(["trials", str(path), "--embeddings", "e.npz"]) == 1
+    assert "has scores. Leave out --embeddings" in capsys.readouterr().err
 
 
 def test_lists_of_items_with_embeddings(tmp_path, capsys):

@@ -26,6 +26,7 @@ from fewshot_callbacks.functional.retrieval.settings import (
     described_settings,
     shows_settings,
 )
+from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 
 __all__ = [
     "DEFAULT_METRICS",
@@ -47,6 +48,7 @@ __all__ = [
     "SearchOptions",
     "Share",
     "Similarity",
+    "ThresholdConsistency",
     "Ties",
     "Unmatched",
     "asked_metric",

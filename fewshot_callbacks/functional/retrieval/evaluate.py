@@ -45,6 +45,7 @@ from fewshot_callbacks.functional.retrieval.settings import (
     memory_bytes,
     shows_settings,
 )
+from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency, threshold_consistency
 from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest, decide
 from fewshot_callbacks.functional.statistics import (
     Interval,
@@ -199,9 +200,15 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         if not bool((per_query.relevant > 0).any()):
             raise ValueError(_no_match(asked))
         pooled = decide(done, request)
+        own, classes = asked.own_query_labels.numpy(), asked.query_labels.unique().numpy()
+        consistency = {
+            rate: threshold_consistency(done, own, classes, asked.label_names, rate)
+            for rate in settings.consistency_rates
+        }
         done.release()
         notes = notes_on(vectors, per_query.relevant, per_query.tied)
         notes += note_of_rates("match", request.false_match_rates, pooled.pair_counts.irrelevant, "irrelevant pairs")
+        notes += [note for rate, found in consistency.items() for note in found.notes(rate)]
         memory_note = _memory_note(done, processes, budget)
         if asked.drawn is not None:
             notes.insert(
@@ -211,7 +218,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             )
         of_all = asked.drawn is None
         grouped = _grouped(notes, ranked if of_all else inputs, settings, done if of_all else None, threads)
-        return _summarised(inputs, asked, settings, per_query, pooled, grouped, tuple(notes), memory_note)
+        return _summarised(inputs, asked, settings, per_query, pooled, consistency, grouped, tuple(notes), memory_note)
 
 
 def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInputs:
@@ -239,6 +246,7 @@ def _summarised(
     settings: RetrievalSettings,
     per_query: _PerQuery,
     pooled: PooledDecisions,
+    consistency: dict[float, ThresholdConsistency],
     grouped: GroupedRecall | None,
     notes: tuple[str, ...],
     memory_note: str | None,
@@ -252,9 +260,9 @@ def _summarised(
         if metric.source in ("ranks", "prototypes"):
             of_queries = per_query.values[wanted.of_queries]
             values[key], intervals[key] = mean_over_queries(wanted, of_queries, labels, confidence)
-        elif metric.source == "pairs":
+        elif metric.source in ("pairs", "classes"):
             assert metric.value is not None
-            values[key] = metric.value(pooled, **wanted.parameters)
+            values[key] = metric.value(pooled if metric.source == "pairs" else consistency, **wanted.parameters)
         elif grouped is not None:
             assert metric.value is not None
             values[key] = metric.value(grouped, **wanted.parameters)
@@ -264,6 +272,7 @@ def _summarised(
         decision=pooled.decision,
         at_precision=pooled.at_precision,
         at_false_match_rate=pooled.at_false_match_rate,
+        consistency=consistency,
         auc_pr=pooled.average_precision,
         curve=pooled.curve,
         pair_counts=pooled.pair_counts,

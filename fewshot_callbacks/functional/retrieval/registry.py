@@ -29,16 +29,18 @@ class Metric:
     Attributes:
         pattern: Its key; `{k}` is a rank, `{p}` a share, `{divisor}` what AP@k is divided by.
         source: What its value comes from: the `ranks` of a query, the `prototypes` of the classes, the `groups` of Grouped
-            Recall, or the `pairs` of all queries and candidates. The first two have a value for each query.
-        value: The value, from the ranks of some queries and the rule for ties, from a `GroupedRecall`, or from
-            `PooledDecisions`; the parameters of the key are passed by name. None for prototypes.
+            Recall, the `pairs` of all queries and candidates, or those of each of the `classes`. The first two have a value
+            for each query.
+        value: The value, from the ranks of some queries and the rule for ties, from a `GroupedRecall`, from
+            `PooledDecisions`, or from a `ThresholdConsistency` for each rate; the parameters of the key are passed by name.
+            None for prototypes.
         meaning: One sentence, with the parameters of the key.
         range: The smallest and the largest value; None for a score, in the units of the data.
         better: Which values are better; None where neither are.
     """
 
     pattern: str
-    source: Literal["ranks", "prototypes", "groups", "pairs"]
+    source: Literal["ranks", "prototypes", "groups", "pairs", "classes"]
     value: Callable[..., Any] | None
     meaning: str
     range: tuple[float, float] | None = (0.0, 1.0)
@@ -135,6 +137,21 @@ METRICS = (
         "Rate at which as many relevant pairs are rejected as irrelevant ones accepted.",
         better="lower",
     ),
+    Metric(
+        "opis@fmr{p}",
+        "classes",
+        lambda consistency, p: consistency[p].opis,
+        "Variance between classes of what a threshold is worth to them, where a tenth of {p} to {p} of the others match.",
+        range=(0.0, 0.25),
+        better="lower",
+    ),
+    Metric(
+        "opis_gap@fmr{p}",
+        "classes",
+        lambda consistency, p: consistency[p].gap(),
+        "How much less the same thresholds are worth to the worst tenth of the classes than to all.",
+        better="lower",
+    ),
 )
 
 DEFAULT_METRICS = (
@@ -212,7 +229,9 @@ def asked_metric(key: object, among: Sequence[Metric] | None = None) -> Asked:
             return Asked(key, metric, parameters)
     rank, rate = re.search(r"[1-9]\d*", of_queries), re.search(r"\d*\.\d+", of_queries)
     example = {"k": rank[0] if rank else "1", "p": rate[0] if rate else "0.95", "divisor": "min"}
-    near = difflib.get_close_matches(of_queries, [metric.pattern.format(**example) for metric in among], n=1)
+    known = [metric.pattern.format(**example) for metric in among]
+    near = difflib.get_close_matches(of_queries, known, n=1)
+    near += [other for other in known if of_queries and other.startswith(of_queries)]
     if near:
         start = MACRO if key != of_queries else ""
         raise ValueError(f"there is no metric {key!r}; did you mean {start + near[0]!r}?")
@@ -225,8 +244,13 @@ def asked_metrics(call: str, keys: Sequence[str], among: Sequence[Metric]) -> li
     """Read keys of metrics, each once.
 
     Raises:
-        ValueError: As `asked_metric` does, or if they are a single word.
+        ValueError: As `asked_metric` does, or if they are a single word, or none.
     """
     if isinstance(keys, str):
         raise ValueError(f"{call}: metrics={keys!r} is one word. Pass several keys: metrics=({keys!r},).")
-    return [asked_metric(key, among) for key in dict.fromkeys(keys)]
+    if not keys:
+        raise ValueError(f"{call}: metrics are empty. Ask for at least one, such as metrics=({among[0].pattern!r},).")
+    try:
+        return [asked_metric(key, among) for key in dict.fromkeys(keys)]
+    except ValueError as error:
+        raise ValueError(f"{call}: {error}") from None

@@ -21,6 +21,7 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
 )
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties
 from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, asked_metric
+from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.statistics import Interval, class_means
 
 # Ratio to the median length from which a note names the longest embedding.
@@ -197,6 +198,9 @@ class RetrievalReport(Values):
     at_false_match_rate: dict[float, ErrorRatePoint]
     """false match rate -> the pooled operating point at the smallest score of a relevant pair that, as a threshold,
     does not exceed this rate"""
+    consistency: dict[float, ThresholdConsistency] = field(compare=False, repr=False)
+    """false match rate -> utility of each class at the thresholds of a tenth of it to the rate, and the classes that want
+    another threshold; for the metrics `opis@fmr0.1` and `opis_gap@fmr0.1`"""
     grouped: GroupedRecall | None
     """Grouped Recall@K; None if not requested, or if there are fewer labels than two groups need (a note says so)"""
     intervals: dict[str, Interval]
@@ -279,6 +283,10 @@ class RetrievalReport(Values):
             "thresholds_at_precision": {f"{p:g}": or_none(point.threshold) for p, point in self.at_precision.items()},
             "thresholds_at_false_match_rate": {
                 f"{rate:g}": or_none(point.threshold) for rate, point in self.at_false_match_rate.items()
+            },
+            "classes_wanting_another_threshold": {
+                f"{rate:g}": {str(label): list(wanted) for label, wanted in found.wanting().items()}
+                for rate, found in self.consistency.items()
             },
             "auc_pr_bounds": [self.auc_pr.low, self.auc_pr.high],
             "curve": [[or_none(value) for value in point] for point in self.curve],

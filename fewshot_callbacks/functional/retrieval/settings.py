@@ -61,7 +61,7 @@ class RetrievalOptions(GroupedOptions, total=False):
     device: str
 
 
-# Name of a setting of an earlier version -> what is written in its place.
+# Name of a setting of an earlier version, or one that may be looked for -> what is written in its place.
 GONE = {
     "recall_k": "metrics=('recall@1', ...)",
     "ir_recall_k": "metrics=('ir_recall@10', ...)",
@@ -86,6 +86,7 @@ GONE = {
     "query_places": "share=Share(query_places=...)",
     "gallery_places": "share=Share(gallery_places=...)",
     "processes": "share=Share(processes)",
+    "threshold_consistency": "metrics=('opis@fmr0.1', 'opis_gap@fmr0.1', ...)",
     "prefix": "name='t2i' for val/t2i/mAP and test/t2i/mAP",
 }
 
@@ -161,7 +162,7 @@ class RetrievalSettings:
         known = _names_of(options)
         for name in given:
             if name in GONE:
-                raise UnknownSettingError(f"{target.__name__}: {name} is gone. Write {GONE[name]}.")
+                raise UnknownSettingError(f"{target.__name__}: {name} is no setting. Write {GONE[name]}.")
             if name not in known:
                 near = difflib.get_close_matches(name, [*known, *signature(target).parameters], n=1)
                 fix = f"Did you mean {near[0]!r}?" if near else f"The settings are {', '.join(known)}."
@@ -188,7 +189,7 @@ class RetrievalSettings:
         needing = [
             key
             for key in metrics
-            if (one := asked_metric(key)).is_macro or one.metric.source in ("prototypes", "groups")
+            if (one := asked_metric(key)).is_macro or one.metric.source in ("prototypes", "groups", "classes")
         ]
         needing += [] if self.label_groups in (None, RetrievalSettings.label_groups) else ["label_groups"]
         if needing:
@@ -206,6 +207,12 @@ class RetrievalSettings:
     def keys(self) -> tuple[str, ...]:
         """List the keys of the report, also where nothing could be computed."""
         return tuple(asked.key for asked in self.asked())
+
+    @property
+    def consistency_rates(self) -> tuple[float, ...]:
+        """The false match rates below which classes are compared."""
+        every = [asked.parameters["p"] for asked in self.asked() if asked.metric.source == "classes"]
+        return tuple(dict.fromkeys(every))
 
     def parameters(self, pattern: str) -> tuple[Any, ...]:
         """Return the parameter of each metric of a pattern that is asked for: the ranks of `grouped_recall@{k}`."""

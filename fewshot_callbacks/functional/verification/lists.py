@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -100,12 +101,17 @@ def read_trials(path: str | Path) -> TrialList:
     if not path.is_file():
         raise ValueError(f"{_CALL}: {path} does not exist, or is no file. Pass a list of trials.")
     # spreadsheets write a mark of byte order, which would be a part of the first column's name
-    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{_CALL}: {path} is no text in UTF-8. {_FORMS}") from None
     if not lines:
         raise ValueError(f"{_CALL}: {path} is empty. {_FORMS}")
-    if "," in lines[0]:
-        return _table(path, lines)
-    return _lfw(path, lines) if re.fullmatch(r"\d+\s*\d*\s*", lines[0]) else _voxceleb(path, lines)
+    read = _table if "," in lines[0] else _lfw if re.fullmatch(r"\d+\s*\d*\s*", lines[0]) else _voxceleb
+    trials = read(path, lines)
+    if not trials.same:
+        raise ValueError(f"{_CALL}: {path} holds no trial below its first line. {_FORMS}")
+    return trials
 
 
 def _refuse(path: Path, number: int, line: str) -> NoReturn:
@@ -116,10 +122,16 @@ def _table(path: Path, lines: list[str]) -> TrialList:
     """Read a table of scores."""
     head, *rows = csv.reader(lines)
     names = [name.strip() for name in head]
-    if not {"score", "same"} <= set(names):
+    if not {"score", "same"} <= set(names) or len(set(names)) < len(names):
         raise ValueError(
-            f"{_CALL}: the first line of {path} names {', '.join(names)}. Name the columns score and same."
+            f"{_CALL}: the first line of {path} names {', '.join(names)}. Name each column once, score and same among them."
         )
+
+    def finite(text: str) -> float:
+        if not math.isfinite(number := float(text)):
+            raise ValueError
+        return number
+
     words = {"1": True, "true": True, "0": False, "false": False}
     scores, same, others = [], [], dict[str, list[str]]()
     for number, row in enumerate(rows, start=2):
@@ -127,7 +139,7 @@ def _table(path: Path, lines: list[str]) -> TrialList:
         if not row:
             continue
         try:
-            scores.append(float(cells["score"]))
+            scores.append(finite(cells["score"]))
             same.append(words[cells["same"].lower()])
             for name in {"first", "second", "fold"} & set(names):
                 others.setdefault(name, []).append(cells[name])

@@ -41,7 +41,7 @@ def trial_scores(
         tensor([1., 0.], dtype=torch.float64)
     """
     rows, _ = compared_sets(_CALL, ("embeddings", "others"), embeddings, None, similarity)
-    one, two = (chosen(_CALL, side, len(rows)) for side in (first, second))
+    one, two = (chosen(_CALL, side, len(rows), name) for name, side in (("first", first), ("second", second)))
     if len(one) != len(two):
         raise ValueError(f"{_CALL}: first has {len(one)} items, second {len(two)}. Pass one of each for every trial.")
     with computing() as threads:

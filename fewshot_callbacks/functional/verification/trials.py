@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,8 @@ _CALL = "evaluate_trials"
 # False matches from which on an interval of a value that rests on them is given: with 5, intervals of 95 % held 91 to 96 %
 # of the truths, with 2 of them 77 to 88 % (`benchmarks/trials.py --coverage`).
 FEWEST_MISTAKES = 10
+# Of a score; where the differences of two scores overflow there are no bins.
+LARGEST = 1e300
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +252,7 @@ def evaluate_trials(
     """
     normal_quantile(confidence)
     for name, cost in (("miss_cost", miss_cost), ("false_match_cost", false_match_cost)):
-        if not 0 < cost < math.inf:
+        if not (isinstance(cost, int | float) and 0 < cost < math.inf):
             raise ValueError(f"{_CALL}: {name}={cost!r} must be a positive number, such as 1.0.")
     values, kinds = _read(scores, same)
     people = _read_identities(first, second, kinds)
@@ -317,9 +320,14 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
         ValueError: If they are not finite numbers and booleans, as many of each, or of one kind.
     """
     # a list of numbers is one of float64, which PyTorch would round
-    numbers = np.asarray(scores, np.float64) if isinstance(scores, list | tuple) else scores
+    numbers = scores
+    if isinstance(scores, list | tuple):
+        with contextlib.suppress(TypeError, ValueError):  # what holds no numbers is refused below
+            numbers = np.asarray(scores, np.float64)
     read = as_tensor(numbers, "scores", _CALL), as_tensor(same, "same", _CALL)
     for name, value in zip(("scores", "same"), read, strict=True):
+        if value.is_complex():
+            raise ValueError(f"{_CALL}: {name} hold complex numbers, which have no order. Pass real ones.")
         if value.ndim != 1 or not len(value):
             raise ValueError(
                 f"{_CALL} needs {name} of shape (trials,); got {tuple(value.shape)}. Pass one for each trial."
@@ -327,11 +335,11 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
     values, kinds = (each.cpu() for each in read)
     if len(values) != len(kinds):
         raise ValueError(f"{_CALL}: {len(values)} scores, but {len(kinds)} same. Pass one of each for every trial.")
-    bad = (~values.isfinite()).nonzero()
+    bad = (~(values.double().abs() <= LARGEST)).nonzero()
     if len(bad):
         raise ValueError(
-            f"{_CALL}: {len(bad)} of {len(values)} scores are NaN or infinite, the first at index {int(bad[0])}. Find what "
-            "made them, or drop these trials from all arguments."
+            f"{_CALL}: {len(bad)} of {len(values)} scores are NaN, infinite or beyond {LARGEST:g}, the first at index "
+            f"{int(bad[0])}. Find what made them, or drop these trials from all arguments."
         )
     other = ((kinds != 0) & (kinds != 1)).nonzero()
     if len(other):

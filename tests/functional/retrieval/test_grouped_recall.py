@@ -333,7 +333,7 @@ class TestRefusals:
             ({"seed": None}, r"grouped_recall: seed=None must be a whole number"),
             ({"metrics": ("mAP", "recall@1")}, r"grouped_recall: there is no setting 'metrics'"),
             ({"label_group": 3}, r"there is no setting 'label_group'. Did you mean 'label_groups'\?"),
-            ({"group_size": 3}, r"grouped_recall: group_size is gone. Write label_groups=10"),
+            ({"group_size": 3}, r"grouped_recall: group_size is no setting. Write label_groups=10"),
             ({"confidence": 95}, r"confidence=95 is not between 0 and 1"),
             ({"memory_mb": 0}, r"memory_mb=0 must be positive"),
             ({"labels": torch.arange(7)}, r"grouped_recall: 40 embeddings, but 7 labels"),

@@ -18,7 +18,7 @@ EXAMPLE = {"k": "K", "p": "0.95", "divisor": "min"}
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.pattern)
 def test_each_metric_has_its_row_and_its_sentence(metric):
     page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
-    key = metric.pattern.format(**EXAMPLE | ({"p": "0.001"} if metric.pattern.startswith("fnmr") else {}))
+    key = metric.pattern.format(**EXAMPLE | {"p": {"f": "0.001", "o": "0.1"}.get(metric.pattern[0], "0.95")})
     assert re.search(rf"^\|[^|]*`{re.escape(key)}`", page, re.MULTILINE)
     asked = asked_metric(key.replace("K", "3"))
     assert asked.metric is metric

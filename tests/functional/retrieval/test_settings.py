@@ -115,7 +115,7 @@ def test_neighbours_beyond_any_gallery():
         ({"metrics": "recall@05"}, r"there is no metric 'recall@05'; did you mean 'recall@5'\?"),
         ({"metrics": "map@10"}, r"there is no metric 'map@10'; did you mean 'map@10_min'\?"),
         ({"metrics": "map@10_k"}, r"there is no metric 'map@10_k'; did you mean 'map@10_min'\?"),
-        ({"metrics": "zzz"}, r"there is no metric 'zzz'. There are mAP, map@r, .*eer, and macro_ before"),
+        ({"metrics": "zzz"}, r"there is no metric 'zzz'. There are mAP, map@r, .*eer, .*, and macro_ before"),
         ({"metrics": "macro_f1"}, r"there is no metric 'macro_f1': f1 has no value for each query.*Ask for 'f1'"),
         ({"metrics": 5}, r"metrics hold 5. Each is the key under which it is logged, such as 'recall@1'"),
         ({"metrics": ()}, r"metrics are empty. Ask for at least one"),
@@ -165,7 +165,7 @@ def test_settings_that_mean_nothing(settings, message):
     [
         ({"metric": "mAP"}, r"there is no setting 'metric'. Did you mean 'metrics'\?"),
         ({"k": 1}, r"there is no setting 'k'. The settings are .*similarity.*memory_mb"),
-        ({"recall_k": (1,)}, r"RetrievalEvaluation: recall_k is gone. Write metrics=\('recall@1', ...\)"),
+        ({"recall_k": (1,)}, r"RetrievalEvaluation: recall_k is no setting. Write metrics=\('recall@1', ...\)"),
         ({"gallery": made()[0]}, r"there is no setting 'gallery'"),
         ({"gallery_ids": LABELS}, r"there is no setting 'gallery_ids'"),
         ({"confidence": 95}, r"confidence=95 is not between 0 and 1"),

@@ -66,7 +66,7 @@ def test_the_command_line_has_each_setting_but_the_confidence_of_its_tables():
     [
         ("metric", r"there is no setting 'metric'. Did you mean 'metrics'\?"),
         ("zzz", r"there is no setting 'zzz'. The settings are similarity, metrics, .*memory_mb.*\."),
-        *((name, re.escape(f"{name} is gone. Write {instead}.")) for name, instead in GONE.items()),
+        *((name, re.escape(f"{name} is no setting. Write {instead}.")) for name, instead in GONE.items()),
     ],
 )
 def test_an_unknown_setting_is_named_with_the_one_that_is_meant(call, kind, name, words):

@@ -66,7 +66,10 @@ def test_scores_are_those_of_the_search(similarity):
             "2\t2\nAnn\t1\t4\n",
             "has 1 pairs, and its first line says 2 folds of 2 pairs of each kind. Take the whole file",
         ),
-        ("score,label\n0.1,1\n", "names score, label. Name the columns score and same"),
+        ("score,label\n0.1,1\n", "names score, label. Name each column once, score and same"),
+        ("score,same,score\n0.1,1,2\n", "names score, same, score. Name each column once"),
+        ("score,same\n", "holds no trial below its first line"),
+        ("score,same\n0.1,1\nnan,0\n", "line 3 of .* is 'nan,0', which is no trial"),
         ("score,same\n0.1,1\n0.2,maybe\n", "line 3 of .* is '0.2,maybe', which is no trial"),
         ("score,same\n0.1,1\nhigh,0\n", "line 3 of"),
     ],
@@ -88,9 +91,12 @@ def test_bad_items(tmp_path):
         read(tmp_path, LFW).rows(["a/Ann_0004.jpg", "b/Ann_0004.jpg", "Ann_0001", "Bob_0001", "Bob_0002", "Eve_0001"])
     with pytest.raises(ValueError, match=r"this list has scores, and no items"):
         read(tmp_path, "score,same\n0.1,1\n").rows(["a"])
-    with pytest.raises(
-        ValueError, match=r"trial_scores: queries holds 3, but embeddings has 3 items|trial_scores: .*3"
-    ):
+    with pytest.raises(ValueError, match=r"trial_scores: second holds 3, but embeddings has 3 items"):
         trial_scores(np.eye(3), [0], [3])
+    with pytest.raises(ValueError, match=r"first is empty. Pass the index of at least one of the 3 embeddings"):
+        trial_scores(np.eye(3), [], [])
+    (tmp_path / "trials.txt").write_bytes(bytes(range(256)))
+    with pytest.raises(ValueError, match=r"read_trials: .*trials.txt is no text in UTF-8"):
+        read_trials(tmp_path / "trials.txt")
     with pytest.raises(ValueError, match=r"first has 1 items, second 2. Pass one of each"):
         trial_scores(np.eye(3), [0], [1, 2])

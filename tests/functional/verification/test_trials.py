@@ -212,7 +212,12 @@ GOOD = {"scores": [0.9, 0.8, 0.2, 0.1], "same": [1, 0, 1, 0]}
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"scores": [0.1, math.nan, math.inf, 0.3]}, "2 of 4 scores are NaN or infinite, the first at index 1. Find"),
+        (
+            {"scores": [0.1, math.nan, math.inf, 2e300]},
+            "3 of 4 scores are NaN, infinite or beyond 1e+300, the first at index 1.",
+        ),
+        ({"scores": [0.1, 0.2, "high", 0.3]}, "scores"),
+        ({"scores": np.full(4, 1j)}, "scores hold complex numbers, which have no order. Pass real ones"),
         ({"same": [1, 0, 2, 0]}, "same holds 2 at index 2. Pass True"),
         ({"same": [True] * 4}, "all 4 trials are of one identity, and every rate needs trials of both kinds. Add"),
         ({"same": [False] * 4}, "all 4 trials are of two identities"),
@@ -233,6 +238,8 @@ GOOD = {"scores": [0.9, 0.8, 0.2, 0.1], "same": [1, 0, 1, 0]}
         ({"metrics": ("tar@fmr0.1",)}, "there is no metric 'tar@fmr0.1'; did you mean 'tar@far0.1'?"),
         ({"metrics": ("mAP",)}, "there is no metric 'mAP'. There are eer, min_dcf@{p}, tar@far{p}, accuracy, cllr."),
         ({"metrics": ("min_dcf@1",)}, "min_dcf@1 has no trial of two identities to accept wrongly. Pass"),
+        ({"metrics": ()}, "metrics are empty. Ask for at least one, such as metrics=('eer',)"),
+        ({"miss_cost": "1"}, "miss_cost='1' must be a positive number"),
         ({"miss_cost": 0}, "miss_cost=0 must be a positive number"),
         ({"confidence": 95}, "confidence=95 is not between 0 and 1"),
     ],
