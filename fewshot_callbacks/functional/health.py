@@ -50,8 +50,8 @@ SAMPLE = 2048
 WIDEST = 256
 # Where vectors differ by less than this share of their length, only float32's rounding is left of them.
 ROUNDING = 1e-6
-# An embedding that uses less than this share of its dimensions is called collapsed: see `EmbeddingHealth.collapse`.
-FEWEST_DIRECTIONS = 0.02
+# An effective rank that only a line has, and from which number of dimensions and items on it says so.
+FEWEST_DIRECTIONS, FEWEST_TO_JUDGE = 2.0, 10
 
 
 @dataclass(frozen=True)
@@ -202,24 +202,12 @@ class EmbeddingHealth:
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers by the names under which a monitor logs them."""
-        names = ["rankme", "effective_rank", "spectral_decay", "uniformity"]
-        names += ["nc1", "cdnv", "alignment"] if self.classes is not None else []
-        names += ["hubness", "antihubs", "intrinsic_dimension"] if self.k is not None else []
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names_of(labels=self.classes is not None, k=self.k)}
 
     @property
     def collapse(self) -> str | None:
-        """Say how the embedding has collapsed, with the number that shows it; None if it has not.
-
-        Either all items are equal but for float32's rounding; or RankMe is below 2 % of what it can reach (and below 2),
-        while the classes of a healthy set need a direction each.
-        """
-        if self.items > 1 and self.spread < ROUNDING:
-            return (
-                f"The embedding has collapsed to a point: its {self.items:,} items differ by {self.spread:.1e} of their "
-                "length, which is rounding."
-            )
-        return None
+        """Say that the embedding has collapsed, with the number that shows it; None if it has not (see `collapse_of`)."""
+        return collapse_of(self.items, self.dim, self.classes, self.effective_rank, self.spread)
 
     def __str__(self) -> str:
         """Return a table with a number a line, and the notes."""
@@ -229,6 +217,30 @@ class EmbeddingHealth:
         if self.hubs:
             lines.append("largest hubs         " + ", ".join(f"{item} ({number:g})" for item, number in self.hubs))
         return "\n".join([*lines, *filter(None, [self.collapse]), *self.notes])
+
+
+def names_of(*, labels: bool, k: int | None) -> list[str]:
+    """List the numbers that there are with or without labels, with or without neighbours."""
+    names = ["rankme", "effective_rank", "spectral_decay", "uniformity"]
+    names += ["nc1", "cdnv", "alignment"] if labels else []
+    return names + (["hubness", "antihubs", "intrinsic_dimension"] if k is not None else [])
+
+
+def collapse_of(items: int, dim: int, classes: int | None, effective_rank: float, spread: float) -> str | None:
+    """Say that an embedding has collapsed, to a point or to a line; None if it has not.
+
+    A point: what items differ by is the rounding of float32. A line: of ten dimensions and more, with as many items, fewer
+    than two are in use. That is sound for two classes, and for three where they lie in a row: these are not judged.
+    """
+    if items > 1 and spread < ROUNDING:
+        return (
+            f"The embedding has collapsed to a point: {items:,} items differ by {spread:.1e} of their length, which is "
+            "rounding."
+        )
+    may_be_line = classes is not None and classes <= 3
+    if effective_rank < FEWEST_DIRECTIONS and min(items - 1, dim) >= FEWEST_TO_JUDGE and not may_be_line:
+        return f"The embedding has collapsed to a line: {items:,} items use {effective_rank:.2f} of {dim} dimensions."
+    return None
 
 
 @default_mode()
@@ -446,7 +458,9 @@ def _of_neighbours(rows: Float[Tensor, "items dim"], share: Share, k: int, found
     total = math.fsum(ratios)
     found["intrinsic_dimension"] = (len(ratios) - 1) / total if len(ratios) > 1 and total > 0 else math.nan
     if math.isnan(found["intrinsic_dimension"]):
-        notes.append("intrinsic_dimension is NaN: no item has two nearest neighbours at different distances other than 0.")
+        notes.append(
+            "intrinsic_dimension is NaN: no item has two nearest neighbours at different distances other than 0."
+        )
     if unknown := sum(cut for *_, cut in everyone):
         notes.append(
             f"hubness is NaN: more than {k + WIDEST} others are as near to {unknown:,} items as neighbour {k} is, so that "
