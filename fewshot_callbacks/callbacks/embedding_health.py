@@ -99,7 +99,7 @@ class EmbeddingHealthMonitor(EvaluationMonitor):
             refuse_non_finite(non_finite_rows(rows), len(rows), "embeddings", self._policy.owner)
             moments = Moments.of(rows)
             values = moments.rankme(), moments.effective_rank()
-            collapse = collapse_of(len(rows), rows.shape[1], classes, values[1], moments.spread)
+            collapse = collapse_of(len(rows), rows.shape[1], classes, *values, moments.spread)
         for key, value in zip(TRAINING_KEYS, values, strict=True):
             pl_module.log(key, value, on_step=True, on_epoch=False, batch_size=1)
         self._tell(collapse, "a training batch")

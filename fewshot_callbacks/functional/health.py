@@ -41,7 +41,7 @@ _CALL = "embedding_health"
 # ones of a long spectrum are noise.
 DECAY = (3, 100)
 # Fewer points do not show a slope.
-FEWEST_EIGENVALUES = 5
+FEWEST_EIGENVALUES = 3
 # Rows that are turned into float64 at a time.
 TILE = 4096
 # Items whose pairs give the uniformity of a larger set: 2 million pairs, in 32 MB.
@@ -50,8 +50,9 @@ SAMPLE = 2048
 WIDEST = 256
 # Where vectors differ by less than this share of their length, only float32's rounding is left of them.
 ROUNDING = 1e-6
-# An effective rank that only a line has, and from which number of dimensions and items on it says so.
-FEWEST_DIRECTIONS, FEWEST_TO_JUDGE = 2.0, 10
+# Ranks below this are a collapse: in docs/evidence/health.md all networks that collapsed had fewer in the end, and no
+# other had. It takes ten times as many dimensions and items to tell.
+FEWEST_DIRECTIONS, FEWEST_TO_JUDGE = 5, 50
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ class EmbeddingHealth:
     @property
     def collapse(self) -> str | None:
         """Say that the embedding has collapsed, with the number that shows it; None if it has not (see `collapse_of`)."""
-        return collapse_of(self.items, self.dim, self.classes, self.effective_rank, self.spread)
+        return collapse_of(self.items, self.dim, self.classes, self.rankme, self.effective_rank, self.spread)
 
     def __str__(self) -> str:
         """Return a table with a number a line, and the notes."""
@@ -226,20 +227,26 @@ def names_of(*, labels: bool, k: int | None) -> list[str]:
     return names + (["hubness", "antihubs", "intrinsic_dimension"] if k is not None else [])
 
 
-def collapse_of(items: int, dim: int, classes: int | None, effective_rank: float, spread: float) -> str | None:
-    """Say that an embedding has collapsed, to a point or to a line; None if it has not.
+def collapse_of(
+    items: int, dim: int, classes: int | None, rankme: float, effective_rank: float, spread: float
+) -> str | None:
+    """Say that an embedding has collapsed, to a point or to few directions; None if it has not.
 
-    A point: what items differ by is the rounding of float32. A line: of ten dimensions and more, with as many items, fewer
-    than two are in use. That is sound for two classes, and for three where they lie in a row: these are not judged.
+    A point: what items differ by is the rounding of float32. Few directions: of many that there are, both RankMe, which a
+    mean far from the origin lowers, and the effective rank, which outliers lower, show fewer than 5. That is sound for
+    few classes, which may lie in a direction each: up to 10 are not judged.
     """
     if items > 1 and spread < ROUNDING:
         return (
             f"The embedding has collapsed to a point: {items:,} items differ by {spread:.1e} of their length, which is "
             "rounding."
         )
-    may_be_line = classes is not None and classes <= 3
-    if effective_rank < FEWEST_DIRECTIONS and min(items - 1, dim) >= FEWEST_TO_JUDGE and not may_be_line:
-        return f"The embedding has collapsed to a line: {items:,} items use {effective_rank:.2f} of {dim} dimensions."
+    is_judged = min(items, dim) >= FEWEST_TO_JUDGE and (classes is None or classes > 2 * FEWEST_DIRECTIONS)
+    if is_judged and max(rankme, effective_rank) < FEWEST_DIRECTIONS:
+        return (
+            f"The embedding has collapsed to few directions: RankMe is {rankme:.2f} of {min(items, dim)}, the effective "
+            f"rank {effective_rank:.2f}."
+        )
     return None
 
 
