@@ -23,12 +23,12 @@ TRAINING_KEYS = ("train/rankme", "train/effective_rank")
 
 
 class EmbeddingHealthMonitor(EvaluationMonitor):
-    """Logs whether an embedding collapses, how many directions it uses and whether it has hubs; labels are optional.
+    """Logs whether an embedding collapses and how many directions it uses, and of classes and hubs; labels are optional.
 
     At the end of a validation or test the whole set is measured by `embedding_health`, over all ranks, and logged as
-    `val/rankme`, `val/effective_rank`, `val/spectral_decay`, `val/uniformity`, `val/hubness`, `val/antihubs` and
-    `val/intrinsic_dimension` (`test/...` in a test); where items have labels also as `val/nc1`, `val/cdnv` and
-    `val/alignment`. Embeddings are those that the step gave, kept on the CPU until the end. In training
+    `val/rankme`, `val/effective_rank`, `val/spectral_decay` and `val/uniformity` (`test/...` in a test); where items have
+    labels also as `val/nc1`, `val/cdnv` and `val/alignment`; with `k` as `val/hubness`, `val/antihubs` and
+    `val/intrinsic_dimension`. Embeddings are those that the step gave, kept on the CPU until the end. In training
     `train/rankme` and `train/effective_rank` are those of every n-th batch, of rank 0 with several ranks; neither can be
     larger than the number of items of the batch. A collapse is said once in a run, with the number that shows it.
 
@@ -39,13 +39,13 @@ class EmbeddingHealthMonitor(EvaluationMonitor):
             view; where there are none, nothing is computed that needs them. `lambda batch: None` reads none.
         every_n_steps: Measure one training batch in this number, at least 1, which waits for the device. None measures
             validation and test alone.
-        k: Neighbours of the hubness, at least 2. None leaves out what needs neighbours: it takes most of the time, and with
-            several ranks all embeddings in each.
+        k: Neighbours of the hubness, at least 2, such as 10. The search takes longer than a `RetrievalMonitor` does, and
+            with several ranks all embeddings in each. None leaves out what needs neighbours.
         normalize: Scale each embedding to length 1 first; neighbours are then those of the cosine.
         strict: Which errors end the run, see `DiscriminantRatioMonitor`. A collapse ends it with True alone.
 
     Attributes:
-        health: The latest `EmbeddingHealth` of each set, by the suffix of its keys (`""` for a single loader).
+        reports: The latest `EmbeddingHealth` of each set, by the suffix of its keys (`""` for a single loader).
 
     Raises:
         ValueError: If `every_n_steps` is below 1, k is below 2, or the source is of no known form.
@@ -62,7 +62,7 @@ class EmbeddingHealthMonitor(EvaluationMonitor):
         source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
         every_n_steps: int | None = 50,
-        k: int | None = 10,
+        k: int | None = None,
         normalize: bool = False,
         strict: bool | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class EmbeddingHealthMonitor(EvaluationMonitor):
             f" If training gives none, {call}(every_n_steps=None) measures validation alone."
         )
         self.every_n_steps, self.k, self.normalize = every_n_steps, k, normalize
-        self.health: dict[str, EmbeddingHealth] = {}
+        self.reports: dict[str, EmbeddingHealth] = {}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Expect embeddings where this batch is to be measured."""
@@ -128,7 +128,7 @@ class EmbeddingHealthMonitor(EvaluationMonitor):
                     shard = self._stores[loader].shard(self._unpadded_length(trainer, loader))
                     labels = shard.named_labels if has_labels else None
                     share = Share(processes, shard.places)
-                    health = self.health[suffix] = embedding_health(
+                    health = self.reports[suffix] = embedding_health(
                         shard.embeddings, labels, k=self.k, normalize=self.normalize, share=share
                     )
                 values = {f"{stage}/{name}{suffix}": value for name, value in health.metrics().items()}

@@ -43,9 +43,9 @@ DECAY = (3, 100)
 # Fewer points do not show a slope.
 FEWEST_EIGENVALUES = 3
 # Rows that are turned into float64 at a time.
-TILE = 4096
-# Items whose pairs give the uniformity of a larger set: 2 million pairs, in 32 MB.
-SAMPLE = 2048
+TILE = 2048
+# Items whose pairs give the uniformity of a larger set: half a million pairs, in 8 MB.
+SAMPLE = 1024
 # Neighbours that are listed at most, to see who else is as near as the last of k.
 WIDEST = 256
 # Where vectors differ by less than this share of their length, only float32's rounding is left of them.
@@ -78,7 +78,7 @@ class Moments:
     def of(cls, items: Float[Tensor, "items dim"]) -> Moments:
         """Compute the moments of at least one item."""
         origin = items[0].double()
-        shifted = items.double() - origin
+        shifted = items - origin  # float64, whatever the items are
         offset = shifted.mean(dim=0)
         shifted -= offset
         scatter, step = shifted.new_empty(len(origin), len(origin)), max(1, -(-len(origin) // 4))
@@ -175,8 +175,8 @@ class EmbeddingHealth:
     """length of the deviations from the mean relative to that of the embeddings, from 0 to 1; below 1e-6 all are equal but
     for rounding"""
     uniformity: float
-    """at most 0, and at least about -4; lower is more evenly spread over the sphere. Of all pairs of up to 2,048 items,
-    else of all pairs of 2,048 drawn without regard to their order"""
+    """at most 0, and at least about -4; lower is more evenly spread over the sphere. Of all pairs of up to 1,024 items,
+    else of all pairs of 1,024 drawn without regard to their order"""
     uniformity_interval: Interval
     """95 % interval of the uniformity of all pairs; without width where they are all taken"""
     classes: int | None = None
@@ -290,8 +290,9 @@ def embedding_health(
     processes = share.processes
     with processes.together():
         rows, codes = _read(embeddings, labels, processes)
-        # a power of two costs no digit, and no square can overflow
-        unit = 2.0 ** math.frexp(max(processes.gather(float(rows.abs().max()) if rows.numel() else 0.0)))[1]
+        # float64 is scaled, whose squares may overflow; a power of two costs no digit
+        largest = float(rows.abs().max()) if rows.dtype == torch.float64 and rows.numel() else 0.0
+        unit = 2.0 ** math.frexp(max(processes.gather(largest)))[1]
         everyone = processes.gather(_moments(rows, codes, unit, normalize=normalize))
         moments, classes, of_units = (_merged(each) for each in zip(*everyone, strict=True))
         if normalize:
@@ -320,8 +321,9 @@ def _moments(rows: Tensor, codes: Tensor | None, unit: float, *, normalize: bool
     """Return the moments of all rows, of each class, and of each class as unit vectors; None where there are none."""
     parts: list[tuple[Any, Any, Any]] = [(None, None, None)]
     for first in range(0, len(rows), TILE):
-        items = rows[first : first + TILE].double() / unit
-        units = items if codes is None and not normalize else unit_rows(items)
+        items = rows[first : first + TILE]
+        items = items if unit == 1 else items / unit
+        units = items if codes is None and not normalize else unit_rows(items.double())
         items = units if normalize else items
         classes: list[Any] = [None, None]
         if codes is not None:

@@ -237,9 +237,9 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
         "two": validate(seeded(), [loader(uneven()), loader(shorter())], *(monitor() for monitor in monitors)),
         "gallery": validate(seeded(), [loader(shorter()), loader(uneven())], retrieval(gallery_loader=1)),
     }
-    seen["health"] = validate(AsGiven(), loader(uneven()), EmbeddingHealthMonitor())
+    seen["health"] = validate(AsGiven(), loader(uneven()), EmbeddingHealthMonitor(k=10))
     seen["health of a list"] = (
-        validate(AsGiven(), DataLoader(Streamed(), batch_size=6), EmbeddingHealthMonitor()) if two else None
+        validate(AsGiven(), DataLoader(Streamed(), batch_size=6), EmbeddingHealthMonitor(k=10)) if two else None
     )
     torch.manual_seed(0)
     named = retrieval()

@@ -48,7 +48,7 @@ def all_monitors(**settings: Any) -> list[Any]:
         DiscriminantRatioMonitor(source="encoder", strict=True),
         gap_monitor(**({"strict": True} | settings)),
         TrainingDynamicsMonitor(every_n_steps=1, strict=True),
-        EmbeddingHealthMonitor(source="encoder", every_n_steps=1, strict=True),
+        EmbeddingHealthMonitor(source="encoder", every_n_steps=1, k=2, strict=True),
     ]
 
 
