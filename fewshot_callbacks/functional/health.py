@@ -50,7 +50,7 @@ SAMPLE = 1024
 WIDEST = 256
 # Where vectors differ by less than this share of their length, only float32's rounding is left of them.
 ROUNDING = 1e-6
-# Ranks below this are a collapse: in docs/evidence/health.md all networks that collapsed had fewer in the end, and no
+# Ranks below this are a collapse: in docs/embedding_health.md all networks that collapsed had fewer in the end, and no
 # other had. It takes ten times as many dimensions and items to tell.
 FEWEST_DIRECTIONS, FEWEST_TO_JUDGE = 5, 50
 
