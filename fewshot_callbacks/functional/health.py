@@ -176,7 +176,7 @@ class EmbeddingHealth:
     for rounding"""
     uniformity: float
     """at most 0, and at least about -4; lower is more evenly spread over the sphere. Of all pairs of up to 1,024 items,
-    else of all pairs of 1,024 drawn without regard to their order"""
+    else of all pairs of 1,024 drawn whatever their order"""
     uniformity_interval: Interval
     """95 % interval of the uniformity of all pairs; without width where they are all taken"""
     classes: int | None = None
@@ -320,14 +320,16 @@ def _read(embeddings: Any, labels: Any, processes: Processes) -> tuple[Tensor, T
 def _moments(rows: Tensor, codes: Tensor | None, unit: float, *, normalize: bool) -> tuple[Any, Any, Any]:
     """Return the moments of all rows, of each class, and of each class as unit vectors; None where there are none."""
     parts: list[tuple[Any, Any, Any]] = [(None, None, None)]
-    for first in range(0, len(rows), TILE):
-        items = rows[first : first + TILE]
+    # to merge moments takes as long as there are classes
+    step = TILE if codes is None else max(TILE, 2 * len(codes.unique()))
+    for first in range(0, len(rows), step):
+        items = rows[first : first + step]
         items = items if unit == 1 else items / unit
         units = items if codes is None and not normalize else unit_rows(items.double())
         items = units if normalize else items
         classes: list[Any] = [None, None]
         if codes is not None:
-            some = codes[first : first + TILE]
+            some = codes[first : first + step]
             classes = [ClassMoments.of(each, some) for each in (items, units)]
         of_part = (Moments.of(items), *classes)
         parts = [tuple(_merged(pair) for pair in zip(parts[0], of_part, strict=True))]
