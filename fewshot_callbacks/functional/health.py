@@ -505,7 +505,6 @@ def _shares(near: Neighbours, counts: Int[Tensor, "distinct"], k: int) -> Float[
     begins[:, 1:] = near.scores[:, 1:] != near.scores[:, :-1]
     run = begins.flatten().cumsum(0) - 1  # rows of one distance
     in_run = torch.zeros(int(run[-1]) + 1, dtype=size.dtype).index_add_(0, run, size.flatten())
-    in_run.index_add_(0, run.view_as(size)[:, -1], near.left_out)
     before = (size.cumsum(dim=1) - size)[begins]
     left = (k - (counts[near.queries] - 1))[:, None] - before[run].view_as(size)
     shares: Tensor = (left.double() / in_run[run].view_as(size).clamp(min=1)).clamp(0, 1)
