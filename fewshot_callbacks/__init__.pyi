@@ -2,6 +2,7 @@
 
 from fewshot_callbacks.callbacks import (
     DiscriminantRatioMonitor as DiscriminantRatioMonitor,
+    EmbeddingHealthMonitor as EmbeddingHealthMonitor,
     EmbeddingMap as EmbeddingMap,
     EmbeddingSource as EmbeddingSource,
     GeneralizationGapMonitor as GeneralizationGapMonitor,
@@ -23,6 +24,7 @@ from fewshot_callbacks.data import (
 from fewshot_callbacks.functional import (
     DEFAULT_METRICS as DEFAULT_METRICS,
     DynamicsHistory as DynamicsHistory,
+    EmbeddingHealth as EmbeddingHealth,
     IdentificationReport as IdentificationReport,
     NearDuplicates as NearDuplicates,
     Neighbours as Neighbours,
@@ -36,6 +38,7 @@ from fewshot_callbacks.functional import (
     compare_dynamics as compare_dynamics,
     compare_reports as compare_reports,
     discriminant_ratio as discriminant_ratio,
+    embedding_health as embedding_health,
     evaluate_identification as evaluate_identification,
     evaluate_retrieval as evaluate_retrieval,
     evaluate_trials as evaluate_trials,

@@ -46,6 +46,8 @@ OTHERS = {
     "DiscriminantRatioMonitor": {
         "every_n_steps": 1, "normalize": False, "skip_singletons": False, "eps": 1e-30, "prog_bar": True, "strict": None,
     },
+    "embedding_health": {"k": 10, "normalize": False},
+    "EmbeddingHealthMonitor": {"every_n_steps": 50, "k": None, "normalize": False, "strict": None},
     "GeneralizationGapMonitor": {
         "val_loader": 0, "classes": 100, "items_per_class": None, "every_n_epochs": 1, "max_share": 0.1,
         "prefix": "gap", "strict": None, "metrics": ("grouped_recall@1", "recall@1"), "label_groups": 10, "seed": 0,

@@ -1,11 +1,18 @@
-"""SimCLR: a step calls the backbone once for each of two views; labels are only used in the evaluation."""
+"""SimCLR: two views of each image and no labels in training; labels are only used in the evaluation."""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fewshot_callbacks import Conv4, DiscriminantRatioMonitor, EmbeddingSource, Glyphs, RetrievalMonitor
+from fewshot_callbacks import (
+    Conv4,
+    DiscriminantRatioMonitor,
+    EmbeddingHealthMonitor,
+    EmbeddingSource,
+    Glyphs,
+    RetrievalMonitor,
+)
 from fewshot_callbacks.data import augment_glyphs
 
 
@@ -14,8 +21,7 @@ class SimCLR(LightningModule):
         super().__init__()
         self.backbone, self.projector = Conv4(1), nn.Linear(256, 64)
 
-    def training_step(self, batch, batch_idx):
-        images, _ = batch
+    def training_step(self, images, batch_idx):
         first, second = (
             nn.functional.normalize(self.projector(self.backbone(augment_glyphs(images))), dim=1) for _ in range(2)
         )
@@ -29,21 +35,29 @@ class SimCLR(LightningModule):
         return torch.optim.Adam(self.parameters())
 
 
+def without_labels(items):
+    return torch.stack([image for image, _ in items])
+
+
 seed_everything(0)
 train, val = Glyphs("train"), Glyphs("val")
+source = EmbeddingSource("backbone", views=2)  # each item is embedded twice in a training step
 trainer = Trainer(
     max_epochs=1,
     limit_train_batches=5,
     callbacks=[
-        DiscriminantRatioMonitor(source=EmbeddingSource("backbone", views=2)),  # each item is embedded twice in a step
-        RetrievalMonitor(source="backbone"),
+        EmbeddingHealthMonitor(source=source, every_n_steps=5),  # says so if the embedding collapses
+        DiscriminantRatioMonitor(source=source, every_n_steps=None),  # J needs labels: validation alone
+        RetrievalMonitor(source=source),
     ],
     logger=False,
     enable_checkpointing=False,
 )
 trainer.fit(
     SimCLR(),
-    DataLoader(train, batch_size=64, shuffle=True),
+    DataLoader(train, batch_size=64, shuffle=True, collate_fn=without_labels),
     DataLoader(val, batch_size=512),
 )
-print(f"mAP {trainer.callback_metrics['val/mAP']:.3f}, J of both views {trainer.callback_metrics['train/J']:.2f}")
+found = trainer.callback_metrics
+print(f"RankMe {found['train/rankme']:.1f} of a batch of 128 views, {found['val/rankme']:.1f} of all 256 dimensions")
+print(f"mAP {found['val/mAP']:.3f}")

@@ -2,6 +2,7 @@
 
 from fewshot_callbacks._extras import lacks
 from fewshot_callbacks.callbacks.discriminant_ratio import DiscriminantRatioMonitor
+from fewshot_callbacks.callbacks.embedding_health import EmbeddingHealthMonitor
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, LabelSource
 from fewshot_callbacks.callbacks.generalization_gap import GeneralizationGapMonitor
 from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
@@ -18,6 +19,7 @@ except ModuleNotFoundError as missing:
 
 __all__ = [
     "DiscriminantRatioMonitor",
+    "EmbeddingHealthMonitor",
     "EmbeddingMap",
     "EmbeddingSource",
     "GeneralizationGapMonitor",

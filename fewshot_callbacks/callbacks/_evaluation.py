@@ -187,6 +187,13 @@ def _dealt(trainer: Trainer, loader: int, batches: int, items: int) -> tuple[int
     )
 
 
+def is_nth_batch(trainer: Trainer, every: int | None) -> bool:
+    """Whether the training batch that runs is one in so many; None is none."""
+    # Counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`: with the same number for both, what a
+    # logger writes is the value of the batch it writes it for.
+    return every is not None and (trainer.fit_loop.epoch_loop.total_batch_idx + 1) % every == 0
+
+
 def stage_of(trainer: Trainer) -> str:
     """Return the stage that runs, as keys begin with it."""
     return "test" if trainer.testing else "val"

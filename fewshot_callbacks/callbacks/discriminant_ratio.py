@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluation_loaders, log_of_all, why_not_dealt
-from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, step_of, suffixes
+from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, is_nth_batch, step_of, suffixes
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.functional._tensors import non_finite_rows
@@ -97,14 +97,14 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Expect embeddings where this batch is to be measured."""
-        if self._is_due(trainer):
+        if is_nth_batch(trainer, self.every_n_steps):
             self._reader.expect()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log J and the variance ratio of this batch."""
-        if not self._is_due(trainer):
+        if not is_nth_batch(trainer, self.every_n_steps):
             return
         values: tuple[Tensor | float, Tensor | float] = (torch.nan, torch.nan)
         items = 1
@@ -154,12 +154,6 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
                 f"of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
                 kind="singletons",
             )
-
-    def _is_due(self, trainer: Trainer) -> bool:
-        # The batch that runs, counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`: with the same
-        # number for both, what a logger writes is J of the batch it writes it for.
-        every = self.every_n_steps
-        return every is not None and (trainer.fit_loop.epoch_loop.total_batch_idx + 1) % every == 0
 
     # ---------------------------------------------------------------------------------------------- validation and test
 

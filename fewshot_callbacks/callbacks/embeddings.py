@@ -151,11 +151,11 @@ class EmbeddingSource:
             # Detached at once: a graph that is kept would keep all activations of the step.
             self._captured.append(output.detach() if isinstance(output, Tensor) else output)
 
-    def output(self, items: int, step: str, owner: str, hint: str) -> Tensor:
+    def output(self, items: int | None, step: str, owner: str, hint: str) -> Tensor:
         """The embeddings that the submodule gave in this step.
 
         Args:
-            items: Number of labels.
+            items: Number of labels; None without labels, which nothing is then compared with.
             step: Name of the step, for messages.
             owner: Name of the callback, for messages.
             hint: What else may be the cause where the submodule was not called.
@@ -168,7 +168,7 @@ class EmbeddingSource:
         joined: Tensor = self._joined
         return joined
 
-    def _join(self, items: int, step: str, owner: str, hint: str) -> Tensor:
+    def _join(self, items: int | None, step: str, owner: str, hint: str) -> Tensor:
         if not self._captured:
             raise UsageError(
                 f"{owner}: {step} did not call the submodule {self.submodule!r}, so there are no embeddings. Name one "
@@ -183,7 +183,7 @@ class EmbeddingSource:
                     "source=lambda outputs, batch: (embeddings, labels)."
                 )
         rows = [len(output) for output in outputs]
-        if len(outputs) > 1 and sum(rows) not in (items, self.views * items):
+        if items is not None and len(outputs) > 1 and sum(rows) not in (items, self.views * items):
             views = (
                 f" For {len(rows)} views of each item pass source=EmbeddingSource({self.where!r}, views={len(rows)})."
                 if set(rows) == {items}
@@ -248,6 +248,7 @@ class EmbeddingReader:
         self.labels: Any = source.labels if labels is None else labels
         # an owner that takes multi-label targets, too, has a function of its own
         self.read_labels: Callable[[Any, str], Labels] = lambda labels, step: as_labels(labels, "labels", owner)
+        self.needs_labels = True  # an owner that can do without them reads an empty `Labels` where there are none
         self.without_training = ""  # what the owner can do where a training step gives no embeddings or labels
         self._is_compiled, self._may_skip = False, False
         self._worked: set[str] = set()  # steps that have given embeddings
@@ -323,7 +324,8 @@ class EmbeddingReader:
         if isinstance(self.source, tuple):
             return self._step_embeddings(outputs, step), self.labels_of(outputs, batch, step)
         labels = self.labels_of(outputs, batch, step)
-        return self.shared.output(len(labels), step, self.owner, COMPILED if self._is_compiled else ""), labels
+        items = None if labels is None else len(labels)
+        return self.shared.output(items, step, self.owner, COMPILED if self._is_compiled else ""), labels
 
     def _step_embeddings(self, outputs: Any, step: str) -> Any:
         key, labels_key = self.keys
@@ -362,6 +364,8 @@ class EmbeddingReader:
         is_pair = isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) == 2
         if is_pair and not _are_views(*batch):
             return batch[1]
+        if not self.needs_labels:
+            return None
         what = "two tensors of one shape, such as two views of each item" if is_pair else describe(batch)
         raise UsageError(
             f"{self.owner} found no labels: {step} returned none under {key!r}, and the batch is {what}. "
@@ -371,6 +375,8 @@ class EmbeddingReader:
 
     def checked(self, embeddings: Any, labels: Any, step: str) -> tuple[Tensor, Labels]:
         """Check embeddings and labels of `step`, and detach them."""
+        if labels is None and not self.needs_labels:
+            return _rows(embeddings, step, self.owner).detach(), Labels(torch.empty(0, dtype=torch.int64, device="cpu"))
         for name, value in (("embeddings", embeddings), ("labels", labels)):
             if isinstance(value, Tensor):  # not a mistake of the settings: another batch may have values
                 refuse_without_values(value, name, f"{self.owner}, {step}")

@@ -18,6 +18,7 @@ from fewshot_callbacks.functional.episodes import (
     split_episodes,
     summarize_accuracies,
 )
+from fewshot_callbacks.functional.health import EmbeddingHealth, Moments, embedding_health
 from fewshot_callbacks.functional.neighbours import (
     NearDuplicates,
     Neighbours,
@@ -83,6 +84,7 @@ __all__ = [
     "Difference",
     "DynamicsComparison",
     "DynamicsHistory",
+    "EmbeddingHealth",
     "Enclosure",
     "EpisodeAccuracy",
     "EpisodeList",
@@ -93,6 +95,7 @@ __all__ = [
     "IdentificationReport",
     "Interval",
     "MeasureComparison",
+    "Moments",
     "NearDuplicates",
     "Neighbours",
     "OperatingPoint",
@@ -112,6 +115,7 @@ __all__ = [
     "compare_dynamics",
     "compare_reports",
     "discriminant_ratio",
+    "embedding_health",
     "evaluate_identification",
     "evaluate_retrieval",
     "evaluate_trials",

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor, TrainingDynamicsMonitor
 from fewshot_callbacks.data import EpisodicBatchSampler
 from tests.callbacks.models import (
     TRAINING,
@@ -237,6 +237,10 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
         "two": validate(seeded(), [loader(uneven()), loader(shorter())], *(monitor() for monitor in monitors)),
         "gallery": validate(seeded(), [loader(shorter()), loader(uneven())], retrieval(gallery_loader=1)),
     }
+    seen["health"] = validate(AsGiven(), loader(uneven()), EmbeddingHealthMonitor(k=10))
+    seen["health of a list"] = (
+        validate(AsGiven(), DataLoader(Streamed(), batch_size=6), EmbeddingHealthMonitor(k=10)) if two else None
+    )
     torch.manual_seed(0)
     named = retrieval()
     seen["words"] = {"values": validate(Worded(), loader(uneven()), named, DiscriminantRatioMonitor())}

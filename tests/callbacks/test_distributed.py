@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.functional import class_subset, discriminant_ratio, evaluate_retrieval, generalization_gap
+from fewshot_callbacks.functional import (
+    class_subset,
+    discriminant_ratio,
+    embedding_health,
+    evaluate_retrieval,
+    generalization_gap,
+)
 from tests.callbacks import gloo_jobs
 from tests.callbacks.gloo_jobs import ITEMS, QUALITY, seeded, shorter, uneven
 from tests.callbacks.models import TRAINING, Embeds, items, measured, scripted, tagged
@@ -62,6 +68,15 @@ def test_several_processes_give_what_one_gives(several: list[dict[str, Any]]) ->
     for seen in several:
         assert seen["one"]["said"] == []
         assert values_of(seen["one"]) == pytest.approx({f"val/{k}": v for k, v in expected.items()}, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["health", "health of a list"])
+def test_the_health_of_several_is_that_of_one(several: list[dict[str, Any]], name: str) -> None:
+    if several[0][name] is None:
+        pytest.skip("one process without data is shown by two")
+    expected = embedding_health(*uneven().tensors).metrics()
+    for seen in several:
+        assert values_of(seen[name]) == pytest.approx({f"val/{k}": v for k, v in expected.items()}, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["targets", "targets, gallery"])

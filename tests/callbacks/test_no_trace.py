@@ -59,7 +59,7 @@ def test_a_fit_with_all_monitors_is_bit_identical_to_one_without(accumulate: int
     assert set(monitors[0].reports) == {"/dataloader_idx_0", "/dataloader_idx_1"}  # all of them did measure
     assert monitors[2].gap is not None
     assert len(monitors[3].history) == {1: 16, 3: 6}[accumulate]
-    assert (hooks_on(other), [holds_tensors(monitor) for monitor in monitors]) == (hooks_on(net), [[], [], [], []])
+    assert (hooks_on(other), [holds_tensors(monitor) for monitor in monitors]) == (hooks_on(net), [[]] * 5)
     assert True in modes_of(net)
     assert False in modes_of(net)
 
@@ -114,7 +114,7 @@ def test_a_step_that_breaks_off_leaves_what_it_would_leave_without_them(where: s
     assert hooks_on(other) == hooks_on(net)
     assert same(other.state_dict(), net.state_dict())
     assert (made.state.status, made.interrupted) == (plain.state.status, plain.interrupted)
-    assert [holds_tensors(monitor) for monitor in monitors] == [[], [], [], []]
+    assert [holds_tensors(monitor) for monitor in monitors] == [[]] * 5
 
 
 @pytest.mark.usefixtures("_ctrl_c")
@@ -169,7 +169,7 @@ def test_a_measurement_that_breaks_off_leaves_nothing_behind(
     assert same(random_states(), states)
     assert made.interrupted
     assert hooks_on(net) == 0
-    assert [holds_tensors(monitor) for monitor in monitors] == [[], [], [], []]
+    assert [holds_tensors(monitor) for monitor in monitors] == [[]] * 5
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor, TrainingDynamicsMonitor
 from tests.callbacks.models import SHOTS, VALIDATION, Embeds, episodes, gap_monitor, loader, retrieval, trainer
 
 
@@ -48,6 +48,7 @@ def all_monitors(**settings: Any) -> list[Any]:
         DiscriminantRatioMonitor(source="encoder", strict=True),
         gap_monitor(**({"strict": True} | settings)),
         TrainingDynamicsMonitor(every_n_steps=1, strict=True),
+        EmbeddingHealthMonitor(source="encoder", every_n_steps=1, k=2, strict=True),
     ]
 
 

@@ -1,0 +1,151 @@
+"""What an embedding shows without a ranking, while a model trains; with labels or without."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+from fewshot_callbacks._trainer import log_of_all
+from fewshot_callbacks.callbacks._conduct import without_digits
+from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, is_nth_batch, step_of, suffixes
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
+from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
+from fewshot_callbacks.functional import EmbeddingHealth, Moments, Share, embedding_health
+from fewshot_callbacks.functional._tensors import non_finite_rows, refuse_non_finite
+from fewshot_callbacks.functional.health import collapse_of, names_of
+from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+
+TRAINING_KEYS = ("train/rankme", "train/effective_rank")
+
+
+class EmbeddingHealthMonitor(EvaluationMonitor):
+    """Logs whether an embedding collapses and how many directions it uses, and of classes and hubs; labels are optional.
+
+    At the end of a validation or test the whole set is measured by `embedding_health`, over all ranks, and logged as
+    `val/rankme`, `val/effective_rank`, `val/spectral_decay` and `val/uniformity` (`test/...` in a test); where items have
+    labels also as `val/nc1`, `val/cdnv` and `val/alignment`; with `k` as `val/hubness`, `val/antihubs` and
+    `val/intrinsic_dimension`. Embeddings are those that the step gave, kept on the CPU until the end. In training
+    `train/rankme` and `train/effective_rank` are those of every n-th batch, of rank 0 with several ranks; neither can be
+    larger than the number of items of the batch. A collapse is said once in a run, with the number that shows it.
+
+    Args:
+        source: See `DiscriminantRatioMonitor`.
+        labels: Where the labels are in the batch, if the step does not return them: a key, a position, or a function of
+            the batch. By default those that the step returned, else the second part of the batch, if it is no second
+            view; where there are none, nothing is computed that needs them. `lambda batch: None` reads none.
+        every_n_steps: Measure one training batch in this number, at least 1, which waits for the device. None measures
+            validation and test alone.
+        k: Neighbours of the hubness, at least 2, such as 10. The search takes longer than a `RetrievalMonitor` does, and
+            with several ranks all embeddings in each. None leaves out what needs neighbours.
+        normalize: Scale each embedding to length 1 first; neighbours are then those of the cosine.
+        strict: Which errors end the run, see `DiscriminantRatioMonitor`. A collapse ends it with True alone.
+
+    Attributes:
+        reports: The latest `EmbeddingHealth` of each set, by the suffix of its keys (`""` for a single loader).
+
+    Raises:
+        ValueError: If `every_n_steps` is below 1, k is below 2, or the source is of no known form.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> monitor = EmbeddingHealthMonitor(source="backbone")
+        >>> trainer = Trainer(callbacks=[monitor], logger=False, accelerator="cpu")
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Source | EmbeddingSource = STEP_KEYS,
+        labels: LabelSource | None = None,
+        every_n_steps: int | None = 50,
+        k: int | None = None,
+        normalize: bool = False,
+        strict: bool | None = None,
+    ) -> None:
+        call = "EmbeddingHealthMonitor"
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ValueError(
+                f"{call}(every_n_steps={every_n_steps}) must be at least 1; None measures validation and test alone."
+            )
+        if k is not None and k < 2:
+            raise ValueError(f"{call}(k={k}) must be at least 2; None leaves out what needs neighbours.")
+        super().__init__(source, labels, strict)
+        self._reader.needs_labels = False
+        self._reader.without_training = (
+            f" If training gives none, {call}(every_n_steps=None) measures validation alone."
+        )
+        self.every_n_steps, self.k, self.normalize = every_n_steps, k, normalize
+        self.reports: dict[str, EmbeddingHealth] = {}
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Expect embeddings where this batch is to be measured."""
+        if is_nth_batch(trainer, self.every_n_steps):
+            self._reader.expect()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the rank of this batch."""
+        if not is_nth_batch(trainer, self.every_n_steps):
+            return
+        values, collapse = (torch.nan, torch.nan), None
+        with self._policy.handling(f"{' and '.join(TRAINING_KEYS)} are NaN."):
+            embeddings, labels = self._reader.read(outputs, batch, "training_step")
+            rows, classes = embeddings.cpu().double(), len(labels.codes.unique()) or None
+            refuse_non_finite(non_finite_rows(rows), len(rows), "embeddings", self._policy.owner)
+            moments = Moments.of(rows)
+            values = moments.rankme(), moments.effective_rank()
+            collapse = collapse_of(len(rows), rows.shape[1], classes, *values, moments.spread)
+        for key, value in zip(TRAINING_KEYS, values, strict=True):
+            pl_module.log(key, value, on_step=True, on_epoch=False, batch_size=1)
+        self._tell(collapse, "a training batch")
+
+    def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
+        embeddings, labels = self._reader.read(outputs, batch, step_of(trainer))
+        has_labels = len(labels) == len(embeddings)
+        if self._have_labels.setdefault(loader, has_labels) != has_labels:
+            raise ValueError("Some batches have labels, others have none. Give labels in every batch, or in none.")
+        self._stores[loader].append(embeddings, labels if has_labels else [0] * len(embeddings))
+        return len(embeddings)
+
+    def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
+        for loader, suffix in enumerate(suffixes(trainer)):
+            # a process without items has seen none
+            seen = [has for has in gather_objects(self._have_labels.get(loader)) if has is not None]
+            has_labels = bool(seen) and all(seen)
+            values = {f"{stage}/{name}{suffix}": torch.nan for name in names_of(labels=has_labels, k=self.k)}
+            health, processes = None, all_processes()
+            with self._policy.handling(f"{next(iter(values))} and the other values of this set are NaN."):
+                if loader in failed:
+                    raise failed[loader]
+                with processes.together():
+                    if not seen:
+                        raise ValueError("The set is empty: no step gave an embedding.")
+                    shard = self._stores[loader].shard(self._unpadded_length(trainer, loader))
+                    labels = shard.named_labels if has_labels else None
+                    share = Share(processes, shard.places)
+                    health = self.reports[suffix] = embedding_health(
+                        shard.embeddings, labels, k=self.k, normalize=self.normalize, share=share
+                    )
+                values = {f"{stage}/{name}{suffix}": value for name, value in health.metrics().items()}
+            log_of_all(pl_module, values)
+            if health is not None:
+                for note in health.notes:
+                    self._policy.warn(f"{stage}{suffix}: {note} (Shown once.)", kind=without_digits(note))
+                self._tell(health.collapse, f"{stage}{suffix}")
+
+    def _tell(self, collapse: str | None, where: str) -> None:
+        """Say once in a run that the embedding has collapsed."""
+        if collapse is not None and (self._policy.strict or self._policy.is_new("collapse")):
+            self._policy.handle(ValueError(collapse), f"In {where}:")
+
+    def _keys(self, trainer: Trainer) -> Collection[str]:
+        return [f"val/{name}{suffix}" for suffix in suffixes(trainer) for name in names_of(labels=True, k=self.k)]
+
+    def _forget(self) -> None:
+        self._stores: dict[int, EmbeddingStore] = defaultdict(EmbeddingStore)
+        self._have_labels: dict[int, bool] = {}

@@ -1,0 +1,258 @@
+"""Numbers of an embedding without a ranking: against loops, under changes that must not matter, and where undefined."""
+
+import itertools
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fewshot_callbacks.functional import Share, embedding_health, health
+from tests.thread_processes import in_threads
+
+NUMBERS = health.names_of(labels=True, k=10)
+
+
+def items(number: int = 90, dim: int = 12, classes: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Classes of different sizes and widths, far from the origin."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (number,), generator=generator) * 3 - 5
+    labels[:2] = labels[2]
+    centres = torch.randn(30, dim, generator=generator)
+    points = centres[labels] + (0.2 + 0.1 * labels.abs())[:, None] * torch.randn(number, dim, generator=generator)
+    return points + 3, labels
+
+
+def entropy_rank(values: Any, floor: float) -> float:
+    shares = [value / sum(values) + floor for value in values]
+    return math.exp(-sum(share * math.log(share) for share in shares))
+
+
+def by_definition(points: Tensor, labels: Tensor, k: int) -> dict[str, float]:
+    """Loops over items, classes and pairs, in NumPy."""
+    x, y = points.double().numpy(), labels.numpy()
+    of = {c: x[y == c] for c in sorted(set(y.tolist())) if (y == c).sum() > 1}
+    eigenvalues = np.linalg.eigvalsh(np.cov(x.T))[::-1]
+    found = {
+        "rankme": entropy_rank(np.linalg.svd(x, compute_uv=False), 1e-7),
+        "effective_rank": entropy_rank(eigenvalues, 0.0),
+        "spectral_decay": -stats.linregress(np.log(np.arange(3, len(eigenvalues) + 1)), np.log(eigenvalues[2:])).slope,
+    }
+    kept = np.concatenate(list(of.values()))
+    within = sum(np.outer(row - part.mean(0), row - part.mean(0)) for part in of.values() for row in part) / len(kept)
+    apart = [part.mean(0) - kept.mean(0) for part in of.values()]
+    between = sum(np.outer(mean, mean) for mean in apart) / len(of)
+    found["nc1"] = np.trace(within @ np.linalg.pinv(between, rcond=1e-10)) / len(of)
+    variance = {c: np.mean([((row - part.mean(0)) ** 2).sum() for row in part]) for c, part in of.items()}
+    found["cdnv"] = np.mean([
+        (variance[a] + variance[b]) / (2 * ((of[a].mean(0) - of[b].mean(0)) ** 2).sum())
+        for a, b in itertools.combinations(of, 2)
+    ])  # fmt: skip
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    pairs = list(itertools.combinations(range(len(x)), 2))
+    found["alignment"] = np.mean([((unit[a] - unit[b]) ** 2).sum() for a, b in pairs if y[a] == y[b]])
+    found["uniformity"] = math.log(np.mean([math.exp(-2 * ((unit[a] - unit[b]) ** 2).sum()) for a, b in pairs]))
+    return found | of_neighbours(x, k)
+
+
+def of_neighbours(x: Any, k: int) -> dict[str, float]:
+    """Places are given from the nearest on; those who are equally near share what is left."""
+    often, ratios = np.zeros(len(x)), []
+    for query in range(len(x)):
+        distances = {other: math.dist(x[query], x[other]) for other in range(len(x)) if other != query}
+        left = float(k)
+        for distance in sorted(set(distances.values())):
+            tied = [other for other, at in distances.items() if at == distance]
+            often[tied] += min(1.0, left / len(tied))
+            left = max(0.0, left - len(tied))
+        first, second = sorted(distances.values())[:2]
+        ratios += [math.log(second / first)] if first > 0 else []
+    dimension = (len(ratios) - 1) / sum(ratios) if sum(ratios) else math.nan
+    return {"hubness": stats.skew(often), "antihubs": np.mean(often == 0), "intrinsic_dimension": dimension}
+
+
+@pytest.mark.parametrize("case", ["float32", "float64", "float16", "duplicates", "lattice", "a class of one"])
+def test_each_number_is_that_of_its_definition(case: str) -> None:
+    points, labels = items()
+    if case.startswith("float"):
+        points = points.to(getattr(torch, case))
+    if case == "duplicates":  # more of them than places
+        points[10:22] = points[10]
+        points[30:32] = points[30]
+    if case == "lattice":  # many are equally near
+        points = (points * 2).round()
+    if case == "a class of one":
+        labels[5] = 99
+    found = embedding_health(points, labels, k=5)
+    assert found.metrics() == pytest.approx(by_definition(points, labels, 5), rel=1e-6, abs=1e-9)
+    assert list(found.metrics()) == NUMBERS
+    assert found.uniformity_interval.low == found.uniformity == found.uniformity_interval.high
+
+
+def test_who_is_equally_near_is_found_beyond_the_list() -> None:
+    """The corners of a simplex, one of them moved outwards: all the others share their places."""
+    points = torch.eye(40, dtype=torch.float64)
+    points[7] *= 3
+    found = embedding_health(points, k=4)
+    expected = of_neighbours(points.numpy(), 4)
+    assert found.hubness == pytest.approx(expected["hubness"])
+    assert found.antihubs == 1 / 40
+
+
+def test_a_tie_of_very_many_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "WIDEST", 3)
+    found = embedding_health(torch.eye(40), k=4)
+    assert math.isnan(found.hubness)
+    assert "more than 7 others are as near to 40 items as neighbour 4 is" in " ".join(found.notes)
+
+
+def test_authors_formulas() -> None:
+    """As the programs of Wang and Isola (pdist) and of Papyan, Han and Donoho (C - 1 singular values) compute them."""
+    points, labels = items()
+    unit, classes = torch.nn.functional.normalize(points.double()), labels.unique()
+    found = embedding_health(points, labels)
+    assert found.uniformity == pytest.approx(float(torch.pdist(unit).square().mul(-2).exp().mean().log()), rel=1e-6)
+    means = torch.stack([points[labels == c].double().mean(0) for c in classes]) - points.double().mean(0)
+    rest = torch.cat([points[labels == c].double() - points[labels == c].double().mean(0) for c in classes])
+    values, vectors = np.linalg.eigh((means.T @ means / len(classes)).numpy())
+    values, vectors = values[1 - len(classes) :], vectors[:, 1 - len(classes) :]
+    inverse = vectors @ np.diag(1 / values) @ vectors.T
+    nc1 = np.trace((rest.T @ rest / len(rest)).numpy() @ inverse) / len(classes)
+    assert found.nc1 == pytest.approx(nc1, rel=1e-6)
+
+
+def test_turning_scaling_and_shuffling_change_nothing() -> None:
+    points, labels = items()
+    turn, order = torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64)).Q, torch.randperm(len(points))
+    whole, expected = points.double(), embedding_health(points.double(), labels).metrics()
+    for changed in (whole @ turn, whole * 1e-200, whole * 3e250):
+        assert embedding_health(changed, labels).metrics() == pytest.approx(expected, rel=1e-6)
+    assert embedding_health(whole[order], labels[order]).metrics() == pytest.approx(expected, rel=1e-9)
+    words = [f"class {label}" for label in labels.tolist()]
+    assert embedding_health(whole, words).metrics() == pytest.approx(expected, rel=1e-12)
+    lengths = torch.rand(len(points), 1, dtype=torch.float64) + 0.5
+    unit = embedding_health(whole, labels, normalize=True).metrics()
+    assert unit == pytest.approx(embedding_health(whole * lengths, labels, normalize=True).metrics(), rel=1e-6)
+    assert unit["effective_rank"] != pytest.approx(expected["effective_rank"], rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_processes_give_what_one_gives(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "SAMPLE", 40)
+    points, labels = items()
+    expected = embedding_health(points, labels)
+    some = torch.arange(len(points)) % (count - 1)  # the last has none
+
+    def answer(processes: Any) -> Any:
+        mine = (some == processes.rank).nonzero().flatten()
+        return embedding_health(points[mine], labels[mine], share=Share(processes, mine))
+
+    for found in in_threads(count, answer):
+        assert found.metrics() == pytest.approx(expected.metrics(), rel=1e-9)
+        assert found.hubs == expected.hubs
+        assert found.uniformity_interval == pytest.approx(expected.uniformity_interval)
+
+
+def test_a_sample_holds_the_uniformity_of_all_and_not_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    points, labels = items(600)
+    exact = embedding_health(points, labels, k=None).uniformity
+    monkeypatch.setattr(health, "SAMPLE", 100)
+    found = embedding_health(points, k=None)
+    low, high = found.uniformity_interval
+    assert low < found.uniformity < high
+    assert low < exact < high
+    assert high - low < 0.5
+    assert embedding_health(points.flip(0), k=None).uniformity == pytest.approx(found.uniformity, rel=1e-9)
+    held = 0
+    for seed in range(60):
+        draw = items(600, seed=seed)[0]
+        monkeypatch.setattr(health, "SAMPLE", 600)
+        exact = embedding_health(draw, k=None).uniformity
+        monkeypatch.setattr(health, "SAMPLE", 100)
+        low, high = embedding_health(draw, k=None).uniformity_interval
+        held += low <= exact <= high
+    assert held >= 51  # 95 % of 60 are 57; fewer than 51 have a probability of 1 %
+
+
+def test_moments_merge_in_any_order_and_an_offset_costs_no_digit() -> None:
+    points = items()[0].double()
+    parts = [health.Moments.of(part + 1e6) for part in points.split(13)]
+    for order in (parts, parts[::-1]):
+        merged = health._merged(order)
+        torch.testing.assert_close(merged.scatter, torch.cov(points.T) * (len(points) - 1), rtol=1e-8, atol=1e-8)
+
+
+def test_what_cannot_be_computed_is_nan_with_the_reason() -> None:
+    points, labels = items()
+
+    def undefined(*given: Any, **settings: Any) -> tuple[set[str], str]:
+        found = embedding_health(*given, **settings)
+        return {name for name, value in found.metrics().items() if math.isnan(value)}, " ".join(found.notes)
+
+    names, words = undefined(points, torch.zeros(len(points), dtype=torch.int64))
+    assert (names, words) == (
+        {"nc1", "cdnv"}, "nc1 and cdnv are NaN: they compare classes, and there are 1 with two items and more."
+    )  # fmt: skip
+    names, words = undefined(points, torch.arange(len(points)))
+    assert names == {"nc1", "cdnv", "alignment"}
+    assert "of the 0 classes with two items and more; 90 have one" in words
+    names, words = undefined(points[:1], labels[:1])
+    assert names == {*NUMBERS} - {"rankme"}
+    assert "10 neighbours need more than 1 items" in words
+    names, words = undefined(torch.ones(20, 12), labels[:20])
+    assert names == {*NUMBERS} - {"rankme", "uniformity", "alignment", "antihubs"}
+    assert "all embeddings are equal" in words
+    assert "all classes have the same mean" in words
+    assert undefined(points, labels)[1] == ""
+    mirrored = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1], [3, 1], [3, 2]])
+    found = embedding_health(mirrored, torch.arange(6) // 2, k=None)
+    assert math.isinf(found.cdnv)
+    assert "two classes have the same mean" in found.notes[-1]
+    assert "hubness" not in found.metrics()
+
+
+def test_a_collapse_is_said_with_its_number_and_nothing_else_is() -> None:
+    points, labels = items()
+    assert embedding_health(points, labels).collapse is None
+    point = embedding_health(1e-9 * points.double() + 1).collapse
+    assert point is not None
+    assert re.match(r"The embedding has collapsed to a point: 90 items differ by \d.\de-\d\d of their length", point)
+    torch.manual_seed(0)
+    line = torch.randn(90, 1) @ torch.randn(1, 64) + 0.01 * torch.randn(90, 64)
+    assert "collapsed to few directions: RankMe is 1." in str(embedding_health(line))
+    assert embedding_health(line, torch.arange(90) % 10).collapse is None  # ten classes need no more
+    assert embedding_health(line, torch.arange(90) % 11).collapse is not None
+    assert embedding_health(line[:49]).collapse is None
+    assert embedding_health(torch.randn(90, 64) + 30).collapse is None  # a mean far off
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            (torch.full((3, 2), math.nan),),
+            "embedding_health: 3 of 3 rows of embeddings hold NaN or Inf, the first at index 0",
+        ),
+        ((torch.ones(3),), "embedding_health"),
+        ((torch.ones(0, 2),), "Pass at least one item"),
+        ((torch.ones(3, 2), [0, 1]), "embedding_health: 3 embeddings, but 2 labels"),
+    ],
+)
+def test_mistakes_are_said_at_once(given: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        embedding_health(*given)
+
+
+def test_too_few_neighbours() -> None:
+    with pytest.raises(ValueError, match=r"embedding_health: k=1 must be a whole number of at least 2"):
+        embedding_health(torch.randn(5, 2), k=1)
+
+
+def test_cdnv_by_hand() -> None:
+    """Two classes of two items: v = 1 and 4, means 10 apart."""
+    points = torch.tensor([[-1.0], [1.0], [8.0], [12.0]])
+    assert embedding_health(points, [0, 0, 1, 1], k=None).cdnv == pytest.approx((1 + 4) / 2 / 100)
