@@ -18,6 +18,7 @@ from fewshot_callbacks.functional.episodes import (
     split_episodes,
     summarize_accuracies,
 )
+from fewshot_callbacks.functional.knn import KNN_METRICS, KnnReport, knn_accuracy
 from fewshot_callbacks.functional.neighbours import (
     NearDuplicates,
     Neighbours,
@@ -75,6 +76,7 @@ __all__ = [
     "DEFAULT_METRICS",
     "DEFAULT_TRIAL_METRICS",
     "IDENTIFICATION_METRICS",
+    "KNN_METRICS",
     "METRICS",
     "RELEVANCE_METRICS",
     "TRIAL_METRICS",
@@ -91,6 +93,7 @@ __all__ = [
     "GroupedRecall",
     "IdentificationReport",
     "Interval",
+    "KnnReport",
     "MeasureComparison",
     "NearDuplicates",
     "Neighbours",
@@ -115,6 +118,7 @@ __all__ = [
     "evaluate_trials",
     "generalization_gap",
     "grouped_recall",
+    "knn_accuracy",
     "label_groups",
     "mean_interval",
     "near_duplicates",
