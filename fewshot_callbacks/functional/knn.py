@@ -18,7 +18,7 @@ from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional._labels import Labels, read_labels, refuse_words_beside_integers
 from fewshot_callbacks.functional._tensors import as_tensor, default_mode
-from fewshot_callbacks.functional.neighbours import compared_sets, nearest, positive_whole, scores_of
+from fewshot_callbacks.functional.neighbours import compared_sets, positive_whole, scores_of
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share
 from fewshot_callbacks.functional.retrieval.registry import Metric
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
@@ -244,55 +244,73 @@ class _Search:
     ) -> dict[str, Float[np.ndarray, "queries"]]:
         """Return the value of each of some queries, by metric."""
         out = {f"knn@{k}{name}": np.zeros(len(queries)) for k in ks for name in PLACES}
-        for some, votes in self._votes(queries, max(ks)) if out and len(queries) else ():
-            for key, of_some in _hits(votes, self.classes[queries[some]], ks, temperature).items():
-                out[key][some] = of_some
-        return out
-
-    def _votes(self, queries: Int[np.ndarray, "queries"], k: int) -> Iterator[tuple[Int[np.ndarray, "some"], _Votes]]:
-        """Yield some of the queries and the neighbours of these, with all that are as near as the k-th."""
-        index = torch.from_numpy(queries)
-        settings: dict[str, Any] = {"similarity": self.similarity, "memory_mb": self.memory_mb}
-        found = nearest(self.rows, gallery=self.bank, queries=index, k=k, **settings)
-        items, scores, beyond = found.indices.numpy(), found.scores.numpy(), found.left_out.numpy()
-        for some in _parts(np.flatnonzero(beyond == 0), k):
-            query = np.repeat(np.arange(len(some)), k)
-            voted = self.of_bank[items[some]].reshape(-1)
-            yield some, _Votes(query, voted, scores[some].reshape(-1), np.ones(len(query), np.int64))
-        if (beyond > 0).any():
-            yield from self._votes_of_tied(queries, np.flatnonzero(beyond > 0), k + int(beyond.max()))
-
-    def _votes_of_tied(
-        self, queries: Int[np.ndarray, "queries"], tied: Int[np.ndarray, "tied"], room: int
-    ) -> Iterator[tuple[Int[np.ndarray, "some"], _Votes]]:
-        """Do the same for queries that more items than k tie for; equal rows of the bank are searched once.
-
-        A model that has collapsed has few different rows, and as many ties as items.
-        """
-        bank = self.rows if self.bank is None else self.bank
+        if not out or not len(queries):
+            return out
         with computing() as threads:
-            vectors = Vectors(self.rows[torch.from_numpy(queries[tied])], bank, self.similarity, threads=threads)
-            distinct, row = np.unique(vectors.pairs.gallery_twin, return_inverse=True)
-            pairs, count = np.unique(row * (self.of_bank.max() + 1) + self.of_bank, return_counts=True)
-            of_row, voted = np.divmod(pairs, self.of_bank.max() + 1)
-            start, stop = (np.searchsorted(of_row, np.arange(len(distinct)), side=side) for side in ("left", "right"))
-            room = min(len(distinct), room + 1)  # one more for the query itself
-            for part in _parts(np.arange(len(tied)), min(len(pairs), room * int((stop - start).max()))):
-                chosen, no_item = vectors.take(part, distinct), np.full(len(part), -1, np.int32)
-                found, scores, _ = nearest_items(chosen, no_item, [], room, memory_bytes(_CALL, self.memory_mb))
-                length = (stop - start)[found.reshape(-1)]
-                at = np.repeat(start[found.reshape(-1)] - np.cumsum(length) + length, length) + np.arange(length.sum())
-                query = np.repeat(np.arange(len(part)).repeat(room), length)
-                items, own = count[at], queries[tied[part]][query]
-                if self.bank is None:
-                    items = items - ((of_row[at] == row[own]) & (voted[at] == self.classes[own]))
-                read = np.repeat(scores_of(chosen, scores).numpy().reshape(-1), length)
-                yield tied[part], _Votes(query, voted[at], read, items)
+            vectors = Vectors(self.rows, self.bank, self.similarity, threads=threads)
+            # equal rows of one class have equal values: a model that has collapsed is not searched for each of its items
+            alike = vectors.pairs.query_twin[queries] * (self.classes.max() + 1) + self.classes[queries]
+            _, first, back = np.unique(alike, return_index=True, return_inverse=True)
+            for some, votes in self._votes(vectors, queries[first], max(ks)):
+                for key, of_some in _hits(votes, self.classes[queries[first][some]], ks, temperature).items():
+                    out[key][some] = of_some
+        return {key: values[back] for key, values in out.items()}
+
+    def _votes(
+        self, vectors: Vectors, queries: Int[np.ndarray, "queries"], k: int
+    ) -> Iterator[tuple[Int[np.ndarray, "some"], _Votes]]:
+        """Yield some of the queries, by index, and their neighbours, with all that are as near as the k-th.
+
+        Equal rows of the bank are searched once. Where more than k rows tie, a second search has room for all of them.
+        """
+        distinct, row = np.unique(vectors.pairs.gallery_twin, return_inverse=True)
+        names = int(self.of_bank.max()) + 1
+        pairs, count = np.unique(row * names + self.of_bank, return_counts=True)
+        of_row, voted = np.divmod(pairs, names)
+        start = np.searchsorted(of_row, np.arange(len(distinct) + 1))
+        alone, most = np.bincount(row) == 1, int(np.diff(start).max())
+        is_self = self.bank is None
+        own = np.where(alone[row[queries]], row[queries], -1) if is_self else np.full(len(queries), -1)
+        todo, room, step = np.arange(len(queries)), k, len(queries)
+        while len(todo):
+            beyond = np.zeros(len(queries), np.int64)
+            for part in _split(todo, step):
+                found, scores, beyond[part] = self._nearest(vectors, queries[part], distinct, own[part], room)
+                for some in _split(np.flatnonzero(beyond[part] == 0), VOTES_AT_ONCE // min(len(pairs), room * most)):
+                    there = found[some] >= 0
+                    query, near = np.nonzero(there)[0], found[some][there]
+                    length = np.diff(start)[near]
+                    at = np.repeat(start[near] - np.cumsum(length) + length, length) + np.arange(length.sum())
+                    query, items = np.repeat(query, length), count[at]
+                    if is_self:
+                        itself = queries[part[some]][query]
+                        items = items - ((of_row[at] == row[itself]) & (voted[at] == self.classes[itself]))
+                    yield part[some], _Votes(query, voted[at], np.repeat(scores[some][there], length), items)
+            todo, room = np.flatnonzero(beyond), room + int(beyond.max())
+            step = VOTES_AT_ONCE // room
+
+    def _nearest(
+        self,
+        vectors: Vectors,
+        queries: Int[np.ndarray, "queries"],
+        distinct: Int[np.ndarray, "rows"],
+        own: Int[np.ndarray, "queries"],
+        room: int,
+    ) -> tuple[Int[np.ndarray, "queries room"], Float[np.ndarray, "queries room"], Int[np.ndarray, "queries"]]:
+        """Return the nearest of the different rows, their scores, and how many more tie with the last."""
+        whole, every = len(distinct) == len(vectors.pairs.gallery), np.arange(len(vectors.pairs.queries))
+        if not (whole and np.array_equal(queries, every)):  # the whole bank is not copied
+            vectors = vectors.take(queries, slice(None) if whole else distinct)
+            vectors.one_set = False  # a row that stands for several items is a candidate of its own
+        found, scores, beyond = nearest_items(
+            vectors, own.astype(np.int32), [], min(room, len(distinct)), memory_bytes(_CALL, self.memory_mb)
+        )
+        return found, scores_of(vectors, scores).numpy(), beyond
 
 
-def _parts(index: Int[np.ndarray, "queries"], votes: int) -> list[Int[np.ndarray, "_"]]:
-    """Split queries that have so many votes each."""
-    step = max(1, VOTES_AT_ONCE // votes)
+def _split(index: Int[np.ndarray, "queries"], step: int) -> list[Int[np.ndarray, "_"]]:
+    """Split queries into parts."""
+    step = max(1, step)
     return [index[first : first + step] for first in range(0, len(index), step)]
 
 
