@@ -34,7 +34,15 @@ pytestmark = [
 PROTOCOL = EpisodeProtocol(ways=3, shots=2, queries=4, episodes=20, seed=5)
 SIZES = {"ways": 3, "shots": 2, "queries": 4}
 CLASSES, PER_CLASS = 4, 9
-KEYS = {"accuracy", "accuracy_std", "accuracy_ci95", "episodes", "episodes_hash", "batch_statistics"}
+KEYS = {
+    "accuracy",
+    "accuracy_std",
+    "accuracy_ci95",
+    "accuracy_ci95_open",
+    "episodes",
+    "episodes_hash",
+    "batch_statistics",
+}
 
 
 class Small(nn.Module):
