@@ -380,7 +380,9 @@ def interval_over_classes(
     mean, scale = exact_mean(values), ways * (units - 1) / (units - ways)
     rest = values - mean - (of_class - of_class.mean())[number].sum(dim=1) * scale / ways
     noise = float(rest.square().sum()) / max(1, episodes - units) / episodes
-    variance = max((scale * error) ** 2 - (scale - 1) * noise, float(values.var()) / episodes)
+    whole = (scale * error) ** 2
+    variance = max(whole - (scale - 1) * noise, float(values.var()) / episodes)
+    freedom = max(1.0, freedom * min(1.0, variance / whole)) if whole else 1.0  # the less is left, the less it is known
     if not of_difference:
         return share_interval(mean, math.sqrt(variance), freedom, units, confidence)
     reach = t_quantile(confidence, freedom) * math.sqrt(variance)

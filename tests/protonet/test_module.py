@@ -670,4 +670,4 @@ def test_two_processes_give_what_one_gives(mode: Any) -> None:
     (two,) = trainer(strategy="ddp_fork", devices=2, use_distributed_sampler=mode == "images").test(
         net, loader, verbose=False
     )
-    assert one == two
+    assert one == pytest.approx(two, rel=0, abs=0, nan_ok=True)  # five classes are too few for the open interval
