@@ -114,7 +114,7 @@ def knn_accuracy(
         similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
         confidence: Confidence level of the intervals, in (0, 1). Queries of one class are taken to be dependent.
         memory_mb: Bound on the memory of the search beyond the embeddings, in MB; None is 512. Neighbours take
-            additional memory, 60 bytes for each: 0.6 GB for 50,000 queries and k = 200.
+            additional memory, about 60 bytes for each: 0.6 GB for 50,000 queries and k = 200.
         share: Which of the queries and of the bank this process holds, where several make the call together. Each of
             them then holds the whole bank for the time of the search, and all return the report of one.
 
