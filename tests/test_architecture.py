@@ -92,10 +92,10 @@ LINE = (
 )
 """The modules of the engine in an order in which each imports those before it alone: so it can be read."""
 
-MOST_LINES, MOST_ARGUMENTS_OF_A_LOOP = 2740, 10
+MOST_LINES, MOST_ARGUMENTS_OF_A_LOOP = 2755, 10
 """As small as the engine could be made. Whoever needs more looks first for what can go."""
 
-HOUSE = {"lines of code": 18_960, "files": 126, "lines of a function": 60, "lines of tests": 28_370}
+HOUSE = {"lines of code": 20_060, "files": 131, "lines of a function": 60, "lines of tests": 29_240}
 """The package and its tests: what they are, and no more. Whoever makes them smaller lowers the figure."""
 FEWEST_COMMENTS = 0.06
 

@@ -99,7 +99,7 @@ class Embedder:
         one, other = own.double(), given.double()
         if similarity == "cosine":  # which does not see the length
             one, other = (torch.nn.functional.normalize(part, dim=1) for part in (one, other))
-        self.compare(one, other, module, "validation_step", "a gap would mean nothing")
+        self.compare(one, other, module, "validation_step", "comparing the two would mean nothing")
 
     def compare(self, own: Tensor, given: Tensor, module: LightningModule, step: str, consequence: str) -> None:
         """See that two embeddings of the same items were made in the same way.

@@ -59,6 +59,7 @@ class TrainingClasses:
         items_per_class: Number of items of each class.
         seed: Seed of the draw.
         owner: Name of the callback, for messages.
+        argument: The one that gives `data`, for messages.
     """
 
     def __init__(
@@ -68,8 +69,9 @@ class TrainingClasses:
         items_per_class: int | None,
         seed: int,
         owner: str,
+        argument: str = "training_data",
     ) -> None:
-        self.data, self.owner = data, owner
+        self.data, self.owner, self.argument = data, owner, argument
         self.classes, self.items_per_class, self.seed = classes, items_per_class, seed
         self.begin()
 
@@ -117,7 +119,7 @@ class TrainingClasses:
             data = getattr(data_module, "training_data_for_evaluation", None)
             if data is None:
                 raise UsageError(
-                    f"{self.owner} has no training set: pass training_data=..., your training set "
+                    f"{self.owner} has no training set: pass {self.argument}=..., your training set "
                     "with the transforms of an evaluation, or give your data module a method training_data_for_evaluation() "
                     "that returns it."
                 )
@@ -126,7 +128,7 @@ class TrainingClasses:
             data = data(trainer)
         if not isinstance(data, DataLoader) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise UsageError(
-                f"{self.owner}: training_data gave a {type(data).__name__}; expected a data set with a length and "
+                f"{self.owner}: {self.argument} gave a {type(data).__name__}; expected a data set with a length and "
                 f"items, or a DataLoader of one."
             )
         return data
@@ -139,7 +141,7 @@ class TrainingClasses:
                 "without reading every item. Give it one, the label of each item: dataset.labels = [...]."
             )
         try:
-            return read_labels(labels, len(dataset), "labels of training_data", "items", self.owner)
+            return read_labels(labels, len(dataset), f"labels of {self.argument}", "items", self.owner)
         except ValueError as error:
             raise UsageError(str(error)) from error
 

@@ -39,8 +39,11 @@ from fewshot_callbacks.callbacks.embeddings import (
     read_entry,
     read_flag,
 )
+from fewshot_callbacks.callbacks.generalization_gap import TrainingClasses, TrainingData
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional._labels import Labels, as_labels
+from fewshot_callbacks.functional.knn import PLACES, knn_accuracy
+from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval import (
     RetrievalOptions,
     RetrievalReport,
@@ -49,6 +52,7 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
     shows_settings,
 )
+from fewshot_callbacks.functional.retrieval.settings import several
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 
 # Name of the number of queries without a match, which is logged beside the metrics.
@@ -102,6 +106,7 @@ class Parts:
         """Begin a validation: drop what was collected."""
         self.stores: dict[Part, EmbeddingStore] = defaultdict(partial(EmbeddingStore, self.spill_to))
         self.shards: dict[Part, Shard] = {}
+        self.latest: Tensor | None = None  # embeddings of the last batch of one encoder
 
     @property
     def metrics(self) -> Sequence[str]:
@@ -174,6 +179,7 @@ class Parts:
             return len(sides[0][1])
         else:
             side = self.reader.read(outputs, batch, step_of(trainer))
+        self.latest = side[0]
         items, owner, views = len(side[1]), self.reader.owner, self.reader.shared.views
         some: dict[bool, Any] = {False: slice(None)}
         if self.gallery_flag is not None:
@@ -256,6 +262,77 @@ def _two_sides(reader: EmbeddingReader, outputs: Any, batch: Any, step: str, fir
     return [reader.checked(side, own, step) for side, own in zip(sides, labels, strict=True)]
 
 
+class Voters:
+    """Classifies queries by a vote of their nearest items of a bank: the training set, the gallery or the queries.
+
+    Args:
+        k: See `RetrievalMonitor`.
+        bank: See there.
+        embed: How a training batch is embedded; by default as `Embedder` does.
+        reader: Finds the labels in a batch.
+        settings: Of the search.
+    """
+
+    def __init__(
+        self, k: Any, bank: Any, embed: Embedder | None, reader: EmbeddingReader, settings: RetrievalSettings
+    ) -> None:
+        call, fix = "RetrievalMonitor", "Pass numbers of neighbours, such as (10, 20)."
+        self.k = () if k is None else [positive_whole(call, "knn", each, fix) for each in several(k)]
+        if isinstance(bank, str) and bank not in ("train", "gallery", "self"):
+            raise ValueError(
+                f"{call}(knn_bank={bank!r}): choose 'train', 'gallery', 'self', or pass a data set or loader."
+            )
+        self.bank, self.settings, self.is_checked = bank, settings, embed is not None
+        self.embed = Embedder(None, reader, call) if embed is None else embed
+        data = None if isinstance(bank, str) else bank
+        self.training = TrainingClasses(data, None, None, settings.seed, call, "knn_bank")
+        self.store: EmbeddingStore | None = None  # what this process has embedded of the training set
+        self.shard: Shard | None = None  # its part of the whole
+
+    @property
+    def keys(self) -> list[str]:
+        """Under which the accuracies are logged."""
+        return [f"knn@{k}{name}" for k in dict.fromkeys(self.k) for name in PLACES]
+
+    @property
+    def trains(self) -> bool:
+        """Whether training items vote."""
+        return bool(self.k) and self.bank not in ("gallery", "self")
+
+    def check(self, trainer: Trainer, batch: Any, given: Tensor | None) -> None:
+        """See that training items are embedded as the step embeds those of validation."""
+        if self.trains and not self.is_checked and given is not None:
+            self.embed.check(trainer, trainer.lightning_module, batch, given, self.settings.similarity)
+
+    def prepare(self, trainer: Trainer) -> None:
+        """Find the training set, and embed this rank's share outside of the sanity check."""
+        if self.trains:
+            self.training.loader(trainer)
+            self.store = None if trainer.sanity_checking else self.training.embedded(trainer, self.embed)
+
+    def accuracies(self, shards: Sequence[Shard]) -> tuple[dict[str, float], Sequence[str]]:
+        """Return the accuracy of the queries, and notes. Collective.
+
+        Args:
+            shards: Of the queries, and of the gallery if there is one.
+        """
+        processes, queries, bank = all_processes(), shards[0], shards[1:] if self.bank == "gallery" else ()
+        if self.trains:
+            if self.shard is None and self.store is not None:
+                self.shard = self.store.shard(dataset_size=self.training.items)
+            bank = [] if self.shard is None else [self.shard]
+        found = knn_accuracy(
+            *(part for shard in (queries, *bank) for part in (shard.embeddings, shard.named_labels)),
+            k=self.k,
+            temperature=0.07 if self.settings.similarity == "cosine" else None,
+            similarity=self.settings.similarity,
+            confidence=self.settings.confidence,
+            memory_mb=self.settings.memory_mb,
+            share=Share(processes, queries.places, *(shard.places for shard in bank)),
+        )
+        return found.values, found.notes
+
+
 @shows_settings()
 class RetrievalMonitor(EvaluationMonitor):
     """Logs mAP, Recall@K, precision, recall, F1, recall at fixed precision and Grouped Recall@K of an embedding.
@@ -313,6 +390,14 @@ class RetrievalMonitor(EvaluationMonitor):
             two encoders also two entries, one for each side: `("image_id", "caption_id")`.
         spill_to: A folder on a disk, for validation sets larger than memory: embeddings are written to a file in it, and
             read from there as they are needed. It has no name, and vanishes after the evaluation.
+        knn: Numbers of neighbours that vote for the label of a query, or one, such as (10, 20, 100, 200), see
+            `knn_accuracy`; logged as `val/knn@20`, and `val/knn@20_top5` where the five classes with the most votes count.
+            None for no vote. Votes are weighted by the cosine; of other similarities they are equal. Each process holds
+            the whole bank while it is searched.
+        knn_bank: What votes: `train`, `gallery` (without a gallery the set itself) or `self`, the queries without the query
+            itself. `train` is the result of `training_data_for_evaluation()` of the Trainer's data module, as the data
+            modules of this package have it; or pass a data set, a loader of one, or a function of the Trainer, with the
+            transforms of an evaluation. It is embedded once in each validation, as `embed` says or else by the module.
         name: Part of the keys between the stage and the metric, such as `t2i` for `val/t2i/mAP` and `test/t2i/mAP`. Several
             monitors in one Trainer need different names; one of them may have none.
         prog_bar: Show the first of the metrics in the progress bar.
@@ -353,6 +438,8 @@ class RetrievalMonitor(EvaluationMonitor):
         exclude: Entry | Sequence[str] | None = None,
         ids: Entry | tuple[Entry, Entry] | None = None,
         spill_to: str | PathLike[str] | None = None,
+        knn: int | Sequence[int] | None = None,
+        knn_bank: str | TrainingData = "train",
         name: str | None = None,
         prog_bar: bool = True,
         strict: bool | None = None,
@@ -372,6 +459,9 @@ class RetrievalMonitor(EvaluationMonitor):
             self._reader, self._settings, self.embed, gallery_loader, gallery_flag, ids, exclude, spill_to
         )
         EmbeddingStore(spill_to)  # a folder that is none is told at once
+        self._voters = Voters(knn, knn_bank, self.embed, self._reader, self._settings)
+        if knn is not None and exclude is not None:
+            raise ValueError("RetrievalMonitor: a vote of neighbours leaves out nobody. Pass knn or exclude, not both.")
         self.name, self.prog_bar = name, prog_bar
         self.reports: dict[str, RetrievalReport] = {}
 
@@ -383,25 +473,33 @@ class RetrievalMonitor(EvaluationMonitor):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare for a run."""
         self._parts.begin()
+        self._voters.training.begin()
         self._left_out: set[str] = set()  # keys that the latest report of their set did not have
         super().setup(trainer, pl_module, stage)
-        if self.embed is not None:
-            self.embed.check_name(pl_module)
+        embed = self._voters.embed if self._voters.trains else self.embed
+        if embed is not None:
+            embed.check_name(pl_module)
 
     def _prefix(self, stage: str) -> str:
         return stage if self.name is None else f"{stage}/{self.name}"
 
     def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
         items = self._parts.add(trainer, loader, first, outputs, batch)
+        if not first:
+            self._voters.check(trainer, batch, self._parts.latest)
+        self._parts.latest = None
         show_batch(trainer, self._prefix(stage_of(trainer)), loader, range(first, first + items), batch)
         return items
 
     def _forget(self) -> None:
         self._gallery: int | None = None
         self._parts.clear()
+        self._voters.store = self._voters.shard = None
 
     def _prepare(self, trainer: Trainer) -> None:
         self._gallery = self._parts.gallery(trainer)
+        if not self._failed:
+            self._voters.prepare(trainer)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         self.reports = {}
@@ -425,9 +523,26 @@ class RetrievalMonitor(EvaluationMonitor):
                 raise error
             report = self.reports[direction + suffix] = self._evaluate(trainer, f"{prefix}{suffix}", parts)
         log_of_all(pl_module, self._values(trainer, prefix, suffix, report), first if self.prog_bar else None)
+        self._vote(pl_module, prefix, suffix, parts, known=report is not None)
         # where an image has several texts, their places are not those of the items of the loader
         if report is not None and (not direction or report.queries == report.gallery):
             show_set(trainer, prefix, suffix, report, [(self._parts.shards[part], part[0]) for part in parts])
+
+    def _vote(self, module: LightningModule, prefix: str, suffix: str, parts: Sequence[Part], *, known: bool) -> None:
+        """Log the accuracies of a vote of neighbours; NaN where the set could not be evaluated. Collective."""
+        values = dict.fromkeys(self._voters.keys, math.nan)
+        if values and known:
+            with self._policy.handling(f"{prefix}/{next(iter(values))}{suffix} and the others of its kind are NaN."):
+                if self._parts.have_sets or (self._parts.are_two and self._voters.trains):
+                    raise UsageError(
+                        "RetrievalMonitor: a vote needs one label for each item, and one encoder if training items vote. "
+                        "Leave out knn."
+                    )
+                with all_processes().together():
+                    values, notes = self._voters.accuracies([self._parts.shards[part] for part in parts])
+                for note in notes:
+                    self._policy.warn(f"{prefix}{suffix}, knn: {note} (Shown once.)", kind="knn" + without_digits(note))
+        log_of_all(module, {f"{prefix}/{key}{suffix}": value for key, value in values.items()})
 
     def _evaluate(self, trainer: Trainer, where: str, parts: Sequence[Part]) -> RetrievalReport:
         """Evaluate a set; the report, or the error, is that of every process. Collective."""
@@ -467,6 +582,6 @@ class RetrievalMonitor(EvaluationMonitor):
 
     def _keys(self, trainer: Trainer) -> Collection[str]:
         gallery = None if self.gallery_loader is None else loader_index(trainer, self.gallery_loader)
-        sets, names = self._parts.sets(trainer, gallery), (*self._parts.metrics, UNMATCHED)
+        sets, names = self._parts.sets(trainer, gallery), (*self._parts.metrics, *self._voters.keys, UNMATCHED)
         ways = [("/".join(filter(None, (self._prefix("val"), direction))), suffix) for direction, suffix, _ in sets]
         return {f"{prefix}/{name}{suffix}" for prefix, suffix in ways for name in names}

@@ -80,6 +80,7 @@ def best_checkpoint(run: Path) -> Path | None:
 
 
 DYNAMICS, CONFIGURATION = "training_dynamics.json", "config.yaml"
+OTHER_CLASSES = "accuracy, other classes"
 SHOWN = ("mAP", "recall@1", "f1", "grouped_recall@1")
 
 
@@ -99,6 +100,7 @@ class Tested:
             "checkpoint": self.checkpoint,
             "accuracy": None if accuracy is None else accuracy.mean,
             "accuracy_ci95": None if accuracy is None else accuracy.ci95,
+            "accuracy_ci95_open": None if accuracy is None else accuracy.open_interval.half_width,
             "episodes": None if accuracy is None else accuracy.n,
             "episodes_hash": None if accuracy is None else accuracy.episodes_hash,
             "J": self.j,
@@ -219,6 +221,7 @@ def differences_of(first: Tested, second: Tested) -> dict[str, Difference]:
     found: dict[str, Difference] = {}
     if first.accuracy is not None and second.accuracy is not None:
         found["accuracy"] = second.accuracy.minus(first.accuracy)
+        found[OTHER_CLASSES] = second.accuracy.minus(first.accuracy, over_classes=True)
     if first.report is not None and second.report is not None:
         try:
             of_reports = compare_reports(second.report, first.report)
@@ -237,5 +240,9 @@ def _episodes(tests: Sequence[Tested]) -> str:
         f"{each.ways}-way {each.shots}-shot, {each.n} episodes, list {each.episodes_hash}" if each else "none"
         for each in (test.accuracy for test in tests)
     )
-    spans = " and ".join(f"±{test.accuracy.ci95:.4f}" for test in tests if test.accuracy)
-    return f"{spans}, {one}, " + ("the same for both" if one == other else f"and {other}")
+    known = [test.accuracy for test in tests if test.accuracy]
+    spans = " and ".join(f"±{each.ci95:.4f}" for each in known)
+    opened = " and ".join(f"±{each.open_interval.half_width:.4f}" for each in known)
+    return f"{spans} over other episodes of these classes, {opened} over another set of classes; {one}, " + (
+        "the same for both" if one == other else f"and {other}"
+    )

@@ -140,11 +140,13 @@ def comparison(rows: Mapping[str, Tested]) -> Table:
     if first.report is None or first.accuracy is None:
         raise ValueError("The test set could not be evaluated; the warnings above say why.")
     [precision], size = first.report.at_precision, first.report.grouped.group_size if first.report.grouped else 0
+    spans = [f"{100 * row.accuracy.open_interval.half_width:.1f}" for row in rows.values() if row.accuracy]
     table = Table(
         title=f"{first.report.queries:,} images of {first.report.classes} classes, scripts never seen in training",
         caption=(
             f"accuracy: 20-way 1-shot, {first.accuracy.n} episodes, list {first.accuracy.episodes_hash}. GR@1: Grouped "
-            f"Recall@1 among {size} classes. R@P: recall at precision {precision:g}. ± and in brackets: 95 % intervals. "
+            f"Recall@1 among {size} classes. R@P: recall at precision {precision:g}. ± and in brackets: 95 % intervals; "
+            f"that of the accuracy is over other episodes of these classes, and ±{', ±'.join(spans)} over other classes. "
             "random: the weights before training. Another processor moves the values by a point or two."
         ),
         title_style="bold",

@@ -19,6 +19,7 @@ from fewshot_callbacks.functional.episodes import (
     summarize_accuracies,
 )
 from fewshot_callbacks.functional.health import EmbeddingHealth, Moments, embedding_health
+from fewshot_callbacks.functional.knn import KNN_METRICS, KnnReport, knn_accuracy
 from fewshot_callbacks.functional.neighbours import (
     NearDuplicates,
     Neighbours,
@@ -77,6 +78,7 @@ __all__ = [
     "DEFAULT_METRICS",
     "DEFAULT_TRIAL_METRICS",
     "IDENTIFICATION_METRICS",
+    "KNN_METRICS",
     "METRICS",
     "RELEVANCE_METRICS",
     "TRIAL_METRICS",
@@ -94,6 +96,7 @@ __all__ = [
     "GroupedRecall",
     "IdentificationReport",
     "Interval",
+    "KnnReport",
     "MeasureComparison",
     "Moments",
     "NearDuplicates",
@@ -121,6 +124,7 @@ __all__ = [
     "evaluate_trials",
     "generalization_gap",
     "grouped_recall",
+    "knn_accuracy",
     "label_groups",
     "mean_interval",
     "near_duplicates",

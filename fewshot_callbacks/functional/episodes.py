@@ -19,10 +19,12 @@ from torch import Tensor
 from fewshot_callbacks.functional._labels import Labels, as_labels
 from fewshot_callbacks.functional._tensors import check_seed, default_mode
 from fewshot_callbacks.functional.statistics import (
+    UNKNOWN,
     Difference,
     Interval,
     exact_mean,
     independent_difference_interval,
+    interval_over_classes,
     mean_interval,
     paired_difference_interval,
     share_interval,
@@ -73,6 +75,7 @@ class EpisodeList:
         ways: Classes in an episode.
         shots: Support images of each class.
         queries: Query images of each class.
+        classes: The classes of each episode, numbered in the order of their labels; None if they are not known.
 
     Raises:
         ValueError: The sizes of `indices` are not `ways` and `shots + queries`.
@@ -87,6 +90,7 @@ class EpisodeList:
     ways: int
     shots: int
     queries: int
+    classes: Int[Tensor, "episodes ways"] | None = None
 
     def __post_init__(self) -> None:
         found, expected = tuple(self.indices.shape[1:]), (self.ways, self.shots + self.queries)
@@ -114,7 +118,8 @@ class EpisodeList:
         """
         if n < 0:
             raise ValueError(f"first({n}) asks for a negative number of episodes. Use n >= 0.")
-        return EpisodeList(self.indices[:n], self.ways, self.shots, self.queries)
+        classes = None if self.classes is None else self.classes[:n]
+        return EpisodeList(self.indices[:n], self.ways, self.shots, self.queries, classes)
 
     @cached_property
     def hash(self) -> str:
@@ -196,7 +201,7 @@ def sample_episodes(
     by_class = numbers.argsort(stable=True)  # (items,): the items of the first class, of the second, ...
     starts = counts.cumsum(0) - counts  # (classes,)
     indices = by_class[starts[picked.flatten(), None] + of_class].reshape(episodes, ways, shots + queries)
-    return EpisodeList(indices, ways, shots, queries)
+    return EpisodeList(indices, ways, shots, queries, picked)
 
 
 def _distinct(sizes: Int[Tensor, "rows"], k: int, generator: torch.Generator) -> Int[Tensor, "rows k"]:
@@ -412,7 +417,8 @@ class EpisodeAccuracy:
         mean: In [0, 1].
         std: Sample standard deviation over episodes (divisor n - 1); NaN for one episode.
         ci95: 1.96 * std / sqrt(n), which few-shot papers print after ±, for comparison with their tables. With some
-            hundred episodes it is as accurate as `interval`; NaN for one episode.
+            hundred episodes it is as accurate as `interval`; NaN for one episode. Like that, it says nothing of other
+            classes.
         n: Number of episodes.
         ways: Classes in an episode.
         shots: Support images of each class.
@@ -421,6 +427,11 @@ class EpisodeAccuracy:
         batch_statistics: True where batch normalisation used the statistics of the episode itself. Such an accuracy
             uses all queries together, and must not be compared with one that does not.
         per_episode: The accuracy of each episode, float64, for `minus`; None if it was not kept.
+        classes: The classes of each episode, for `open_interval`; None if they are not known.
+
+    References:
+        Lafargue, Smith, Vermet et al., "Oops, I sampled it again: reinterpreting confidence intervals in few-shot
+        learning", arXiv 2409.02850, 2024: closed and open intervals.
 
     Examples:
         >>> result = EpisodeAccuracy(0.5713, 0.1187, 0.0095, 600, 5, 1, 15, "1a2b3c4d5e6f")
@@ -438,29 +449,46 @@ class EpisodeAccuracy:
     episodes_hash: str
     batch_statistics: bool = False
     per_episode: Float[Tensor, "n"] | None = field(default=None, compare=False, repr=False)
+    classes: Int[Tensor, "n ways"] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def open_interval(self) -> Interval:
+        """The 95 % interval in which the mean of another test set lies, of other classes and their images.
+
+        It is wider than `interval`, by a factor of about ten where there are 20 classes. NaN if the classes are not known,
+        or fewer than three more than an episode has.
+        """
+        if self.per_episode is None or self.classes is None:
+            return UNKNOWN
+        return interval_over_classes(self.per_episode, self.classes)
 
     @property
     def interval(self) -> Interval:
-        """The 95 % interval of the mean, also valid for few episodes and near 1 (see `mean_interval`)."""
+        """The 95 % interval of the mean over other episodes of these classes and images: the closed one.
+
+        Also valid for few episodes and near 1 (see `mean_interval`).
+        """
         if self.per_episode is not None:
             return mean_interval(self.per_episode)
         if self.n < 2:
             return Interval(math.nan, math.nan)
         return share_interval(self.mean, self.std / math.sqrt(self.n), self.n - 1, self.n, 0.95)
 
-    def minus(self, other: "EpisodeAccuracy") -> Difference:
+    def minus(self, other: "EpisodeAccuracy", *, over_classes: bool = False) -> Difference:
         """Compute the difference from another accuracy, with its 95 % interval.
 
         Accuracies of the same list of episodes are compared episode by episode.
 
-        The interval shows how far other episodes of the same classes would move the difference.
+        The interval shows how far other episodes of the same classes would move the difference (closed), or, if asked for,
+        another set of classes (open).
 
         Args:
             other: The accuracy of another model.
+            over_classes: Give the open interval.
 
         Returns:
             The difference of the means, in [-1, 1]; its interval is NaN where the lists differ and one has a single
-            episode.
+            episode. An open one is NaN where the lists differ, or `open_interval` is.
 
         Raises:
             ValueError: Only one of the two used batch statistics.
@@ -480,7 +508,15 @@ class EpisodeAccuracy:
                 "compared. Evaluate both in the same way."
             )
         if self.per_episode is not None and other.per_episode is not None and self.episodes_hash == other.episodes_hash:
-            interval = paired_difference_interval(self.per_episode - other.per_episode)
+            by_episode = self.per_episode - other.per_episode
+            interval = paired_difference_interval(by_episode)
+            if over_classes:
+                classes = self.classes
+                interval = (
+                    UNKNOWN if classes is None else interval_over_classes(by_episode, classes, of_difference=True)
+                )
+        elif over_classes:
+            interval = UNKNOWN
         else:
             interval = independent_difference_interval(self.mean, self.interval, other.mean, other.interval)
         return Difference(self.mean, other.mean, interval)
@@ -500,7 +536,8 @@ def summarize_accuracies(
     """Average one accuracy per episode, with its 95 % confidence interval.
 
     `ci95` is the interval of few-shot papers, mean ± 1.96 std / sqrt(n); `interval` is also valid for few episodes.
-    Both show how far another list of episodes of the same classes would move the mean, not how far other classes would.
+    Both show how far another list of episodes of the same classes would move the mean; `open_interval` shows how far
+    other classes would.
 
     Args:
         accuracies: (episodes,), each in [0, 1], in any order.
@@ -546,4 +583,5 @@ def summarize_accuracies(
         episodes_hash=episode_list.hash,
         batch_statistics=batch_statistics,
         per_episode=values,
+        classes=episode_list.classes,
     )

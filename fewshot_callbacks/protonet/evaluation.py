@@ -218,6 +218,7 @@ def logged_values(result: EpisodeAccuracy | None, batch_statistics: bool) -> dic
         "accuracy": result.mean if result else math.nan,
         "accuracy_std": result.std if result else math.nan,
         "accuracy_ci95": result.ci95 if result else math.nan,
+        "accuracy_ci95_open": result.open_interval.half_width if result else math.nan,
         "episodes_hash": float(int(result.episodes_hash[:6], 16))
         if result and known
         else math.nan,  # < 2**24: a float32

@@ -104,9 +104,10 @@ class ProtoNet(LightningModule):
 
     Logged while training: `train/loss` (mean cross-entropy of the queries, in nats), `train/accuracy` in [0, 1] and,
     with the distance-ratio head, `train/rho`. Logged for each evaluation, as `val/...` or `test/...`, the same on every
-    rank: `accuracy` in [0, 1], `accuracy_std` over episodes, `accuracy_ci95` (half-width of the 95 % interval of the
-    mean), `episodes` (their number), `episodes_hash` (the first six hexadecimal digits of the hash of the list, as an
-    integer) and `batch_statistics` (0 or 1). With several loaders each key ends in `/dataloader_idx_0`, and so on.
+    rank: `accuracy` in [0, 1], `accuracy_std` over episodes, `accuracy_ci95` (half-width of the 95 % interval over other
+    episodes of these classes), `accuracy_ci95_open` (the same over another set of classes), `episodes` (their number),
+    `episodes_hash` (the first six hexadecimal digits of the hash of the list, as an integer) and `batch_statistics` (0
+    or 1). With several loaders each key ends in `/dataloader_idx_0`, and so on.
 
     If the episodes cannot be drawn from the images (a class is too small, a run is cut by `limit_val_batches` or
     `fast_dev_run`, embeddings are not finite), the values are NaN with 0 episodes, and one warning gives the reason.

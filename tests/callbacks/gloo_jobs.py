@@ -255,6 +255,9 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
     seen["exclude"] = validate(
         TwoEncoders(), loader(uneven()), retrieval(source=lambda outputs, batch: batch, exclude="camera")
     )
+    votes = retrieval(knn=(1, 4, 30), knn_bank=Labelled(TRAINING), name="train"), retrieval(knn=(1, 4), knn_bank="self")
+    torch.manual_seed(0)
+    seen["votes"] = validate(Embeds(), loader(uneven()), *votes)
     seen["no targets"] = validate(AsGiven(), loader(spoilt(tagged(5))), retrieval())
     if two:
         seen |= more(folder)

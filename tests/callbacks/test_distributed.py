@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fewshot_callbacks import DEFAULT_METRICS
+from fewshot_callbacks import DEFAULT_METRICS, knn_accuracy
 from fewshot_callbacks.functional import (
     class_subset,
     discriminant_ratio,
@@ -77,6 +77,18 @@ def test_the_health_of_several_is_that_of_one(several: list[dict[str, Any]], nam
     expected = embedding_health(*uneven().tensors).metrics()
     for seen in several:
         assert values_of(seen[name]) == pytest.approx({f"val/{k}": v for k, v in expected.items()}, rel=1e-6)
+
+
+def test_a_vote_of_neighbours(several: list[dict[str, Any]]) -> None:
+    """Items that samplers repeat vote once, of training and of validation."""
+    queries, bank = (seeded().by_hand(data) for data in (uneven(), TRAINING))
+    expected = {f"val/train/{key}": value for key, value in knn_accuracy(*queries, *bank, k=(1, 4, 30)).values.items()}
+    expected |= {f"val/{key}": value for key, value in knn_accuracy(*queries, k=(1, 4)).values.items()}
+    for seen in several:
+        assert seen["votes"]["said"] == []
+        assert {key: value for key, value in seen["votes"].items() if "knn@" in key} == pytest.approx(
+            expected, rel=1e-6
+        )
 
 
 @pytest.mark.parametrize("name", ["targets", "targets, gallery"])

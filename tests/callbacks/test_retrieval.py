@@ -6,15 +6,30 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
 from rich.progress import Progress
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks import DEFAULT_METRICS
+from fewshot_callbacks import DEFAULT_METRICS, knn_accuracy
 from fewshot_callbacks.callbacks import RetrievalMonitor, _conduct
 from fewshot_callbacks.functional import evaluate_retrieval
-from tests.callbacks.models import FEATURES, Net, Scripted, items, loader, measured, retrieval, said, scripted, trainer
+from tests.callbacks.models import (
+    FEATURES,
+    TRAINING,
+    Embeds,
+    Labelled,
+    Net,
+    Scripted,
+    items,
+    loader,
+    measured,
+    retrieval,
+    said,
+    scripted,
+    trainer,
+)
 
 QUERIES, GALLERY = items(), items(per_class=4, seed=4)
 
@@ -434,3 +449,64 @@ def test_ids_that_name_no_single_items_are_told_once():
     assert (
         "so that 30 of 36 items are left out, and 30 of them are no repetitions. Pass ids that name single" in told[0]
     )
+
+
+# -------------------------------------------------------------------------------------------------- a vote of neighbours
+
+
+class WithTraining(LightningDataModule):
+    def training_data_for_evaluation(self) -> Any:
+        return Labelled(TRAINING)
+
+    def val_dataloader(self) -> Any:
+        return loader()
+
+
+@pytest.mark.parametrize("bank", ["train", "gallery", "self", "given"])
+def test_neighbours_vote(bank: str) -> None:
+    """Each bank gives what the function gives; the module is in training mode afterwards, as it was."""
+    net, given = Embeds(), DataLoader(Labelled(TRAINING), batch_size=7, shuffle=True)
+    of_loader = {"gallery": {"gallery_loader": 1}, "given": {}}.get(bank, {})
+    monitor = retrieval(knn=(1, 5), knn_bank=given if bank == "given" else bank, **of_loader)
+    run = trainer(monitor)
+    if bank == "train":
+        run.validate(net, datamodule=WithTraining(), verbose=False)
+    else:
+        run.validate(net, [loader(), loader(GALLERY)] if bank == "gallery" else loader(), verbose=False)
+    sets = {"train": [TRAINING], "given": [TRAINING], "gallery": [GALLERY], "self": []}[bank]
+    report = knn_accuracy(*(part for data in (QUERIES, *sets) for part in net.by_hand(data)), k=(1, 5))
+    logged = {key: float(value) for key, value in run.callback_metrics.items() if "knn" in key}
+    assert logged == close(keyed(report.values))
+    assert net.training
+
+
+def test_what_cannot_vote_is_told() -> None:
+    with pytest.warns(UserWarning, match=r"val, knn: Only 35 items can vote, so that the values of k = 99 are NaN"):
+        logged = validated(retrieval(knn=(5, 99), knn_bank="self"), Net(), loader())
+    assert math.isnan(logged["val/knn@99"])
+    assert logged["val/knn@5"] > 0
+    other = TensorDataset(TRAINING.tensors[0], TRAINING.tensors[1] + 1)
+    with pytest.warns(UserWarning, match=r"none of the 36 queries has a candidate of its label"):
+        logged = validated(retrieval(knn=5, knn_bank=Labelled(other)), Embeds(), loader())
+    assert math.isnan(logged["val/knn@5"])
+    assert not math.isnan(logged["val/mAP"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"knn": 0}, "knn=0 must be a whole number of at least 1"),
+        ({"knn": 5, "knn_bank": "training"}, r"knn_bank='training'\): choose 'train', 'gallery', 'self'"),
+        ({"knn": 5, "exclude": "camera"}, "Pass knn or exclude, not both"),
+    ],
+)
+def test_wrong_votes(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        retrieval(**settings)
+
+
+def test_training_items_are_embedded_as_the_step_embeds() -> None:
+    with pytest.raises(ValueError, match=r"RetrievalMonitor has no training set: pass knn_bank=\.\.\."):
+        validated(retrieval(knn=5), Embeds(), loader())
+    with pytest.raises(ValueError, match=r"Scripted has no forward method, and embed is not given"):
+        validated(retrieval(knn=5, knn_bank=Labelled(TRAINING)), Scripted([1.0]), loader())

@@ -34,7 +34,15 @@ pytestmark = [
 PROTOCOL = EpisodeProtocol(ways=3, shots=2, queries=4, episodes=20, seed=5)
 SIZES = {"ways": 3, "shots": 2, "queries": 4}
 CLASSES, PER_CLASS = 4, 9
-KEYS = {"accuracy", "accuracy_std", "accuracy_ci95", "episodes", "episodes_hash", "batch_statistics"}
+KEYS = {
+    "accuracy",
+    "accuracy_std",
+    "accuracy_ci95",
+    "accuracy_ci95_open",
+    "episodes",
+    "episodes_hash",
+    "batch_statistics",
+}
 
 
 class Small(nn.Module):
@@ -662,4 +670,4 @@ def test_two_processes_give_what_one_gives(mode: Any) -> None:
     (two,) = trainer(strategy="ddp_fork", devices=2, use_distributed_sampler=mode == "images").test(
         net, loader, verbose=False
     )
-    assert one == two
+    assert one == pytest.approx(two, rel=0, abs=0, nan_ok=True)  # five classes are too few for the open interval

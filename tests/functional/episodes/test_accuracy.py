@@ -9,11 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.episodes import sample_episodes, summarize_accuracies
+from fewshot_callbacks.functional.episodes import EpisodeList, sample_episodes, summarize_accuracies
 from fewshot_callbacks.functional.statistics import (
     independent_difference_interval,
     mean_interval,
     paired_difference_interval,
+    t_quantile,
 )
 from tests.functional.episodes.cases import LABELS
 
@@ -105,3 +106,33 @@ def test_one_episode_leaves_the_difference_without_an_interval() -> None:
     one, other = (summarize_accuracies(torch.tensor([value]), episodes) for value in (0.5, 0.75))
     assert other.minus(one).value == 0.25
     assert math.isnan(other.minus(one).interval.low)
+
+
+def test_the_open_interval_is_the_jackknife_over_classes() -> None:
+    """Over all episodes of some classes, where each class adds its own part: no noise of a list is to be taken off."""
+    ways, parts = 3, torch.rand(9, dtype=torch.float64)
+    classes = torch.combinations(torch.arange(9), ways)
+    values, list_of_all = parts[classes].mean(dim=1), EpisodeList(torch.zeros(84, ways, 2).long(), ways, 1, 1, classes)
+    without = torch.stack([values[~(classes == c).any(dim=1)].mean() for c in range(9)])
+    error = (8 / 9 * (without - values.mean()).square().sum()).sqrt().item()
+    low, high = summarize_accuracies(values, list_of_all).open_interval
+    centre, reach = (math.log(low / (1 - low)) + math.log(high / (1 - high))) / 2, math.log(high / (1 - high))
+    mean = values.mean().item()
+    assert 1 / (1 + math.exp(-centre)) == pytest.approx(mean)
+    moves = without - without.mean()
+    freedom = min(8, 2 * moves.square().sum().item() ** 2 / moves.pow(4).sum().item())
+    assert reach - centre == pytest.approx(t_quantile(0.95, freedom) * error / (mean * (1 - mean)))
+    zero = summarize_accuracies(values * 0, list_of_all)
+    difference = summarize_accuracies(values, list_of_all).minus(zero, over_classes=True)
+    assert difference.interval.half_width == pytest.approx(t_quantile(0.95, freedom) * error)
+
+
+def test_an_open_interval_needs_classes_to_spare() -> None:
+    labels = torch.arange(70) % 7
+    few, enough = (sample_episodes(labels, ways=ways, queries=2, episodes=60) for ways in (5, 4))
+    results = [summarize_accuracies(torch.rand(60), episodes) for episodes in (few, enough, enough.first(60))]
+    assert [math.isnan(result.open_interval.low) for result in results] == [True, False, False]
+    assert math.isnan(results[0].minus(results[1], over_classes=True).interval.low)  # another list
+    unknown = summarize_accuracies(torch.rand(60), EpisodeList(few.indices, 5, 1, 2))
+    assert math.isnan(unknown.open_interval.low)
+    assert math.isnan(unknown.minus(unknown, over_classes=True).interval.low)

@@ -1,0 +1,346 @@
+"""`knn_accuracy`: how often the nearest items of a bank vote for the label of a query."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.engine.nearest import nearest_items
+from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.engine.vectors import Similarity, Vectors
+from fewshot_callbacks.functional._labels import Labels, read_labels, refuse_words_beside_integers
+from fewshot_callbacks.functional._tensors import as_tensor, default_mode
+from fewshot_callbacks.functional.neighbours import compared_sets, positive_whole, scores_of
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share
+from fewshot_callbacks.functional.retrieval.registry import Metric
+from fewshot_callbacks.functional.retrieval.report import Values, or_none
+from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
+from fewshot_callbacks.functional.statistics import SAME, Interval, clustered_mean_interval, exact_mean, normal_quantile
+
+_CALL = "knn_accuracy"
+# Of the classes with the most votes, among which the right one may be.
+PLACES = {"": 1, "_top5": 5}
+# Neighbours that vote at once, which takes some 150 bytes for each.
+VOTES_AT_ONCE = 2**20
+
+KNN_METRICS = (
+    Metric("knn@{k}", "pairs", None, "Queries whose label has the most votes of the {k} nearest items of a bank."),
+    Metric("knn@{k}_top5", "pairs", None, "Queries whose label is among the five with the most votes of these."),
+)
+"""What `knn_accuracy` reports."""
+
+
+@dataclass(frozen=True)
+class KnnReport(Values):
+    """The result of `knn_accuracy`."""
+
+    known: ClassVar = KNN_METRICS
+
+    values: dict[str, float]
+    """metric -> mean over queries, `knn@10`, `knn@10_top5` and so on; NaN where k is larger than the bank"""
+    intervals: dict[str, Interval]
+    """metric -> confidence interval of its mean over other queries and classes of queries, with this bank"""
+    confidence: float
+    """confidence level of the intervals"""
+    queries: int
+    """queries that the means are of"""
+    left_out: int
+    """queries that are left out, since no candidate has their label"""
+    bank: int
+    """items that may vote for a query"""
+    notes: tuple[str, ...]
+    """what a reader of the numbers should know"""
+    per_query: dict[str, Float[Tensor, "all_queries"]] = field(compare=False, repr=False)
+    """metric -> value of each query, 0, 1, or a share between them where classes tie; NaN for those left out"""
+
+    def __str__(self) -> str:
+        """Return the values, one in a line with its interval, and the notes."""
+        return "\n".join([f"{self.queries:,} queries, {self.bank:,} items that vote", *self.lines(), *self.notes])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
+        sizes = {"queries": self.queries, "left_out": self.left_out, "bank": self.bank, "notes": list(self.notes)}
+        return self.tables() | {"confidence": or_none(self.confidence)} | sizes
+
+
+class _Votes(NamedTuple):
+    """Neighbours of some queries, those of each together, the nearest first."""
+
+    query: Int[np.ndarray, "votes"]
+    voted: Int[np.ndarray, "votes"]
+    """class of each neighbour"""
+    score: Float[np.ndarray, "votes"]
+    items: Int[np.ndarray, "votes"]
+    """items of the bank that are this neighbour: equal rows of one class"""
+
+
+@default_mode()
+def knn_accuracy(
+    embeddings: Any,
+    labels: Any,
+    bank: Any | None = None,
+    bank_labels: Any | None = None,
+    *,
+    k: Any = (10, 20, 100, 200),
+    temperature: float | None = 0.07,
+    similarity: Similarity = "cosine",
+    confidence: float = 0.95,
+    memory_mb: float | None = None,
+    share: Share = EVERYTHING,
+) -> KnnReport:
+    """Classify each query by a vote of its k nearest items of a bank, and count how often its label wins.
+
+    Each of the k items votes for its label with the weight exp(score / temperature), or with equal weights (Wu et al.,
+    "Unsupervised feature learning via non-parametric instance discrimination", CVPR 2018; Caron et al., "Emerging
+    properties in self-supervised vision transformers", ICCV 2021, and the evaluation of DINOv2). All values of k come
+    from one exact search. Nothing depends on the order of the data: items that tie for the last of the k places share
+    those that are left, and classes that tie in votes share the hit. A class without a vote is never among the first.
+
+    Args:
+        embeddings: (queries, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
+        labels: (queries,) integers or words. A query whose label no candidate has is left out and counted.
+        bank: (bank, dim) items that vote; by default the embeddings, each query without itself (leave-one-out).
+        bank_labels: (bank,) labels of the bank.
+        k: Number of neighbours that vote, or several. The value of one that is larger than the bank is NaN.
+        temperature: In units of the score; None for equal weights. 0.07 is usual for cosines.
+        similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
+        confidence: Confidence level of the intervals, in (0, 1). Queries of one class are taken to be dependent.
+        memory_mb: Bound on the memory of the search beyond the embeddings, in MB; None is 512. Neighbours take
+            additional memory, about 60 bytes for each: 0.6 GB for 50,000 queries and k = 200.
+        share: Which of the queries and of the bank this process holds, where several make the call together. Each of
+            them then holds the whole bank for the time of the search, and all return the report of one.
+
+    Returns:
+        A frozen report on the CPU, with values in [0, 1] under the keys `knn@10`, `knn@10_top5` and so on.
+
+    Raises:
+        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, k < 1, the temperature is not positive, one
+            of `bank` and `bank_labels` is missing, or no query has a candidate of its label.
+
+    Examples:
+        >>> import torch
+        >>> bank = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> queries = torch.tensor([[1.0, 0.2], [0.2, 1.0], [1.0, 0.0]])
+        >>> report = knn_accuracy(queries, ["owl", "heron", "heron"], bank, ["owl", "owl", "heron", "heron"], k=2)
+        >>> report.per_query["knn@2"]
+        tensor([1., 1., 0.], dtype=torch.float64)
+    """
+    ks = [positive_whole(_CALL, "k", each, "Pass numbers of neighbours, such as (10, 20).") for each in several(k)]
+    memory_bytes(_CALL, memory_mb)
+    normal_quantile(confidence)
+    if temperature is not None and not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
+        raise ValueError(
+            f"{_CALL}: temperature={temperature!r} must be positive. Pass 0.07, or None for equal weights."
+        )
+    if (bank is None) != (bank_labels is None):
+        raise ValueError(f"{_CALL}: bank and bank_labels belong together. Pass both, or neither for leave-one-out.")
+    rows, own_labels = _whole(share.processes, "embeddings", "labels", embeddings, labels, share.query_places)
+    others, other_labels = rows, own_labels
+    if bank is not None:
+        others, other_labels = _whole(share.processes, "bank", "bank_labels", bank, bank_labels, share.gallery_places)
+    refuse_words_beside_integers(_CALL, {"labels": own_labels, "bank_labels": other_labels})
+    compared = compared_sets(_CALL, ("embeddings", "bank"), rows, None if bank is None else others, similarity)
+    classes, of_others = (
+        torch.cat([own_labels.codes, other_labels.codes]).unique(return_inverse=True)[1].split([len(rows), len(others)])
+    )
+    same = torch.bincount(of_others, minlength=int(classes.max()) + 1)[classes] - int(bank is None)
+    if not bool((same > 0).any()):
+        raise ValueError(
+            f"{_CALL}: none of the {len(rows)} queries has a candidate of its label, so no vote can be right. Pass a bank "
+            "with labels of the queries, or none for leave-one-out."
+        )
+    candidates = len(others) - int(bank is None)
+    search = _Search(*compared, classes.numpy(), of_others.numpy(), similarity, memory_mb)
+    own = np.arange(share.processes.rank, len(rows), share.processes.count)
+    hits = search.hits(own, [each for each in ks if each <= candidates], temperature)
+    per_query, kept = {}, same > 0
+    places = torch.cat([torch.from_numpy(each) for each in share.processes.gather(own)])
+    for each in dict.fromkeys(ks):
+        for name in PLACES:
+            key, whole = f"knn@{each}{name}", torch.full((len(rows),), math.nan, dtype=torch.float64)
+            if each <= candidates:
+                whole[places] = torch.from_numpy(np.concatenate(share.processes.gather(hits[key])))
+            per_query[key] = whole.masked_fill(~kept, math.nan)
+    return _report(per_query, classes, kept, candidates, confidence)
+
+
+def _report(
+    per_query: dict[str, Float[Tensor, "queries"]],
+    classes: Int[Tensor, "queries"],
+    kept: Tensor,
+    candidates: int,
+    confidence: float,
+) -> KnnReport:
+    """Average over the queries that are kept."""
+    left_out = int((~kept).sum())
+    too_large = [key.removeprefix("knn@") for key, of in per_query.items() if of.isnan().all() and "_" not in key]
+    notes = []
+    if left_out:
+        notes.append(f"{left_out} of {len(kept)} queries are left out: no candidate has their label.")
+    if too_large:
+        notes.append(
+            f"Only {candidates} items can vote, so that the values of k = {', '.join(too_large)} are NaN: pass a larger "
+            f"bank, or k of at most {candidates}."
+        )
+    return KnnReport(
+        values={key: exact_mean(of[kept]) for key, of in per_query.items()},
+        intervals={key: clustered_mean_interval(of, classes, confidence) for key, of in per_query.items()},
+        confidence=confidence,
+        queries=int(kept.sum()),
+        left_out=left_out,
+        bank=candidates,
+        notes=tuple(notes),
+        per_query=per_query,
+    )
+
+
+def _whole(
+    processes: Processes, name: str, labels_name: str, rows: Any, labels: Any, places: Any
+) -> tuple[Tensor, Labels]:
+    """Return the vectors and labels of all processes, in the order of their places."""
+    vectors = as_tensor(rows, name, _CALL).cpu()
+    read = read_labels(labels, len(vectors), labels_name, name, _CALL)
+    place = None if places is None else as_tensor(places, "share", _CALL)
+    parts = processes.gather((vectors, read, place))
+    refuse_words_beside_integers(_CALL, {f"{labels_name} of process {n}": part for n, (_, part, _) in enumerate(parts)})
+    if len(parts) == 1 and place is None:
+        return vectors, read
+    order = torch.cat([torch.arange(len(read)) if place is None else place for _, _, place in parts]).argsort()
+    filled = [part for part, _, _ in parts if len(part)] or [vectors]
+    words = next((part.words for _, part, _ in parts if len(part)), None)
+    return torch.cat(filled)[order], Labels(torch.cat([part.codes for _, part, _ in parts])[order], words)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Finds who votes for whom.
+
+    Attributes:
+        rows: (queries, dim).
+        bank: (bank, dim) items; None for the queries themselves.
+        classes: Of the queries, numbered from 0 on with those of the bank.
+        of_bank: Classes of the bank.
+        similarity: How they are compared.
+        memory_mb: See `nearest`.
+    """
+
+    rows: Tensor
+    bank: Tensor | None
+    classes: Int[np.ndarray, "queries"]
+    of_bank: Int[np.ndarray, "bank"]
+    similarity: Similarity
+    memory_mb: float | None
+
+    def hits(
+        self, queries: Int[np.ndarray, "queries"], ks: list[int], temperature: float | None
+    ) -> dict[str, Float[np.ndarray, "queries"]]:
+        """Return the value of each of some queries, by metric."""
+        out = {f"knn@{k}{name}": np.zeros(len(queries)) for k in ks for name in PLACES}
+        if not out or not len(queries):
+            return out
+        with computing() as threads:
+            vectors = Vectors(self.rows, self.bank, self.similarity, threads=threads)
+            # equal rows of one class have equal values: a model that has collapsed is not searched for each of its items
+            alike = vectors.pairs.query_twin[queries] * (self.classes.max() + 1) + self.classes[queries]
+            _, first, back = np.unique(alike, return_index=True, return_inverse=True)
+            for some, votes in self._votes(vectors, queries[first], max(ks)):
+                for key, of_some in _hits(votes, self.classes[queries[first][some]], ks, temperature).items():
+                    out[key][some] = of_some
+        return {key: values[back] for key, values in out.items()}
+
+    def _votes(
+        self, vectors: Vectors, queries: Int[np.ndarray, "queries"], k: int
+    ) -> Iterator[tuple[Int[np.ndarray, "some"], _Votes]]:
+        """Yield some of the queries, by index, and their neighbours, with all that are as near as the k-th.
+
+        Equal rows of the bank are searched once. Where more than k rows tie, a second search has room for all of them.
+        """
+        distinct, row = np.unique(vectors.pairs.gallery_twin, return_inverse=True)
+        names = int(self.of_bank.max()) + 1
+        pairs, count = np.unique(row * names + self.of_bank, return_counts=True)
+        of_row, voted = np.divmod(pairs, names)
+        start = np.searchsorted(of_row, np.arange(len(distinct) + 1))
+        alone, most = np.bincount(row) == 1, int(np.diff(start).max())
+        is_self = self.bank is None
+        own = np.where(alone[row[queries]], row[queries], -1) if is_self else np.full(len(queries), -1)
+        todo, room, step = np.arange(len(queries)), k, len(queries)
+        while len(todo):
+            beyond = np.zeros(len(queries), np.int64)
+            for part in _split(todo, step):
+                found, scores, beyond[part] = self._nearest(vectors, queries[part], distinct, own[part], room)
+                for some in _split(np.flatnonzero(beyond[part] == 0), VOTES_AT_ONCE // min(len(pairs), room * most)):
+                    there = found[some] >= 0
+                    query, near = np.nonzero(there)[0], found[some][there]
+                    length = np.diff(start)[near]
+                    at = np.repeat(start[near] - np.cumsum(length) + length, length) + np.arange(length.sum())
+                    query, items = np.repeat(query, length), count[at]
+                    if is_self:
+                        itself = queries[part[some]][query]
+                        items = items - ((of_row[at] == row[itself]) & (voted[at] == self.classes[itself]))
+                    yield part[some], _Votes(query, voted[at], np.repeat(scores[some][there], length), items)
+            todo, room = np.flatnonzero(beyond), room + int(beyond.max())
+            step = VOTES_AT_ONCE // room
+
+    def _nearest(
+        self,
+        vectors: Vectors,
+        queries: Int[np.ndarray, "queries"],
+        distinct: Int[np.ndarray, "rows"],
+        own: Int[np.ndarray, "queries"],
+        room: int,
+    ) -> tuple[Int[np.ndarray, "queries room"], Float[np.ndarray, "queries room"], Int[np.ndarray, "queries"]]:
+        """Return the nearest of the different rows, their scores, and how many more tie with the last."""
+        whole, every = len(distinct) == len(vectors.pairs.gallery), np.arange(len(vectors.pairs.queries))
+        if not (whole and np.array_equal(queries, every)):  # the whole bank is not copied
+            vectors = vectors.take(queries, slice(None) if whole else distinct)
+            vectors.one_set = False  # a row that stands for several items is a candidate of its own
+        found, scores, beyond = nearest_items(
+            vectors, own.astype(np.int32), [], min(room, len(distinct)), memory_bytes(_CALL, self.memory_mb)
+        )
+        return found, scores_of(vectors, scores).numpy(), beyond
+
+
+def _split(index: Int[np.ndarray, "queries"], step: int) -> list[Int[np.ndarray, "_"]]:
+    """Split queries into parts."""
+    step = max(1, step)
+    return [index[first : first + step] for first in range(0, len(index), step)]
+
+
+def _hits(
+    votes: _Votes, own: Int[np.ndarray, "queries"], ks: list[int], temperature: float | None
+) -> dict[str, Float[np.ndarray, "queries"]]:
+    """Return of each query with votes the share of the orders of ties in which its own class is among the first."""
+    query, _, score, items = votes
+    begins = np.append(True, query[1:] != query[:-1])
+    is_new = begins | np.append(True, score[1:] != score[:-1])
+    level = np.cumsum(is_new) - 1  # of equal scores
+    size = np.bincount(level, items)
+    before = np.cumsum(size) - size
+    before -= before[level[begins]][query[is_new]]
+    weight = np.ones(len(query))
+    if temperature is not None:
+        weight = np.exp((score - score[begins][query]) / temperature)  # of the nearest 1, so that nothing overflows
+    classes = int(max(own.max(), votes.voted.max())) + 1
+    named, ballot = np.unique(query * classes + votes.voted, return_inverse=True)
+    voter = named // classes
+    wanted = np.arange(len(own)) * classes + own
+    place = np.minimum(np.searchsorted(named, wanted), len(named) - 1)
+    has = named[place] == wanted
+    found = {}
+    for k in ks:
+        portion = np.clip((k - before) / np.maximum(size, 1), 0, 1)[level]
+        total = np.bincount(ballot, portion * items * weight)
+        mine = np.where(has, total[place], 0.0)
+        more = np.bincount(voter, total > mine[voter] * (1 + SAME), len(own))
+        equal = np.bincount(voter, np.abs(total - mine[voter]) <= mine[voter] * SAME, len(own))
+        for name, first in PLACES.items():
+            found[f"knn@{k}{name}"] = np.where(mine > 0, np.clip((first - more) / np.maximum(equal, 1), 0, 1), 0.0)
+    return found

@@ -1,0 +1,146 @@
+"""`knn_accuracy` agrees with a loop over all orders of ties, and with the rule of DINOv2 where nothing ties."""
+
+import itertools
+import json
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks import Share, knn_accuracy
+from fewshot_callbacks.functional.knn import PLACES
+from tests.functional.neighbours.vectors import FOUR, whole_numbers
+
+
+def brute(rows, labels, bank, bank_labels, ks, temperature):
+    """Shares of all orders of equal scores and of equal votes, by dot products; the mean over queries that have a match."""
+    found = {f"knn@{k}{name}": [] for k in ks for name in PLACES}
+    for n, (row, label) in enumerate(zip(rows, labels, strict=True)):
+        voters = [m for m in range(len(bank_labels)) if bank is not None or m != n]
+        if label not in [bank_labels[m] for m in voters]:
+            continue
+        score = {m: float(row @ (rows if bank is None else bank)[m]) for m in voters}
+        for k in ks:
+            votes = dict.fromkeys(bank_labels, 0.0)
+            cut = sorted(score.values(), reverse=True)[k - 1]
+            above = sum(each > cut for each in score.values())
+            tied = sum(each == cut for each in score.values())
+            for m, each in score.items():
+                part = 1 if each > cut else Fraction(k - above, tied) if each == cut else 0
+                votes[bank_labels[m]] += float(part) * (1 if temperature is None else math.exp(each / temperature))
+            cast = {name: round(each, 9) for name, each in votes.items() if each}
+            for name, first in PLACES.items():
+                orders = [sorted(order, key=lambda c: -cast[c])[:first] for order in itertools.permutations(cast)]
+                found[f"knn@{k}{name}"].append(sum(label in order for order in orders) / len(orders))
+    return {key: sum(each) / len(each) for key, each in found.items()}
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10**6), st.integers(3, 9), st.integers(4, 9), st.sampled_from([None, 1.0]), st.booleans())
+def test_agrees_with_loops(seed, queries, items, temperature, is_one):
+    """Whole numbers have many equal scores, and equal rows."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, bank = (torch.randint(-1, 2, (n, 2), generator=generator).double() for n in (queries, items))
+    labels, voters = (torch.randint(6, (n,), generator=generator).tolist() for n in (queries, items))
+    labels[:2] = [voters[0]] * 2
+    ks, whole = (1, 2, 3) if not is_one else (1, 2), (labels, voters)
+    other = (None, None) if is_one else (bank, voters)
+    expected = brute(rows, labels, other[0], whole[not is_one], ks, temperature)
+    found = knn_accuracy(rows, labels, *other, k=ks, temperature=temperature, similarity="dot")
+    assert found.values == pytest.approx(expected, rel=1e-9)
+
+
+def dino(rows, labels, bank, bank_labels, ks, temperature=0.07):
+    """The rule of DINOv2's eval/knn.py: a softmax over the most neighbours, its parts summed by class up to each k."""
+    rows, bank = (torch.nn.functional.normalize(each.double()) for each in (rows, bank))
+    classes, hits = int(bank_labels.max()) + 1, {f"knn@{k}{name}": 0 for k in ks for name in PLACES}
+    for row, label in zip(rows, labels, strict=True):
+        score, index = (bank @ row).topk(max(ks))
+        weight = (score / temperature).softmax(0)
+        for k in ks:
+            votes = torch.zeros(classes, dtype=torch.float64)
+            for n in range(k):
+                votes[bank_labels[index[n]]] += weight[n]
+            for name, first in PLACES.items():
+                hits[f"knn@{k}{name}"] += label in votes.topk(first).indices
+    return {key: int(each) / len(rows) for key, each in hits.items()}
+
+
+def clusters(n, classes=40, dim=16):
+    labels = torch.arange(n) % classes
+    centres = torch.randn(classes, dim, generator=torch.Generator().manual_seed(5))
+    return centres[labels] + 1.4 * torch.randn(n, dim), labels
+
+
+def test_equals_the_rule_of_dinov2():
+    (bank, bank_labels), (rows, labels) = clusters(900), clusters(200)
+    ks = (10, 20, 100, 200)
+    found = knn_accuracy(rows, labels, bank, bank_labels)
+    assert found.values == pytest.approx(dino(rows, labels, bank, bank_labels, ks), abs=1e-6)
+    assert 0.1 < found["knn@10"] < found["knn@10_top5"] < 1
+    assert all(low < found[key] < high for key, (low, high) in found.intervals.items())
+    assert json.loads(json.dumps(found.to_dict()))["metrics"]["knn@20"] == found["knn@20"]
+    assert str(found).startswith("200 queries, 900 items that vote\nknn@10 ")
+
+
+@pytest.mark.parametrize("similarity", FOUR)
+def test_order_and_names_do_not_matter(similarity):
+    rows = whole_numbers(60, 4, similarity, 3)
+    labels, order = torch.randint(7, (60,)), torch.randperm(60)
+    one = knn_accuracy(rows, labels, k=(3, 20), similarity=similarity)
+    words = [f"c{9 - label}" for label in labels[order].tolist()]
+    other = knn_accuracy(rows[order], words, k=(20, 3), similarity=similarity, memory_mb=1)
+    assert all(torch.equal(one.per_query[key][order], other.per_query[key]) for key in one.values)
+    shuffled = knn_accuracy(
+        rows[order], labels[order], k=(3, 20), similarity=similarity, share=Share(query_places=order)
+    )
+    assert shuffled == one
+
+
+@pytest.mark.parametrize("points", [1, 2])
+def test_a_collapsed_model_is_at_chance(points):
+    """All vectors are one, or two that have nothing to do with the classes."""
+    labels = torch.arange(3000) % 10
+    rows = torch.eye(3)[torch.arange(3000) // 10 % points]
+    found = knn_accuracy(rows, labels, rows, labels)
+    assert found["knn@200"] == pytest.approx(0.1)
+    assert found["knn@10_top5"] == pytest.approx(0.5)
+    assert (
+        knn_accuracy(rows, labels)["knn@10"] == 0
+    )  # one of the own class is missing, and so the others have more votes
+
+
+def test_what_cannot_vote_is_counted():
+    rows, labels = clusters(30, classes=5)
+    found = knn_accuracy(rows, [*labels[:28].tolist(), 77, 78], k=(5, 29, 30))
+    assert (found.queries, found.left_out, found.bank) == (28, 2, 29)
+    assert math.isnan(found["knn@30"])
+    assert not math.isnan(found["knn@29"])
+    assert found.per_query["knn@5"].isnan().sum() == 2
+    assert found.notes == (
+        "2 of 30 queries are left out: no candidate has their label.",
+        "Only 29 items can vote, so that the values of k = 30 are NaN: pass a larger bank, or k of at most 29.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"labels": [7, 8, 9]}, "none of the 3 queries has a candidate of its label"),
+        ({"labels": ["a", "b", "c"]}, "labels are words, bank_labels integers"),
+        ({"labels": [0, 1]}, "3 embeddings, but 2 labels"),
+        ({"bank": torch.eye(4), "bank_labels": [0] * 4}, "embeddings have dimension 3, bank 4"),
+        ({"bank_labels": None}, "bank and bank_labels belong together"),
+        ({"k": 0}, "k=0 must be a whole number of at least 1"),
+        ({"temperature": 0.0}, "temperature=0.0 must be positive. Pass 0.07, or None"),
+        ({"embeddings": torch.full((3, 3), math.nan)}, "3 of 3 rows of embeddings hold NaN"),
+    ],
+)
+def test_bad_input(arguments, message):
+    good = {"embeddings": torch.eye(3), "labels": [0, 1, 2], "bank": torch.eye(3), "bank_labels": [0, 1, 2], "k": 1}
+    with pytest.raises(ValueError, match=r".") as caught:
+        knn_accuracy(**good | arguments)
+    assert message in str(caught.value)
