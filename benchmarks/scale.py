@@ -3,6 +3,7 @@
     python benchmarks/scale.py                                         # 200,000 items, 2,000 queries
     python benchmarks/scale.py --items 2000000 --queries 20000         # 512 MB of float16
     python benchmarks/scale.py --processes 4                           # shared by processes that torchrun starts
+    python benchmarks/scale.py --processes 4 --kill                    # which are killed at half, and go on
 
 Each row is a process of its own. That which reads the file may hold no more than the limit, beside what is mapped from files
 (RLIMIT_DATA; what libraries reserve and do not hold comes on top): a larger allocation fails. All rows must have the same
@@ -15,6 +16,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fewshot_callbacks import Shards, evaluate_retrieval
+from fewshot_callbacks import Shards, evaluate_retrieval, journal
+from fewshot_callbacks.cli.main import main as fewshot
 
 METRICS = ("mAP", "recall@1", "f1", "recall@precision0.95")
 OF_A_CLASS = 50
@@ -72,8 +75,33 @@ def evaluate(folder: Path, options: argparse.Namespace, *, loaded: bool) -> dict
     }
 
 
+def share(name: str, options: argparse.Namespace, values: dict[str, float], state: str | None, stop: float) -> float:
+    """Evaluate the file by processes that torchrun starts; kill them after some seconds; return how long that took."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(options.processes), __file__]
+    words += ["--row", "share", "evaluate", f"{name}/rows.npy", "--labels", f"{name}/labels.npy", "--json"]
+    words += ["--max_queries", str(options.queries), "--memory_mb", str(options.memory_mb)]
+    words += ["--resume", state] if state else []
+    started, environment = time.perf_counter(), os.environ | {"OMP_NUM_THREADS": "1"}
+    begun = subprocess.Popen(
+        [*words, "--metrics", *METRICS], stdout=-1, stderr=-1, text=True, env=environment, start_new_session=True
+    )
+    try:
+        printed, said = begun.communicate(timeout=stop)
+    except subprocess.TimeoutExpired:
+        os.killpg(begun.pid, signal.SIGKILL)
+        begun.communicate()
+        return stop
+    if begun.returncode:
+        sys.exit(said)
+    assert json.loads(printed)["metrics"] == values, printed
+    return time.perf_counter() - started
+
+
 def main() -> None:
     """Make the data, run each row, and print the table."""
+    if sys.argv[1:3] == ["--row", "share"]:
+        journal.EVERY = 1.0  # a minute is longer than most of these
+        sys.exit(fewshot(sys.argv[3:]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=200_000)
     parser.add_argument("--dim", type=int, default=128)
@@ -81,6 +109,7 @@ def main() -> None:
     parser.add_argument("--memory_mb", type=float, default=512, help="budget of the evaluation")
     parser.add_argument("--limit_mb", type=float, default=1_000, help="of the whole process that reads the file")
     parser.add_argument("--processes", type=int, default=0, help="that share one more evaluation of the file")
+    parser.add_argument("--kill", action="store_true", help="once more, killed at half and resumed")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--row", choices=["memory", "file"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -104,18 +133,14 @@ def main() -> None:
                 print(f"| {row} | {took['seconds']:.1f} | {took['processor']:.1f} | {took['MB']:.0f} |", flush=True)
         assert found["memory"]["values"] == found["file"]["values"], found
         if options.processes:
-            words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(options.processes)]
-            words += ["-m", "fewshot_callbacks", "evaluate", f"{name}/rows.npy", "--labels", f"{name}/labels.npy"]
-            words += ["--max_queries", str(options.queries), "--memory_mb", str(options.memory_mb), "--json"]
-            started = time.perf_counter()
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            ran = subprocess.run(
-                [*words, "--metrics", *METRICS], capture_output=True, text=True, check=False, env=environment
-            )
-            if ran.returncode:
-                sys.exit(ran.stderr)
-            print(f"| {options.processes} processes | {time.perf_counter() - started:.1f} | | |")
-            assert json.loads(ran.stdout)["metrics"] == found["file"]["values"], ran.stdout
+            values = found["file"]["values"]
+            whole = share(name, options, values, None, 1e6)
+            print(f"| {options.processes} processes | {whole:.1f} | | |")
+        if options.kill:
+            share(name, options, values, f"{name}/state", whole / 2)
+            assert Path(f"{name}/state").is_dir(), "nothing had been written by then"
+            rest = share(name, options, values, f"{name}/state", 1e6)
+            print(f"| killed after {whole / 2:.1f} s, and resumed | {rest:.1f} | | |")
 
 
 if __name__ == "__main__":

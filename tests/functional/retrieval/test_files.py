@@ -1,5 +1,7 @@
 """Embeddings in files, and in small types, that are read piece by piece: the report of memory, bit for bit."""
 
+import subprocess
+import sys
 import warnings
 
 import h5py
@@ -158,3 +160,35 @@ def test_a_row_that_is_not_finite_is_named_with_its_file(tmp_path):
     for memory in (512, TINY):
         with pytest.raises(ValueError, match=r"1 of 600 rows of embeddings .* index 250, which is row 50 of .*1\.npz"):
             quiet(shards, memory_mb=memory)
+
+
+LIMITED = """
+import resource, sys
+import numpy as np, torch
+from fewshot_callbacks import Shards, evaluate_retrieval
+
+def of_some(rows, labels, **options):
+    return evaluate_retrieval(rows, labels, max_queries=200, memory_mb=64, metrics=("mAP", "f1"), **options)
+
+labels = np.arange(200_000) % 5_000
+of_some(torch.randn(3_000, 256), labels[:3_000] % 40)  # compiles
+held = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (held + 160 * 2**20, resource.RLIM_INFINITY))
+try:
+    np.zeros((200_000, 256), np.float32)
+except MemoryError:
+    print(of_some(Shards(sys.argv[1]), labels).mAP)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
+def test_a_file_is_evaluated_where_a_copy_does_not_fit(tmp_path):
+    """The system refuses more than 160 MB beyond what the process holds; in float32 the rows take 205."""
+    rows = np.lib.format.open_memmap(tmp_path / "rows.npy", "w+", np.float16, (200_000, 256))
+    centres = np.random.default_rng(0).normal(size=(5_000, 256))
+    for start in range(0, 200_000, 5_000):
+        rows[start : start + 5_000] = centres + np.random.default_rng(start).normal(size=(5_000, 256))
+    words = [sys.executable, "-c", LIMITED, str(tmp_path / "rows.npy")]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert 0.5 < float(ran.stdout) <= 1
