@@ -1,11 +1,12 @@
-"""Which numbers of an embedding tell, without a ranking, how well it ranks? Small networks on the glyphs.
+"""Which numbers of an embedding tell, without a ranking, how well it ranks? Small networks on glyphs or icons.
 
 Run it as it is:    python examples/embedding_health.py     (six minutes on one core; stop and start it as you like)
+On icons:           python examples/embedding_health.py --data icons    (examples/icons says what to install)
 In short:           python examples/embedding_health.py --steps 2 4 --rates 1e-3 --seeds 0 --methods ap simclr
 
-Each method trains the same small network with each learning rate and seed. After some numbers of steps it embeds glyphs of
-scripts never seen: the numbers of `embedding_health` stand beside mAP and the accuracy of episodes (5 ways, 1 shot). One of
-the methods only draws two views of an image together, so that it collapses. It writes to runs/embedding_health:
+Each method trains the same small network with each learning rate and seed. After some numbers of steps it embeds images of
+classes never seen: the numbers of `embedding_health` stand beside mAP and the accuracy of episodes (5 ways, 1 shot). One of
+the methods only draws two views of an image together, so that it collapses. It writes to runs/embedding_health (--output):
 
     embedding_health.json    a row for each checkpoint; what stands there is not trained again
     table.md                 the rank correlation (Spearman) of each number with mAP and accuracy, with 95 % intervals
@@ -21,6 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from icons import IconThemes
+from icons.augmentation import on_white
 from pytorch_metric_learning import losses
 from scipy.stats import spearmanr
 from torch import Tensor, nn
@@ -42,6 +45,7 @@ parser.add_argument("--steps", type=int, nargs="+", default=[10, 40, 160], help=
 parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 1e-2], help="of Adam")
 parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
 parser.add_argument("--methods", nargs="+", default=["softmax", "dr", "ap", "triplet", "simclr", "attraction"])
+parser.add_argument("--data", choices=["glyphs", "icons"], default="glyphs")
 parser.add_argument("--output", type=Path, default=Path("runs/embedding_health"))
 options = parser.parse_args()
 classes_of_batch, items_per_class, width = 32, 4, 16
@@ -59,11 +63,11 @@ def of_episodes(head: nn.Module, embeddings: Tensor) -> Tensor:
 
 def loss_of(method: str, network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     if method in ("softmax", "dr"):
-        return of_episodes(SoftmaxHead() if method == "softmax" else DistanceRatioHead(), network(images))
+        return of_episodes(SoftmaxHead() if method == "softmax" else DistanceRatioHead(), network(look(images)))
     if method in ("ap", "triplet"):
         loss = SoftAveragePrecisionLoss() if method == "ap" else losses.TripletMarginLoss(0.2)
-        return loss(network(images), labels)
-    one, other = (nn.functional.normalize(network(augment_glyphs(images))) for _ in range(2))
+        return loss(network(look(images)), labels)
+    one, other = (nn.functional.normalize(network(look(augment_glyphs(images)))) for _ in range(2))
     if method == COLLAPSING:
         return (one - other).square().sum(dim=1).mean()
     return nn.functional.cross_entropy(one @ other.T / 0.2, torch.arange(len(images)))  # SimCLR, of other views alone
@@ -91,7 +95,7 @@ def measured(network: nn.Module, images: Tensor, labels: Tensor) -> dict[str, fl
 
 def run(method: str, rate: float, seed: int) -> list[dict[str, Any]]:
     torch.manual_seed(seed)
-    network, checkpoints = Conv4(1, width), []
+    network, checkpoints = Conv4(pixels.shape[1], width), []
     optimizer = torch.optim.Adam(network.parameters(), lr=rate)
     batches = ClassBalancedBatchSampler(
         train.labels,
@@ -128,8 +132,9 @@ def correlation(rows: list[dict[str, Any]], number: str, outcome: str) -> str:
 options.output.mkdir(parents=True, exist_ok=True)
 file = options.output / "embedding_health.json"
 done: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
-train, test = Glyphs("train"), Glyphs("test")
-pixels = test.images.float() / 255
+data, look = (Glyphs, torch.nn.Identity()) if options.data == "glyphs" else (IconThemes, on_white)
+train, test = data("train"), data("test")
+pixels = look(test.images.float() / 255)
 for method in options.methods:
     for rate in options.rates:
         for seed in options.seeds:

@@ -95,7 +95,7 @@ LINE = (
 MOST_LINES, MOST_ARGUMENTS_OF_A_LOOP = 2755, 10
 """As small as the engine could be made. Whoever needs more looks first for what can go."""
 
-HOUSE = {"lines of code": 20_060, "files": 131, "lines of a function": 60, "lines of tests": 29_240}
+HOUSE = {"lines of code": 20_060, "files": 131, "lines of a function": 60, "lines of tests": 29_280}
 """The package and its tests: what they are, and no more. Whoever makes them smaller lowers the figure."""
 FEWEST_COMMENTS = 0.06
 

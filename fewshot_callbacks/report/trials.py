@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from fewshot_callbacks.functional.verification import TrialReport
-from fewshot_callbacks.plots import Mark, encode, error_tradeoff_curve, score_histograms
 from fewshot_callbacks.report.page import WrittenReport, check_writable, figures, fill, write_whole
 
 # Of each kind, so many are listed.
@@ -19,6 +18,9 @@ MISTAKES = 20
 
 def trial_figures(report: TrialReport) -> dict[str, Any]:
     """Draw the detection error trade-off, `det`, and the `scores` of both kinds of trials, with all thresholds."""
+    # matplotlib, which a report of embeddings does not need
+    from fewshot_callbacks.plots import Mark, error_tradeoff_curve, score_histograms  # noqa: PLC0415
+
     counts, marks = report.pair_counts, []
     for name, threshold in report.thresholds.items():
         recall, _, match = counts.at(threshold)
@@ -57,6 +59,8 @@ def write_trials(
         ValueError: If the report is not of these trials.
         OSError: If the file cannot be written.
     """
+    from fewshot_callbacks.plots import encode  # noqa: PLC0415 - as above
+
     check_writable(path)
     values, kinds = np.asarray(scores, np.float64), np.asarray(same, bool)
     lengths = {len(values), len(kinds), *(len(side) for side in sides or ())}

@@ -114,6 +114,8 @@ def test_plan_of_files(tmp_path, capsys):
     assert "20 queries against 1,000 items" in capsys.readouterr().out
     assert main([*words, "--dim", "8"]) == 1
     assert "Leave out --dim and --gallery" in capsys.readouterr().err
+    assert main(["plan", "--queries", "5"]) == 1
+    assert "Pass --queries and --dim, or --files" in capsys.readouterr().err
 
 
 def test_plan_of_a_budget_that_cannot_be_kept_names_one_number(capsys, monkeypatch):

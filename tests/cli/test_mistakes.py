@@ -77,7 +77,6 @@ def last_line(capsys):
          "--metrics recall@1 and --label_groups 10."),
         ("plan --queries 1e30 --dim 3", "--queries: 1e30 is too large; whole numbers go up to 2^63 - 1."),
         ("evaluate a.npz --threshold high", "--threshold: high is not a number."),
-        ("plan --queries 5", "--dim must be given."),
         ("plan --querys 5 --dim 3", "there is no option --querys. Did you mean --queries?"),
         ("compare a", "other_run must be given."),
         ("demo --epochs two", "--epochs: two is not a number."),

@@ -95,5 +95,5 @@ def test_half_precision_is_copied_and_float64_is_not(dtype, size, copied):
 
 
 def test_an_unknown_dtype(as_users_run_it):
-    with pytest.raises(ValueError, match=r"dtype='int8' is unknown. Choose one of float16, bfloat16, float32, float64"):
-        plan_evaluation(10, 10, 4, dtype="int8")
+    with pytest.raises(ValueError, match=r"dtype='int4' is unknown. Choose one of int8, uint8, float16, bfloat16"):
+        plan_evaluation(10, 10, 4, dtype="int4")

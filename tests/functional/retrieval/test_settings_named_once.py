@@ -48,7 +48,7 @@ def test_signature_and_docstring_show_each_setting(target, options, others):
 
 def test_evaluations_have_few_arguments():
     assert len(inspect.signature(evaluate_retrieval).parameters) <= 22
-    assert len(inspect.signature(RetrievalMonitor).parameters) <= 21
+    assert len(inspect.signature(RetrievalMonitor).parameters) <= 24
 
 
 def test_the_command_line_has_each_setting_but_the_confidence_of_its_tables():
