@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -82,13 +81,13 @@ def share(name: str, options: argparse.Namespace, values: dict[str, float], stat
     words += ["--max_queries", str(options.queries), "--memory_mb", str(options.memory_mb)]
     words += ["--resume", state] if state else []
     started, environment = time.perf_counter(), os.environ | {"OMP_NUM_THREADS": "1"}
-    begun = subprocess.Popen(
-        [*words, "--metrics", *METRICS], stdout=-1, stderr=-1, text=True, env=environment, start_new_session=True
-    )
+    begun = subprocess.Popen([*words, "--metrics", *METRICS], stdout=-1, stderr=-1, text=True, env=environment)
     try:
         printed, said = begun.communicate(timeout=stop)
     except subprocess.TimeoutExpired:
-        os.killpg(begun.pid, signal.SIGKILL)
+        subprocess.run(
+            ["pkill", "-KILL", "-f", str(state)], check=False
+        )  # torchrun's processes have groups of their own
         begun.communicate()
         return stop
     if begun.returncode:
