@@ -54,7 +54,9 @@ class Journal:
             raise ValueError(f"{folder} is no folder for the state of an evaluation. Name a new one, or an empty one.")
         if not own.is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            own.write_text(json.dumps(now), encoding="utf-8")
+            new = own.with_suffix(".new")  # a kill leaves none, or the whole
+            new.write_text(json.dumps(now), encoding="utf-8")
+            new.replace(own)
         before = json.loads(own.read_text(encoding="utf-8"))
         differing = [f"{name} ({before.get(name)}, now {now[name]})" for name in now if before.get(name) != now[name]]
         if differing:

@@ -192,7 +192,8 @@ class Estimates:
 
     def _record(self, observers: Sequence[Observer], queries: slice, spaces: list[Any]) -> Record | None:
         """Return where the state of a pass is written, and begin with what was written before; None without a journal."""
-        journal, resumable = current_journal(), [each for each in observers if isinstance(each, Resumable)]
+        journal = current_journal()
+        resumable = [each for each in observers if journal is not None and isinstance(each, Resumable)]
         if journal is None or len(resumable) < len(observers):
             return None
         place = self.precision, self.height, self.width, self.mutual, self.shape, queries
@@ -261,9 +262,8 @@ class Estimates:
 
         tiles = self._plan(part, queries, once=once)
         for some in (tiles,) if record is None else record.spells(tiles):
-            idle[:] = [
-                held for held in spaces if len(held) > 1
-            ]  # what was counted before a kill has no room to work in
+            # what was counted before a kill has no room to work in
+            idle[:] = [held for held in spaces if len(held) > 1]
             work_off(some, work, self.threads, space, tell)
 
     def _plan(self, part: Part, queries: slice, *, once: bool) -> Iterator[tuple[int, int, int, int]]:
