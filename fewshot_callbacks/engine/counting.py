@@ -121,7 +121,7 @@ def place_by_score(pairs, i, j, estimate, thresholds, hits, ties, work):
 
     The score of the last pair is remembered, for one of equal rows.
     """
-    last, query, item = work[4], pairs.query_twin[i], pairs.gallery_twin[j]
+    last, query, item = work[3], pairs.query_twin[i], pairs.gallery_twin[j]
     score, error = last[2], 0.0
     known = last[0] == query and last[1] == item
     if pairs.whole:

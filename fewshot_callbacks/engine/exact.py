@@ -11,8 +11,8 @@ pair, wherever its rows lie, or one for each item that several queries are compa
 
 | bound | where it comes from |
 | --- | --- |
-| `(2 dim + 2 LANES + 4) 2**-53 errors` | adding up the rounding errors of a sum, in order (Higham 2002, section 4.2) |
-| `2**-103 |sum|` of a distance | the square of a difference's own rounding error is left out, below 2**-104 of its term |
+| `(dim + LANES + 8)**2 2**-104` of the norms' product | adding up a sum's rounding errors, which are at most `dim + LANES + 2` times 2**-53 of the sizes of its terms, in `2 dim + 2 LANES` roundings (Ogita, Rump and Oishi, section 5) |
+| the same of a squared distance | whose terms have up to three times as large rests; the square of a difference's own rounding error is left out, below 2**-104 of its term |
 | `2**-97` of a cosine | two norms, at most 2**-99 each; their product and the quotient in 106 bits, below 2**-100 each |
 | `(dim + 8)**2 2**-105` of a cosine | the squared norms, sums of `dim` terms of one sign |
 | `2**-98` of a distance | the square root of a number of 106 bits: at most 2**-99, and its use |
@@ -31,8 +31,8 @@ from fewshot_callbacks.engine.compiled import any_order, inlined, kernel
 
 # Kinds of a score, as the compiled loops read them.
 COSINE, DOT, EUCLIDEAN = 0, 1, 2
-# Eight vector registers of AVX2, four of AVX-512: enough additions at once that none waits for the one before.
-LANES = 32
+# Four vector registers of AVX2, two of AVX-512: enough additions at once that none waits for the one before.
+LANES = 16
 # Items whose scores with a query are made at once, at most, and what their components may take of a core's cache.
 MEMBERS, MEMBERS_BYTES = 64, 2**18
 # Room for an exact sum: float64 spans 2,100 bits, which are at most 40 numbers that do not overlap.
@@ -63,10 +63,10 @@ class Pairs(NamedTuple):
 def workspace() -> NDArray[np.float64]:
     """Return what `exact_score` works in.
 
-    Rows 0 to 2: totals, rests and sizes of the lanes; row 3: an exact sum; row 4: twins of the last pair, and its score.
+    Rows 0 and 1: totals and rests of the lanes; row 2: an exact sum; row 3: twins of the last pair, and its score.
     """
-    work = np.zeros((5, max(LANES, PARTIALS, MEMBERS)))
-    work[4] = -1.0
+    work = np.zeros((4, max(LANES, PARTIALS, MEMBERS)))
+    work[3] = -1.0
     return work
 
 
@@ -111,50 +111,44 @@ def _squared_difference(x, y):
 def _summing(term):
     """Make the sums of some kind of terms; one loop for all kinds would branch inside, and not be vectorised."""
 
+    @inlined
+    def add(total, low, x, y):
+        product, rest = term(np.float64(x), np.float64(y))
+        total, error = two_sum(total, product)
+        return total, low + (error + rest)
+
     @kernel
     def sum_of_terms(left, right, work):
-        """Return the sum as high + low, and the size of all rounding errors."""
-        total, low, size = work[0, :LANES], work[1, :LANES], work[2, :LANES]
+        """Return the sum as high + low."""
+        total, low, dim = work[0, :LANES], work[1, :LANES], left.shape[0]
         total[:] = 0.0
         low[:] = 0.0
-        size[:] = 0.0
-        dim = left.shape[0]
         whole = dim // LANES * LANES
         for k in range(0, whole, LANES):
             one, two = left[k : k + LANES], right[k : k + LANES]
             for lane in range(LANES):
-                product, rest = term(np.float64(one[lane]), np.float64(two[lane]))
-                total[lane], error = two_sum(total[lane], product)
-                low[lane] += error + rest
-                size[lane] += abs(error) + abs(rest)
+                total[lane], low[lane] = add(total[lane], low[lane], one[lane], two[lane])
         for k in range(whole, dim):
-            product, rest = term(np.float64(left[k]), np.float64(right[k]))
-            total[0], error = two_sum(total[0], product)
-            low[0] += error + rest
-            size[0] += abs(error) + abs(rest)
-        high = rests = errors = 0.0
-        for lane in range(LANES):
-            high, error = two_sum(high, total[lane])
-            rests += error + low[lane]
-            errors += abs(error) + size[lane]
-        high, rests = two_sum(high, rests)
-        return high, rests, errors
+            total[k - whole], low[k - whole] = add(total[k - whole], low[k - whole], left[k], right[k])
+        width = LANES
+        while width > 1:  # two halves at a time: one lane after the other, each addition would wait for the last
+            width //= 2
+            for lane in range(width):
+                total[lane], error = two_sum(total[lane], total[lane + width])
+                low[lane] += low[lane + width] + error
+        return two_sum(total[0], low[0])
 
     @kernel
     def sums_of_terms(left, members, first, last, work):
-        """Write the sums with some columns of `members` as high + low, and the sizes of all rounding errors."""
+        """Write the sums with some columns of `members` as high + low."""
         number = last - first
-        total, low, size = work[0, :number], work[1, :number], work[2, :number]
+        total, low = work[0, :number], work[1, :number]
         total[:] = 0.0
         low[:] = 0.0
-        size[:] = 0.0
         for k in range(left.shape[0]):
-            x, row = np.float64(left[k]), members[k, first:last]
+            row = members[k, first:last]
             for m in range(number):
-                product, rest = term(x, row[m])
-                total[m], error = two_sum(total[m], product)
-                low[m] += error + rest
-                size[m] += abs(error) + abs(rest)
+                total[m], low[m] = add(total[m], low[m], left[k], row[m])
 
     return sum_of_terms, sums_of_terms
 
@@ -164,20 +158,19 @@ _dot_double, _dots_double = _summing(two_product)
 _distance, _distances = _summing(_squared_difference)
 
 
-@inlined
-def _bound(high, errors, dim, distance):
-    """Return a bound on the error of a sum: 0 where nothing was rounded."""
-    return (2 * dim + 2 * LANES + 4) * 2.0**-53 * errors + (2.0**-103 * abs(high) if distance else 0.0)
-
-
 @kernel
 def _sum(left, right, distance, single, work):
-    """Return a dot product or a squared distance as high + low, and a bound on its error."""
+    """Return a dot product or a squared distance as high + low."""
     if distance:
-        high, low, errors = _distance(left, right, work)
-    else:
-        high, low, errors = _dot_single(left, right, work) if single else _dot_double(left, right, work)
-    return high, low, _bound(high, errors, left.shape[0], distance)
+        return _distance(left, right, work)
+    return _dot_single(left, right, work) if single else _dot_double(left, right, work)
+
+
+@inlined
+def _bound(pairs, i, j, high):
+    """Return a bound on the error of a sum, see the table above."""
+    size = high if pairs.kind == EUCLIDEAN else pairs.query_norm[i, 0] * pairs.gallery_norm[j, 0]
+    return 0.0 if pairs.whole else (pairs.queries.shape[1] + LANES + 8.0) ** 2 * 2.0**-104 * size
 
 
 @kernel
@@ -196,7 +189,7 @@ def _grow(partials, count, value):
 @kernel
 def _sum_without_rounding(left, right, distance, work):
     """Return the same sum rounded once, and what is left of it."""
-    partials, count = work[3], 0
+    partials, count = work[2], 0
     for k in range(left.shape[0]):
         x, y, beyond = np.float64(left[k]), np.float64(right[k]), 0.0
         if distance:
@@ -274,8 +267,8 @@ def _round(pairs, i, j, high, low, error, finish):
 def exact_score(pairs, i, j, work):
     """Return the exact score of one pair."""
     left, right, distance = pairs.queries[i], pairs.gallery[j], pairs.kind == EUCLIDEAN
-    high, low, error = _sum(left, right, distance, pairs.single, work)
-    score = _round(pairs, i, j, high, low, error, False)
+    high, low = _sum(left, right, distance, pairs.single, work)
+    score = _round(pairs, i, j, high, low, _bound(pairs, i, j, high), False)
     if math.isnan(score):
         high, low = _sum_without_rounding(left, right, distance, work)
         score = _round(pairs, i, j, high, low, 0.0, True)
@@ -336,8 +329,8 @@ def columns_of(rows, items, number, out):
 @kernel
 def exact_scores_beside(pairs, i, items, number, members, first, out, work):
     """Make the scores of a query with items from the `first` on, whose rows are the columns of `members`."""
-    left, dim, distance = pairs.queries[i], pairs.queries.shape[1], pairs.kind == EUCLIDEAN
-    if distance:
+    left = pairs.queries[i]
+    if pairs.kind == EUCLIDEAN:
         _distances(left, members, first, items.shape[0], work)
     elif pairs.single:
         _dots_single(left, members, first, items.shape[0], work)
@@ -345,8 +338,8 @@ def exact_scores_beside(pairs, i, items, number, members, first, out, work):
         _dots_double(left, members, first, items.shape[0], work)
     for m in range(out.shape[0]):
         high, low = two_sum(work[0, m], work[1, m])
-        bound = _bound(high, work[2, m], dim, distance)
-        out[m] = _round(pairs, i, items[first + m] - number, high, low, bound, False)
+        j = items[first + m] - number
+        out[m] = _round(pairs, i, j, high, low, _bound(pairs, i, j, high), False)
     for m in range(out.shape[0]):
         if math.isnan(out[m]):
             out[m] = exact_score(pairs, i, items[first + m] - number, work)
@@ -359,5 +352,5 @@ def exact_norms(values, single, out, work):
     Nothing cancels in its square, whose error is below dim**2 2**-105 of it.
     """
     for i in range(values.shape[0]):
-        high, low, _ = _sum(values[i], values[i], False, single, work)
+        high, low = _sum(values[i], values[i], False, single, work)
         out[i, 0], out[i, 1] = _root(high, low)
