@@ -24,14 +24,13 @@ BELOW_ALL = -4.0
 
 
 class Bag(NamedTuple):
-    """Where one thread collects pairs between a cut and a top; a full bag raises its cut."""
+    """Where one thread collects pairs from a cut on; a full bag raises its cut."""
 
     values: Any  # (capacity,) estimates, or scores in float64
     rows: Any
     columns: Any
     cut: Any  # (1,) every pair from here on is in the bag
     filled: Any  # (1,)
-    top: float
     error: float  # of estimates that are replaced by scores in float64; 0 where they are kept
     histogram: Any  # (bins,) of all estimates; empty where it is not wanted
     origin: float
@@ -61,7 +60,7 @@ def _put(bag, i, j, number, estimate, pairs):
     value = estimate
     if bag.error > 0.0:
         value = close_score(pairs, i, j)[0]
-    if value < bag.cut[0] or value > bag.top:
+    if value < bag.cut[0]:
         return
     if bag.filled[0] == bag.values.shape[0]:
         _raise_cut(bag)
@@ -125,14 +124,12 @@ class Collector:
         cut: It rises where more pairs reach it than there is room for.
         capacity: Room for pairs.
         bins: First and last score of the histogram; None: there is none.
-        top: No higher values are collected.
     """
 
     estimates: Estimates
     cut: float
     capacity: int
     bins: tuple[float, float] | None = None
-    top: float = np.inf
     once: bool = True
     error: float = field(init=False)
     _bags: list[Bag] = field(default_factory=list)
@@ -157,14 +154,14 @@ class Collector:
         pairs = np.empty(room, dtype), np.empty(room, np.int32), np.empty(room, np.int32)
         error = self.estimates.largest_error * MARGIN + 2.0**-100 if self.coarse else 0.0
         counts, scale = np.zeros(bins, np.int64), (HISTOGRAM_BINS - 3) / (high - low)
-        bag = Bag(*pairs, cut, np.zeros(1, np.int64), self.top, error, counts, low, scale)
+        bag = Bag(*pairs, cut, np.zeros(1, np.int64), error, counts, low, scale)
         self._bags.append(bag)
         return bag, np.empty(RUN, np.int32)
 
     @property
     def key(self) -> Any:
         """What it collects."""
-        return self.bins, self.top, self.error
+        return self.bins, self.error
 
     def state(self) -> list[Any]:
         """Return what is in the bags."""
@@ -188,7 +185,7 @@ class Collector:
         if self.estimates.on is None:
             _collect(estimates, tile.row, tile.column, tile.part.first, bag, pairs, bins_of)
             return
-        for values, r, c in device.collect(estimates, float(bag.cut[0]) - bag.error, self.top + bag.error):
+        for values, r, c in device.collect(estimates, float(bag.cut[0]) - bag.error):
             _put_all(bag, r + tile.row, c + tile.column, tile.part.first, values, pairs)
         if len(bag.histogram):
             device.fill_histogram(estimates, bag.histogram, bag.origin, bag.scale)

@@ -220,12 +220,12 @@ def _place_open(rows, columns, estimates, side, shared, pairs, work):
         place_by_score(pairs, i, columns[p], estimates[p], thresholds, hits, ties, work)
 
 
-def collect(estimates: Tensor, cut: float, top: float) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
-    """Yield the estimates of a tile between two, with their rows and columns."""
+def collect(estimates: Tensor, cut: float) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """Yield the estimates of a tile that reach a cut, with their rows and columns."""
     some = (estimates.amax(1) >= cut).nonzero()[:, 0]
     for rows in some.split(max(1, together(estimates.numel()) // estimates.shape[1])) if len(some) else ():
         looked_at = estimates.index_select(0, rows)
-        r, c = ((looked_at >= cut) & (looked_at <= top)).nonzero(as_tuple=True)
+        r, c = (looked_at >= cut).nonzero(as_tuple=True)
         yield looked_at[r, c].cpu().numpy(), rows[r].cpu().numpy(), c.cpu().numpy()
 
 

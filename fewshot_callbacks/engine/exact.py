@@ -11,8 +11,9 @@ pair, wherever its rows lie, or one for each item that several queries are compa
 
 | bound | where it comes from |
 | --- | --- |
-| `(dim + LANES + 8)**2 2**-104` of the norms' product | adding up a sum's rounding errors, which are at most `dim + LANES + 2` times 2**-53 of the sizes of its terms, in `2 dim + 2 LANES` roundings (Ogita, Rump and Oishi, section 5) |
-| the same of a squared distance | whose terms have up to three times as large rests; the square of a difference's own rounding error is left out, below 2**-104 of its term |
+| `(dim + LANES + 8)**2 2**-104` of a sum | `dim + LANES + 2` errors of 2**-53, added up in twice as many roundings |
+| of what size | the product of the norms, for a dot product (Cauchy and Schwarz); a squared distance itself |
+| in it, of a distance | rests three times as large, and the square of a difference's own error, which is left out |
 | `2**-97` of a cosine | two norms, at most 2**-99 each; their product and the quotient in 106 bits, below 2**-100 each |
 | `(dim + 8)**2 2**-105` of a cosine | the squared norms, sums of `dim` terms of one sign |
 | `2**-98` of a distance | the square root of a number of 106 bits: at most 2**-99, and its use |

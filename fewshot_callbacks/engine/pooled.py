@@ -39,12 +39,6 @@ Parts = Callable[[], Iterable[Part]]
 SLACK = 1.5
 # Pairs that are collected in any case.
 FEWEST = 2**16
-# Scores at which all pairs are counted to find a negative of some rank, if more than can be listed may be it.
-SPACED = 2**14
-# Negatives that are listed to find one of some rank, at most.
-LISTED = 2**20
-# Scores between which a negative of some rank is sought by bounds.
-GRID = 257
 
 
 class Positives(NamedTuple):
@@ -285,65 +279,6 @@ class Negatives:
         covered = min(1.0, 2 * error * len(scores) / max(scores[-1] - scores[0], 2 * error, 1e-300))
         return estimates if within * covered < 0.2 else self.estimates.in_precision("float64")
 
-    # ----------------------------------------------------------------------------------------- a negative of some rank
-
-    def locate(self, rank: int) -> float:
-        """Return the score of the negative that `rank` - 1 others follow from above, 1 <= rank <= total."""
-        low, high = -1.5, 1.5  # all scores lie in [-1, 1]
-        while True:
-            low, high = self._bracket(rank, low, high)
-            if np.nextafter(low, high) == high:
-                return low
-            end = np.array([high])
-            if high - float(self._reach(end)[0]) >= self.cut:
-                self.close(end)
-            fewest, most = self.bounds(end)
-            listed = self._listed(low, high) if fewest[0] == most[0] else None
-            if listed is not None:
-                return float(listed[len(listed) - math.ceil((rank - int(most[0])) / self.each)])
-            self._count(_spaced(low, high))
-
-    def _bracket(self, rank: int, low: float, high: float) -> tuple[float, float]:
-        """Return the closest scores known of which so many negatives reach the lower one, and not the upper one."""
-        while True:
-            known = self._knots[0][slice(*np.searchsorted(self._knots[0], [low, high]))]
-            ends = np.nextafter([low, high], [high, low])
-            grid = np.unique(np.concatenate((np.linspace(low, high, GRID), ends, known)))
-            fewest, most = self.bounds(grid)
-            reached, missed = np.flatnonzero(fewest >= rank), np.flatnonzero(most < rank)
-            lower = float(grid[reached[-1]]) if len(reached) else low
-            upper = float(grid[missed[0]]) if len(missed) else high
-            if upper - lower > 0.5 * (high - low) or np.nextafter(lower, upper) == upper:
-                return lower, upper
-            low, high = lower, upper
-
-    def _listed(self, low: float, high: float) -> Floats | None:
-        """Return the exact scores of all negatives in [low, high), ascending; None if they are too many."""
-        ends = np.array([low, high])
-        fewest, most = self.bounds(ends)
-        room = min(LISTED, self.estimates.layout.collected)
-        if most[0] - fewest[1] > self.each * room:
-            return None
-        reach = float(self._reach(ends).max())
-        if low - reach >= self.cut:
-            self._decide(np.array([low - reach]), np.array([high + reach]))
-            return self._joined(self._exact[(self._exact >= low) & (self._exact < high)])
-        near = Collector(self.estimates.in_precision("float32"), low - 2 * reach, 4 * room, top=high + 2 * reach)
-        near.cut, near.top = low - 2 * near.error, high + 2 * near.error
-        near.estimates.show(near)
-        self.passes += 1
-        cut, _, rows, columns = near.found()
-        if self.processes.largest([cut])[0] > low - near.error:
-            return None
-        made = self.estimates.exact(rows, columns)
-        made = np.sort(made[(made >= low) & (made < high)])
-        listed, beyond = self._joined(made), int(self._own_bounds(ends)[0][1])
-        scores = np.unique(listed)  # now all that reach these are counted
-        for at in (scores, np.nextafter(scores, np.inf)):
-            counts = beyond + self.each * _reaching(made, at)
-            self._add_knots(at, counts, counts)
-        return listed
-
     def _joined(self, scores: Floats) -> Floats:
         return np.sort(self.processes.joined(scores))
 
@@ -365,18 +300,6 @@ def _reaching(values: NDArray[Any], scores: Floats) -> Ints:
     out = np.empty(len(scores), np.int64)
     _merge(values, scores, out)
     return out
-
-
-def _spaced(low: float, high: float) -> Floats:
-    """Return ascending scores in [low, high], half of them evenly spaced, half so among the float64 numbers.
-
-    Orthogonal vectors have a score of 0, and 2**62 numbers lie between that and 1.
-    """
-    bits = np.array([low, high]).view(np.int64)
-    first, last = np.where(bits < 0, np.iinfo(np.int64).min - bits, bits)  # in the order of the numbers
-    order = np.minimum(first + np.linspace(0, last - first, SPACED // 2).astype(np.int64), last)
-    numbers = np.where(order < 0, np.iinfo(np.int64).min - order, order).view(np.float64)
-    return np.unique(np.concatenate((np.linspace(low, high, SPACED // 2), numbers)))
 
 
 def _inside_any(values: NDArray[Any], low: Floats, high: Floats) -> NDArray[np.bool_]:

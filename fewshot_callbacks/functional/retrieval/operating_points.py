@@ -148,10 +148,9 @@ class OperatingPoint:
     count pairs. The threshold is the requested one, or one that was searched for:
 
     - For the best F1, it is the score of a relevant pair; if several thresholds have the best F1, the highest of them.
-    - For a precision, it is the smallest that reaches the precision, among the scores of all pairs and the finite bounds
-      on thresholds (between two neighbouring ones of these, all thresholds accept the same pairs). It can therefore be
-      the score of an irrelevant pair, below the score of the last relevant pair that is accepted. It is the lower bound
-      if the lower bound itself reaches the precision.
+    - For a precision, it is the smallest score of a relevant pair, within the bounds on thresholds, that reaches it. A
+      smaller threshold may reach it, too, but accepts no more relevant pairs. Where only pairs above the bounds reach it,
+      it is the upper bound.
 
     Precision is compared as the float64 quotient that `precision` returns: 14 of 25 is 0.56. Where no pair is accepted,
     precision is NaN. Where no threshold meets the request, the threshold is NaN, and recall and F1 are 0.0.

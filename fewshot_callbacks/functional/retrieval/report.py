@@ -193,8 +193,8 @@ class RetrievalReport(Values):
     decision: OperatingPoint
     """pooled precision, recall and F1 at the threshold of the best F1, or at the threshold that was requested"""
     at_precision: dict[float, OperatingPoint]
-    """precision -> the pooled operating point of the smallest threshold with at least this precision, within the bounds
-    on thresholds: the lower bound if it reaches the precision, else the score of a pair, relevant or not"""
+    """precision -> the pooled operating point at the smallest score of a relevant pair, within the bounds on thresholds,
+    that has at least this precision"""
     at_false_match_rate: dict[float, ErrorRatePoint]
     """false match rate -> the pooled operating point at the smallest score of a relevant pair that, as a threshold,
     does not exceed this rate"""

@@ -4,9 +4,8 @@ Bounds of the counts leave a question one answer, or some scores at which it may
 asked again. Where not all relevant scores fit the memory, it is first found out between which of those that are held
 the answer may lie.
 
-Recall at a precision needs one step more: the smallest threshold may be the score of a negative. The true positives
-are fixed by the smallest relevant score with the precision, so at most m false positives fit, and the threshold is
-the lowest score above the negative of rank m + 1.
+A relevant score is enough: of all thresholds between two of them, which accept the same relevant pairs, the upper one
+accepts the fewest others.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +41,8 @@ CURVE_POINTS = 200
 # Of the open scores of a question the most likely ones are closed first, and a few spaced ones: as a rule these settle
 # all. With 2**16 random labels of 31,730 items took a third pass; each costs a product in float64.
 CLOSED, SPACED = 2**19, 2**8
+# Of the relevant scores: what so few of them accept is collected, where there is room, for a pass would cost more.
+HIGHEST = 4
 
 # A rate is compared with the requested one as the correctly rounded quotient of two counts: the number that a report
 # shows, and so 14 of 25 reaches 0.56, though this float64 number is a little more than 14/25. Float64 division rounds
@@ -59,16 +59,6 @@ def false_match_rate(fp: Counts, negatives: float) -> Floats:
     """Share of the negatives that are accepted; 0 where there are none."""
     values: Floats = fp / max(negatives, 1)
     return values
-
-
-def most_false_positives(tp: int, precision: float) -> int:
-    """Return the largest number of false positives at which `tp` true positives have this precision."""
-    accepted = int(tp / Fraction(float(precision)))  # within one of the answer, which rounding the quotient may move
-    while tp / (accepted + 1) >= precision:
-        accepted += 1
-    while accepted > tp and tp / accepted < precision:
-        accepted -= 1
-    return accepted - tp
 
 
 @dataclass(frozen=True)
@@ -94,12 +84,8 @@ class PooledRequest:
     def foresee(self, positives: Positives, fp: Floats, negatives: float) -> list[Wanted]:
         """Estimate, by a sample, how many negatives each question will need."""
         wanted = [question.wanted(positives, fp, negatives) for question in self.questions()]
-        for precision in self.precisions:  # below the smallest such relevant score, more until the precision is lost
-            reaching = np.flatnonzero(precision_of(positives.reach, fp) >= precision)
-            if len(reaching):
-                more = min(float(positives.reach[reaching[0]]) * (1 / precision - 1), negatives)
-                wanted.append(Wanted(more + 1, 0.0))
-        return wanted
+        # where F1 is highest among the highest scores, a sample cannot say
+        return [*wanted, Wanted(float(fp[-min(HIGHEST, len(fp))]), 0.0)]
 
 
 @dataclass(frozen=True)
@@ -272,37 +258,20 @@ class ThresholdSearch:
     def at_precision(
         self, found: tuple[float, int, int] | None, precision: float, bounds: tuple[float, float]
     ) -> OperatingPoint:
-        """Return the point of the smallest threshold in bounds with a precision; NaN if there is none.
+        """Return the point of the smallest relevant score with a precision, or of the upper bound; NaN if neither has it.
 
         Args:
             found: The smallest relevant score with this precision, with what it accepts.
             precision: At least this.
             bounds: Of thresholds.
         """
-        low, high = (float(bound) for bound in self.vectors.from_user(bounds))
-        if found is None:  # between two relevant scores no threshold has fewer false positives than the upper one
-            tp, fp = self.accepted(high)
-            reaches = tp + fp > 0 and tp / (tp + fp) >= precision
-            if not reaches or not math.isfinite(high):
-                return self.point(math.nan, 0, 0)
-            threshold, score = bounds[1], high
-        else:
+        if found is not None:
             score, tp, fp = found
-            threshold = self.user(score)
-        most = min(most_false_positives(tp, precision), self.negatives.total) if tp else 0
-        if math.isfinite(low):
-            reached = self.reached(low)
-            if reached <= most:
-                return self.point(bounds[0], self.accepted(low)[0], reached)
-        # no relevant score lies between the start and the threshold, or it would be the start
-        rank = self.negatives.total
-        if most < rank:
-            beyond = self.negatives.locate(most + 1)
-            rank = self.reached(float(np.nextafter(beyond, np.inf)))
-        if rank > fp:
-            score = self.negatives.locate(rank)
-            return self.point(self.user(score), tp, self.reached(score))
-        return self.point(threshold, tp, fp)
+            return self.point(self.user(score), tp, fp)
+        # of thresholds between two relevant scores none accepts fewer others than the highest
+        tp, fp = self.accepted(float(self.vectors.from_user(bounds)[1]))
+        reaches = math.isfinite(bounds[1]) and tp + fp > 0 and tp / (tp + fp) >= precision
+        return self.point(bounds[1], tp, fp) if reaches else self.point(math.nan, 0, 0)
 
     def at_rate(self, found: tuple[float, int, int] | None) -> ErrorRatePoint:
         """Return verification at a false match rate, given the smallest relevant score that keeps it."""

@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.threshold_search import false_match_rate, most_false_positives, precision_of
+from fewshot_callbacks.functional.retrieval.threshold_search import false_match_rate, precision_of
 
 PRECISIONS = (0.05, 0.3, 0.5, 0.56, 0.6, 2 / 3, 0.75, 0.9, 1.0)
 AT_PRECISIONS = tuple(f"recall@precision{precision!r}" for precision in PRECISIONS)
 
 
-def lowest_point(scores, relevant, precision, low=-math.inf, high=math.inf):
-    """Counts at the smallest threshold in [low, high] with this precision: a score of a pair, or a bound."""
-    within = [float(score) for score in scores if low <= score <= high]
-    for threshold in sorted({*within, *(bound for bound in (low, high) if math.isfinite(bound))}):
+def lowest_point(scores, relevant, precision, thresholds):
+    """Counts at the smallest of some thresholds with this precision."""
+    for threshold in sorted(thresholds):
         tp = sum(bool(hit) for score, hit in zip(scores, relevant, strict=True) if score >= threshold)
         fp = sum(not hit for score, hit in zip(scores, relevant, strict=True) if score >= threshold)
         if tp and tp / (tp + fp) >= precision:
@@ -77,10 +76,14 @@ def test_recall_at_precision_is_that_of_the_smallest_of_all_thresholds(options, 
         return
     with engine_options(**options):
         report = one_query(scores, relevant, metrics=AT_PRECISIONS, threshold_bounds=(low, high))
+    bounds = {bound for bound in (low, high) if math.isfinite(bound)}
+    every = {float(score) for score in scores if low <= score <= high} | bounds
+    hits = {float(score) for score, hit in pairs if hit and low <= score <= high} | (bounds & {high})
     for precision in PRECISIONS:
-        expected = lowest_point(scores, relevant, precision, low, high)
+        expected = lowest_point(scores, relevant, precision, hits)
         assert same(triple(report.at_precision[precision]), expected), precision
-        assert report[f"recall@precision{precision!r}"] == expected[1] / sum(relevant)
+        _, tp, _ = lowest_point(scores, relevant, precision, every)
+        assert report[f"recall@precision{precision!r}"] == tp / sum(relevant)
 
 
 @settings(max_examples=40, deadline=None)
@@ -103,20 +106,9 @@ def test_false_match_rates_are_compared_as_they_are_reported(pairs, rates, optio
         assert point.false_match_rate == reached
 
 
-@given(tp=st.integers(1, 10**12), precision=st.one_of(st.floats(1e-3, 1.0), st.fractions(0, 1).map(float).filter(bool)))
-def test_the_most_false_positives_are_those_that_the_quotient_allows(tp, precision):
-    precision = max(precision, 1e-3)
-    most = most_false_positives(tp, precision)
-    assert most >= 0
-    assert tp / (tp + most) >= precision
-    assert tp / (tp + most + 1) < precision
-    found = precision_of(np.array([tp, tp]), np.array([most, most + 1]))
-    assert found[0] >= precision > found[1]
-
-
 @pytest.mark.parametrize(("tp", "fp", "precision"), [(14, 11, 0.56), (7, 3, 0.7), (29, 71, 0.29), (19, 1, 0.95)])
 def test_a_precision_that_is_reached_exactly_is_reached(tp, fp, precision):
-    assert most_false_positives(tp, precision) == fp
+    assert precision_of(np.array([tp]), np.array([fp])) >= precision
     assert false_match_rate(np.array([fp]), tp + fp).tolist() == [fp / (tp + fp)]
     scores = np.linspace(5, 6, tp + fp)
     relevant = np.arange(tp + fp) < tp
@@ -124,16 +116,15 @@ def test_a_precision_that_is_reached_exactly_is_reached(tp, fp, precision):
         key = f"recall@precision{precision}"
         report = one_query(scores.tolist(), relevant, metrics=key, threshold_bounds=bounds)
         assert report[key] == 1.0, bounds
-        lowest = bounds[0] if math.isfinite(bounds[0]) else min(5.0, bounds[1])
-        assert triple(report.at_precision[precision]) == (lowest, tp, fp)
+        assert triple(report.at_precision[precision]) == (min(5.0, bounds[1]), tp, fp)
 
 
-def test_the_threshold_lies_below_the_smallest_relevant_score_where_the_precision_allows_it():
+def test_the_threshold_is_a_relevant_score_though_a_smaller_one_has_the_precision():
     gallery = torch.tensor([[1, 0], [0.9, 0.19**0.5], [0.5, 0.75**0.5]])
     report = evaluate_retrieval(
         torch.tensor([[1.0, 0]]), torch.tensor([0]), gallery, torch.tensor([0, 0, 1]),
         metrics=(*DEFAULT_METRICS, "recall@precision0.6"), threshold_bounds=(0, 1), label_groups=None,
     )  # fmt: skip
     point = report.at_precision[0.6]
-    assert (point.true_positives, point.false_positives, point.precision, point.recall) == (2, 1, 2 / 3, 1.0)
-    assert point.threshold == 0.0  # the lower bound: all pairs may be accepted
+    assert (point.true_positives, point.false_positives, point.precision, point.recall) == (2, 0, 1.0, 1.0)
+    assert point.threshold == pytest.approx(0.9, abs=1e-7)  # from 0.0 on two of three would be relevant
