@@ -94,7 +94,9 @@ class Evaluation:
             yield self._ascending, 1 + once
             return
         for batch in self._batches:
-            yield np.sort(relevant_scores(self._estimates, batch, once=once, ordered=False)[3]), 1 + once
+            made = relevant_scores(self._estimates, batch, once=once, ordered=False)[3]
+            made.sort()
+            yield made, 1 + once
 
     def _thresholds(self, batch: slice) -> tuple[Ints, Floats, NDArray[np.int32]]:
         """Return where the thresholds of each query of a batch begin, these, ascending for each query, and their places."""
@@ -102,8 +104,8 @@ class Evaluation:
             return relevant_scores(self._estimates, batch, placed=self.placed)[:3]
         if self._stored is None:
             every = slice(0, self._estimates.shape[0])
-            *self._stored, made = relevant_scores(self._estimates, every, placed=self.placed)
-            self._ascending = np.sort(made)
+            *self._stored, self._ascending = relevant_scores(self._estimates, every, placed=self.placed)
+            self._ascending.sort()
         start, scores, places = self._stored
         own = start[batch.start : batch.stop + 1]
         return own - own[0], scores[own[0] : own[-1]], places[own[0] : own[-1]]
@@ -133,6 +135,7 @@ class Evaluation:
                 del ranking
             best.append(ranks.best())
             yield from ranks._replace(places=places).blocks(batch.start, self.layout.ranked)
+            del ranks, scores, places  # before the scores of the next batch are made
         highest, tied = zip(*best, strict=True)
         self.best = np.concatenate(highest), np.concatenate(tied)
         if self.progress is not None:

@@ -17,8 +17,11 @@ QUERY_BYTES, ITEM_BYTES = 200, 100
 READ_BYTES = 24
 # What a product takes in the library that makes it, for each thread, and small things.
 PRODUCT_BYTES = 10**6
-# Of a relevant pair: score, sorted copy or two counters, ranks; its table comes on top.
-PAIR_BYTES = 64
+# Of a relevant pair while pairs are counted: score, sorted copy, two counters, on top of which comes its table; and at
+# least so much before and after, when it has no table: a second copy of its score, or its ranks.
+PAIR_BYTES, LEAST_PAIR_BYTES = 24, 32
+# And of one of a batch, whose scores are made again: those of the batch before, and where each lies among the knots.
+AGAIN_BYTES = 24
 # Of a relevant pair whose metrics are being made.
 RANKED_BYTES = 200
 # Of a collected pair, while pairs are gathered and sorted; of a score at which all pairs are counted, with its bounds.
@@ -37,8 +40,12 @@ LARGE, SPARE = 2**29, 2**26
 LEAST = 64
 # Share of all pairs that is collected, at most; of so few pairs all are.
 COLLECTED_SHARE, EVERY = 0.05, 2**18
-# Bins of a table for each threshold; where queries have more than `LONG` thresholds on average, fewer do.
+# Bins of a table for each threshold; where queries have more than `LONG` thresholds on average, of numbers of two bytes
+# then, fewer do, and where only so the counters of all queries fit: each further batch reads all items once more, and of
+# one set makes each product twice.
 BINS, FEW_BINS, LONG = 20, 4, 64
+# Share of what is left that counters may take, and may where those of all queries then fit.
+OF_BATCH, OF_ALL = 0.55, 0.7
 
 
 class Layout(NamedTuple):
@@ -56,6 +63,8 @@ class Layout(NamedTuple):
     knots: int
     # relevant pairs whose counters are held at once
     batch: int
+    # of a table for each of them
+    bins: int
     # relevant pairs whose metrics are made at once
     ranked: int
     # whether the scores of all relevant pairs are kept, and not made anew for each question
@@ -101,29 +110,35 @@ def plan_layout(
         on_device: There is one tile, on a device, large and with copies of parts of it.
     """
     options, relevant = current_options(), relevant + queries
-    each = PAIR_BYTES + (2 * FEW_BINS if relevant > LONG * queries else BINS)
     fixed = QUERY_BYTES * queries + ITEM_BYTES * items + READ_BYTES * read + PRODUCT_BYTES * threads
     operands = 4 * columns * (queries + (items if sides > 1 else 0))
     of_an_estimate, of_a_query = DEVICE_BYTES if on_device else 4 * threads, -(-relevant // max(1, queries))
+
+    def of_a_pair(bins: int) -> int:
+        return max(LEAST_PAIR_BYTES, PAIR_BYTES + (bins if bins == BINS else 2 * bins))
 
     def used(sizes: Layout) -> int:
         rows = 0 if sizes.kept else columns * (sizes.height + sizes.width)
         tiles = of_an_estimate * sizes.height * sizes.width + threads * 4 * rows
         pooled = COLLECTED_BYTES * sizes.collected + KNOT_BYTES * sizes.knots
-        ranks = each * sizes.batch + RANKED_BYTES * sizes.ranked
-        ranks += 8 * relevant if sizes.stored and sizes.batch < relevant else 0
+        ranks = of_a_pair(sizes.bins) * sizes.batch + RANKED_BYTES * sizes.ranked
+        if sizes.batch < relevant:
+            ranks += 8 * relevant if sizes.stored else AGAIN_BYTES * sizes.batch
         return fixed + tiles + (operands if sizes.kept else operands // 4 if sizes.coded else 0) + pooled + ranks
 
     # everything has its least, and a share of what is left beside it: operands 0.4 and tiles 0.1, or operands in bytes 0.2
-    # and tiles 0.2, or tiles alone 0.3, the scores of relevant pairs 0.15, then 0.95 of the rest; so no share shrinks by
-    # much where more memory lets another begin
+    # and tiles 0.2, or tiles alone 0.3, the scores of relevant pairs 0.15, counters their share, then 0.9 of the rest; so
+    # no share shrinks by much where more memory lets another begin
     fewest, pairs = min(relevant, LEAST * of_a_query), queries * (items + read)
-    least = Layout(LEAST, LEAST, False, False, 2**12, 2**10, fewest, min(2**11, relevant), False, 0)
+    bins = FEW_BINS if relevant > LONG * queries else BINS
+    least = Layout(LEAST, LEAST, False, False, 2**12, 2**10, fewest, bins, min(2**11, relevant), False, 0)
     free = max(SPARE if fixed > LARGE else 0.0, min(memory, 2.0**60) - used(least))
     kept, coded = operands <= 0.4 * free, operands // 4 <= 0.2 * free and not on_device
     # operands that are made for each tile pay for a square one
     height, width = (DEVICE_SIDE,) * 2 if on_device else (HEIGHT, WIDTH) if kept or coded else (4 * HEIGHT, 4 * HEIGHT)
-    while height > LEAST and each * (height * of_a_query - fewest) > 0.1 * free:  # a batch is a row of tiles at least
+    while (
+        height > LEAST and of_a_pair(bins) * (height * of_a_query - fewest) > 0.1 * free
+    ):  # a batch is a row of tiles at least
         height //= 2
     sizes = least._replace(height=height, width=width, kept=kept, coded=coded)
     share = (operands if kept else operands // 4 if coded else 0) + (0.3 if not coded else 0.1 if kept else 0.2) * free
@@ -135,13 +150,18 @@ def plan_layout(
     height, width = options.height or sizes.height, options.width or sizes.width
     sizes = sizes._replace(height=height, width=width, stored=8 * relevant <= 0.15 * free)
     rest = max(0.0, free - used(sizes) + used(least))
+    held = 8 if sizes.stored else 0  # of each pair, which `rest` is without
+    whole = [few for few in (bins, FEW_BINS) if (of_a_pair(few) - held) * relevant <= OF_ALL * rest]
+    again = 0 if sizes.stored else AGAIN_BYTES
+    batch = relevant if whole else min(relevant, fewest + int(OF_BATCH * rest / (of_a_pair(bins) + again)))
+    sizes = sizes._replace(batch=options.batch or batch, bins=(*whole, bins)[0])
+    rest = max(0.0, free - used(sizes) + used(least))
     wanted = min(DEVICE_COLLECTED if on_device else pairs, max(int(COLLECTED_SHARE * pairs), min(EVERY, pairs)))
     sizes = sizes._replace(
         collected=options.collected
-        or max(least.collected, min(wanted, least.collected + int(0.3 * rest / COLLECTED_BYTES))),
-        knots=options.knots or max(least.knots, min(relevant, least.knots + int(0.2 * rest / KNOT_BYTES))),
-        batch=options.batch or min(relevant, fewest + int(0.35 * rest / each)),
-        ranked=min(2**21, relevant, least.ranked + int(0.1 * rest / RANKED_BYTES)),
+        or max(least.collected, min(wanted, least.collected + int(0.45 * rest / COLLECTED_BYTES))),
+        knots=options.knots or max(least.knots, min(relevant, least.knots + int(0.3 * rest / KNOT_BYTES))),
+        ranked=min(2**21, relevant, least.ranked + int(0.15 * rest / RANKED_BYTES)),
     )
     sizes = sizes._replace(bytes=used(sizes))
     return sizes._replace(stored=sizes.batch >= relevant or (sizes.stored and options.batch is None))

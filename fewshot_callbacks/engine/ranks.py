@@ -26,7 +26,7 @@ from fewshot_callbacks.engine.counting import (
     threshold_scores,
 )
 from fewshot_callbacks.engine.exact import MEMBERS, MEMBERS_BYTES, workspace
-from fewshot_callbacks.engine.layout import BINS, FEW_BINS, LONG
+from fewshot_callbacks.engine.layout import BINS
 from fewshot_callbacks.engine.options import Precision
 from fewshot_callbacks.engine.relevance import Ints
 from fewshot_callbacks.engine.threads import split, work_off
@@ -113,18 +113,26 @@ class Ranks(NamedTuple):
             width = int(sizes[some[-1]])
             at = np.minimum(self.start[some][:, None] + np.arange(width), max(0, len(self.scores) - 1))
             valid = np.arange(width) < sizes[some][:, None]
-            tables = (np.where(valid, values[at], fill) for values, fill in zip(self[1:4], (np.inf, 0, 0), strict=True))
+            fills = np.inf, np.int64(0), np.int64(0)
+            tables = (np.where(valid, values[at], fill) for values, fill in zip(self[1:4], fills, strict=True))
             block = RankBlock.of_scores(torch.from_numpy(first + some), *map(torch.from_numpy, tables))
             places = torch.from_numpy(self.places[at].astype(np.int64)) if len(self.places) else None
             yield replace(block, places=places)
 
     def best(self) -> tuple[Floats, Ints]:
         """Return of each query the highest score of its relevant items, -inf of none, and how many have it."""
-        sizes, best = np.diff(self.start), np.full(len(self.start) - 1, -np.inf)
+        sizes, best, tied = (
+            np.diff(self.start),
+            np.full(len(self.start) - 1, -np.inf),
+            np.zeros(len(self.start) - 1, int),
+        )
         some = sizes > 0
         best[some] = self.scores[self.start[1:][some] - 1]
-        query = np.repeat(np.arange(len(sizes)), sizes)
-        return best, np.bincount(query[self.scores == best[query]], minlength=len(sizes))
+        for part in split(len(sizes), 64):  # not a number more for each pair at once
+            of_part = self.scores[self.start[part.start] : self.start[part.stop]]
+            query = np.repeat(np.arange(part.start, part.stop), sizes[part])
+            tied[part] = np.bincount(query[of_part == best[query]] - part.start, minlength=part.stop - part.start)
+        return best, tied
 
 
 def relevant_scores(
@@ -169,10 +177,9 @@ def relevant_scores(
     return np.cumsum(number), scores, places, made if estimates.processes.count == 1 else scores.copy()
 
 
-def new_side(start: Ints, thresholds: Floats, error: Floats, precision: Precision, threads: int = 1) -> Side:
+def new_side(start: Ints, thresholds: Floats, error: Floats, precision: Precision, bins: int, threads: int) -> Side:
     """Return thresholds with empty counters, and tables for estimates of this precision."""
     queries, most = len(start) - 1, int(np.diff(start).max(initial=0))
-    bins = BINS if queries == 1 or len(thresholds) <= LONG * queries else FEW_BINS
     counters, estimated = len(thresholds) + queries, np.float64 if precision == "float64" else np.float32
     side = Side(
         start,
@@ -217,7 +224,8 @@ class RankCounter:
         error = made.error[self.first : self.first + len(self.start) - 1]
         if self.shared:
             error = np.array([made.largest_error])
-        self.side = new_side(self.start, self.thresholds, error, made.precision, made.threads)
+        bins = BINS if self.shared else made.layout.bins
+        self.side = new_side(self.start, self.thresholds, error, made.precision, bins, made.threads)
 
     @property
     def once(self) -> bool:
@@ -283,7 +291,8 @@ class RankCounter:
         """Count for visitors."""
         made = self.estimates
         start, thresholds = tables
-        self._guests = new_side(start, thresholds, part.vectors.error(made.precision, -1), made.precision, made.threads)
+        error = part.vectors.error(made.precision, -1)
+        self._guests = new_side(start, thresholds, error, made.precision, made.layout.bins, made.threads)
         self._place(self._guests, guests=True)
 
     def counted(self) -> list[Any]:
@@ -300,9 +309,8 @@ class RankCounter:
             own[counters] += more
 
     def ranks(self) -> Ranks:
-        """Return what was counted."""
-        above, tied = np.empty((2, len(self.thresholds)), np.int64)
-        side = self.side
+        """Return what was counted, after which nothing more can be."""
+        self.side = side = self.side._replace(table=np.empty(0, np.int8))
         if self._there:
             self._there[False].add_counters()
         if self.shared:
@@ -310,6 +318,7 @@ class RankCounter:
             nothing = np.zeros(len(self.thresholds) + 1, np.int64)
             hits, ties = (each * sum((getattr(own, name) for own in self._own), nothing) for name in ("hits", "ties"))
             side = side._replace(hits=hits, ties=ties)
+        above, tied = np.empty((2, len(self.thresholds)), side.hits.dtype)
         sum_counters(side, above, tied)
         return Ranks(self.start, self.thresholds, above, tied)
 
