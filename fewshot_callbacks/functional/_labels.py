@@ -56,6 +56,10 @@ class Labels:
             return f"zeros and ones of {word[1:].partition(' ')[0]} labels"
         return "integers" if self.words is None else "words"
 
+    def shown(self, code: int) -> int | str:
+        """Return a label as it was given, for messages."""
+        return code if self.words is None else repr(self.words[code])
+
     def numbered(self) -> tuple[Int[Tensor, "items"], tuple[str, ...] | None]:
         """Integers as they are; or the place of each word in the second value, which holds each word once, sorted."""
         [numbers], names = numbered("labels", {"labels": self})
@@ -187,13 +191,17 @@ def merged_books(books: Iterable[CodeBook | None], call: str) -> CodeBook | None
     Raises:
         ValueError: If two words have the same code.
     """
-    held = [book for book in books if book is not None]
-    whole: dict[int, str] = {}
-    for book in held:
-        for code, word in book.items():
-            if whole.setdefault(code, word) != word:
-                _refuse_one_code(whole[code], word, call)
-    return whole if held else None
+    whole: dict[int, str] | None = None
+    for book in books:
+        if book is not None:
+            whole = {} if whole is None else whole
+            for code, word in book.items():
+                if whole.setdefault(code, word) != word:
+                    raise ValueError(
+                        f"{call}: the words {whole[code]!r} and {word!r} have the same code of 64 bits. Number the labels "
+                        "instead: np.unique(labels, return_inverse=True)[1]."
+                    )
+    return whole
 
 
 def book_of(words: Iterable[str], call: str) -> dict[int, str]:
@@ -202,11 +210,7 @@ def book_of(words: Iterable[str], call: str) -> dict[int, str]:
     Raises:
         ValueError: If two words have the same code.
     """
-    book: dict[int, str] = {}
-    for word in words:
-        if book.setdefault(word_code(word), word) != word:
-            _refuse_one_code(book[word_code(word)], word, call)
-    return book
+    return dict(merged_books(({word_code(word): word} for word in words), call) or {})
 
 
 def word_code(word: str) -> int:
@@ -235,36 +239,34 @@ def sets_in(words: Iterable[str], call: str) -> list[list[int]] | None:
     return None if forms <= {""} else sets
 
 
-def exclusion_codes(
-    call: str,
-    same_set: bool,
-    queries: int,
-    items: int,
-    query_ids: Any = None,
-    gallery_ids: Any = None,
-    query_groups: Any = None,
-    gallery_groups: Any = None,
-) -> dict[str, Tensor | None]:
+def exclusion_codes(call: str, same_set: bool, queries: int, items: int, **given: Any) -> dict[str, Tensor | None]:
     """Check ids and groups of both sides.
+
+    Args:
+        call: The public function, for messages.
+        same_set: Queries and gallery are one set.
+        queries: How many there are.
+        items: How many there are.
+        **given: `query_ids`, `gallery_ids`, `query_groups` and `gallery_groups`, as far as there are any.
 
     Returns:
         `int64` codes by the name of the argument; None for what was not given.
     """
-    if same_set and (query_ids is not None or gallery_ids is not None):
+    given = {name: value for name, value in given.items() if value is not None}
+    if same_set and given.keys() & {"query_ids", "gallery_ids"}:
         raise ValueError(f"{call}: ids are for two sets; with one set an item is never its own candidate.")
-    if same_set and gallery_groups is None:
-        gallery_groups = query_groups
+    if same_set and "query_groups" in given:
+        given.setdefault("gallery_groups", given["query_groups"])
     codes: dict[str, Tensor | None] = {}
-    pairs = {"ids": (query_ids, gallery_ids), "groups": (query_groups, gallery_groups)}
-    for kind, (of_queries, of_items) in pairs.items():
-        if (of_queries is None) != (of_items is None):
-            raise ValueError(f"{call}: query_{kind} and gallery_{kind} belong together. Pass both, or neither.")
-        sides = {f"query_{kind}": (of_queries, queries), f"gallery_{kind}": (of_items, items)}
+    for kind in ("ids", "groups"):
+        sides = {f"query_{kind}": queries, f"gallery_{kind}": items}
         read = {
-            name: read_labels(code, length, name, f"{name.partition('_')[0]} items", call)
-            for name, (code, length) in sides.items()
-            if code is not None
+            name: read_labels(given[name], length, name, f"{name.partition('_')[0]} items", call)
+            for name, length in sides.items()
+            if name in given
         }
+        if len(read) == 1:
+            raise ValueError(f"{call}: query_{kind} and gallery_{kind} belong together. Pass both, or neither.")
         refuse_words_beside_integers(call, read)
         codes |= {name: read[name].codes if name in read else None for name in sides}
     return codes
@@ -412,10 +414,3 @@ def _check_shape(shape: tuple[int, ...], name: str, call: str, *, is_words: bool
         fix = f"one column: {name}[:, 0]" if is_words else f"{name}.argmax(dim=1) if they are one-hot"
         hint = f"Pass {fix}; evaluate_retrieval takes zeros and ones for items with several labels each."
     raise ValueError(f"{call} needs one label for each item; {name} has shape {tuple(shape)}. {hint}")
-
-
-def _refuse_one_code(word: str, other: str, call: str) -> None:
-    raise ValueError(
-        f"{call}: the words {word!r} and {other!r} have the same code of 64 bits. Number the labels instead: "
-        "np.unique(labels, return_inverse=True)[1]."
-    )

@@ -223,7 +223,9 @@ def nearest(
     items = len(rows)
     others = items if gallery_rows is None else len(gallery_rows)
     index = chosen(_CALL, queries, items)
-    codes = exclusion_codes(_CALL, gallery is None, items, others, query_ids, gallery_ids, query_groups, gallery_groups)
+    names = ("query_ids", "gallery_ids", "query_groups", "gallery_groups")
+    given = dict(zip(names, (query_ids, gallery_ids, query_groups, gallery_groups), strict=True))
+    codes = exclusion_codes(_CALL, gallery is None, items, others, **given)
     exclusions = [
         (of_query.numpy()[index.numpy()], of_item.numpy())
         for kind in ("ids", "groups")
