@@ -173,7 +173,7 @@ def test_processes_of_which_one_has_numbers_are_refused_everywhere():
         return evaluate_retrieval(embeddings[own], labels, label_groups=None, share=Share(process))
 
     for error in in_threads(2, work):
-        assert "labels are integers in process 0, words in process 1" in str(error)
+        assert "labels in process 0 are integers, labels in process 1 words. Pass both in the same form" in str(error)
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused
@@ -347,7 +347,7 @@ def test_given_groups_of_words_are_those_of_their_numbers():
     of_words = grouped_recall(embeddings, words, label_groups=[["owl", "crane"], ["raven", "heron", "finch"]])
     assert of_words.at == of_numbers.at
     assert of_words.intervals == of_numbers.intervals
-    with pytest.raises(ValueError, match="groups holds integers, but labels are words"):
+    with pytest.raises(ValueError, match="label_groups are integers, labels words"):
         grouped_recall(embeddings, words, label_groups=places)
     with pytest.raises(
         ValueError, match="1 of the 4 labels in label_groups are those of no query, the first is 'gull'"

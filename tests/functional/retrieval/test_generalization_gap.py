@@ -58,8 +58,7 @@ def test_more_validation_classes_alone_make_no_gap():
 
 def test_without_groups_there_is_nothing_to_compare():
     with pytest.raises(
-        ValueError,
-        match=r"the validation report has no Grouped Recall.*labels need 20.*use a smaller label_groups",
+        ValueError, match=r"the validation report has no Grouped Recall.*labels need 20.*use a smaller label_groups"
     ):
         generalization_gap(report(60, 1.0), report(15, 1.0))
     with pytest.raises(ValueError, match=r"share no K: Grouped Recall at \[1\] and \[5\]"):

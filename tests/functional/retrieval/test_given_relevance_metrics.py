@@ -116,18 +116,6 @@ def test_large_ties(ties):
     assert float(reciprocal_rank(ranks, ties, k)) == pytest.approx(wanted[1], abs=1e-12)
 
 
-def test_queries_without_a_relevant_item_have_no_value():
-    empty = torch.zeros(2, 0, dtype=torch.int64)
-    ranks = RankBlock.of_scores(torch.arange(2), torch.zeros(2, 0, dtype=torch.float64), empty, empty)
-    for values in (
-        inverse_penalty(ranks),
-        precision_up_to_last(ranks, 5),
-        trapezoid_average_precision(ranks),
-        graded_ndcg(ranks, ranks.valid.double(), 5),
-    ):
-        assert values.isnan().all()
-
-
 def test_the_revisited_protocol_is_that_of_its_authors_program():
     """Loops: junk leaves the ranking, a query without a relevant image leaves the means."""
     rng = np.random.default_rng(0)

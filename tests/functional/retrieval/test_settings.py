@@ -148,6 +148,11 @@ def test_neighbours_beyond_any_gallery():
         ({"threshold": "0.5"}, r"threshold='0.5' must be a finite score"),
         ({"threshold_bounds": (1, 0)}, r"threshold_bounds=\(1, 0\) must hold the smallest threshold and the largest"),
         ({"threshold_bounds": 0.5}, r"threshold_bounds=0.5 must hold the smallest"),
+        ({"threshold_bounds": (0.0, 0.5, 1.0)}, r"threshold_bounds=\(0.0, 0.5, 1.0\) must hold"),
+        ({"threshold_bounds": ("0", "1")}, r"threshold_bounds=\('0', '1'\) must hold"),
+        ({"device": "gpu"}, r"device='gpu' is not a device"),
+        ({"device": "mps"}, r"device='mps' has no float64"),
+        ({"device": "cuda:97"}, r"device='cuda:97', but torch sees \d+ CUDA devices"),
         ({"threshold_bounds": (0.0, float("nan"))}, r"threshold_bounds=\(0.0, nan\) must hold the smallest"),
     ],
 )
@@ -169,7 +174,8 @@ def test_settings_that_mean_nothing(settings, message):
         ({"gallery": made()[0]}, r"there is no setting 'gallery'"),
         ({"gallery_ids": LABELS}, r"there is no setting 'gallery_ids'"),
         ({"confidence": 95}, r"confidence=95 is not between 0 and 1"),
-        ({"similarity": "cosin"}, r"similarity='cosin' is unknown"),
+        ({"similarity": "cosin"}, r"similarity='cosin' is unknown. Choose one of cosine, dot, euclidean"),
+        ({"ties": "random"}, r"ties='random' is unknown. Choose one of expected"),
     ],
 )
 def test_a_wrong_setting_of_the_metric_is_found_at_construction(settings, message):
