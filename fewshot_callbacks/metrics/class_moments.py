@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fewshot_callbacks.functional._labels import Labels, merged_books
+from fewshot_callbacks.functional._reading import Labels, merged_books
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, unit_rows
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set

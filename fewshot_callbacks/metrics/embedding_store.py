@@ -17,16 +17,18 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes, cpu_group, gather_objects, process_count
-from fewshot_callbacks.functional._labels import (
+from fewshot_callbacks.functional._reading import (
     CodeBook,
     Labels,
+    as_tensor,
     book_of,
     check_labels,
+    default_mode,
     labels_of_each,
     merged_books,
+    number_distinct,
     numbered,
 )
-from fewshot_callbacks.functional._tensors import as_tensor, default_mode, number_distinct
 from fewshot_callbacks.functional.class_subset import class_subset
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fewshot_callbacks.functional._labels import Labels, word_code
+from fewshot_callbacks.functional._reading import Labels, word_code
 from fewshot_callbacks.functional.retrieval import (
     Relevance,
     RetrievalOptions,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fewshot_callbacks.functional import evaluate_retrieval, grouped_recall
-from fewshot_callbacks.functional._tensors import non_finite_rows
+from fewshot_callbacks.functional._reading import non_finite_rows
 
 CALLS = {
     "evaluate_retrieval": lambda **given: evaluate_retrieval(label_groups=None, **given),

@@ -27,7 +27,7 @@ from fewshot_callbacks.functional import (
     variance_ratio,
     variance_ratio_of_set,
 )
-from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._reading import as_labels
 from fewshot_callbacks.protonet import SoftmaxHead, SupportClassifier
 from fewshot_callbacks.protonet.evaluation import evaluate_episodes
 from tests.thread_processes import in_threads
@@ -213,7 +213,7 @@ def test_words_beside_numbers_are_refused():
 
 
 def test_two_words_of_one_code_are_refused(monkeypatch):
-    monkeypatch.setattr("fewshot_callbacks.functional._labels.word_code", len)
+    monkeypatch.setattr("fewshot_callbacks.functional._reading.word_code", len)
     with pytest.raises(ValueError, match=r"the words '9' and 'a' have the same code"):
         evaluate_retrieval(torch.eye(4), ["9", "a", "9", "a"], label_groups=None)
     with pytest.raises(ValueError, match=r"the words '.' and '.' have the same code"):

@@ -18,7 +18,7 @@ from fewshot_callbacks.engine.evaluation import Evaluation
 from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.engine.relevance import Relevance as Candidates
-from fewshot_callbacks.functional._tensors import default_mode
+from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
     GroupWithoutMatchError,

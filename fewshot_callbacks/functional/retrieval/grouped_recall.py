@@ -24,14 +24,15 @@ from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
 from fewshot_callbacks.engine.vectors import Floats
 from fewshot_callbacks.engine.visits import everyone
-from fewshot_callbacks.functional._labels import (
+from fewshot_callbacks.functional._reading import (
     Labels,
     as_labels,
+    check_seed,
+    default_mode,
     joined_labels,
     refuse_words_beside_integers,
     word_code,
 )
-from fewshot_callbacks.functional._tensors import check_seed, default_mode
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.rank_metrics import recall_at_k
 from fewshot_callbacks.functional.retrieval.settings import (

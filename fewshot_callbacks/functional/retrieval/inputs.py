@@ -17,22 +17,20 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes, ShardIndex
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.engine.visits import everyone
-from fewshot_callbacks.functional._labels import (
+from fewshot_callbacks.functional._reading import (
     Labels,
-    check_labels,
-    exclusion_codes,
-    merged_books,
-    numbered,
-    read_labels,
-    refuse_words_beside_integers,
-    sets_in,
-)
-from fewshot_callbacks.functional._tensors import (
     as_tensor,
+    check_labels,
     check_matrix,
     computable,
+    exclusion_codes,
+    merged_books,
     non_finite_rows,
+    numbered,
+    read_labels,
     refuse_non_finite,
+    refuse_words_beside_integers,
+    sets_in,
     signs,
 )
 from fewshot_callbacks.functional.retrieval import relevance as given_relevance

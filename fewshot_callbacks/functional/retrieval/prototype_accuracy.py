@@ -28,7 +28,7 @@ from fewshot_callbacks.engine.evaluation import rank_of_best
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
-from fewshot_callbacks.functional._tensors import computable
+from fewshot_callbacks.functional._reading import computable
 
 # Float64 numbers that a component of a prototype or of an item takes while means are made, with room to spare.
 NUMBERS_PER_COMPONENT = 16

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.engine.ranks import RankBlock
-from fewshot_callbacks.functional._tensors import number_distinct
+from fewshot_callbacks.functional._reading import number_distinct
 
 Ties = Literal["expected", "optimistic", "pessimistic"]
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.relevance import Lists
-from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional._reading import as_tensor
 
 # Ids that a message shows.
 SHOWN = 3

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from fewshot_callbacks.engine.vectors import Similarity, check_similarity
-from fewshot_callbacks.functional._labels import Labels, as_labels, joined_labels
-from fewshot_callbacks.functional._tensors import check_seed
+from fewshot_callbacks.functional._reading import Labels, as_labels, check_seed, joined_labels
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties, check_ties
 from fewshot_callbacks.functional.retrieval.registry import (
     DEFAULT_METRICS,
