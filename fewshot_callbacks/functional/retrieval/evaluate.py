@@ -208,10 +208,19 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
 
 
 def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInputs:
-    """The inputs with the queries that are evaluated: all, or a sample of `max_queries`."""
-    if settings.max_queries is None or settings.max_queries >= len(inputs.query_labels):
+    """Return the inputs with the queries that are evaluated: all, or `max_queries`, of each class in proportion to its size.
+
+    Systematic sampling: every n-th query of those sorted by class, in random order within a class, from a random start.
+    """
+    labels, count = inputs.query_labels, settings.max_queries
+    if count is None or count >= len(labels):
         return inputs
-    return inputs.sample(_drawn(inputs.query_labels, settings.max_queries, settings.seed))
+    generator = torch.Generator().manual_seed(settings.seed)
+    shuffled = torch.randperm(len(labels), generator=generator)
+    by_class = shuffled[labels[shuffled].argsort(stable=True)]
+    start = float(torch.rand(1, generator=generator))
+    places = ((torch.arange(count) + start) * (len(labels) / count)).long().clamp(max=len(labels) - 1)
+    return inputs.sample(by_class[places].sort().values)
 
 
 def _request(settings: RetrievalSettings) -> PooledRequest:
@@ -239,6 +248,7 @@ def _summarised(
 ) -> RetrievalReport:
     """Take the values that were asked for, and their intervals."""
     labels, confidence = asked.query_labels, settings.confidence
+    sources: dict[str, Any] = {"pairs": pooled, "classes": consistency, "groups": grouped}
     values: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
     for wanted in settings.asked():
@@ -246,13 +256,11 @@ def _summarised(
         if metric.source in ("ranks", "prototypes"):
             of_queries = per_query.values[wanted.of_queries]
             values[key], intervals[key] = mean_over_queries(wanted, of_queries, labels, confidence)
-        elif metric.source in ("pairs", "classes"):
+        elif (source := sources[metric.source]) is not None:
             assert metric.value is not None
-            values[key] = metric.value(pooled if metric.source == "pairs" else consistency, **wanted.parameters)
-        elif grouped is not None:
-            assert metric.value is not None
-            values[key] = metric.value(grouped, **wanted.parameters)
-            intervals[key] = grouped.intervals[wanted.parameters["k"]]
+            values[key] = metric.value(source, **wanted.parameters)
+            if metric.source == "groups":
+                intervals[key] = source.intervals[wanted.parameters["k"]]
     return RetrievalReport(
         values=values,
         decision=pooled.decision,
@@ -391,20 +399,6 @@ class _PerQuery:
         values = processes.placed(values, own, length)
         self.values = dict(zip(self.values, values, strict=False))
         self.relevant, self.tied = values[-2].long(), values[-1].bool()
-
-
-def _drawn(labels: Int[Tensor, "queries"], count: int, seed: int) -> Int[Tensor, "drawn"]:
-    """Draw the indices of `count` queries, from each class in proportion to its size, ascending.
-
-    Systematic sampling: every n-th query of those sorted by class, in random order within a class, from a random start.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    shuffled = torch.randperm(len(labels), generator=generator)
-    by_class = shuffled[labels[shuffled].argsort(stable=True)]
-    start = float(torch.rand(1, generator=generator))
-    places = ((torch.arange(count) + start) * (len(labels) / count)).long().clamp(max=len(labels) - 1)
-    drawn: Tensor = by_class[places].sort().values
-    return drawn
 
 
 def _prototype_accuracy(

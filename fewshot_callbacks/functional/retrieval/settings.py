@@ -428,20 +428,16 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    fix = "Pass 'cpu', 'cuda' or 'auto'."
     try:
         found = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(
-            f"{call}: device={device!r} is not a device ({error}). Pass 'cpu', 'cuda' or 'auto'."
-        ) from error
+        raise ValueError(f"{call}: device={device!r} is not a device ({error}). {fix}") from error
     if found.type not in ("cpu", "cuda"):
-        raise ValueError(
-            f"{call}: device={device!r} has no float64, which exact counts need. Pass 'cpu', 'cuda' or 'auto'."
-        )
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"{call}: device={device!r}, but torch sees {torch.cuda.device_count()} CUDA devices. Pass 'cpu' or 'auto'."
-        )
+        raise ValueError(f"{call}: device={device!r} has no float64, which exact counts need. {fix}")
+    there = torch.cuda.device_count()
+    if found.type == "cuda" and (found.index or 0) >= there:
+        raise ValueError(f"{call}: device={device!r}, but torch sees {there} CUDA devices. Pass 'cpu' or 'auto'.")
     return found
 
 

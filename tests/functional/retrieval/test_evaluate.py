@@ -14,7 +14,7 @@ from sklearn.metrics import average_precision_score, roc_curve
 
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.functional.retrieval.evaluate import _drawn, evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from tests.cases import made
 from tests.functional.brute_force import BruteForce
 
@@ -391,9 +391,9 @@ class TestSample:
 
     def test_each_class_gives_its_share(self):
         labels = torch.tensor([0] * 100 + [1] * 300 + [2] * 600)
-        drawn = labels[_drawn(labels, 100, seed=3)]
-        assert torch.bincount(drawn).tolist() == [10, 30, 60]
-        assert len(_drawn(labels, 1000, seed=0).unique()) == 1000
+        options = {"label_groups": None, "metrics": "recall@1"}
+        drawn = evaluate_retrieval(torch.randn(1000, 2), labels, max_queries=100, seed=3, **options).drawn
+        assert torch.bincount(labels[drawn]).tolist() == [10, 30, 60]
 
     def test_as_many_as_there_are_is_no_sample(self):
         embeddings, labels = made(100, 10, 8)
