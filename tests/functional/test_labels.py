@@ -352,4 +352,6 @@ def test_given_groups_of_words_are_those_of_their_numbers():
     with pytest.raises(
         ValueError, match="1 of the 4 labels in label_groups are those of no query, the first is 'gull'"
     ):
-        grouped_recall(embeddings, words, label_groups=[["owl", "crane"], ["raven", "gull"]])
+        grouped_recall(
+            embeddings, words, embeddings, ["gull", *words[1:]], label_groups=[["owl", "crane"], ["raven", "gull"]]
+        )
