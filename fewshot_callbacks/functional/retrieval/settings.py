@@ -23,7 +23,6 @@ from fewshot_callbacks.functional._reading import Labels, as_labels, check_seed,
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties, check_ties
 from fewshot_callbacks.functional.retrieval.registry import (
     DEFAULT_METRICS,
-    METRICS,
     RELEVANCE_METRICS,
     Asked,
     asked_metric,
@@ -332,7 +331,7 @@ def check_settings(call: str, settings: RetrievalSettings) -> None:
     """
     check_similarity(settings.similarity)
     check_ties(settings.ties)
-    asked = asked_metrics(call, settings.metrics, METRICS)
+    asked = asked_metrics(call, settings.metrics)
     threshold, bounds, most = settings.threshold, settings.threshold_bounds, settings.max_queries
     if threshold is not None and not (_is_number(threshold) and math.isfinite(threshold)):
         raise ValueError(
