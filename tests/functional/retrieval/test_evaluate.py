@@ -409,6 +409,11 @@ class TestSample:
         assert len(same) >= 19  # all but the class that lost a query
 
 
+def test_auto_is_a_device_that_is_there():
+    embeddings, labels = made(100, 10, 8)
+    assert evaluate_retrieval(embeddings, labels, device="auto").mAP == evaluate_retrieval(embeddings, labels).mAP
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("noise", [0.3, 3.0])
 def test_the_same_on_a_gpu(noise):
