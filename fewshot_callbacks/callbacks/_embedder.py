@@ -12,7 +12,7 @@ from torch import Tensor
 from fewshot_callbacks._trainer import evaluating
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, check_submodule, follow, hooks_ignored
-from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.functional._reading import Labels
 from fewshot_callbacks.functional.retrieval import Similarity
 
 # How a batch becomes embeddings outside a step: the name of a submodule that is called with the batch's inputs, if need

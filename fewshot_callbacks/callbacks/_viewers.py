@@ -15,7 +15,7 @@ from torch import Tensor
 from fewshot_callbacks._trainer import evaluation_loaders
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
-from fewshot_callbacks.functional._labels import sets_in
+from fewshot_callbacks.functional._reading import sets_in
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.metrics.embedding_store import Shard
 

@@ -13,7 +13,7 @@ from fewshot_callbacks._trainer import evaluation_loaders, log_of_all, why_not_d
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, is_nth_batch, step_of, suffixes
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
-from fewshot_callbacks.functional._tensors import non_finite_rows
+from fewshot_callbacks.functional._reading import non_finite_rows
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, batch_ratios, ratio_of_set, unit_rows
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
 from fewshot_callbacks.metrics.embedding_store import refuse_another_form

@@ -15,7 +15,7 @@ from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, is_nth_ba
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional import EmbeddingHealth, Moments, Share, embedding_health
-from fewshot_callbacks.functional._tensors import non_finite_rows, refuse_non_finite
+from fewshot_callbacks.functional._reading import non_finite_rows, refuse_non_finite
 from fewshot_callbacks.functional.health import collapse_of, names_of
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from fewshot_callbacks.callbacks._conduct import UsageError
-from fewshot_callbacks.functional._labels import Labels, as_labels
-from fewshot_callbacks.functional._tensors import as_tensor, refuse_without_values
+from fewshot_callbacks.functional._reading import Labels, as_labels, as_tensor, refuse_without_values
 from fewshot_callbacks.metrics.embedding_store import id_numbers
 
 # `("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule, or

@@ -18,7 +18,7 @@ from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, loader_index, no_such_loader, step_of
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
-from fewshot_callbacks.functional._labels import Labels, as_labels, joined_labels, read_labels
+from fewshot_callbacks.functional._reading import Labels, as_labels, joined_labels, read_labels
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.functional.retrieval import (
     GeneralizationGap,

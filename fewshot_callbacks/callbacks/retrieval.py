@@ -41,7 +41,7 @@ from fewshot_callbacks.callbacks.embeddings import (
 )
 from fewshot_callbacks.callbacks.generalization_gap import TrainingClasses, TrainingData
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
-from fewshot_callbacks.functional._labels import Labels, as_labels
+from fewshot_callbacks.functional._reading import Labels, as_labels
 from fewshot_callbacks.functional.knn import PLACES, knn_accuracy
 from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval import (

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler
 
 from fewshot_callbacks.data.dataset import FewShotDataset
-from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._reading import as_labels
 from fewshot_callbacks.functional.episodes import (
     ClassNames,
     EpisodeList,

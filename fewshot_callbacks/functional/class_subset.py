@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._labels import as_labels
-from fewshot_callbacks.functional._tensors import check_seed, default_mode
+from fewshot_callbacks.functional._reading import as_labels, check_seed, default_mode
 
 
 @default_mode()

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.functional import _scatter_kernel
-from fewshot_callbacks.functional._labels import as_labels
-from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional._reading import as_labels, as_tensor
 
 # The default keeps J finite in float32 (at most 1e30) and changes no digit of a J below 1e14.
 EPS = 1e-30

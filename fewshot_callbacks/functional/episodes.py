@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._labels import Labels, as_labels
-from fewshot_callbacks.functional._tensors import check_seed, default_mode
+from fewshot_callbacks.functional._reading import Labels, as_labels, check_seed, default_mode
 from fewshot_callbacks.functional.statistics import (
     UNKNOWN,
     Difference,

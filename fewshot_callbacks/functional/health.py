@@ -29,8 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
-from fewshot_callbacks.functional._labels import read_labels
-from fewshot_callbacks.functional._tensors import as_tensor, check_embeddings, computable, default_mode
+from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, read_labels
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
 from fewshot_callbacks.functional.neighbours import Neighbours, nearest, positive_whole
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share

@@ -16,8 +16,13 @@ from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.nearest import nearest_items
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
-from fewshot_callbacks.functional._labels import Labels, read_labels, refuse_words_beside_integers
-from fewshot_callbacks.functional._tensors import as_tensor, default_mode
+from fewshot_callbacks.functional._reading import (
+    Labels,
+    as_tensor,
+    default_mode,
+    read_labels,
+    refuse_words_beside_integers,
+)
 from fewshot_callbacks.functional.neighbours import compared_sets, positive_whole, scores_of
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share
 from fewshot_callbacks.functional.retrieval.registry import Metric

@@ -14,8 +14,17 @@ from torch import Tensor
 from fewshot_callbacks.engine.nearest import nearest_items, pairs_from
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Floats, Similarity, Vectors, check_similarity
-from fewshot_callbacks.functional._labels import Labels, exclusion_codes, numbered, read_labels
-from fewshot_callbacks.functional._tensors import as_tensor, check_embeddings, computable, default_mode, signs
+from fewshot_callbacks.functional._reading import (
+    Labels,
+    as_tensor,
+    check_embeddings,
+    computable,
+    default_mode,
+    exclusion_codes,
+    numbered,
+    read_labels,
+    signs,
+)
 from fewshot_callbacks.functional.retrieval.registry import LARGEST_RANK
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 
@@ -223,7 +232,9 @@ def nearest(
     items = len(rows)
     others = items if gallery_rows is None else len(gallery_rows)
     index = chosen(_CALL, queries, items)
-    codes = exclusion_codes(_CALL, gallery is None, items, others, query_ids, gallery_ids, query_groups, gallery_groups)
+    names = ("query_ids", "gallery_ids", "query_groups", "gallery_groups")
+    given = dict(zip(names, (query_ids, gallery_ids, query_groups, gallery_groups), strict=True))
+    codes = exclusion_codes(_CALL, gallery is None, items, others, **given)
     exclusions = [
         (of_query.numpy()[index.numpy()], of_item.numpy())
         for kind in ("ids", "groups")

@@ -38,8 +38,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._labels import check_labels
-from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional._reading import as_tensor, check_labels
 
 
 def exact_mean(values: Float[Tensor, "n"]) -> float:

@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.engine.vectors import Similarity
-from fewshot_callbacks.functional._labels import read_labels
-from fewshot_callbacks.functional._tensors import default_mode
+from fewshot_callbacks.functional._reading import default_mode, read_labels
 from fewshot_callbacks.functional.neighbours import Neighbours, nearest
 
 _CALL = "suspects"

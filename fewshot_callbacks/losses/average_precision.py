@@ -15,8 +15,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from fewshot_callbacks.functional._labels import Labels, as_labels, labels_of_each, numbered
-from fewshot_callbacks.functional._tensors import check_matrix, non_finite_rows, refuse_non_finite
+from fewshot_callbacks.functional._reading import (
+    Labels,
+    as_labels,
+    check_matrix,
+    labels_of_each,
+    non_finite_rows,
+    numbered,
+    refuse_non_finite,
+)
 
 # What is divided into bins: the cosine of two embeddings, 1 minus their distance on the unit sphere, or minus the Hamming
 # distance of two (relaxed) codes of -1 and 1.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fewshot_callbacks.functional._labels import Labels, merged_books
+from fewshot_callbacks.functional._reading import Labels, merged_books
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, unit_rows
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
@@ -18,8 +18,6 @@ from fewshot_callbacks.metrics.embedding_store import (
     as_state,
     gather_tensors,
     read_batch,
-    refuse_another_dim,
-    refuse_another_form,
     refuse_other_codes,
     words_held,
 )
@@ -65,13 +63,12 @@ class ClassMomentsMetric(Metric):
                 integer or word for each item, in the same form as earlier labels.
         """
         call = type(self).__name__
-        embeddings, read = read_batch(embeddings, labels, call)
+        book, so_far = words_held(self.words), tuple[Any, ...]()
+        if self.counts:
+            so_far = Labels(self.class_labels[0], book).form, self.origins[0].shape[1]
+        embeddings, read = read_batch(embeddings, labels, f"{call}.update", *so_far)
         if len(embeddings) == 0:
             return
-        book = words_held(self.words)
-        if self.counts:
-            refuse_another_form(f"{call}.update", Labels(read.codes, book).form, read)
-            refuse_another_dim(f"{call}.update", self.origins[0].shape[1], embeddings)
         items = embeddings
         if self.normalize:
             items = unit_rows(items.double())

@@ -17,16 +17,18 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes, cpu_group, gather_objects, process_count
-from fewshot_callbacks.functional._labels import (
+from fewshot_callbacks.functional._reading import (
     CodeBook,
     Labels,
+    as_tensor,
     book_of,
     check_labels,
+    default_mode,
     labels_of_each,
     merged_books,
+    number_distinct,
     numbered,
 )
-from fewshot_callbacks.functional._tensors import as_tensor, default_mode, number_distinct
 from fewshot_callbacks.functional.class_subset import class_subset
 
 
@@ -57,19 +59,38 @@ def words_held(states: Sequence[Tensor] | Tensor) -> CodeBook | None:
     return book_of((word for line in lines for word in json.loads(line)), "words_held")
 
 
-def read_batch(embeddings: Any, labels: Any, call: str, *, sets: bool = False) -> tuple[Tensor, Labels]:
+def read_batch(
+    embeddings: Any, labels: Any, method: str, form: str = "", dim: int | None = None, *, sets: bool = False
+) -> tuple[Tensor, Labels]:
     """Read a batch as (items, dim) embeddings and one label for each, on the devices where they are; see `as_labels`.
 
+    Args:
+        embeddings: What was given.
+        labels: What was given.
+        method: Who was given it, for messages, such as `EmbeddingStore.append`.
+        form: That of the labels so far; empty before the first.
+        dim: That of the embeddings so far; None before the first.
+        sets: See `as_labels`.
+
     Raises:
-        ValueError: If shapes or types do not fit.
+        ValueError: If shapes or types do not fit each other or the batches before: integers where these were words,
+            zeros and ones of other labels, and so on.
     """
+    call = method.partition(".")[0]
     embeddings = as_tensor(embeddings, "embeddings", call)
     if embeddings.ndim != 2:
         raise ValueError(
             f"{call} needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. Flatten what belongs to "
             "one item: embeddings.flatten(1)."
         )
-    return embeddings, labels_of_each(labels, len(embeddings), "labels", "embeddings", call, sets=sets)
+    read = labels_of_each(labels, len(embeddings), "labels", "embeddings", call, sets=sets)
+    refuse_another_form(method, form, read)
+    if dim not in (None, embeddings.shape[1]):
+        raise ValueError(
+            f"{method}: the embeddings so far have dimension {dim}, those of this batch {embeddings.shape[1]}. Every batch "
+            "must come from the same layer."
+        )
+    return embeddings, read
 
 
 def refuse_another_form(call: str, form: str, labels: Labels) -> None:
@@ -78,22 +99,9 @@ def refuse_another_form(call: str, form: str, labels: Labels) -> None:
     Raises:
         ValueError: With both forms.
     """
-    if len(labels) and form != labels.form:
+    if form and len(labels) and form != labels.form:
         raise ValueError(
             f"{call}: the labels so far are {form}, those of this batch {labels.form}. Pass the same kind in every batch."
-        )
-
-
-def refuse_another_dim(call: str, dim: int, embeddings: Tensor) -> None:
-    """Refuse a batch of other dimension than those before.
-
-    Raises:
-        ValueError: With both.
-    """
-    if embeddings.shape[1] != dim:
-        raise ValueError(
-            f"{call}: the embeddings so far have dimension {dim}, those of this batch {embeddings.shape[1]}. Every batch "
-            "must come from the same layer."
         )
 
 
@@ -228,11 +236,7 @@ class EmbeddingStore:
                 or words and integers are mixed.
         """
         call = "EmbeddingStore"
-        embeddings, read = read_batch(embeddings, labels, call, sets=True)
-        if self._items:
-            refuse_another_form(f"{call}.append", self._form, read)
-        if self._dim is not None:
-            refuse_another_dim(f"{call}.append", self._dim, embeddings)
+        embeddings, read = read_batch(embeddings, labels, f"{call}.append", self._form, self._dim, sets=True)
         self._settle(keep=1)
         on_cuda = embeddings.device.type == "cuda"
         if positions is None:

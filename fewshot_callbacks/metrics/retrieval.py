@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fewshot_callbacks._extras import needs
-from fewshot_callbacks.functional._labels import Labels, word_code
+from fewshot_callbacks.functional._reading import Labels, word_code
 from fewshot_callbacks.functional.retrieval import (
     Relevance,
     RetrievalOptions,
@@ -30,8 +29,6 @@ from fewshot_callbacks.metrics.embedding_store import (
     id_numbers,
     note_on_ids,
     read_batch,
-    refuse_another_dim,
-    refuse_another_form,
     refuse_other_codes,
     sketches,
     words_held,
@@ -143,20 +140,20 @@ class RetrievalEvaluation(Metric):
         if self.judged is not None and ids is None:
             raise ValueError(f"{call}.update: judgements name items by their ids. Pass the ids of the items.")
         items = len(embeddings) if hasattr(embeddings, "__len__") else 0
-        embeddings, read = read_batch(embeddings, [0] * items if labels is None else labels, call, sets=True)
+        labels, so_far = [0] * items if labels is None else labels, tuple[Any, ...]()
         optional = {"ids": ids, "is_gallery": is_gallery, "groups": groups}
         if self.labels:
-            refuse_another_form(f"{call}.update", Labels(self.labels[0], words_held(self.words[:1])).form, read)
-            refuse_another_dim(f"{call}.update", self.embeddings[0].shape[1], embeddings)
+            so_far = Labels(self.labels[0], words_held(self.words[:1])).form, self.embeddings[0].shape[1]
             for name, value in optional.items():
                 if bool(getattr(self, name)) != (value is not None):
                     raise ValueError(
                         f"{call}.update: some batches have {name}, others none. Pass them with each batch."
                     )
+        embeddings, read = read_batch(embeddings, labels, f"{call}.update", *so_far, sets=True)
         codes = {
             name: id_numbers(value, len(embeddings), call, name)
-            for name, value in (("ids", ids), ("groups", groups))
-            if value is not None
+            for name, value in optional.items()
+            if value is not None and name != "is_gallery"
         }
         if is_gallery is not None:
             flag = torch.as_tensor(is_gallery, device="cpu")
@@ -225,30 +222,18 @@ class RetrievalEvaluation(Metric):
     def plot(
         self, val: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None, ax: Any | None = None
     ) -> tuple[Any, Any]:
-        """Draw the values that have a range, which are all but the threshold.
+        """Draw the values that have a range, which are all but the threshold, as torchmetrics does.
 
         Args:
-            val: A result of `compute` or `forward`, drawn as bars, or a list of such results, drawn as lines; by default
+            val: A result of `compute` or `forward`, drawn as points, or a list of such results, drawn as lines; by default
                 what `compute` gives.
             ax: Axes of matplotlib to draw into; by default those of a new figure.
 
         Returns:
-            The figure and the axes.
+            The figure, None where axes were given, and the axes.
         """
         val = self.compute() if val is None else val
-        if not isinstance(val, Mapping):
-            return self._plot([_without_threshold(one) for one in val], ax)
-        with needs("report", "RetrievalEvaluation.plot"):
-            from matplotlib import pyplot  # noqa: PLC0415 - only who draws needs it
-
-        shown = _without_threshold(val)
-        figure, axes = pyplot.subplots(layout="constrained") if ax is None else (ax.get_figure(), ax)
-        bars = axes.barh(list(shown), [float(value) for value in shown.values()])
-        axes.bar_label(bars, fmt="%.3f", padding=3)
-        axes.invert_yaxis()  # the first metric on top
-        axes.set_xlim(0, 1.12)  # room for the number beside a bar of length 1
-        axes.set_title(type(self).__name__)
-        return figure, axes
+        return self._plot(_without_threshold(val) if isinstance(val, Mapping) else [*map(_without_threshold, val)], ax)
 
 
 def _codes(name: Any) -> list[int]:

@@ -9,8 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fewshot_callbacks.functional._labels import read_labels
-from fewshot_callbacks.functional._tensors import as_tensor, check_embeddings, non_finite_rows, refuse_non_finite
+from fewshot_callbacks.functional._reading import (
+    as_tensor,
+    check_embeddings,
+    non_finite_rows,
+    read_labels,
+    refuse_non_finite,
+)
 from fewshot_callbacks.protonet.heads import (
     DistanceHead,
     DistanceRatioHead,

@@ -18,7 +18,7 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from fewshot_callbacks.distributed.torch_distributed import process_count
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._reading import as_labels
 from fewshot_callbacks.losses import SoftAveragePrecisionLoss
 from fewshot_callbacks.protonet.backbones import checked_embeddings, make_backbone
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.functional._tensors import signs as signs_of
+from fewshot_callbacks.functional._reading import signs as signs_of
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.grouped_recall import grouped_recall
 from tests.cases import sampled_product

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
-from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest, decide
+from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest, decide
 from tests.cases import sampled_product
 from tests.engine.cases import POOLED, PRECISIONS, SIMILARITIES, cases, engines, pooled_case
 from tests.engine.oracles import evaluated, scores_of

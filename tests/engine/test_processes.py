@@ -24,7 +24,7 @@ from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.engine.visits import CHUNKS, everyone
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.inputs import Share, collect_inputs
-from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest, decide
+from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest, decide
 from tests.cases import sampled_product
 from tests.engine.cases import cases, engines
 from tests.engine.oracles import TABLES, evaluated

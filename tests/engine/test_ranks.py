@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from fewshot_callbacks.engine.relevance import Lists, Relevance
-from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest
+from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
 from tests.engine.cases import PRECISIONS, SIMILARITIES, cases, engines, labels_of, vectors
 from tests.engine.oracles import Truth, counted, evaluated, true_scores, truth_of
 

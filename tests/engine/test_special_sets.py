@@ -7,7 +7,7 @@ import torch
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.distinct import has_few
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest
+from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
 from tests.cases import sampled_product
 from tests.engine.cases import PRECISIONS, SIMILARITIES
 from tests.engine.oracles import counted, evaluated, prepared, scores_of, truth_of

@@ -1,5 +1,9 @@
 """Sets that come to a metric in batches."""
 
+import copy
+import pickle
+
+import pytest
 import torch
 from hypothesis import strategies as st
 
@@ -28,3 +32,21 @@ def made(items=40, classes=4):
     labels = torch.arange(items) % classes
     centres = torch.randn(classes, 5, generator=generator)
     return centres[labels] + torch.randn(items, 5, generator=generator), labels
+
+
+COPIES = [
+    pytest.param(copied, id=name)
+    for name, copied in {
+        "deepcopy": copy.deepcopy,
+        "pickle": lambda metric: pickle.loads(pickle.dumps(metric)),
+        "clone": lambda metric: metric.clone(),
+        "cpu": lambda metric: metric.cpu(),
+    }.items()
+]
+WRONG_BATCHES = [
+    (torch.ones(4), torch.arange(4), r" needs embeddings of shape \(items, dim\); got shape \(4,\)"),
+    (torch.ones(4, 2, 2), torch.arange(4), r".*Flatten what belongs to one item: embeddings.flatten\(1\)"),
+    (torch.ones(4, 2), torch.ones(4), " needs integer labels; got torch.float32"),
+    (torch.ones(4, 2), torch.arange(3), ": 4 embeddings, but 3 labels"),
+]
+"""What no metric takes, and what follows its name in the message."""

@@ -42,7 +42,7 @@ SHARDS |= {"second empty": (slice(0, 23), slice(23, 23)), "first empty": (slice(
 
 SETTINGS: dict[str, Any] = {"label_groups": 2, "metrics": ("mAP", "recall@1", "recall@3")}
 MORE: dict[str, Any] = SETTINGS | {
-    "metrics": (*DEFAULT_METRICS, "prototype_accuracy", "macro_mAP", "auc_pr", "recall@precision0.5", "eer"),
+    "metrics": (*DEFAULT_METRICS, "prototype_accuracy", "macro_mAP", "auc_pr", "recall@precision0.5", "eer")
 }
 
 

@@ -1,19 +1,18 @@
-"""The DiscriminantRatio metric: any cut into batches, copies, and several processes."""
+"""The metrics of moments, DiscriminantRatio and VarianceRatio: any cut into batches, copies, and several processes."""
 
-import copy
 import math
-import pickle
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchmetrics import MetricCollection
 
-from fewshot_callbacks.functional import ClassMoments
+from fewshot_callbacks.functional import ClassMoments, variance_ratio, variance_ratio_of_set
 from fewshot_callbacks.functional import discriminant_ratio as functional
-from fewshot_callbacks.metrics import DiscriminantRatio
+from fewshot_callbacks.metrics import DiscriminantRatio, VarianceRatio
 from tests.metrics import gloo_jobs
-from tests.metrics.cases import cut_sets, fill, made
+from tests.metrics.cases import COPIES, WRONG_BATCHES, cut_sets, fill, made
 
 
 @settings(max_examples=36, deadline=None)
@@ -81,16 +80,7 @@ def test_within_scatter_is_the_mean_squared_distance_to_the_class_mean():
     assert DiscriminantRatio().within_scatter() == {}
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [
-        copy.deepcopy,
-        lambda metric: pickle.loads(pickle.dumps(metric)),
-        lambda metric: metric.clone(),
-        lambda m: m.cpu(),
-    ],
-    ids=["deepcopy", "pickle", "clone", "cpu"],
-)
+@pytest.mark.parametrize("copied", COPIES)
 def test_a_copy_goes_on_from_there(copied):
     embeddings, labels = made()
     metric = copied(fill(DiscriminantRatio(normalize=True), embeddings, labels, [(0, 20)]))
@@ -140,26 +130,47 @@ def test_holds_no_graph_and_no_view():
     assert not any(part.requires_grad for parts in metric.metric_state.values() for part in parts)
 
 
-@pytest.mark.parametrize(
-    ("embeddings", "labels", "message"),
-    [
-        (
-            torch.ones(4),
-            torch.arange(4),
-            r"DiscriminantRatio needs embeddings of shape \(items, dim\); got shape \(4,\)",
-        ),
-        (torch.ones(4, 2, 2), torch.arange(4), r"Flatten what belongs to one item: embeddings.flatten\(1\)"),
-        (torch.ones(4, 2), torch.ones(4), r"DiscriminantRatio needs integer labels; got torch.float32"),
-        (torch.ones(4, 2), torch.arange(3), r"DiscriminantRatio: 4 embeddings, but 3 labels"),
-        (torch.ones(4, 2), torch.ones(4, 3).long(), r"labels has shape \(4, 3\). Pass labels.argmax"),
-    ],
-)
+MATRIX = (torch.ones(4, 2), torch.ones(4, 3).long(), r".*labels has shape \(4, 3\). Pass labels.argmax")
+
+
+@pytest.mark.parametrize(("embeddings", "labels", "message"), [*WRONG_BATCHES, MATRIX])
 def test_refusals_leave_the_state_alone(embeddings, labels, message):
     metric = fill(DiscriminantRatio(), *made(), [(0, 40)])
     expected = metric.within_scatter()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"DiscriminantRatio{message}"):
         metric.update(embeddings, labels)
     assert metric.within_scatter() == expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(cut_sets(), st.booleans())
+def test_the_variance_ratio_equals_the_function_over_any_cut(case, normalize):
+    embeddings, labels, cuts = case
+    metric = fill(VarianceRatio(normalize=normalize), embeddings, labels, cuts)
+    expected = variance_ratio(embeddings.double(), labels, normalize=normalize)
+    torch.testing.assert_close(metric.compute(), expected.float(), rtol=1e-5, atol=1e-5, equal_nan=True)
+    of_set = variance_ratio_of_set(embeddings.double(), labels, normalize=normalize)
+    assert tuple(metric.interval()) == pytest.approx(tuple(of_set.interval), rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+def test_in_a_collection_each_batch_is_added_once_for_both(monkeypatch):
+    embeddings, labels = made()
+    both = MetricCollection([DiscriminantRatio(), VarianceRatio()])
+    both.update(embeddings[:10], labels[:10])
+    calls, of = [], ClassMoments.of
+    monkeypatch.setattr(ClassMoments, "of", staticmethod(lambda *args: calls.append(1) or of(*args)))
+    both.update(embeddings[10:25], labels[10:25])
+    both.update(embeddings[25:], labels[25:])
+    assert len(calls) == 2
+    found = both.compute()
+    torch.testing.assert_close(found["DiscriminantRatio"], functional(embeddings, labels), rtol=1e-5, atol=0)
+    torch.testing.assert_close(found["VarianceRatio"], variance_ratio(embeddings, labels), rtol=1e-5, atol=0)
+
+
+def test_a_confidence_of_the_users_own():
+    assert all(map(math.isnan, VarianceRatio().interval()))
+    metric = fill(VarianceRatio(), *made(), [(0, 40)])
+    assert tuple(metric.interval(0.5)) == pytest.approx(tuple(variance_ratio_of_set(*made(), confidence=0.5).interval))
 
 
 class TestSeveralProcesses:
@@ -182,3 +193,11 @@ class TestSeveralProcesses:
 
     def test_nothing_anywhere_is_nan(self, on_ranks):
         assert all(math.isnan(answers["discriminant_ratio"]["nothing"]) for answers in on_ranks)
+
+    @pytest.mark.parametrize("name", gloo_jobs.SHARDS)
+    def test_every_process_gets_the_value_and_the_interval_of_one(self, on_ranks, name):
+        expected = variance_ratio_of_set(*gloo_jobs.items(24 if name == "even" else 23))
+        for answers in on_ranks:
+            value, interval = answers["variance_ratio"][name]
+            assert float(value) == pytest.approx(expected.value, rel=1e-6)
+            assert interval == pytest.approx(tuple(expected.interval), rel=1e-6)

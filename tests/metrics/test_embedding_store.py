@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks.metrics import EmbeddingStore
 from tests.metrics import gloo_jobs
+from tests.metrics.cases import WRONG_BATCHES
 
 
 def filled(*sizes, dim=4, dtype=torch.float32):
@@ -78,14 +79,8 @@ def test_nothing_stored():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            (torch.ones(4), torch.arange(4)),
-            r"EmbeddingStore needs embeddings of shape \(items, dim\); got shape \(4,\)",
-        ),
-        ((torch.ones(2, 3, 5), torch.arange(2)), r"Flatten what belongs to one item: embeddings.flatten\(1\)"),
+        *(((embeddings, labels), f"EmbeddingStore{message}") for embeddings, labels, message in WRONG_BATCHES),
         ((torch.ones(2, 5), torch.arange(2)), r"embeddings so far have dimension 4, those of this batch 5. Every"),
-        ((torch.ones(2, 4), torch.arange(3)), r"EmbeddingStore: 2 embeddings, but 3 labels"),
-        ((torch.ones(2, 4), torch.ones(2)), r"EmbeddingStore needs integer labels; got torch.float32"),
         (
             (torch.ones(2, 4), torch.ones(2, 7).long()),
             "labels so far are integers, those of this batch zeros and ones of 7 labels",

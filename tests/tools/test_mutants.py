@@ -67,6 +67,9 @@ def test_the_interval_of_a_share(mutants):
 
 
 def test_a_file_first_meets_the_tests_of_its_name(mutants):
-    for file, own in (("callbacks/retrieval", "callbacks/test_retrieval"), ("functional/_labels", "functional/test_labels"),
-                      ("functional/nothing", "functional/test_")):  # fmt: skip
+    for file, own in (
+        ("callbacks/retrieval", "callbacks/test_retrieval"),
+        ("functional/_reading", "functional/test_reading"),
+        ("functional/nothing", "functional/test_"),
+    ):
         assert mutants.own_tests(f"fewshot_callbacks/{file}.py") == [*mutants.FOR_ALL, f"tests/{own}"]

@@ -5,9 +5,8 @@ from fewshot_callbacks.engine.vectors import Similarity
 from fewshot_callbacks.functional.retrieval.compare import GeneralizationGap, compare_reports, generalization_gap
 from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, grouped_recall
+from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, grouped_recall, label_groups
 from fewshot_callbacks.functional.retrieval.inputs import Share
-from fewshot_callbacks.functional.retrieval.label_groups import Unmatched, label_groups
 from fewshot_callbacks.functional.retrieval.operating_points import (
     Enclosure,
     ErrorRatePoint,
@@ -23,6 +22,7 @@ from fewshot_callbacks.functional.retrieval.settings import (
     RetrievalOptions,
     RetrievalSettings,
     SearchOptions,
+    Unmatched,
     described_settings,
     shows_settings,
 )

@@ -76,15 +76,16 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
 
 
 def _grouped(first: GroupedRecall | None, second: GroupedRecall | None, confidence: float) -> dict[str, Interval]:
-    if first is None or second is None or first.per_group.keys() != second.per_group.keys():
-        return {}
-    intervals = {}
-    for k, values in first.per_group.items():
-        others = second.per_group[k]
-        if first.labels == second.labels and first.unmatched == second.unmatched:  # the same groups
-            splits = (paired_difference_interval(split, confidence=confidence) for split in values - others)
-            intervals[f"grouped_recall@{k}{'_miss' if first.unmatched == 'miss' else ''}"] = over_splits(splits)
-    return intervals
+    if first is None or second is None or (first.labels, first.unmatched) != (second.labels, second.unmatched):
+        return {}  # other groups
+    end = "_miss" if first.unmatched == "miss" else ""
+    both = {k: values - second.per_group[k] for k, values in first.per_group.items() if k in second.per_group}
+    return {
+        f"grouped_recall@{k}{end}": over_splits(
+            paired_difference_interval(split, confidence=confidence) for split in differing
+        )
+        for k, differing in both.items()
+    }
 
 
 @dataclass(frozen=True)

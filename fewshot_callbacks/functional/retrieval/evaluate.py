@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -19,8 +18,7 @@ from fewshot_callbacks.engine.evaluation import Evaluation
 from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.engine.relevance import Relevance as Candidates
-from fewshot_callbacks.engine.vectors import Vectors
-from fewshot_callbacks.functional._tensors import default_mode
+from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
     GroupWithoutMatchError,
@@ -28,16 +26,12 @@ from fewshot_callbacks.functional.retrieval.grouped_recall import (
     search_groups,
 )
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, Share, collect_inputs
-from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisions
+from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisions, PooledRequest, decide
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy as nearest_prototype
 from fewshot_callbacks.functional.retrieval.rank_metrics import Gain, depends_on_ties, gains_of, graded_ndcg
 from fewshot_callbacks.functional.retrieval.registry import Asked, asked_metric
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
-from fewshot_callbacks.functional.retrieval.report import (
-    RetrievalReport,
-    note_of_rates,
-    notes_on,
-)
+from fewshot_callbacks.functional.retrieval.report import RetrievalReport, note_of_rates, notes_on
 from fewshot_callbacks.functional.retrieval.settings import (
     RetrievalOptions,
     RetrievalSettings,
@@ -46,7 +40,6 @@ from fewshot_callbacks.functional.retrieval.settings import (
     shows_settings,
 )
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency, threshold_consistency
-from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest, decide
 from fewshot_callbacks.functional.statistics import (
     Interval,
     clustered_mean_interval,
@@ -173,13 +166,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         budget = memory_bytes(_CALL, settings.memory_mb)
     with computing() as threads:
         ranked = asked.as_one_set()
-        vectors = Vectors(
-            in_memory(ranked.queries),
-            None if ranked.is_one_set else ranked.gallery,
-            settings.similarity,
-            threads=threads,
-            processes=processes,
-        )
+        vectors = ranked.vectors(settings.similarity, threads)
         relevance, grades = ranked.relevance()
         request, per_query = _request(settings), _PerQuery(relevance, grades, len(ranked.gallery_labels), settings)
         done = Evaluation(
@@ -195,8 +182,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             per_query.add(ranks)
         if any(asked.metric.source == "prototypes" for asked in settings.asked()):
             per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, asked, settings)
-        if asked.share is not None:
-            per_query.gather(processes, asked.share.queries, len(asked.query_labels))
+        per_query.gather(processes, asked.share.queries, len(asked.query_labels))
         if not bool((per_query.relevant > 0).any()):
             raise ValueError(_no_match(asked))
         pooled = decide(done, request)
@@ -222,10 +208,19 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
 
 
 def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInputs:
-    """The inputs with the queries that are evaluated: all, or a sample of `max_queries`."""
-    if settings.max_queries is None or settings.max_queries >= len(inputs.query_labels):
+    """Return the inputs with the queries that are evaluated: all, or `max_queries`, of each class in proportion to its size.
+
+    Systematic sampling: every n-th query of those sorted by class, in random order within a class, from a random start.
+    """
+    labels, count = inputs.query_labels, settings.max_queries
+    if count is None or count >= len(labels):
         return inputs
-    return inputs.sample(_drawn(inputs.query_labels, settings.max_queries, settings.seed))
+    generator = torch.Generator().manual_seed(settings.seed)
+    shuffled = torch.randperm(len(labels), generator=generator)
+    by_class = shuffled[labels[shuffled].argsort(stable=True)]
+    start = float(torch.rand(1, generator=generator))
+    places = ((torch.arange(count) + start) * (len(labels) / count)).long().clamp(max=len(labels) - 1)
+    return inputs.sample(by_class[places].sort().values)
 
 
 def _request(settings: RetrievalSettings) -> PooledRequest:
@@ -253,6 +248,7 @@ def _summarised(
 ) -> RetrievalReport:
     """Take the values that were asked for, and their intervals."""
     labels, confidence = asked.query_labels, settings.confidence
+    sources: dict[str, Any] = {"pairs": pooled, "classes": consistency, "groups": grouped}
     values: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
     for wanted in settings.asked():
@@ -260,13 +256,11 @@ def _summarised(
         if metric.source in ("ranks", "prototypes"):
             of_queries = per_query.values[wanted.of_queries]
             values[key], intervals[key] = mean_over_queries(wanted, of_queries, labels, confidence)
-        elif metric.source in ("pairs", "classes"):
+        elif (source := sources[metric.source]) is not None:
             assert metric.value is not None
-            values[key] = metric.value(pooled if metric.source == "pairs" else consistency, **wanted.parameters)
-        elif grouped is not None:
-            assert metric.value is not None
-            values[key] = metric.value(grouped, **wanted.parameters)
-            intervals[key] = grouped.intervals[wanted.parameters["k"]]
+            values[key] = metric.value(source, **wanted.parameters)
+            if metric.source == "groups":
+                intervals[key] = source.intervals[wanted.parameters["k"]]
     return RetrievalReport(
         values=values,
         decision=pooled.decision,
@@ -298,11 +292,7 @@ def _summarised(
 
 
 def _grouped(
-    notes: list[str],
-    sets: RetrievalInputs,
-    settings: RetrievalSettings,
-    done: Evaluation | None,
-    threads: int,
+    notes: list[str], sets: RetrievalInputs, settings: RetrievalSettings, done: Evaluation | None, threads: int
 ) -> GroupedRecall | None:
     """Compute Grouped Recall; where that cannot be, add a note, for the other metrics stand without it.
 
@@ -335,8 +325,6 @@ def _grouped(
         return None
 
 
-QueryMetric = Callable[[RankBlock], Float[Tensor, "queries"]]
-
 # Metrics that grades matter to, with their gain.
 GAINS: dict[str, Gain] = {"ndcg@{k}": "exponential", "ndcg@{k}_linear": "linear"}
 # Places of ranks that are summed at once: 32 MB.
@@ -344,17 +332,6 @@ PLACES_AT_ONCE = 2**22
 
 # What pictures and pages order the queries by; each report has it for each query.
 ALWAYS = ("mAP", "mrr")
-
-
-def query_metrics(settings: RetrievalSettings) -> dict[str, QueryMetric]:
-    """Choose the metrics of ranks that each query needs, by the key of their mean."""
-    every = [asked_metric(key) for key in ALWAYS] + settings.asked()
-    of_ranks = [asked for asked in every if asked.metric.source == "ranks"]
-    return {
-        asked.of_queries: partial(asked.metric.value, ties=settings.ties, **asked.parameters)
-        for asked in of_ranks
-        if asked.metric.value is not None
-    }
 
 
 def mean_over_queries(
@@ -373,9 +350,10 @@ class _PerQuery:
     def __init__(
         self, relevance: Candidates, grades: Shaped[np.ndarray, "pairs"] | None, items: int, settings: RetrievalSettings
     ) -> None:
-        self.lists, self.grades, self.items, self.settings = relevance.relevant, grades, items, settings
-        self.metrics, queries = query_metrics(settings), len(self.lists.start)
-        self.gains = [asked for asked in settings.asked() if asked.metric.pattern in GAINS]
+        self.lists, self.grades, self.items, self.ties = relevance.relevant, grades, items, settings.ties
+        every = [asked_metric(key) for key in ALWAYS] + settings.asked()
+        self.metrics = {asked.of_queries: asked for asked in every if asked.metric.source == "ranks"}
+        queries = len(self.lists.start)
         self.values: dict[str, Float[Tensor, "queries"]] = {
             name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in self.metrics
         }
@@ -385,33 +363,35 @@ class _PerQuery:
     @property
     def graded(self) -> bool:
         """Whether grades matter."""
-        return self.grades is not None and len(self.gains) > 0
+        return self.grades is not None and any(asked.metric.pattern in GAINS for asked in self.metrics.values())
 
     def add(self, ranks: RankBlock) -> None:
+        if ranks.valid.shape[1] == 0:  # no query has a relevant candidate: the values stay NaN
+            return
         index = ranks.queries.cpu()
-        for name, metric in self.metrics.items():
-            self.values[name][index] = metric(ranks).cpu()
-        if self.graded and ranks.places is not None:  # there are relevant pairs
-            self._add_graded(ranks, index)
+        for name, asked in self.metrics.items():
+            if self.grades is not None and asked.metric.pattern in GAINS:
+                self.values[name][index] = self._graded_ndcg(ranks, asked)
+            else:
+                assert asked.metric.value is not None
+                self.values[name][index] = asked.metric.value(ranks, ties=self.ties, **asked.parameters).cpu()
         self.relevant[index] = ranks.relevant.cpu()
         self.tied[index] = depends_on_ties(ranks).cpu()
 
-    def _add_graded(self, ranks: RankBlock, index: Int[Tensor, "queries"]) -> None:
-        """Replace the values of nDCG, some queries at a time, since its sums have a place for each rank up to k."""
+    def _graded_ndcg(self, ranks: RankBlock, asked: Asked) -> Float[Tensor, "queries"]:
+        """Compute nDCG of grades, some queries at a time, since its sums have a place for each rank up to k."""
         assert self.grades is not None
         assert ranks.places is not None
-        entries = (torch.from_numpy(self.lists.start)[index, None] + ranks.places).clamp(
-            max=max(0, len(self.grades) - 1)
-        )
+        entries = torch.from_numpy(self.lists.start)[ranks.queries, None] + ranks.places
+        entries.clamp_(max=max(0, len(self.grades) - 1))
         grades = torch.from_numpy(self.grades[entries.numpy()].astype(np.float64))
-        grades.masked_fill_(~ranks.valid, 0.0)
-        for asked in self.gains:
-            k = min(asked.parameters["k"], self.items)
-            gains = gains_of(grades, GAINS[asked.metric.pattern])
-            for some in torch.arange(len(index)).split(max(1, PLACES_AT_ONCE // k)):
-                rows = RankBlock(*(getattr(ranks, field.name)[some] for field in fields(ranks)))
-                value = graded_ndcg(rows, gains[some], k, self.settings.ties)
-                self.values[asked.of_queries][index[some]] = value
+        gains = gains_of(grades.masked_fill_(~ranks.valid, 0.0), GAINS[asked.metric.pattern])
+        k = min(asked.parameters["k"], self.items)
+        values = []
+        for some in torch.arange(len(gains)).split(max(1, PLACES_AT_ONCE // k)):
+            rows = RankBlock(*(getattr(ranks, field.name)[some] for field in fields(ranks)))
+            values.append(graded_ndcg(rows, gains[some], k, self.ties))
+        return torch.cat(values)
 
     def gather(self, processes: Processes, own: Int[Tensor, "own"], length: int) -> None:
         """Gather the values of the queries of all processes, in their order."""
@@ -421,66 +401,40 @@ class _PerQuery:
         self.relevant, self.tied = values[-2].long(), values[-1].bool()
 
 
-def _drawn(labels: Int[Tensor, "queries"], count: int, seed: int) -> Int[Tensor, "drawn"]:
-    """Draw the indices of `count` queries, from each class in proportion to its size, ascending.
-
-    Systematic sampling: every n-th query of those sorted by class, in random order within a class, from a random start.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    shuffled = torch.randperm(len(labels), generator=generator)
-    by_class = shuffled[labels[shuffled].argsort(stable=True)]
-    start = float(torch.rand(1, generator=generator))
-    places = ((torch.arange(count) + start) * (len(labels) / count)).long().clamp(max=len(labels) - 1)
-    drawn: Tensor = by_class[places].sort().values
-    return drawn
-
-
 def _prototype_accuracy(
     inputs: RetrievalInputs, asked: RetrievalInputs, settings: RetrievalSettings
 ) -> Float[Tensor, "queries"]:
     """Nearest-prototype accuracy of the queries of this process that are evaluated."""
-    own_labels = inputs.own_gallery_labels
-    # on the CPU, where the embeddings are
-    options: dict[str, Any] = {
-        "similarity": settings.similarity,
-        "same_set": inputs.same_set,
-        "memory_bytes": settings.main_memory(),
-        "processes": inputs.processes,
-    }
-    if asked.drawn is not None and inputs.same_set:  # a drawn query is left out of its own class's mean, too
-        every = nearest_prototype(
-            in_memory(inputs.queries), own_labels, in_memory(inputs.gallery), own_labels, **options
-        )
-        return every[inputs.is_here(asked.drawn)]
-    return nearest_prototype(
-        in_memory(asked.queries), asked.own_query_labels, in_memory(inputs.gallery), own_labels, **options
+    evaluated = inputs if inputs.same_set else asked  # a drawn query is left out of its own class's mean, too
+    values = nearest_prototype(  # on the CPU, where the embeddings are
+        in_memory(evaluated.queries),
+        evaluated.own_query_labels,
+        in_memory(inputs.gallery),
+        inputs.own_gallery_labels,
+        similarity=settings.similarity,
+        same_set=inputs.same_set,
+        memory_bytes=settings.main_memory(),
+        processes=inputs.processes,
     )
+    return values[inputs.is_here(asked.drawn)] if inputs.same_set and asked.drawn is not None else values
 
 
 def _no_match(asked: RetrievalInputs) -> str:
     queries, labels = len(asked.query_labels), asked.query_labels.unique()
-    if asked.given is not None:
-        return (
-            f"{_CALL}: none of the {queries} queries has a relevant candidate, so nothing can be retrieved. Check that the "
-            "rows of the relevance are those of the embeddings, and what ids, groups and ignored items leave out."
-        )
-    where = "another item of its class" if asked.same_set else "an item of its class in the gallery"
     shared = len(torch.isin(labels, asked.gallery_labels).nonzero())
-    fact = (
-        f"each of the {len(labels)} labels occurs once"
-        if asked.same_set and len(labels) == queries
-        else f"{shared} of the queries' {len(labels)} labels occur in the gallery"
-    )
-    any_code = any(code is not None for code in asked.codes.values())
-    if any_code and (shared if not asked.same_set else len(labels) < queries):
-        return (
-            f"{_CALL}: none of the {queries} queries has {where} that ids or groups do not exclude, so nothing can be "
-            "retrieved. Check that a group is not a whole class, and an id not shared by different items."
-        )
-    return (
-        f"{_CALL}: none of the {queries} queries has {where} ({fact}), so nothing can be retrieved. Check that labels "
-        "name classes, not items, and that the set holds at least two items of some class."
-    )
+    once = asked.same_set and len(labels) == queries
+    what = "another item of its class" if asked.same_set else "an item of its class in the gallery"
+    if asked.given is not None:
+        what = "a relevant candidate"
+        fix = "the rows of the relevance are those of the embeddings, and what ids, groups and ignored items leave out"
+    elif any(code is not None for code in asked.codes.values()) and shared and not once:
+        what += " that ids or groups do not exclude"
+        fix = "a group is not a whole class, and an id not shared by different items"
+    else:
+        fact = f"{shared} of the queries' {len(labels)} labels occur in the gallery"
+        what += f" (each of the {len(labels)} labels occurs once)" if once else f" ({fact})"
+        fix = "labels name classes, not items, and that the set holds at least two items of some class"
+    return f"{_CALL}: none of the {queries} queries has {what}, so nothing can be retrieved. Check that {fix}."
 
 
 def _memory_note(done: Evaluation, processes: Processes, budget: float) -> str | None:

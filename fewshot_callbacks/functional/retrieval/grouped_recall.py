@@ -22,22 +22,25 @@ from torch import Tensor
 from fewshot_callbacks.engine.evaluation import Evaluation, rank_of_best
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
-from fewshot_callbacks.engine.vectors import Floats, Vectors
+from fewshot_callbacks.engine.vectors import Floats
 from fewshot_callbacks.engine.visits import everyone
-from fewshot_callbacks.functional._tensors import default_mode
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, collect_inputs
-from fewshot_callbacks.functional.retrieval.label_groups import (
-    Splits,
-    Unmatched,
-    checked_groups,
-    given_split,
-    random_splits,
+from fewshot_callbacks.functional._reading import (
+    Labels,
+    as_labels,
+    check_seed,
+    default_mode,
+    joined_labels,
+    refuse_words_beside_integers,
+    word_code,
 )
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.rank_metrics import recall_at_k
 from fewshot_callbacks.functional.retrieval.settings import (
     GroupedOptions,
     RetrievalSettings,
+    Unmatched,
     check_settings,
+    checked_groups,
     several,
     shows_settings,
 )
@@ -49,7 +52,57 @@ from fewshot_callbacks.functional.statistics import (
     independent_difference_interval,
     mean_interval,
 )
-from fewshot_callbacks.stored import in_memory
+
+Splits = list[list[Tensor]]
+"""The labels of each group of each split."""
+
+
+@default_mode()
+def label_groups(
+    labels: Any, group_size: int, seed: int = 0, repeats: int = 1
+) -> Int[Tensor, "repeats groups group_size"]:
+    """Split the set of labels at random into groups of exactly `group_size` labels.
+
+    The split depends on the set of labels and the seed only: not on the order or the number of the items.
+
+    Args:
+        labels: Integers of any value, as a tensor, array or list; a repeated label counts once.
+        group_size: Labels in each group, at least 2.
+        seed: Seed of the random split.
+        repeats: Number of independent splits.
+
+    Returns:
+        The labels of each group of each split, int64. The labels that remain, fewer than `group_size`, are in no group.
+
+    Raises:
+        ValueError: If there are fewer labels than a group needs, `group_size` is below 2, `repeats` is below 1, or
+            labels are words, or the seed has more than 64 bits.
+
+    Examples:
+        >>> import torch
+        >>> label_groups(torch.arange(7), group_size=3).shape
+        torch.Size([1, 2, 3])
+    """
+    read = as_labels(labels, "labels", "label_groups")
+    if read.words is not None:
+        raise ValueError(
+            "label_groups: labels are words, which a tensor cannot hold. Number them first: "
+            "np.unique(labels, return_inverse=True)[1]."
+        )
+    distinct = read.codes.unique()
+    if group_size < 2:
+        raise ValueError(f"group_size={group_size}: Recall@K inside a group needs at least 2 labels in it.")
+    if repeats < 1:
+        raise ValueError(f"repeats={repeats}: at least one split is needed.")
+    if len(distinct) < group_size:
+        raise ValueError(
+            f"{len(distinct)} labels are too few for a group of {group_size}. Use group_size <= {len(distinct)}."
+        )
+    generator = torch.Generator().manual_seed(check_seed("label_groups", "seed", seed))
+    groups = len(distinct) // group_size
+    splits = [torch.randperm(len(distinct), generator=generator)[: groups * group_size] for _ in range(repeats)]
+    grouped: Tensor = distinct.cpu()[torch.stack(splits)]
+    return grouped.view(repeats, groups, group_size)
 
 
 @dataclass(frozen=True)
@@ -231,13 +284,26 @@ def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSetting
         repeats: Number of independent splits.
 
     Raises:
-        ValueError: If a given group has a label that no query has, or there are fewer labels than a group needs.
+        ValueError: If a given group has a label that no query has, one are words and the others integers, or there are
+            fewer labels than a group needs.
     """
-    groups = settings.label_groups
-    assert groups is not None
+    groups, labels, names = settings.label_groups, inputs.query_labels, inputs.label_names
     if isinstance(groups, int):
-        return random_splits(inputs.query_labels, groups, settings.seed, repeats)
-    return given_split(call, checked_groups(call, groups), inputs.query_labels, inputs.label_names)
+        return [list(split) for split in label_groups(labels, groups, settings.seed, repeats)]
+    checked = checked_groups(call, groups)
+    given = joined_labels(checked, call)
+    words = None if names is None else dict(enumerate(names))
+    refuse_words_beside_integers(call, {"label_groups": given, "labels": Labels(labels, words)})
+    place = {word_code(word): number for number, word in enumerate(names or ())}
+    codes, known = given.codes.tolist(), set(labels.tolist())
+    numbers = codes if names is None else [place.get(code, -1) for code in codes]
+    unknown = [code for code, number in zip(codes, numbers, strict=True) if number not in known]
+    if unknown:
+        raise ValueError(
+            f"{call}: {len(unknown)} of the {len(given)} labels in label_groups are those of no query, the first is "
+            f"{given.shown(unknown[0])}. Give groups of the labels that this set has."
+        )
+    return [list(torch.tensor(numbers).split([*map(len, checked)]))]
 
 
 def search_groups(
@@ -259,32 +325,25 @@ def search_groups(
     Raises:
         GroupWithoutMatchError: If no query of some group has a match; where these count as misses, if no query has one.
     """
-    memory = settings.main_memory()
     if done is None:
         inputs = inputs.as_one_set()
-        vectors = Vectors(
-            in_memory(inputs.queries),
-            None if inputs.is_one_set else inputs.gallery,
-            settings.similarity,
-            threads=threads,
-            processes=inputs.processes,
-        )
-        done = Evaluation(vectors, inputs.relevance()[0], memory)
-    best = done.best_matches()
-    distinct, own = inputs.query_labels.unique(), torch.arange(len(inputs.query_labels))
-    own = own if inputs.share is None else inputs.share.queries
+        vectors = inputs.vectors(settings.similarity, threads)
+        done = Evaluation(vectors, inputs.relevance()[0], settings.main_memory())
+    best, labels = done.best_matches(), inputs.query_labels
     values = torch.empty(len(splits), len(splits[0]), len(settings.grouped_k), dtype=torch.float64)
     for repeat, split in enumerate(splits):
-        recalls = inputs.processes.placed(_recalls(done, best, inputs, split, settings), own, len(inputs.query_labels))
-        group = _group_of_each(distinct, split)[torch.searchsorted(distinct, inputs.query_labels)]
-        values[repeat] = _means_of_groups(recalls, group, split, settings, inputs.label_names)
-    return _summary(values, splits, len(distinct) - sum(map(len, splits[0])), settings)
+        group = _groups_of(labels.numpy(), split)
+        recalls = _recalls(done, best, inputs, group, split, settings)
+        recalls = inputs.processes.placed(recalls, inputs.share.queries, len(labels))
+        values[repeat] = _means_of_groups(recalls, torch.from_numpy(group), split, settings, inputs.label_names)
+    return _summary(values, splits, len(labels.unique()) - sum(map(len, splits[0])), settings)
 
 
 def _recalls(
     done: Evaluation,
     best: tuple[Floats, Ints],
     inputs: RetrievalInputs,
+    group: Ints,
     split: Sequence[Tensor],
     settings: RetrievalSettings,
 ) -> Float[Tensor, "ks queries"]:
@@ -293,10 +352,9 @@ def _recalls(
     labels, own_items = inputs.own_query_labels.numpy(), inputs.own_gallery_labels.numpy()
     items = everyone(processes, own_items)
     holder = everyone(processes, np.full(len(own_items), processes.rank))
-    of_queries, of_items = _groups_of(labels, split), _groups_of(items, split)
+    of_queries, of_items = group[inputs.share.queries], _groups_of(items, split)
     recalls = torch.full((len(settings.grouped_k), len(labels)), torch.nan, dtype=torch.float64)
-    every_query = _groups_of(inputs.query_labels.numpy(), split)
-    rows_of_group = sum(np.bincount(some[some >= 0], minlength=len(split)) for some in (every_query, of_items))
+    rows_of_group = sum(np.bincount(some[some >= 0], minlength=len(split)) for some in (group, of_items))
     copied = np.cumsum(rows_of_group * done.vectors.pairs.queries.itemsize * done.vectors.dim)
     batches = copied // max(1, int(COPIED_SHARE * memory)) if math.isfinite(memory) else 0 * copied
     for batch in np.unique(batches):
@@ -338,26 +396,18 @@ def _means_of_groups(
     label_names: tuple[str, ...] | None,
 ) -> Float[Tensor, "groups ks"]:
     """Average over the queries of each group."""
-    in_groups = group < len(split)
+    in_groups = group >= 0
     if settings.grouped_unmatched == "miss" and not bool(recalls[0, in_groups].isnan().all()):
         recalls = recalls.nan_to_num(0.0)
     means = []
-    for number, members in enumerate(_members(group, len(split))):
+    sizes = torch.bincount(group[in_groups], minlength=len(split)).tolist()
+    by_group = group.argsort(stable=True)[int((~in_groups).sum()) :].split(sizes)
+    for number, members in enumerate(by_group):
         matched = members[~recalls[0, members].isnan()]
         if not len(matched):
             raise _without_match(number, len(members), split[number], label_names)
         means.append([exact_mean(of_k) for of_k in recalls[:, matched]])
     return torch.tensor(means, dtype=torch.float64)
-
-
-def _group_of_each(distinct: Int[Tensor, "labels"], split: Sequence[Tensor]) -> Int[Tensor, "labels"]:
-    """Number the group of each label. Labels in no group make further groups, which are not counted."""
-    sizes = torch.tensor([len(group) for group in split])
-    group_of = torch.full((len(distinct),), -1)
-    group_of[torch.searchsorted(distinct, torch.cat(list(split)))] = torch.arange(len(split)).repeat_interleave(sizes)
-    rest = (group_of < 0).nonzero().flatten()
-    group_of[rest] = len(split) + torch.arange(len(rest)) // int(sizes.max())  # no larger, so that they cost no more
-    return group_of
 
 
 class GroupWithoutMatchError(ValueError):
@@ -373,13 +423,6 @@ def _without_match(
         f"grouped_recall: none of the {queries} queries of group {number} (labels {shown}) has a match. Use a "
         f"larger label_groups than {len(labels)} (or larger groups), or drop the labels that have one item only."
     )
-
-
-def _members(group: Int[Tensor, "items"], groups: int) -> list[Int[Tensor, "members"]]:
-    """List the indices of the items of each group."""
-    order = group.argsort(stable=True)
-    bounds = torch.searchsorted(group[order], torch.arange(groups + 1))
-    return [order[bounds[i] : bounds[i + 1]] for i in range(groups)]
 
 
 def _summary(

@@ -15,28 +15,27 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes, ShardIndex
 from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.engine.visits import everyone
-from fewshot_callbacks.functional._labels import (
-    CodeBook,
+from fewshot_callbacks.functional._reading import (
     Labels,
-    check_labels,
-    exclusion_codes,
-    merged_books,
-    numbered,
-    read_labels,
-    sets_in,
-)
-from fewshot_callbacks.functional._tensors import (
     as_tensor,
+    check_labels,
     check_matrix,
     computable,
+    exclusion_codes,
+    merged_books,
     non_finite_rows,
+    numbered,
+    read_labels,
     refuse_non_finite,
+    refuse_words_beside_integers,
+    sets_in,
     signs,
 )
 from fewshot_callbacks.functional.retrieval import relevance as given_relevance
 from fewshot_callbacks.sources import ChosenRows, Shards, is_source
-from fewshot_callbacks.stored import Stored
+from fewshot_callbacks.stored import Stored, in_memory
 
 # Share of the budget beyond which rows of files are not loaded.
 LOADED_SHARE = 0.25
@@ -91,8 +90,8 @@ class RetrievalInputs:
     codes: dict[str, Tensor | None]
     """ids and groups of all processes, by the name of the argument"""
     same_set: bool
-    share: ShardIndex | None
-    """index among all of each item of this process; None if one process holds everything"""
+    share: ShardIndex
+    """index among all of each item of this process"""
     processes: Processes
     """the processes that hold the set together"""
     label_names: tuple[str, ...] | None = None
@@ -107,6 +106,11 @@ class RetrievalInputs:
         """Whether the queries are the gallery, all of it, in memory."""
         return self.same_set and self.drawn is None and not isinstance(self.gallery, Stored)
 
+    def vectors(self, similarity: Similarity, threads: int) -> Vectors:
+        """Return both sets as they are compared."""
+        gallery = None if self.is_one_set else self.gallery
+        return Vectors(in_memory(self.queries), gallery, similarity, threads=threads, processes=self.processes)
+
     def relevance(self) -> tuple[Relevance, Shaped[np.ndarray, "pairs"] | None]:
         """Return who is relevant to the queries of this process, and the grade of each pair; None if all are 1. Collective.
 
@@ -117,13 +121,11 @@ class RetrievalInputs:
         for kind in ("ids", "groups"):
             of_queries, of_items = self.codes[f"query_{kind}"], self.codes[f"gallery_{kind}"]
             if of_queries is not None and of_items is not None:
-                own = of_queries if self.share is None else of_queries[self.share.queries]
-                other = of_items if self.share is None else of_items[self.share.gallery]
+                own, other = of_queries[self.share.queries], of_items[self.share.gallery]
                 kinds.append((own.numpy(), everyone(self.processes, other.numpy())))
         if self.given is not None:
-            places = torch.arange(len(self.query_labels)) if self.share is None else self.share.queries
-            places = places if self.drawn is None else self.drawn[places]
-            numbers = None if self.share is None else everyone(self.processes, self.share.gallery.numpy())
+            places = self.share.queries if self.drawn is None else self.drawn[self.share.queries]
+            numbers = everyone(self.processes, self.share.gallery.numpy())
             given = self.given.part(places.numpy(), numbers)
             mutual = self.is_one_set and given.mutual
             return Relevance(given.relevant, self._itself(), kinds, given.ignored, mutual), given.grades
@@ -136,29 +138,25 @@ class RetrievalInputs:
             return np.full(len(self.queries), -1, np.int32)
         if self.drawn is None:
             return np.arange(len(self.queries), dtype=np.int32)
-        places = np.arange(len(self.gallery)) if self.share is None else self.share.gallery.numpy()
-        return np.flatnonzero(np.isin(places, self.drawn.numpy())).astype(np.int32)
+        return np.flatnonzero(np.isin(self.share.gallery, self.drawn)).astype(np.int32)
 
     @property
     def own_query_labels(self) -> Int[Tensor, "own"]:
         """The labels of the queries of this process."""
-        return self.query_labels if self.share is None else self.query_labels[self.share.queries]
+        return self.query_labels[self.share.queries]
 
     @property
     def own_gallery_labels(self) -> Int[Tensor, "own"]:
         """The labels of the gallery items of this process."""
-        return self.gallery_labels if self.share is None else self.gallery_labels[self.share.gallery]
+        return self.gallery_labels[self.share.gallery]
 
     def is_here(self, drawn: Int[Tensor, "drawn"]) -> Bool[Tensor, "own"]:
         """Find the queries of this process among those with these indices."""
-        own = torch.arange(len(self.query_labels)) if self.share is None else self.share.queries
-        return torch.isin(own, drawn)
+        return torch.isin(self.share.queries, drawn)
 
     def sample(self, drawn: Int[Tensor, "drawn"]) -> RetrievalInputs:
         """Keep the queries with these indices, ascending, and the whole gallery."""
-        here, share = self.is_here(drawn), self.share
-        if share is not None:
-            share = ShardIndex(torch.searchsorted(drawn, share.queries[here]), share.gallery)
+        here = self.is_here(drawn)
         codes = {
             name: code[drawn] if code is not None and name.startswith("query") else code
             for name, code in self.codes.items()
@@ -168,7 +166,7 @@ class RetrievalInputs:
             queries=self.queries[here],
             query_labels=self.query_labels[drawn],
             codes=codes,
-            share=share,
+            share=self.share._replace(queries=torch.searchsorted(drawn, self.share.queries[here])),
             drawn=drawn,
         )
 
@@ -178,10 +176,7 @@ class RetrievalInputs:
         So it is where they are the same items in the same order and whom one excludes excludes it. All ranks stay the same,
         and the score of a pair serves both its items.
         """
-        kinds = (
-            (self.codes["query_ids"], self.codes["gallery_ids"]),
-            (self.codes["query_groups"], self.codes["gallery_groups"]),
-        )
+        kinds = [(self.codes[f"query_{kind}"], self.codes[f"gallery_{kind}"]) for kind in ("ids", "groups")]
         given = [(own, other) for own, other in kinds if own is not None and other is not None]
         queries, gallery = self.queries, self.gallery
         if self.same_set or self.drawn is not None or self.given is not None or not given:
@@ -190,7 +185,7 @@ class RetrievalInputs:
             return self
         if not all(torch.equal(*sides) for sides in ((self.query_labels, self.gallery_labels), *given)):
             return self
-        here = torch.equal(queries, gallery) and (self.share is None or torch.equal(*self.share))
+        here = torch.equal(queries, gallery) and torch.equal(*self.share)
         if self.processes.largest([float(not here)])[0]:
             return self
         # where no two items share a code, it says no more than that an item is not its own candidate
@@ -231,9 +226,9 @@ def collect_inputs(
     Raises:
         ValueError: As `evaluate_retrieval` does; the same in every process.
     """
-    embeddings, labels, gallery, gallery_labels, ids_and_groups = _of_shards(
-        embeddings, labels, gallery, gallery_labels, ids_and_groups, relevance
-    )
+    given = {"labels": labels, "gallery_labels": gallery_labels, **ids_and_groups}
+    embeddings, gallery, given = _of_shards(embeddings, gallery, given, labelled=relevance is None)
+    labels, gallery_labels = given.pop("labels", None), given.pop("gallery_labels", None)
     processes, same_set = held.processes, gallery is None
     if relevance is not None:
         if labels is not None or gallery_labels is not None:
@@ -248,7 +243,7 @@ def collect_inputs(
     own = read("embeddings", embeddings, labels, held.query_places)
     others = own if same_set else read("gallery", gallery, gallery_labels, held.gallery_places)
     _check_dims(call, own.vectors.shape[1], others.vectors.shape[1], as_codes=as_codes)
-    mine = exclusion_codes(call, same_set, len(own.vectors), len(others.vectors), **ids_and_groups)
+    mine = exclusion_codes(call, same_set, len(own.vectors), len(others.vectors), **given)
     codes = {}
     for name, code in mine.items():
         part = own if name.startswith("query") else others
@@ -261,9 +256,7 @@ def collect_inputs(
     if relevance is not None:
         _check_relevance(call, relevance, own.length, others.length, same_set=same_set)
         of_queries = torch.arange(own.length) if relevance.clusters is None else torch.from_numpy(relevance.clusters)
-    queries, items, share = *_of_one_type(own.vectors, others.vectors), ShardIndex(own.places, others.places)
-    if processes.count == 1:
-        queries, items = _in_order(own, queries), _in_order(others, items)
+    queries, items = _of_one_type(own.vectors, others.vectors)
     return RetrievalInputs(
         queries,
         queries if same_set else items,
@@ -271,7 +264,7 @@ def collect_inputs(
         of_items,
         codes,
         same_set,
-        share if processes.count > 1 else None,
+        ShardIndex(own.places, others.places),
         processes,
         names,
         given=relevance,
@@ -279,33 +272,23 @@ def collect_inputs(
 
 
 def _of_shards(
-    embeddings: Any,
-    labels: Any,
-    gallery: Any,
-    gallery_labels: Any,
-    ids_and_groups: dict[str, Any],
-    relevance: given_relevance.Relevance | None,
-) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    embeddings: Any, gallery: Any, given: dict[str, Any], *, labelled: bool
+) -> tuple[Any, Any, dict[str, Any]]:
     """Fill in what the files of embeddings hold beside them, where nothing else was given."""
-    sides = {"query": embeddings, "gallery": gallery}
+    given = {name: value for name, value in given.items() if value is not None}
     if isinstance(embeddings, Shards) and embeddings.queries is not None and gallery is None:
-        sides = {
-            "query": ChosenRows(embeddings, embeddings.queries),
-            "gallery": ChosenRows(embeddings, ~embeddings.queries),
-        }
-    found = {"labels": labels, "gallery_labels": gallery_labels, **ids_and_groups}
-    for side, rows in sides.items():
+        queries = embeddings.queries
+        embeddings, gallery = ChosenRows(embeddings, queries), ChosenRows(embeddings, ~queries)
+    found, two_sets = given, gallery is not None
+    for side, prefix, rows in (("query", "", embeddings), ("gallery", "gallery_", gallery)):
         if isinstance(rows, Shards | ChosenRows):
-            names = {} if relevance is not None else {"labels" if side == "query" else "gallery_labels": rows.labels}
-            two_sets = sides["gallery"] is not None
-            names |= {f"{side}_ids": rows.ids if two_sets else None, f"{side}_groups": rows.groups}
-            found |= {name: value for name, value in names.items() if found.get(name) is None}
-    rest = {name: found[name] for name in found if name not in ("labels", "gallery_labels")}
-    for kind in ("ids", "groups") if sides["gallery"] is not None else ():
+            held = {f"{side}_groups": rows.groups, f"{side}_ids": rows.ids if two_sets else None}
+            found = held | {f"{prefix}labels": rows.labels if labelled else None} | found
+    for kind in ("ids", "groups"):
         both = {f"query_{kind}", f"gallery_{kind}"}  # what only the files of one side hold excludes nobody
-        if all(ids_and_groups.get(name) is None for name in both) and any(rest.get(name) is None for name in both):
-            rest |= dict.fromkeys(both)
-    return sides["query"], found["labels"], sides["gallery"], found["gallery_labels"], rest
+        if two_sets and not both & given.keys() and any(found.get(name) is None for name in both):
+            found = {name: value for name, value in found.items() if name not in both}
+    return embeddings, gallery, found
 
 
 def _no_labels(embeddings: Any) -> Int[Tensor, "items"]:
@@ -338,15 +321,7 @@ class _Part:
 
 
 def _part(
-    call: str,
-    processes: Processes,
-    name: str,
-    vectors: Any,
-    labels: Any,
-    places: Any,
-    *,
-    memory: float,
-    as_codes: bool,
+    call: str, processes: Processes, name: str, vectors: Any, labels: Any, places: Any, *, memory: float, as_codes: bool
 ) -> _Part:
     """Validate one side, and gather its labels."""
     given, is_read = vectors, is_source(vectors) and not as_codes
@@ -381,7 +356,12 @@ def _part(
                 f"{call}: {name} have dimension {holders[0][2]} in process {holders[0][0]}, {other} in process {rank}. All "
                 "must come from the same model."
             )
-    words = _words_of_all(call, label_name, [(rank, everyone[rank][1]) for rank, *_ in holders])
+    books = {rank: everyone[rank][1] for rank, *_ in holders}
+    some = {
+        f"{label_name} in process {rank}": Labels(torch.zeros(1, dtype=torch.int64), book)
+        for rank, book in books.items()
+    }
+    refuse_words_beside_integers(call, some)
     dtype = functools.reduce(torch.promote_types, (holder[3] for holder in holders))
     if not isinstance(vectors, Stored):
         vectors = vectors.to(dtype) if items else torch.empty(0, holders[0][2], dtype=dtype)
@@ -394,7 +374,7 @@ def _part(
     bad = torch.empty(0, dtype=torch.int64) if as_codes else non_finite_rows(vectors)
     where = f", which is {given.where(int(bad[0]))}" if len(bad) and isinstance(given, Shards | ChosenRows) else ""
     refuse_non_finite(torch.cat(processes.gather(places[bad])).sort().values, length, name, call, where)
-    of_all = Labels(processes.placed(own_labels.codes, places, length), words)
+    of_all = Labels(processes.placed(own_labels.codes, places, length), merged_books(books.values(), call))
     return _Part(vectors, of_all, places, length)
 
 
@@ -404,11 +384,6 @@ def _of_one_type(queries: Tensor | Stored, items: Tensor | Stored) -> tuple[Tens
         return queries, items
     common = torch.promote_types(queries.dtype, items.dtype)
     return queries.to(common), items.to(common)
-
-
-def _in_order(part: _Part, vectors: Tensor | Stored) -> Tensor | Stored:
-    """Return the vectors of one process that holds all, in the order of their places, without a copy if they are."""
-    return vectors if bool((part.places.diff() > 0).all()) else vectors[part.places.argsort()]
 
 
 def _nouns(name: str, *, as_codes: bool) -> str:
@@ -424,18 +399,6 @@ def _check_dims(call: str, queries: int, gallery: int, *, as_codes: bool) -> Non
         if as_codes:
             fact = f"codes of {queries} bits cannot be compared with a gallery of {gallery} bits"
         raise ValueError(f"{call}: {fact}. Both must come from the same model.")
-
-
-def _words_of_all(call: str, name: str, holders: list[tuple[int, CodeBook | None]]) -> CodeBook | None:
-    """Merge the code books of the processes that hold labels; all of them must hold words, or all integers."""
-    (first, book), kinds = holders[0], ("integers", "words")
-    for rank, other in holders:
-        if (other is None) != (book is None):
-            raise ValueError(
-                f"{call}: {name} are {kinds[book is not None]} in process {first}, {kinds[other is not None]} in process "
-                f"{rank}. Pass the same in every process."
-            )
-    return merged_books((held for _, held in holders), call)
 
 
 def _check_places(call: str, name: str, places: Int[Tensor, "items"]) -> None:

@@ -27,8 +27,8 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine.evaluation import rank_of_best
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Lists, Relevance
-from fewshot_callbacks.engine.vectors import Similarity, Vectors, check_similarity
-from fewshot_callbacks.functional._tensors import computable
+from fewshot_callbacks.engine.vectors import Similarity, Vectors
+from fewshot_callbacks.functional._reading import computable
 
 # Float64 numbers that a component of a prototype or of an item takes while means are made, with room to spare.
 NUMBERS_PER_COMPONENT = 16
@@ -69,9 +69,6 @@ def prototype_accuracy(
         similar ones (its chance to be named first), otherwise 0. NaN where its class has no prototype: no item in the
         gallery, or with one set none but the query itself.
 
-    Raises:
-        ValueError: If the similarity is unknown, or one set is announced and two of different lengths are given.
-
     Examples:
         >>> import torch
         >>> items, labels = torch.tensor([[0.0], [1.0], [9.0], [10.0], [3.0]]), torch.tensor([0, 0, 1, 1, 1])
@@ -80,12 +77,6 @@ def prototype_accuracy(
         ... )
         tensor([1., 1., 1., 1., 0.], dtype=torch.float64)
     """
-    check_similarity(similarity)
-    if same_set and len(queries) != len(gallery):
-        raise ValueError(
-            f"prototype_accuracy: one set has as many queries as gallery items; got {len(queries)} and {len(gallery)}. "
-            "Pass same_set=False for two sets."
-        )
     classes = torch.from_numpy(processes.joined(gallery_labels.cpu().unique().numpy())).unique()
     if not len(classes):
         return torch.full((len(queries),), torch.nan, dtype=torch.float64)

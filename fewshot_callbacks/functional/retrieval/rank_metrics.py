@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.engine.ranks import RankBlock
-from fewshot_callbacks.functional._tensors import number_distinct
+from fewshot_callbacks.functional._reading import number_distinct
 
 Ties = Literal["expected", "optimistic", "pessimistic"]
 
@@ -244,8 +244,6 @@ def recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tens
     Returns:
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
     """
-    if ranks.valid.shape[1] == 0:
-        return torch.full(ranks.relevant.shape, torch.nan, dtype=torch.float64, device=ranks.relevant.device)
     above, negatives, relevant = _best_group(ranks)
     last = above + negatives if ties == "pessimistic" else above
     found = (last < k).double()
@@ -279,8 +277,6 @@ def reciprocal_rank(ranks: RankBlock, ties: Ties = "expected", k: int | None = N
     Returns:
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
     """
-    if ranks.valid.shape[1] == 0:
-        return torch.full(ranks.relevant.shape, torch.nan, dtype=torch.float64, device=ranks.relevant.device)
     above, negatives, relevant = _best_group(ranks)
     first = above + negatives if ties == "pessimistic" else above
     value = 1 / (first + 1).double()
@@ -360,8 +356,6 @@ def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "qu
     Returns:
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
     """  # noqa: D205 - the definition is one sentence
-    if ranks.valid.shape[1] == 0:
-        return torch.full(ranks.relevant.shape, torch.nan, dtype=torch.float64, device=ranks.relevant.device)
     rank = _found(ranks) + ranks.negatives_above
     if ties != "optimistic":
         rank += ranks.negatives_tied  # expected: where the group has no negatives, this adds nothing
@@ -395,8 +389,6 @@ def inverse_penalty(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, 
     Returns:
         One value in (0, 1] for each query; NaN for a query without a relevant candidate.
     """
-    if ranks.valid.shape[1] == 0:
-        return torch.full(ranks.relevant.shape, torch.nan, dtype=torch.float64, device=ranks.relevant.device)
     above, negatives = ranks.negatives_above[:, 0], ranks.negatives_tied[:, 0]
     rank = ranks.relevant + above + (0 if ties == "optimistic" else negatives)
     value = 1 / rank.clamp(min=1).double()
@@ -423,8 +415,6 @@ def precision_up_to_last(ranks: RankBlock, k: int, ties: Ties = "expected") -> F
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
     """
     value = precision_at_k(ranks, k, ties)
-    if ranks.valid.shape[1] == 0:
-        return value
     negatives, r = ranks.negatives_tied[:, 0], ranks.relevant_tied[:, 0]
     before = ranks.negatives_above[:, 0] + ranks.relevant_above[:, 0]
     tied = torch.zeros_like(negatives) if ties == "optimistic" else negatives
@@ -509,8 +499,6 @@ def graded_ndcg(
         One value in [0, 1] for each query; NaN for a query without a relevant candidate, or if all gains are 0.
     """
     queries, columns = gains.shape
-    if columns == 0:
-        return torch.full((queries,), torch.nan, dtype=torch.float64, device=gains.device)
     rows = torch.arange(queries, device=gains.device)[:, None].expand_as(gains)
     group = (ranks.position_in_tie == 1).cumsum(dim=1) - 1
     above = ranks.negatives_above + ranks.relevant_above

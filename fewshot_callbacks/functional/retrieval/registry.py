@@ -240,7 +240,7 @@ def asked_metric(key: object, among: Sequence[Metric] | None = None) -> Asked:
     raise ValueError(f"there is no metric {key!r}. There are {patterns}{macro}.")
 
 
-def asked_metrics(call: str, keys: Sequence[str], among: Sequence[Metric]) -> list[Asked]:
+def asked_metrics(call: str, keys: Sequence[str], among: Sequence[Metric] | None = None) -> list[Asked]:
     """Read keys of metrics, each once.
 
     Raises:
@@ -249,7 +249,8 @@ def asked_metrics(call: str, keys: Sequence[str], among: Sequence[Metric]) -> li
     if isinstance(keys, str):
         raise ValueError(f"{call}: metrics={keys!r} is one word. Pass several keys: metrics=({keys!r},).")
     if not keys:
-        raise ValueError(f"{call}: metrics are empty. Ask for at least one, such as metrics=({among[0].pattern!r},).")
+        first = (among or METRICS)[0].pattern
+        raise ValueError(f"{call}: metrics are empty. Ask for at least one, such as metrics=({first!r},).")
     try:
         return [asked_metric(key, among) for key in dict.fromkeys(keys)]
     except ValueError as error:

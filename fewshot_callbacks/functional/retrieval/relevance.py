@@ -12,9 +12,8 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
 
-from fewshot_callbacks.engine.compiled import kernel
 from fewshot_callbacks.engine.relevance import Lists
-from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional._reading import as_tensor
 
 # Ids that a message shows.
 SHOWN = 3
@@ -148,21 +147,18 @@ class Relevance:
         rows, columns, grades = read_judgements(call, judgements)
         items = query_ids if gallery_ids is None else gallery_ids
         of_query, of_item = _places(call, "query_ids", query_ids, rows), _places(call, "gallery_ids", items, columns)
-        left_out = _unknown(call, unknown, (("query", rows, of_query), ("item", columns, of_item)))
-        known = np.array(
-            [row in of_query and column in of_item for row, column in zip(rows, columns, strict=True)], bool
-        )
-        left_out += int((~known).sum()) if unknown == "ignore" else 0
-        at = np.array([of_query[row] for row, here in zip(rows, known, strict=True) if here], np.int64)
-        item = np.array([of_item[column] for column, here in zip(columns, known, strict=True) if here], np.int64)
+        _refuse_unknown(call, unknown, (("query", rows, of_query), ("item", columns, of_item)))
+        at = np.array([of_query.get(row, -1) for row in rows], np.int64)
+        item = np.array([of_item.get(column, -1) for column in columns], np.int64)
+        known = (at >= 0) & (item >= 0)
         values = _graded(call, grades[known], least=0.0)
-        at, item, values = _each_once(call, at, item, values, len(items))
+        at, item, values = _each_once(call, at[known], item[known], values, len(items))
         some = (values > 0) & (values >= at_least)
         at, item, values = at[some], item[some], values[some]
         ends = np.searchsorted(at, np.arange(len(query_ids) + 1))
         lists = Lists(ends[:-1], ends[1:], item.astype(np.int32))
         mutual, none = one_set and _are_mutual(lists), Lists.none(len(query_ids))
-        return cls(lists, none, len(items), one_set, mutual, values, unknown=left_out)._with(call, clusters)
+        return cls(lists, none, len(items), one_set, mutual, values, unknown=int((~known).sum()))._with(call, clusters)
 
     @classmethod
     def from_label_sets(cls, targets: Any, gallery_targets: Any | None = None) -> Relevance:
@@ -195,23 +191,25 @@ class Relevance:
             )
         (of_query, of_item), one_set = _numbered(own, others), gallery_targets is None
         by_label = np.argsort(of_item.items, kind="stable")
-        holders = np.repeat(np.arange(len(others)), of_item.sizes)[by_label]
-        every = 1 + max(int(side.items.max(initial=-1)) for side in (of_query, of_item))
-        label_ends = np.searchsorted(of_item.items[by_label], np.arange(every + 1))
-        work, sizes = (
-            (of_query, holders, label_ends, one_set, np.zeros(len(others), np.int32)),
-            np.zeros(len(own), np.int64),
-        )
-        _share(*work, sizes, sizes, np.empty(0, np.int32), np.empty(0, np.uint16))
-        ends = np.append(0, np.cumsum(sizes))
-        items, grades = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.uint16)
-        _share(*work, sizes, ends, items, grades)
+        ends = np.searchsorted(of_item.items[by_label], np.arange(2 + of_query.items.max(initial=-1)))
+        holders = np.split(np.repeat(np.arange(len(others)), of_item.sizes)[by_label], ends[1:])
+        items, grades = [np.empty(0, np.int32)], [np.empty(0, np.uint16)]
+        for query, labels in enumerate(np.split(of_query.items, of_query.stop[:-1])):
+            shared = np.bincount(
+                np.concatenate([items[0], *(holders[label] for label in labels)]), minlength=len(others)
+            )
+            if one_set:
+                shared[query] = 0
+            items.append(np.flatnonzero(shared).astype(np.int32))
+            grades.append(shared[items[-1]].astype(np.uint16))
+        ends = np.cumsum([*map(len, items)])
         # in the order of their rows of zeros and ones
         sets = [tuple((-labels).tolist()) for labels in np.split(of_query.items, of_query.stop[:-1])]
         number = {labels: n for n, labels in enumerate(sorted(set(sets)))}
         clusters = np.array([number[labels] for labels in sets], np.int64)
         none = Lists.none(len(own))
-        return cls(Lists(ends[:-1], ends[1:], items), none, len(others), one_set, one_set, grades, clusters)
+        lists = Lists(ends[:-1], ends[1:], np.concatenate(items))
+        return cls(lists, none, len(others), one_set, one_set, np.concatenate(grades), clusters)
 
     def _with(self, call: str, clusters: Any | None) -> Relevance:
         if clusters is None:
@@ -229,16 +227,17 @@ class Relevance:
         """Number of queries."""
         return len(self.relevant.start)
 
-    def part(self, queries: NDArray[np.int64], numbers: NDArray[np.int64] | None) -> Relevance:
+    def part(self, queries: NDArray[np.int64], numbers: NDArray[np.int64]) -> Relevance:
         """Keep some queries, and number the items anew.
 
         Args:
-            queries: Which of them, ascending.
-            numbers: The item that has each new number; None if items keep theirs.
+            queries: Which of them.
+            numbers: The item that has each new number.
         """
-        if numbers is None and len(queries) == self.queries:  # each once, ascending
+        wanted, every = (queries, numbers), (np.arange(self.queries), np.arange(self.gallery))
+        if all(map(np.array_equal, wanted, every)):  # no copy of what may be large
             return self
-        new = np.arange(self.gallery) if numbers is None else np.argsort(numbers)
+        new = np.argsort(numbers)
         relevant, order = _renumbered(self.relevant, queries, new)
         ignored, _ = _renumbered(self.ignored, queries, new)
         return replace(
@@ -333,19 +332,14 @@ def read_judgements(call: str, judgements: Any) -> tuple[list[Any], list[Any], F
         rows = [query for query, some in of_each for _ in some]
         columns = [item for _, some in of_each for item in some]
         values = [grade for _, some in of_each for grade in some.values()]
-    try:
-        return rows, columns, np.array(values, np.float64)
-    except (TypeError, ValueError):
-        wrong = next(value for value in values if not _is_number(value))
-        raise ValueError(f"{call}: the grade {wrong!r} is no number. Pass numbers such as 0, 1, 2.") from None
+    return rows, columns, np.array([_grade(call, value) for value in values], np.float64)
 
 
-def _is_number(value: Any) -> bool:
+def _grade(call: str, value: Any) -> float:
     try:
-        float(value)
+        return float(value)
     except (TypeError, ValueError):
-        return False
-    return True
+        raise ValueError(f"{call}: the grade {value!r} is no number. Pass numbers such as 0, 1, 2.") from None
 
 
 def _read_file(call: str, file: Path) -> tuple[list[str], list[str], list[str]]:
@@ -380,7 +374,7 @@ def _places(call: str, name: str, ids: Iterable[Any], wanted: Iterable[Any]) -> 
     return found
 
 
-def _unknown(call: str, unknown: str, sides: Iterable[tuple[str, list[Any], dict[Any, int]]]) -> int:
+def _refuse_unknown(call: str, unknown: str, sides: Iterable[tuple[str, list[Any], dict[Any, int]]]) -> None:
     """Refuse ids that no row has, unless they are to be left out."""
     if unknown not in ("error", "ignore"):
         raise ValueError(f"{call}: there is no unknown={unknown!r}. Pass 'error' or 'ignore'.")
@@ -392,7 +386,6 @@ def _unknown(call: str, unknown: str, sides: Iterable[tuple[str, list[Any], dict
                 f"{call}: no {name} has the ids {shown} ({len(missing)} in all) of the judgements. Pass the ids of the rows "
                 "as the judgements write them (words or integers), or unknown='ignore' to leave these judgements out."
             )
-    return 0
 
 
 def _each_once(
@@ -422,13 +415,6 @@ def _each_once(
 
 def _label_sets(call: str, name: str, targets: Any) -> tuple[list[NDArray[Any]], int | None]:
     """Return the labels of each item, ascending, and the number of columns of a table of zeros and ones."""
-    if hasattr(targets, "tocsr"):  # scipy.sparse
-        table = targets.tocsr()
-        table.sum_duplicates()
-        wrong = int((~np.isin(table.data, (0, 1))).sum())
-        _refuse_targets(call, name, wrong, len(table.data))
-        table.eliminate_zeros()
-        return [np.sort(some) for some in np.split(table.indices, table.indptr[1:-1])], table.shape[1]
     if isinstance(targets, list | tuple):
         sets = [list(labels) for labels in targets]
         for item, labels in enumerate(sets):
@@ -438,21 +424,24 @@ def _label_sets(call: str, name: str, targets: Any) -> tuple[list[NDArray[Any]],
                     "zeros and ones as a tensor or an array."
                 )
         return [np.unique(labels) if labels else np.empty(0, np.int64) for labels in sets], None
-    values = as_tensor(targets, name, call).detach().cpu().numpy()
-    if values.ndim != 2:
+    if hasattr(targets, "tocsr"):  # scipy.sparse
+        table = targets.tocsr()
+        table.sum_duplicates()
+        entries = table.data
+    else:
+        entries = table = as_tensor(targets, name, call).cpu().numpy()
+    if table.ndim != 2:
         raise ValueError(
-            f"{call}: {name} have shape {values.shape}; zeros and ones of shape (items, labels) are needed."
+            f"{call}: {name} have shape {table.shape}; zeros and ones of shape (items, labels) are needed."
         )
-    _refuse_targets(call, name, int((~np.isin(values, (0, 1))).sum()), values.size)
-    rows, numbers = np.nonzero(values)
-    return list(np.split(numbers, np.searchsorted(rows, np.arange(1, len(values))))), values.shape[1]
-
-
-def _refuse_targets(call: str, name: str, wrong: int, every: int) -> None:
+    wrong = int((~np.isin(entries, (0, 1))).sum())
     if wrong:
         raise ValueError(
-            f"{call}: {wrong:,} of {every:,} entries of {name} are neither 0 nor 1. Entry (i, j) is 1 if item i has label j."
+            f"{call}: {wrong:,} of {entries.size:,} entries of {name} are neither 0 nor 1. Entry (i, j) is 1 if item i has "
+            "label j."
         )
+    rows, numbers = table.nonzero()
+    return list(np.split(numbers, np.searchsorted(rows, np.arange(1, table.shape[0])))), table.shape[1]
 
 
 def _numbered(*sides: list[NDArray[Any]]) -> list[Lists]:
@@ -464,34 +453,3 @@ def _numbered(*sides: list[NDArray[Any]]) -> list[Lists]:
     ends = [np.append(0, np.cumsum(of_side)) for of_side in sizes]
     parts = np.split(numbers, np.cumsum([end[-1] for end in ends])[:-1])
     return [Lists(end[:-1], end[1:], part) for end, part in zip(ends, parts, strict=True)]
-
-
-@kernel  # without types: those of the loops of the engine
-def _share(labels, holders, label_ends, itself, counts, sizes, start, items, grades):  # type: ignore[no-untyped-def]
-    """Write for each query who shares a label, and how many; without room for them, count them.
-
-    Args:
-        labels: Lists of the labels of each query.
-        holders: Items in the order of their labels.
-        label_ends: Where those of each label begin.
-        itself: Query i is item i.
-        counts: (items,) zeros, to work in.
-        sizes: (queries,) how many share a label.
-        start: (queries,) where the list of each query begins.
-        items: Ascending for each query.
-        grades: Labels shared with each.
-    """
-    for i in range(labels.start.shape[0]):
-        for p in range(labels.start[i], labels.stop[i]):
-            for q in range(label_ends[labels.items[p]], label_ends[labels.items[p] + 1]):
-                counts[holders[q]] += 1
-        if itself:
-            counts[i] = 0
-        number = 0
-        for j in range(counts.shape[0]):
-            if counts[j] > 0:
-                if items.shape[0] > 0:
-                    items[start[i] + number], grades[start[i] + number] = j, counts[j]
-                number += 1
-                counts[j] = 0
-        sizes[i] = number

@@ -26,6 +26,12 @@ from fewshot_callbacks.functional.statistics import Interval, class_means
 
 # Ratio to the median length from which a note names the longest embedding.
 LONGEST_RATIO = 1000.0
+# What JSON holds as it is, of Grouped Recall and of the report.
+_OF_GROUPS = ("group_size", "groups", "are_given", "dropped_labels", "unmatched")
+_PLAIN = (
+    *("queries", "gallery", "classes", "queries_without_match", "queries_with_ties"),
+    *("is_estimate", "similarity", "ties"),
+)
 
 
 class Values:
@@ -291,23 +297,8 @@ class RetrievalReport(Values):
             "auc_pr_bounds": [self.auc_pr.low, self.auc_pr.high],
             "curve": [[or_none(value) for value in point] for point in self.curve],
             "label_names": None if self.label_names is None else list(self.label_names),
-            "grouped": None
-            if self.grouped is None
-            else {
-                "group_size": self.grouped.group_size,
-                "groups": self.grouped.groups,
-                "are_given": self.grouped.are_given,
-                "dropped_labels": self.grouped.dropped_labels,
-                "unmatched": self.grouped.unmatched,
-            },
-            "queries": self.queries,
-            "gallery": self.gallery,
-            "classes": self.classes,
-            "queries_without_match": self.queries_without_match,
-            "queries_with_ties": self.queries_with_ties,
-            "is_estimate": self.is_estimate,
-            "similarity": self.similarity,
-            "ties": self.ties,
+            "grouped": self.grouped and {name: getattr(self.grouped, name) for name in _OF_GROUPS},
+            **{name: getattr(self, name) for name in _PLAIN},
             "notes": list(self.messages),
             "seconds": round(self.seconds, 3),
         }

@@ -7,22 +7,27 @@ import difflib
 import functools
 import inspect
 import math
-import operator
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from inspect import Parameter, signature
 from itertools import pairwise
-from typing import Any, NamedTuple, TypedDict, TypeGuard, TypeVar, cast, get_type_hints
+from typing import Any, Literal, NamedTuple, TypedDict, TypeGuard, TypeVar, cast, get_type_hints
 
 import torch
+from torch import Tensor
 
 from fewshot_callbacks.engine.vectors import Similarity, check_similarity
-from fewshot_callbacks.functional._tensors import check_seed
-from fewshot_callbacks.functional.retrieval.label_groups import Unmatched, checked_groups
+from fewshot_callbacks.functional._reading import Labels, as_labels, check_seed, joined_labels
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties, check_ties
-from fewshot_callbacks.functional.retrieval.registry import DEFAULT_METRICS, RELEVANCE_METRICS, Asked, asked_metric
+from fewshot_callbacks.functional.retrieval.registry import (
+    DEFAULT_METRICS,
+    RELEVANCE_METRICS,
+    Asked,
+    asked_metric,
+    asked_metrics,
+)
 from fewshot_callbacks.functional.statistics import normal_quantile
 
 DEFAULT_MEMORY_MB: float = 512
@@ -30,6 +35,9 @@ DEFAULT_MEMORY_MB: float = 512
 UNLIMITED_MB = 2**40
 
 T = TypeVar("T", bound=Callable[..., Any])
+
+Unmatched = Literal["exclude", "miss"]
+"""What a query without a relevant candidate in its group is: left out of the mean, or a query whose search failed."""
 
 
 class SearchOptions(TypedDict, total=False):
@@ -167,13 +175,14 @@ class RetrievalSettings:
                 near = difflib.get_close_matches(name, [*known, *signature(target).parameters], n=1)
                 fix = f"Did you mean {near[0]!r}?" if near else f"The settings are {', '.join(known)}."
                 raise UnknownSettingError(f"{target.__name__}: there is no setting {name!r}. {fix}")
-        settings = cls(**{name: in_one_form(name, value) for name, value in given.items()})
+        settings = cls(**{name: _plain(value) for name, value in given.items()})
+        settings = replace(settings, metrics=tuple(dict.fromkeys(several(settings.metrics))))
         check_settings(target.__name__, settings)
         return settings
 
     def arguments(self) -> RetrievalOptions:
         """Return the settings as keyword arguments of `evaluate_retrieval`."""
-        return cast(RetrievalOptions, {field.name: getattr(self, field.name) for field in fields(self)})
+        return cast(RetrievalOptions, dict(vars(self)))
 
     def without_classes(self, call: str) -> RetrievalSettings:
         """Return the settings for a relevance that is no single label: with other metrics by default.
@@ -211,13 +220,12 @@ class RetrievalSettings:
     @property
     def consistency_rates(self) -> tuple[float, ...]:
         """The false match rates below which classes are compared."""
-        every = [asked.parameters["p"] for asked in self.asked() if asked.metric.source == "classes"]
-        return tuple(dict.fromkeys(every))
+        return tuple(dict.fromkeys(self.parameters("opis@fmr{p}") + self.parameters("opis_gap@fmr{p}")))
 
     def parameters(self, pattern: str) -> tuple[Any, ...]:
         """Return the parameter of each metric of a pattern that is asked for: the ranks of `grouped_recall@{k}`."""
-        every = [asked.parameters.values() for asked in self.asked() if asked.metric.pattern == pattern]
-        return tuple(value for values in every for value in values)
+        every = [asked.parameters for asked in self.asked() if asked.metric.pattern == pattern]
+        return tuple(value for parameters in every for value in parameters.values())
 
     @property
     def grouped_k(self) -> tuple[int, ...]:
@@ -308,18 +316,6 @@ def shows_settings(options: type = RetrievalOptions, /, **defaults: Any) -> Call
     return decorate
 
 
-def in_one_form(name: str, value: Any) -> Any:
-    """Bring a setting's value into the form that the code reads: a single K becomes a tuple, NumPy's numbers Python's.
-
-    What has no such form is handed back as it is, to be refused by `check_settings`.
-    """
-    if name == "metrics":
-        return tuple(dict.fromkeys(several(value)))
-    if name in ("max_queries", "seed", "label_groups"):
-        return _whole(value)
-    return _number(value) if name in ("threshold", "memory_mb") else value
-
-
 # ----------------------------------------------------------------------------------------------------------------- checks
 
 
@@ -335,26 +331,27 @@ def check_settings(call: str, settings: RetrievalSettings) -> None:
     """
     check_similarity(settings.similarity)
     check_ties(settings.ties)
-    if not settings.metrics:
-        raise ValueError(f"{call}: metrics are empty. Ask for at least one, such as metrics=('mAP', 'recall@1').")
-    try:
-        settings.asked()
-    except ValueError as error:
-        raise ValueError(f"{call}: {error}") from None
-    if settings.threshold is not None and not (_is_number(settings.threshold) and math.isfinite(settings.threshold)):
+    asked = asked_metrics(call, settings.metrics)
+    threshold, bounds, most = settings.threshold, settings.threshold_bounds, settings.max_queries
+    if threshold is not None and not (_is_number(threshold) and math.isfinite(threshold)):
         raise ValueError(
-            f"{call}: threshold={settings.threshold!r} must be a finite score; None takes the threshold of the best F1."
+            f"{call}: threshold={threshold!r} must be a finite score; None takes the threshold of the best F1."
         )
-    _check_range(call, settings.threshold_bounds)
+    is_pair = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(map(_is_number, bounds))
+    if bounds is not None and not (is_pair and bounds[0] <= bounds[1]):  # NaN is refused, too
+        raise ValueError(
+            f"{call}: threshold_bounds={bounds!r} must hold the smallest threshold and the largest, in this order, "
+            "such as (0.0, 1.0); None sets no bounds."
+        )
     _check_groups(call, settings)
-    if settings.max_queries is not None and not _is_rank(settings.max_queries):
-        wanted = "positive" if isinstance(settings.max_queries, int) else "a positive whole number"
-        raise ValueError(f"{call}: max_queries={settings.max_queries!r} must be {wanted}; None evaluates all queries.")
+    if most is not None and not (isinstance(most, int) and not isinstance(most, bool) and most >= 1):
+        wanted = "positive" if isinstance(most, int) else "a positive whole number"
+        raise ValueError(f"{call}: max_queries={most!r} must be {wanted}; None evaluates all queries.")
     check_seed(call, "seed", settings.seed)
     normal_quantile(settings.confidence)  # a wrong one is refused before the work, not after it
     memory_bytes(call, settings.memory_mb)
     compute_device(call, settings.device)
-    means = any(asked.metric.source == "prototypes" for asked in settings.asked())
+    means = any(one.metric.source == "prototypes" for one in asked)
     if settings.similarity == "hamming" and (means or settings.device not in ("cpu", "auto")):
         raise ValueError(
             f"{call}: binary codes have no mean that could be a prototype, and are compared on the CPU. "
@@ -371,7 +368,7 @@ def _check_groups(call: str, settings: RetrievalSettings) -> None:
     groups = settings.label_groups
     if groups is None:
         return
-    if isinstance(groups, Sequence | torch.Tensor) and not isinstance(groups, str):
+    if isinstance(groups, Sequence | Tensor) and not isinstance(groups, str):
         checked = checked_groups(call, groups)
         if len(checked) < 2 and call != "grouped_recall":  # which warns that there is no interval
             raise ValueError(f"{call}: label_groups holds one group; its interval needs two. Give another group.")
@@ -391,6 +388,37 @@ def _check_groups(call: str, settings: RetrievalSettings) -> None:
         )
 
 
+def checked_groups(call: str, groups: Any) -> list[Labels]:
+    """Read the groups that a caller gives.
+
+    Args:
+        call: The public function, for the message.
+        groups: The labels of each group, integers or words.
+
+    Raises:
+        ValueError: If they are not groups of at least two labels each, or a label is in two groups.
+    """
+    if not len(groups):
+        raise ValueError(
+            f"{call}: label_groups must hold the labels of each group, such as label_groups=[[0, 1, 2], [3, 4, 5]]."
+        )
+    checked = [as_labels(group, "label_groups", call) for group in groups]
+    for number, group in enumerate(checked):
+        if len(group) < 2:
+            raise ValueError(
+                f"{call}: group {number} of label_groups holds {len(group)} labels; Recall@K inside a group needs at "
+                "least 2. Leave it out, or join it to another."
+            )
+    together = joined_labels(checked, call)
+    present, counts = together.codes.unique(return_counts=True)
+    if bool((counts > 1).any()):
+        raise ValueError(
+            f"{call}: label {together.shown(int(present[counts > 1][0]))} comes more than once in label_groups. A "
+            "label is in one group at most."
+        )
+    return checked
+
+
 def compute_device(call: str, device: str | torch.device) -> torch.device:
     """Choose the device that computes scores; `"auto"` is the first CUDA device, or the CPU if there is none.
 
@@ -399,20 +427,16 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    fix = "Pass 'cpu', 'cuda' or 'auto'."
     try:
         found = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(
-            f"{call}: device={device!r} is not a device ({error}). Pass 'cpu', 'cuda' or 'auto'."
-        ) from error
+        raise ValueError(f"{call}: device={device!r} is not a device ({error}). {fix}") from error
     if found.type not in ("cpu", "cuda"):
-        raise ValueError(
-            f"{call}: device={device!r} has no float64, which exact counts need. Pass 'cpu', 'cuda' or 'auto'."
-        )
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"{call}: device={device!r}, but torch sees {torch.cuda.device_count()} CUDA devices. Pass 'cpu' or 'auto'."
-        )
+        raise ValueError(f"{call}: device={device!r} has no float64, which exact counts need. {fix}")
+    there = torch.cuda.device_count()
+    if found.type == "cuda" and (found.index or 0) >= there:
+        raise ValueError(f"{call}: device={device!r}, but torch sees {there} CUDA devices. Pass 'cpu' or 'auto'.")
     return found
 
 
@@ -422,7 +446,7 @@ def memory_bytes(call: str, memory_mb: Any) -> int:
     Raises:
         ValueError: If it is not a positive number of MB.
     """
-    memory_mb = DEFAULT_MEMORY_MB if memory_mb is None else _number(memory_mb)
+    memory_mb = DEFAULT_MEMORY_MB if memory_mb is None else _plain(memory_mb)
     if not (_is_number(memory_mb) and memory_mb > 0):
         raise ValueError(
             f"{call}: memory_mb={memory_mb!r} must be positive, in MB; None is the default, {DEFAULT_MEMORY_MB:g}."
@@ -437,39 +461,10 @@ def several(value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _whole(value: Any) -> Any:
-    """Convert a whole number of any library to int."""
-    try:
-        return value if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return value
-
-
-def _number(value: Any) -> Any:
-    """Convert a number of any library to float."""
-    if type(value) in (int, float, bool) or not hasattr(value, "__float__") or getattr(value, "ndim", 0) != 0:
-        return value
-    return float(value)
-
-
-def _is_rank(k: object) -> bool:
-    return isinstance(k, int) and not isinstance(k, bool) and k >= 1
+def _plain(value: Any) -> Any:
+    """Convert a number of NumPy or a tensor of one to Python's; what else is given is refused or taken as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_range(call: str, bounds: object) -> None:
-    if bounds is None:
-        return
-    is_pair = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(isinstance(b, int | float) for b in bounds)
-    if not (is_pair and bounds[0] <= bounds[1]):  # type: ignore[index]  # NaN is refused, too
-        raise ValueError(
-            f"{call}: threshold_bounds={_shown(bounds)} must hold the smallest threshold and the largest, in this order, "
-            "such as (0.0, 1.0); None sets no bounds."
-        )
-
-
-def _shown(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from fewshot_callbacks.engine.evaluation import Evaluation
-from fewshot_callbacks.functional.retrieval.threshold_search import false_match_rate
+from fewshot_callbacks.functional.retrieval.operating_points import false_match_rate
 
 # Thresholds of a range: at least so many, and fewer than twice as many. OPIS was within 2 % of that of 700 thresholds.
 FEWEST = 16

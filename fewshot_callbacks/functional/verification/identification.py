@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
-from fewshot_callbacks.functional._labels import numbered, read_labels
-from fewshot_callbacks.functional._tensors import default_mode
+from fewshot_callbacks.functional._reading import default_mode, numbered, read_labels
 from fewshot_callbacks.functional.neighbours import compared_sets, nearest
 from fewshot_callbacks.functional.retrieval.registry import Metric, asked_metrics
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
-from fewshot_callbacks.functional._tensors import default_mode
+from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.neighbours import chosen, compared_sets
 
 _CALL = "trial_scores"

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from fewshot_callbacks.functional._labels import Labels, numbered, read_labels
-from fewshot_callbacks.functional._tensors import as_tensor, default_mode
+from fewshot_callbacks.functional._reading import Labels, as_tensor, default_mode, numbered, read_labels
 from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
 from fewshot_callbacks.functional.retrieval.registry import Asked, Metric, asked_metrics
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none

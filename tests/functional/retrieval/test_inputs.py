@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from fewshot_callbacks import DEFAULT_METRICS
+from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, collect_inputs
+from tests.reports import assert_same
 
 
 def made(items: int, seed: int, *, as_codes: bool = False) -> tuple[torch.Tensor, list[str]]:
@@ -15,27 +18,23 @@ def collected(*sets, share=EVERYTHING, **options):
     return collect_inputs("test", share, *sets, **options)
 
 
-@pytest.mark.parametrize("as_codes", [False, True])
+@pytest.mark.parametrize("similarity", ["cosine", "hamming"])
 @pytest.mark.parametrize("two", [False, True])
-def test_places_bring_items_of_one_process_in_order(as_codes: bool, two: bool) -> None:
-    (queries, labels), (gallery, gallery_labels) = made(40, 0, as_codes=as_codes), made(30, 1, as_codes=as_codes)
+@pytest.mark.parametrize("max_queries", [None, 15])
+def test_places_put_the_items_of_one_process_in_order(similarity: str, two: bool, max_queries: int | None) -> None:
+    (queries, labels), (gallery, gallery_labels) = (made(n, n, as_codes=similarity == "hamming") for n in (40, 30))
     order, other = torch.randperm(40), torch.randperm(30)
-    groups = {"query_groups": torch.arange(40) % 9, "gallery_groups": torch.arange(30) % 9 if two else None}
-    sets = (queries, labels, gallery, gallery_labels) if two else (queries, labels, None, None)
-    wanted = collected(*sets, as_codes=as_codes, **groups)
-    mixed = [queries[order], [labels[place] for place in order], None, None]
+    sets = {"embeddings": queries, "labels": labels, "query_groups": torch.arange(40) % 9}
+    mixed = {"embeddings": queries[order], "labels": [labels[n] for n in order], "query_groups": order % 9}
     if two:
-        mixed[2:] = [gallery[other], [gallery_labels[place] for place in other]]
-        groups["gallery_groups"] = groups["gallery_groups"][other]
-    groups["query_groups"] = groups["query_groups"][order]
-    found = collected(*mixed, as_codes=as_codes, **groups, share=Share(query_places=order, gallery_places=other))
-    for name in ("queries", "gallery"):
-        assert torch.equal(getattr(wanted, name), getattr(found, name))
-    assert torch.equal(wanted.query_labels, found.query_labels)
-    assert torch.equal(wanted.gallery_labels, found.gallery_labels)
-    assert wanted.label_names == found.label_names
-    assert all(torch.equal(wanted.codes[name], found.codes[name]) for name in ("query_groups", "gallery_groups"))
-    assert wanted.share is found.share is None
+        sets |= {"gallery": gallery, "gallery_labels": gallery_labels, "gallery_groups": torch.arange(30) % 9}
+        mixed |= {"gallery": gallery[other], "gallery_labels": [gallery_labels[n] for n in other]}
+        mixed |= {"gallery_groups": other % 9}
+    options = {"label_groups": 3, "max_queries": max_queries, "similarity": similarity}
+    if similarity == "cosine":
+        options["metrics"] = (*DEFAULT_METRICS, "prototype_accuracy", "opis@fmr0.5")
+    share = Share(query_places=order, gallery_places=other if two else None)
+    assert_same(evaluate_retrieval(**sets, **options), evaluate_retrieval(**mixed, **options, share=share))
 
 
 @pytest.mark.parametrize("places", [None, torch.arange(40)])

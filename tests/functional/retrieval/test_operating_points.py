@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.threshold_search import false_match_rate, precision_of
+from fewshot_callbacks.functional.retrieval.operating_points import false_match_rate, precision_of
 
 PRECISIONS = (0.05, 0.3, 0.5, 0.56, 0.6, 2 / 3, 0.75, 0.9, 1.0)
 AT_PRECISIONS = tuple(f"recall@precision{precision!r}" for precision in PRECISIONS)

@@ -203,9 +203,3 @@ def test_extreme_values():
         same(one_set(items, labels, similarity), [1.0] * 4)
     tiny = torch.tensor([[5e-324, 0.0], [1e-323, 0.0], [0.0, 5e-324], [0.0, 5e-324]], dtype=torch.float64)
     same(one_set(tiny, labels), [1.0] * 4)
-
-
-def test_refusals():
-    items, labels = torch.eye(3), torch.arange(3)
-    with pytest.raises(ValueError, match=r"got 3 and 2\. Pass same_set=False"):
-        prototype_accuracy(items, labels, items[:2], labels[:2], same_set=True, memory_bytes=10**6)

@@ -5,12 +5,13 @@ import math
 from fractions import Fraction
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks import DEFAULT_METRICS
+from fewshot_callbacks import revisited_protocol
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.rank_metrics import (
@@ -19,11 +20,14 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import (
     average_precision_at_k,
     depends_on_ties,
     hits_within,
+    inverse_penalty,
     ir_recall_at_k,
     ndcg,
     precision_at_k,
+    precision_up_to_last,
     recall_at_k,
     reciprocal_rank,
+    trapezoid_average_precision,
 )
 from tests.functional import brute_force
 
@@ -74,15 +78,6 @@ class TestWellKnownNumbers:
         for ties in TIES:
             assert evaluate([7.0] * n, last_first, ties).mAP == evaluate([7.0] * n, relevance, ties).mAP
 
-    def test_pooled_recall_at_precision_with_ties_merged(self):
-        # four queries as in the documentation of torchmetrics: recall 0.25 at 0.6 for precision 0.8, 0.75 for 0.75.
-        # One row of candidates pools them; their scores are the same decisions
-        scores, relevance = [0.4, 0.01, 0.5, 0.6, 0.2, 0.3, 0.5], [1, 0, 0, 1, 1, 0, 1]
-        report = evaluate(scores, relevance, metrics=(*DEFAULT_METRICS, "recall@precision0.8", "recall@precision0.75"))
-        assert (report["recall@precision0.8"], report["recall@precision0.75"]) == (0.25, 0.75)
-        assert report.at_precision[0.8].threshold == 0.6
-        assert report.at_precision[0.75].threshold == 0.4
-
 
 TABLES = ("negatives_above", "negatives_tied", "relevant_above", "relevant_tied", "position_in_tie")
 
@@ -125,6 +120,10 @@ def all_metrics(ranks, k, ties):
         "ir_recall_at_k": ir_recall_at_k(ranks, k, ties),
         "reciprocal_rank": reciprocal_rank(ranks, ties),
         "ndcg": ndcg(ranks, k, ties),
+        "inverse_penalty": inverse_penalty(ranks, ties),
+        "trapezoid_average_precision": trapezoid_average_precision(ranks, ties),
+        "reciprocal_rank_at_k": reciprocal_rank(ranks, ties, k),
+        "precision_up_to_last": precision_up_to_last(ranks, k, ties),
     }
 
 
@@ -141,6 +140,32 @@ def orders(groups, ties):
 
 def precision_sum(order, cut):
     return sum((Fraction(sum(order[: i + 1]), i + 1) for i, hit in enumerate(order) if hit and i < cut), Fraction(0))
+
+
+def inp(gains):
+    return sum(gain > 0 for gain in gains) / (1 + max(rank for rank, gain in enumerate(gains) if gain))
+
+
+def trapezoids(gains):
+    """The authors' program: old and new recall and precision at each hit."""
+    area, hits = 0.0, 0
+    for rank, gain in enumerate(gains):
+        if gain:
+            before = hits / rank if rank else 1.0
+            hits += 1
+            area += (before + hits / (rank + 1)) / 2
+    return area / hits
+
+
+def up_to_last(gains, k):
+    """The authors' program: kq = min(largest rank of a relevant item, k)."""
+    within = min(k, 1 + max(rank for rank, gain in enumerate(gains) if gain))
+    return sum(gain > 0 for gain in gains[:within]) / within
+
+
+def mrr(gains, k):
+    first = next(rank for rank, gain in enumerate(gains) if gain)
+    return 1 / (first + 1) if first < k else 0.0
 
 
 tied_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=3).filter(
@@ -167,6 +192,10 @@ def test_closed_forms_equal_the_mean_over_all_orders(groups, ties, k):
     check(precision_at_k(ranks, k, ties), lambda order: brute_force.precision_at(order, k))
     check(reciprocal_rank(ranks, ties), brute_force.reciprocal_rank)
     check(ndcg(ranks, k, ties), lambda order: brute_force.ndcg_at(order, k))
+    check(inverse_penalty(ranks, ties), inp)
+    check(trapezoid_average_precision(ranks, ties), trapezoids)
+    check(reciprocal_rank(ranks, ties, k), lambda order: mrr(order, k))
+    check(precision_up_to_last(ranks, k, ties), lambda order: up_to_last(order, k))
     for divisor in DIVISORS:
         found = average_precision_at_k(ranks, k, divisor, ties)
         check(found, lambda order, divisor=divisor: brute_force.average_precision_at(order, k, divisor))
@@ -201,13 +230,10 @@ def test_large_ties_far_down_the_ranking(above, found_above, relevant, negatives
 def test_a_query_without_a_match_is_nan_where_it_is_a_mean():
     block = torch.zeros(1, 2, dtype=torch.int64)
     ranks = RankBlock(torch.tensor([0]), torch.tensor([0]), block.bool(), block, block, block, block, block)
-    empty = RankBlock(
-        **{name: value[:, :0] if value.ndim == 2 else value for name, value in vars(ranks).items() if name != "places"}
-    )
-    for nothing, ties in itertools.product((ranks, empty), TIES):
-        for name, value in all_metrics(nothing, 3, ties).items():
+    for ties in TIES:
+        for name, value in all_metrics(ranks, 3, ties).items():
             assert value.item() == 0.0 if name == "hits_within" else value.isnan().item(), name
-        assert not depends_on_ties(nothing).item()
+    assert not depends_on_ties(ranks).item()
 
 
 @settings(max_examples=40, deadline=None)
@@ -286,3 +312,56 @@ def test_expected_reciprocal_rank_in_a_large_tie(above, negatives, relevant):
         if place <= negatives:
             probability *= (negatives - place + 1) / (negatives + relevant - place)
     assert reciprocal_rank(ranks_of(groups)).item() == pytest.approx(math.fsum(terms), rel=1e-11)
+
+
+@pytest.mark.parametrize("ties", TIES)
+def test_the_last_and_the_first_of_a_large_tie(ties):
+    """10,000 candidates of one score, against sums over the place of the last, and the first, relevant item."""
+    n, r, k = 9_990, 10, 500
+    ranks = ranks_of([(r, n)])
+    first = [math.comb(n + r - x, r - 1) / math.comb(n + r, r) for x in range(1, n + 2)]
+    wanted = {
+        "expected": (
+            sum(p * r / (n + r + 1 - x) for x, p in enumerate(first, 1)),
+            sum(p / x for x, p in enumerate(first[:k], 1)),
+        ),
+        "optimistic": (1.0, 1.0),
+        "pessimistic": (r / (n + r), 0.0),
+    }[ties]
+    assert float(inverse_penalty(ranks, ties)) == pytest.approx(wanted[0], abs=1e-12)
+    assert float(reciprocal_rank(ranks, ties, k)) == pytest.approx(wanted[1], abs=1e-12)
+
+
+def test_the_revisited_protocol_is_that_of_its_authors_program():
+    """Loops: junk leaves the ranking, a query without a relevant image leaves the means."""
+    rng = np.random.default_rng(0)
+    queries, gallery = (torch.from_numpy(rng.normal(size=(n, 6))) for n in (12, 90))
+    truth = []
+    for query in range(12):
+        some = rng.permutation(90)
+        easy, hard, junk = np.split(some[: 9 + query], [4, 9])
+        truth.append({"bbx": None, "easy": easy.tolist() if query else [], "hard": hard, "junk": junk.tolist()})
+    reports = revisited_protocol(queries, gallery, truth, similarity="dot")
+    setups = {
+        "easy": (("easy",), ("hard", "junk")),
+        "medium": (("easy", "hard"), ("junk",)),
+        "hard": (("hard",), ("easy", "junk")),
+    }
+    assert reports.keys() == setups.keys()
+    for name, (relevant, ignored) in setups.items():
+        values = []
+        for query, lists in enumerate(truth):
+            good, bad = ([int(i) for part in parts for i in lists[part]] for parts in (relevant, ignored))
+            order = [int(i) for i in (gallery @ queries[query]).argsort(descending=True) if int(i) not in bad]
+            gains = [int(i in good) for i in order]
+            if good:
+                values.append([trapezoids(gains), *(up_to_last(gains, k) for k in (1, 5, 10))])
+        assert reports[name].queries_without_match == 12 - len(values)
+        assert [*reports[name].metrics().values()] == pytest.approx(np.mean(values, axis=0).tolist(), abs=1e-12)
+
+
+def test_what_the_revisited_protocol_lacks_is_said():
+    with pytest.raises(ValueError, match=r"ground_truth\[0\] has no 'junk'. Pass for each query its lists"):
+        revisited_protocol(torch.ones(1, 2), torch.ones(2, 2), [{"easy": [0], "hard": [1]}])
+    with pytest.raises(ValueError, match="1 pairs are both relevant and ignored"):
+        revisited_protocol(torch.ones(1, 2), torch.ones(2, 2), [{"easy": [0], "hard": [1], "junk": [0]}])

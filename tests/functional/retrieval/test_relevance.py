@@ -13,30 +13,9 @@ from fewshot_callbacks.functional import Relevance, Share, evaluate_retrieval
 from tests.thread_processes import in_threads
 
 METRICS = (
-    *(
-        "mAP",
-        "map@r",
-        "r_precision",
-        "mrr",
-        "mrr@3",
-        "recall@1",
-        "recall@5",
-        "ir_recall@4",
-        "map@5_found",
-        "precision@3",
-    ),
-    *(
-        "ndcg@4",
-        "minp",
-        "ap_trapezoid",
-        "precision",
-        "recall",
-        "f1",
-        "threshold",
-        "recall@precision0.3",
-        "eer",
-        "auc_pr",
-    ),
+    *("mAP", "map@r", "r_precision", "mrr", "mrr@3", "recall@1", "recall@5", "ir_recall@4", "map@5_found", "minp"),
+    *("precision@3", "ndcg@4", "ap_trapezoid", "precision", "recall", "f1", "threshold", "recall@precision0.3", "eer"),
+    "auc_pr",
 )
 
 

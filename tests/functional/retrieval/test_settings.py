@@ -1,13 +1,17 @@
-"""Settings and inputs that ended in an error of NumPy, torch or Python: taken as they are meant, or one clear sentence."""
+"""Settings are named once, and taken as they are meant; what means nothing, settings or inputs, is one clear sentence."""
 
+import inspect
 import math
 import re
+from dataclasses import fields
+from typing import get_type_hints
 
 import numpy as np
 import pytest
 import torch
 
 from fewshot_callbacks import DEFAULT_METRICS, RetrievalEvaluation, RetrievalMonitor
+from fewshot_callbacks.cli.options import evaluate
 from fewshot_callbacks.functional import (
     class_subset,
     discriminant_ratio,
@@ -20,6 +24,13 @@ from fewshot_callbacks.functional import (
     sample_episodes,
     suspects,
     variance_ratio,
+)
+from fewshot_callbacks.functional.retrieval.settings import (
+    GONE,
+    GroupedOptions,
+    RetrievalOptions,
+    RetrievalSettings,
+    described_settings,
 )
 
 LABELS = torch.arange(40) % 8
@@ -148,6 +159,11 @@ def test_neighbours_beyond_any_gallery():
         ({"threshold": "0.5"}, r"threshold='0.5' must be a finite score"),
         ({"threshold_bounds": (1, 0)}, r"threshold_bounds=\(1, 0\) must hold the smallest threshold and the largest"),
         ({"threshold_bounds": 0.5}, r"threshold_bounds=0.5 must hold the smallest"),
+        ({"threshold_bounds": (0.0, 0.5, 1.0)}, r"threshold_bounds=\(0.0, 0.5, 1.0\) must hold"),
+        ({"threshold_bounds": ("0", "1")}, r"threshold_bounds=\('0', '1'\) must hold"),
+        ({"device": "gpu"}, r"device='gpu' is not a device"),
+        ({"device": "mps"}, r"device='mps' has no float64"),
+        ({"device": "cuda:97"}, r"device='cuda:97', but torch sees \d+ CUDA devices"),
         ({"threshold_bounds": (0.0, float("nan"))}, r"threshold_bounds=\(0.0, nan\) must hold the smallest"),
     ],
 )
@@ -163,18 +179,81 @@ def test_settings_that_mean_nothing(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"metric": "mAP"}, r"there is no setting 'metric'. Did you mean 'metrics'\?"),
-        ({"k": 1}, r"there is no setting 'k'. The settings are .*similarity.*memory_mb"),
-        ({"recall_k": (1,)}, r"RetrievalEvaluation: recall_k is no setting. Write metrics=\('recall@1', ...\)"),
-        ({"gallery": made()[0]}, r"there is no setting 'gallery'"),
-        ({"gallery_ids": LABELS}, r"there is no setting 'gallery_ids'"),
         ({"confidence": 95}, r"confidence=95 is not between 0 and 1"),
-        ({"similarity": "cosin"}, r"similarity='cosin' is unknown"),
+        ({"similarity": "cosin"}, r"similarity='cosin' is unknown. Choose one of cosine, dot, euclidean"),
+        ({"ties": "random"}, r"ties='random' is unknown. Choose one of expected"),
     ],
 )
 def test_a_wrong_setting_of_the_metric_is_found_at_construction(settings, message):
     with pytest.raises(ValueError, match=message):
         RetrievalEvaluation(**settings)
+
+
+# ------------------------------------------------------------------------------------------------------ named once
+
+NAMES = {field.name for field in fields(RetrievalSettings)}
+
+
+def test_types_meanings_and_defaults_are_of_the_same_settings():
+    assert get_type_hints(RetrievalOptions).keys() == NAMES
+    for name, setting in described_settings().items():
+        assert setting.meaning.endswith("."), name
+        assert setting.default == getattr(RetrievalSettings(), name)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "others"),
+    [
+        (evaluate_retrieval, RetrievalOptions, {}),
+        (RetrievalMonitor, RetrievalOptions, {}),
+        (RetrievalEvaluation, RetrievalOptions, {}),
+        (grouped_recall, GroupedOptions, {}),
+    ],
+)
+def test_signature_and_docstring_show_each_setting(target, options, others):
+    parameters, described = inspect.signature(target).parameters, described_settings()
+    for name, hint in get_type_hints(options).items():
+        assert parameters[name].default == others.get(name, described[name].default)
+        assert parameters[name].annotation == hint
+        assert f"        {name}: {described[name].meaning.split()[0]} " in target.__doc__
+    assert "settings" not in parameters
+    assert "**settings" not in target.__doc__
+
+
+def test_evaluations_have_few_arguments():
+    assert len(inspect.signature(evaluate_retrieval).parameters) <= 22
+    assert len(inspect.signature(RetrievalMonitor).parameters) <= 24
+
+
+def test_the_command_line_has_each_setting_but_the_confidence_of_its_tables():
+    options = evaluate()
+    assert {action.dest for action in options._actions} & NAMES == NAMES - {"confidence"}
+    text = " ".join(options.format_help().split())
+    assert all(f"--{name}" in text for name in NAMES - {"confidence"})
+    assert "Groups of labels for Grouped Recall: the number" in text
+
+
+@pytest.mark.parametrize("call", [evaluate_retrieval, RetrievalMonitor, RetrievalEvaluation])
+@pytest.mark.parametrize("kind", [TypeError, ValueError])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("metric", r"there is no setting 'metric'. Did you mean 'metrics'\?"),
+        ("zzz", r"there is no setting 'zzz'. The settings are similarity, metrics, .*memory_mb.*\."),
+        *((name, re.escape(f"{name} is no setting. Write {instead}.")) for name, instead in GONE.items()),
+    ],
+)
+def test_an_unknown_setting_is_named_with_the_one_that_is_meant(call, kind, name, words):
+    arguments = ([[1.0]], [0]) if call is evaluate_retrieval else ()
+    with pytest.raises(kind, match=f"^{call.__name__}: {words}"):
+        call(*arguments, **{name: (1,)})
+
+
+def test_a_misspelt_argument_beside_the_settings_is_found_too():
+    with pytest.raises(TypeError, match=r"no setting 'gallery_ladder'. Did you mean 'gallery_loader'\?"):
+        RetrievalMonitor(gallery_ladder=1)
+    with pytest.raises(TypeError, match=r"no setting 'query_id'. Did you mean 'query_ids'\?"):
+        evaluate_retrieval([[1.0]], [0], query_id=[0])
 
 
 # ---------------------------------------------------------------------------------------------------------------- inputs

@@ -1,6 +1,10 @@
-"""Labels, ids and groups as words, columns, lists and arrays: the results are those of the numbers behind them."""
+"""Labels, ids and groups as words, columns, lists and arrays: the results are those of the numbers behind them.
+
+And inputs that no function may take for something else.
+"""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -27,7 +31,7 @@ from fewshot_callbacks.functional import (
     variance_ratio,
     variance_ratio_of_set,
 )
-from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._reading import as_labels, non_finite_rows
 from fewshot_callbacks.protonet import SoftmaxHead, SupportClassifier
 from fewshot_callbacks.protonet.evaluation import evaluate_episodes
 from tests.thread_processes import in_threads
@@ -173,7 +177,7 @@ def test_processes_of_which_one_has_numbers_are_refused_everywhere():
         return evaluate_retrieval(embeddings[own], labels, label_groups=None, share=Share(process))
 
     for error in in_threads(2, work):
-        assert "labels are integers in process 0, words in process 1" in str(error)
+        assert "labels in process 0 are integers, labels in process 1 words. Pass both in the same form" in str(error)
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused
@@ -213,7 +217,7 @@ def test_words_beside_numbers_are_refused():
 
 
 def test_two_words_of_one_code_are_refused(monkeypatch):
-    monkeypatch.setattr("fewshot_callbacks.functional._labels.word_code", len)
+    monkeypatch.setattr("fewshot_callbacks.functional._reading.word_code", len)
     with pytest.raises(ValueError, match=r"the words '9' and 'a' have the same code"):
         evaluate_retrieval(torch.eye(4), ["9", "a", "9", "a"], label_groups=None)
     with pytest.raises(ValueError, match=r"the words '.' and '.' have the same code"):
@@ -347,9 +351,73 @@ def test_given_groups_of_words_are_those_of_their_numbers():
     of_words = grouped_recall(embeddings, words, label_groups=[["owl", "crane"], ["raven", "heron", "finch"]])
     assert of_words.at == of_numbers.at
     assert of_words.intervals == of_numbers.intervals
-    with pytest.raises(ValueError, match="groups holds integers, but labels are words"):
+    with pytest.raises(ValueError, match="label_groups are integers, labels words"):
         grouped_recall(embeddings, words, label_groups=places)
     with pytest.raises(
         ValueError, match="1 of the 4 labels in label_groups are those of no query, the first is 'gull'"
     ):
-        grouped_recall(embeddings, words, label_groups=[["owl", "crane"], ["raven", "gull"]])
+        grouped_recall(
+            embeddings, words, embeddings, ["gull", *words[1:]], label_groups=[["owl", "crane"], ["raven", "gull"]]
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ values that are none
+
+CALLS = {
+    "evaluate_retrieval": lambda **given: evaluate_retrieval(label_groups=None, **given),
+    "grouped_recall": lambda **given: grouped_recall(label_groups=2, **given),
+}
+
+
+def inputs():
+    generator = np.random.default_rng(0)
+    labels = np.arange(12) % 4
+    sets = {"embeddings": generator.normal(size=(12, 3)), "labels": labels}
+    return sets | {"gallery": generator.normal(size=(12, 3)), "gallery_labels": labels, "query_groups": labels * 0,
+                   "gallery_groups": labels * 0 + 1, "query_ids": labels, "gallery_ids": labels + 20}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", inputs())
+def test_masked_values_are_refused(call, name):
+    given = inputs()
+    given[name] = np.ma.masked_array(given[name], mask=np.zeros(given[name].shape, bool))
+    expected = CALLS[call](**inputs())
+    assert CALLS[call](**given) == expected  # nothing is masked
+    given[name][3] = np.ma.masked
+    masked = given[name][3:4].size
+    with pytest.raises(
+        ValueError, match=rf"^{call}: {name} is a masked array with {masked} masked values, .*filled\(0\)"
+    ):
+        CALLS[call](**given)
+    given[name] = list(given[name])  # rows, or numbers and the constant `masked`
+    with pytest.raises(ValueError, match=f"{name} is a masked array with {masked} masked values"):
+        CALLS[call](**given)
+
+
+def test_the_proposed_mend_works():
+    given = {name: value for name, value in inputs().items() if name in ("embeddings", "labels")}
+    embeddings = np.ma.masked_array(given["embeddings"], mask=np.zeros((12, 3), bool))
+    embeddings[5, 1] = np.ma.masked
+    with pytest.raises(ValueError, match=re.escape("keep = ~np.ma.getmaskarray(embeddings)")):
+        evaluate_retrieval(embeddings, given["labels"])
+    keep = ~np.ma.getmaskarray(embeddings).reshape(len(embeddings), -1).any(axis=1)
+    dropped = evaluate_retrieval(embeddings.data[keep], given["labels"][keep], label_groups=None)
+    assert dropped.queries == 11
+    assert evaluate_retrieval(embeddings.filled(0), given["labels"], label_groups=None).queries == 12
+
+
+def test_masked_targets_are_refused():
+    targets = np.ma.masked_array(np.eye(3, dtype=int)[[0, 0, 1]], mask=np.eye(3, dtype=bool))
+    with pytest.raises(ValueError, match=r"^evaluate_retrieval: labels is a masked array with 3 masked values"):
+        evaluate_retrieval(torch.eye(3), targets)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_rows_that_are_not_finite_are_found_also_where_their_sum_is_not(dtype):
+    largest = torch.finfo(dtype).max
+    rows = torch.full((70_000, 2), largest, dtype=dtype)  # more than are looked at at once
+    assert non_finite_rows(rows).tolist() == []
+    rows[[3, 69_999], 1] = torch.tensor([torch.inf, torch.nan], dtype=dtype)
+    rows[5] = -torch.inf
+    assert non_finite_rows(rows).tolist() == [3, 5, 69_999]

@@ -1,4 +1,4 @@
-"""Reads labels, ids and groups, integers or words, as int64 codes; every function reads them here.
+"""Reads what callers pass: arrays as tensors, and labels, ids and groups, integers or words, as int64 codes.
 
 The code of a word is a hash of its UTF-8 bytes, so that batches, arguments and processes agree on it without communication;
 a code book maps codes back to words. Two words with the same code are refused when their books are merged: n words hold
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,7 +24,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewshot_callbacks.functional._tensors import as_tensor, refuse_masked
+from fewshot_callbacks.stored import Stored
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -31,6 +33,232 @@ LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, 
 CodeBook = Mapping[int, str]
 # What the word of a set of labels begins with, as no text does; its number of labels and the labels of the item follow.
 SET = "\0"
+
+
+@contextmanager
+def default_mode() -> Iterator[None]:
+    """Inside the block, make new tensors on the CPU, and keep denormal numbers.
+
+    A default device (`torch.set_default_device`) would hold some tensors of a calculation, and not those of its inputs.
+    Where denormal numbers are flushed to zero (`torch.set_flush_denormal`, or a library that was built with
+    `-ffast-math`), two different numbers have a difference of zero, and neighbouring ones are equal: no bound of an
+    error holds. Other threads of the process keep their mode, and threads that are started inside have this one.
+    """
+    flushes = sys.float_info.min / 2 == 0
+    with ExitStack() as stack:
+        if torch.empty(0).device.type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        if flushes:
+            threads = torch.get_num_threads()
+            stack.callback(torch.set_flush_denormal, True)
+            stack.callback(torch.set_num_threads, threads)
+            torch.set_flush_denormal(False)
+            torch.set_num_threads(1)  # PyTorch's own threads may have begun with the caller's mode
+        yield
+
+
+def as_tensor(value: Any, name: str, call: str) -> Tensor:
+    """Read a tensor, anything NumPy makes an array of, or a list of numbers or rows, as a detached tensor.
+
+    Raises:
+        ValueError: For values that are masked, no numbers, or not there (a meta tensor), and for sparse tensors.
+    """
+    if isinstance(value, Tensor):
+        refuse_without_values(value, name, call)
+        return value.detach()
+    refuse_masked(value, name, call)
+    _refuse_words(value, name, call)
+    try:
+        if isinstance(value, list | tuple) and value and all(isinstance(part, Tensor) for part in value):
+            return torch.stack([as_tensor(part, name, call) for part in value])
+        return torch.as_tensor(_as_array(value), device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise ValueError(
+            f"{call}: {name} is a {kind} that cannot be converted to a tensor ({error}). Pass numbers: a tensor, a "
+            f"NumPy array, or "
+            "a list of rows of the same length."
+        ) from error
+
+
+def number_distinct(values: Int[Tensor, "items"]) -> tuple[Int[Tensor, "items"], Int[Tensor, "distinct"]]:
+    """Number the distinct values in ascending order.
+
+    Returns:
+        The number of each item's value, and for each distinct value the index of its first item.
+    """
+    distinct, number = values.unique(return_inverse=True)
+    first = torch.full((len(distinct),), len(values), device=values.device)
+    return number, first.scatter_reduce_(0, number, torch.arange(len(values), device=values.device), "amin")
+
+
+def _refuse_words(value: Any, name: str, call: str) -> None:
+    """Refuse an array of words, and a list that begins with one."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "US":
+        raise ValueError(f"{call}: {name} is a NumPy array of words ({value.dtype}); expected numbers.")
+    first = value
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    if isinstance(first, str | bytes):
+        raise ValueError(f"{call}: {name} hold words, such as {first!r}; expected numbers.")
+
+
+def _as_array(value: Any) -> Any:
+    """Return a list of numbers unchanged, and anything else as an array that torch accepts."""
+    if isinstance(value, Sequence) and not any(hasattr(part, "__array__") for part in value[:1]):
+        return value
+    array = np.asarray(value) if isinstance(value, Sequence) or hasattr(value, "__array__") else value
+    if isinstance(array, np.ndarray) and array.dtype.kind == "O":
+        array = array.astype(np.float64)
+    if isinstance(array, np.ndarray) and array.dtype.kind in "fiub":
+        # torch takes no negative strides, no foreign byte order, and warns of arrays that cannot be written to
+        array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+        return array if array.flags.writeable else array.copy()
+    return array
+
+
+def refuse_without_values(tensor: Tensor, name: str, call: str) -> None:
+    """Refuse a tensor on the meta device, which holds no values, and one that is not laid out in rows.
+
+    Raises:
+        ValueError: With what to pass instead.
+    """
+    if tensor.is_meta:
+        raise ValueError(
+            f"{call}: {name} is a meta tensor, which has a shape but no values. Pass one that was computed on the CPU or "
+            "an accelerator."
+        )
+    if tensor.layout != torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.")
+        fix = f"{name}.to_padded_tensor(0.0)" if tensor.is_nested else f"{name}.to_dense()"
+        raise ValueError(f"{call}: {name} is a tensor of layout {kind}; expected a dense one. Pass {fix}.")
+
+
+def refuse_masked(value: Any, name: str, call: str) -> None:
+    """Refuse arrays with masked values, which a tensor would hold as if they were valid.
+
+    Raises:
+        ValueError: With two ways to get rid of it.
+    """
+    parts = value if isinstance(value, list | tuple) else [value]
+    masked = sum(int(np.ma.getmaskarray(part).sum()) for part in parts if isinstance(part, np.ma.MaskedArray))
+    if masked:
+        raise ValueError(
+            f"{call}: {name} is a masked array with {masked} masked values, which a tensor would take for valid ones. Drop "
+            f"the items with a masked value from all arguments, keep = ~np.ma.getmaskarray({name}).reshape(len({name}), "
+            f"-1).any(axis=1), then {name}.data[keep]; or choose what stands in their place, {name}.filled(0)."
+        )
+
+
+def check_embeddings(embeddings: Tensor, name: str, call: str) -> None:
+    """Refuse anything but a finite, non-empty, floating-point (items, dim) matrix."""
+    check_matrix(embeddings, name, call)
+    refuse_non_finite(non_finite_rows(embeddings), len(embeddings), name, call)
+
+
+def check_matrix(embeddings: Tensor | Stored, name: str, call: str) -> None:
+    """Refuse anything but a non-empty, floating-point (items, dim) matrix; its values may be NaN."""
+    if embeddings.ndim != 2:
+        hint = (
+            f"For a single item pass {name}[None]; for items of one number each {name}[:, None]."
+            if embeddings.ndim == 1
+            else f"Flatten what belongs to one item: {name}.flatten(1)."
+            if embeddings.ndim > 2
+            else "Pass a matrix."
+        )
+        raise ValueError(f"{call} needs {name} of shape (items, dim); got shape {tuple(embeddings.shape)}. {hint}")
+    if not embeddings.dtype.is_floating_point:
+        raise ValueError(f"{call} needs floating-point {name}; got {embeddings.dtype}. Pass {name}.float().")
+    if embeddings.shape[0] == 0:
+        raise ValueError(f"{call}: {name} is empty (shape {tuple(embeddings.shape)}). Pass at least one item.")
+    if embeddings.shape[1] == 0:
+        raise ValueError(f"{call}: {name} has no dimensions (shape {tuple(embeddings.shape)}).")
+
+
+def check_seed(call: str, name: str, seed: Any) -> int:
+    """Return a seed that PyTorch's generators take, which have 64 bits.
+
+    Raises:
+        ValueError: With the range.
+    """
+    whole = seed.__index__() if hasattr(seed, "__index__") and not isinstance(seed, bool) else None
+    if whole is None or not -(2**63) <= whole < 2**64:
+        raise ValueError(f"{call}: {name}={seed!r} must be a whole number, such as 0, from -2**63 to 2**64 - 1.")
+    return int(whole)
+
+
+def refuse_non_finite(bad: Tensor, items: int, name: str, call: str, where: str = "") -> None:
+    """Refuse a matrix with non-finite rows.
+
+    Args:
+        bad: Indices of the non-finite rows, ascending.
+        items: Number of all rows.
+        name: Name of the argument, for messages.
+        call: The public function, for messages.
+        where: Which file holds the first of them.
+    """
+    if len(bad):
+        raise ValueError(
+            f"{call}: {len(bad)} of {items} rows of {name} hold NaN or Inf, the first at index "
+            f"{int(bad[0])}{where}. Find the step that made them (a diverged loss, a division by a zero norm, float16 "
+            f"overflow), or drop them: keep = {name}.isfinite().all(dim=1)."
+        )
+
+
+def non_finite_rows(embeddings: Tensor | Stored) -> Tensor:
+    """Find the indices of rows with NaN or Inf, in slices: one mask of the whole matrix would take a quarter of it."""
+    if isinstance(embeddings, Stored):
+        return torch.cat([some.start + non_finite_rows(rows) for some, rows in embeddings.pieces()])
+    if embeddings.dtype in (torch.float32, torch.float64) and bool(embeddings.sum().isfinite()):
+        return torch.empty(0, dtype=torch.int64, device=embeddings.device)  # the sum of all, a third of the time
+    rows = max(1, 2**16 // max(1, embeddings.shape[1]))  # 0.5 MB in float64
+    slices = [~part.isfinite().all(dim=1) for part in embeddings.split(rows)]
+    return torch.cat(slices).nonzero().flatten()
+
+
+def computable(vectors: Tensor) -> Tensor:
+    """Make the rows contiguous in memory, and half precision float32, which holds each of its values."""
+    return (vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()).contiguous()
+
+
+def signs(codes: Tensor, name: str, call: str) -> Int[Tensor, "items bits"]:
+    """Return codes of two values as int8 of -1 and +1.
+
+    Args:
+        codes: (items, bits) of {0, 1}, {-1, +1} or booleans, of any dtype.
+        name: What they are called, for messages.
+        call: Who was given them.
+
+    Raises:
+        ValueError: For another shape, or values outside the two.
+    """
+    if codes.ndim != 2 or not codes.shape[0] or not codes.shape[1]:
+        raise ValueError(
+            f"{call}: {name} have shape {tuple(codes.shape)}; codes are (items, bits), with at least one of each."
+        )
+    codes = codes.detach().cpu()
+    high, zero = codes == 1, codes == 0
+    low = codes == -1 if codes.dtype != torch.uint8 else torch.zeros_like(zero)  # torch takes -1 for 255 there
+    others = codes[~(high | zero | low)]
+    if len(others):
+        if codes.dtype == torch.uint8:
+            values = codes.unique().tolist()
+            shown = " and ".join(map(str, values)) if len(values) == 2 else f"{len(values)} values up to {values[-1]}"
+            raise ValueError(
+                f"{call}: {name} hold {shown}; binary codes hold 0 and 1. Pass {name} > 0 if each value is a bit, or "
+                f"np.unpackbits({name}, axis=1) if each is a byte of 8 bits."
+            )
+        found = ", ".join(f"{value:g}" for value in others[:3].tolist()) + (", ..." if len(others) > 3 else "")
+        raise ValueError(
+            f"{call}: binary codes hold -1 and +1, or 0 and 1; {len(others):,} of {codes.numel():,} values of {name} are "
+            f"neither ({found}). Pass {name}.sign(), or {name} > 0."
+        )
+    if bool(zero.any()) and bool(low.any()):
+        raise ValueError(f"{call}: {name} hold -1 and 0; binary codes hold -1 and +1, or 0 and 1. Pass {name} > 0.")
+    return high.to(torch.int8).mul_(2).sub_(1)
+
+
+# -------------------------------------------------------------------------------------------------------------- labels
 
 
 @dataclass(frozen=True)
@@ -55,6 +283,10 @@ class Labels:
         if word.startswith(SET):
             return f"zeros and ones of {word[1:].partition(' ')[0]} labels"
         return "integers" if self.words is None else "words"
+
+    def shown(self, code: int) -> int | str:
+        """Return a label as it was given, for messages."""
+        return code if self.words is None else repr(self.words[code])
 
     def numbered(self) -> tuple[Int[Tensor, "items"], tuple[str, ...] | None]:
         """Integers as they are; or the place of each word in the second value, which holds each word once, sorted."""
@@ -187,13 +419,17 @@ def merged_books(books: Iterable[CodeBook | None], call: str) -> CodeBook | None
     Raises:
         ValueError: If two words have the same code.
     """
-    held = [book for book in books if book is not None]
-    whole: dict[int, str] = {}
-    for book in held:
-        for code, word in book.items():
-            if whole.setdefault(code, word) != word:
-                _refuse_one_code(whole[code], word, call)
-    return whole if held else None
+    whole: dict[int, str] | None = None
+    for book in books:
+        if book is not None:
+            whole = {} if whole is None else whole
+            for code, word in book.items():
+                if whole.setdefault(code, word) != word:
+                    raise ValueError(
+                        f"{call}: the words {whole[code]!r} and {word!r} have the same code of 64 bits. Number the labels "
+                        "instead: np.unique(labels, return_inverse=True)[1]."
+                    )
+    return whole
 
 
 def book_of(words: Iterable[str], call: str) -> dict[int, str]:
@@ -202,11 +438,7 @@ def book_of(words: Iterable[str], call: str) -> dict[int, str]:
     Raises:
         ValueError: If two words have the same code.
     """
-    book: dict[int, str] = {}
-    for word in words:
-        if book.setdefault(word_code(word), word) != word:
-            _refuse_one_code(book[word_code(word)], word, call)
-    return book
+    return dict(merged_books(({word_code(word): word} for word in words), call) or {})
 
 
 def word_code(word: str) -> int:
@@ -235,42 +467,37 @@ def sets_in(words: Iterable[str], call: str) -> list[list[int]] | None:
     return None if forms <= {""} else sets
 
 
-def exclusion_codes(
-    call: str,
-    same_set: bool,
-    queries: int,
-    items: int,
-    query_ids: Any = None,
-    gallery_ids: Any = None,
-    query_groups: Any = None,
-    gallery_groups: Any = None,
-) -> dict[str, Tensor | None]:
+def exclusion_codes(call: str, same_set: bool, queries: int, items: int, **given: Any) -> dict[str, Tensor | None]:
     """Check ids and groups of both sides.
+
+    Args:
+        call: The public function, for messages.
+        same_set: Queries and gallery are one set.
+        queries: How many there are.
+        items: How many there are.
+        **given: `query_ids`, `gallery_ids`, `query_groups` and `gallery_groups`, as far as there are any.
 
     Returns:
         `int64` codes by the name of the argument; None for what was not given.
     """
-    if same_set and (query_ids is not None or gallery_ids is not None):
+    given = {name: value for name, value in given.items() if value is not None}
+    if same_set and given.keys() & {"query_ids", "gallery_ids"}:
         raise ValueError(f"{call}: ids are for two sets; with one set an item is never its own candidate.")
-    if same_set and gallery_groups is None:
-        gallery_groups = query_groups
+    if same_set and "query_groups" in given:
+        given.setdefault("gallery_groups", given["query_groups"])
     codes: dict[str, Tensor | None] = {}
-    pairs = {"ids": (query_ids, gallery_ids), "groups": (query_groups, gallery_groups)}
-    for kind, (of_queries, of_items) in pairs.items():
-        if (of_queries is None) != (of_items is None):
-            raise ValueError(f"{call}: query_{kind} and gallery_{kind} belong together. Pass both, or neither.")
-        sides = {f"query_{kind}": (of_queries, queries), f"gallery_{kind}": (of_items, items)}
+    for kind in ("ids", "groups"):
+        sides = {f"query_{kind}": queries, f"gallery_{kind}": items}
         read = {
-            name: read_labels(code, length, name, f"{name.partition('_')[0]} items", call)
-            for name, (code, length) in sides.items()
-            if code is not None
+            name: read_labels(given[name], length, name, f"{name.partition('_')[0]} items", call)
+            for name, length in sides.items()
+            if name in given
         }
+        if len(read) == 1:
+            raise ValueError(f"{call}: query_{kind} and gallery_{kind} belong together. Pass both, or neither.")
         refuse_words_beside_integers(call, read)
         codes |= {name: read[name].codes if name in read else None for name in sides}
     return codes
-
-
-# ----------------------------------------------------------------------------------------------------------------- helpers
 
 
 def _of_targets(targets: Tensor, name: str, call: str) -> Labels:
@@ -412,10 +639,3 @@ def _check_shape(shape: tuple[int, ...], name: str, call: str, *, is_words: bool
         fix = f"one column: {name}[:, 0]" if is_words else f"{name}.argmax(dim=1) if they are one-hot"
         hint = f"Pass {fix}; evaluate_retrieval takes zeros and ones for items with several labels each."
     raise ValueError(f"{call} needs one label for each item; {name} has shape {tuple(shape)}. {hint}")
-
-
-def _refuse_one_code(word: str, other: str, call: str) -> None:
-    raise ValueError(
-        f"{call}: the words {word!r} and {other!r} have the same code of 64 bits. Number the labels instead: "
-        "np.unique(labels, return_inverse=True)[1]."
-    )
