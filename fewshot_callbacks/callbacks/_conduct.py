@@ -57,6 +57,16 @@ class FailurePolicy:
         except Exception as error:
             self.handle(error, consequence)
 
+    @contextmanager
+    def going_on(self, kind: str, fact: str, remedy: str = "The run goes on without it.") -> Iterator[None]:
+        """Turn an error inside the block into a warning, once for each kind and type of error."""
+        try:
+            yield
+        except Exception as error:  # a picture must not end a training
+            name = type(error).__name__
+            words = f"{self.owner}: {fact} ({name}: {error}). {remedy} (Shown once for such errors.)"
+            self.warn(words, f"{kind}: {name}")
+
     def warn(self, words: str, kind: str | None = None) -> None:
         """Warn, on the first rank; with a `kind`, once for each kind in a run."""
         if kind is None or self.is_new(kind):
@@ -123,10 +133,6 @@ class Stopwatch:
     """
 
     def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """A run begins."""
         self._began, self.seconds = time.perf_counter(), 0.0
 
     @contextmanager
@@ -165,7 +171,6 @@ class Schedule:
                 f"{owner}(max_share={max_share}) is not a share between 0 and 1. Pass, for instance, 0.05, or None."
             )
         self.every_n_epochs, self.max_share, self.owner = every_n_epochs, max_share, owner
-        self.watch = Stopwatch()
         self.begin()
 
     def begin(self, watch: Stopwatch | None = None) -> None:

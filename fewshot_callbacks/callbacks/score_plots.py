@@ -105,10 +105,9 @@ class ScorePlots(PictureCallback):
             **self._of_pairs(report, where),
         }
         if report.classes:
-            if "weakest_classes" in self.figures:
-                drawings["weakest_classes"] = lambda: weakest_classes(
-                    _class_scores(model), f"{where}: the weakest classes", overall=report.mAP
-                )
+            drawings["weakest_classes"] = lambda: weakest_classes(
+                _class_scores(model), f"{where}: the weakest classes", overall=report.mAP
+            )
             confused = self._confusions(model) if "confused_classes" in self.figures else []
             if confused:
                 title = f"{where}: classes confused in the first {self.k} neighbours"

@@ -214,7 +214,7 @@ class TrainingDynamicsMonitor(Callback):
         self.every_n_steps, self.centering, self.prefix, self.file = every_n_steps, centering, prefix, file
         self._reader = EmbeddingReader(source, labels, owner)
         self._policy = FailurePolicy(owner, strict)
-        self._meter = StepMeter(Embedder(embed, self._reader, owner), sizes, centering, self._policy)
+        self._meter = StepMeter(Embedder(embed, self._reader), sizes, centering, self._policy)
         self._history: dict[int, StepDynamics] = {}
         self._batches = self._stepping_batches = 0  # of this epoch
         self._updates = 0  # batches of all epochs after which weights had changed
