@@ -22,18 +22,14 @@ from tests.callbacks.models import (
     Embeds,
     Labelled,
     Net,
+    close,
     gap_monitor,
     items,
     loader,
     said,
     trainer,
+    validated,
 )
-
-
-def validated(monitor: GeneralizationGapMonitor, net: LightningModule, loaders: Any = None, **settings: Any) -> dict:
-    run = trainer(monitor, **settings)
-    run.validate(net, loader(VALIDATION) if loaders is None else loaders, verbose=False)
-    return {key: float(value) for key, value in run.callback_metrics.items()}
 
 
 def expected(net: Net, some: Any = slice(None), some_val: Any = slice(None), **settings: Any) -> dict[str, float]:
@@ -45,10 +41,6 @@ def expected(net: Net, some: Any = slice(None), some_val: Any = slice(None), **s
         for data, chosen in ((TRAINING, some), (VALIDATION, some_val))
     ]
     return {f"gap/{name}": value for name, value in generalization_gap(*reports).metrics().items()}
-
-
-def close(values: dict[str, float]) -> Any:
-    return pytest.approx(values, rel=1e-5, nan_ok=True)
 
 
 @pytest.mark.parametrize("batch_size", [1, 47, 64])

@@ -15,7 +15,9 @@ from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.functional import evaluate_retrieval
-from tests.callbacks.models import FEATURES, LABELS, Net, loader, said, tagged, trainer
+from tests.callbacks.models import FEATURES, LABELS, Net, loader, said, tagged, trainer, validated
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*have no match")
 
 
 class Tagger(Net):
@@ -34,14 +36,6 @@ def expected(net: Net, *data: TensorDataset, prefix: str = "val", **settings: An
     report = evaluate_retrieval(*(tensor for part in data for tensor in net.by_hand(part)), **settings)
     values = report.metrics() | {"queries_without_match": report.queries_without_match}
     return {f"{prefix}/{name}": pytest.approx(value, rel=1e-5) for name, value in values.items()}
-
-
-def validated(monitor: RetrievalMonitor, net: Net, loaders: Any) -> dict[str, float]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*have no match.*")
-        run = trainer(monitor)
-        run.validate(net, loaders, verbose=False)
-    return {key: float(value) for key, value in run.callback_metrics.items()}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import math
 import warnings
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,31 +23,19 @@ from tests.callbacks.models import (
     Labelled,
     Net,
     Scripted,
+    close,
     items,
+    keyed,
     loader,
     measured,
     retrieval,
     said,
     scripted,
     trainer,
+    validated,
 )
 
 QUERIES, GALLERY = items(), items(per_class=4, seed=4)
-
-
-def validated(monitor: RetrievalMonitor, net: Net, loaders: Any, **settings: Any) -> dict[str, float]:
-    """All that a validation logs."""
-    run = trainer(monitor, **settings)
-    run.validate(net, loaders, verbose=False)
-    return {key: float(value) for key, value in run.callback_metrics.items()}
-
-
-def keyed(values: dict[str, float], prefix: str = "val", end: str = "") -> dict[str, float]:
-    return {f"{prefix}/{name}{end}": value for name, value in values.items()}
-
-
-def close(values: dict[str, float]) -> Any:
-    return pytest.approx(values, rel=1e-5, nan_ok=True)
 
 
 # ---------------------------------------------------------------------------------------------------- values of one set
@@ -356,13 +345,6 @@ def test_two_monitors_that_would_log_the_same_keys_are_refused(name: str | None)
 # ------------------------------------------------------------------------------------------------------------- progress
 
 
-def run_with(bar: Any, **settings: Any) -> dict[str, float]:
-    callbacks = [retrieval()] if bar is None else [retrieval(), bar]
-    run = trainer(*callbacks, enable_progress_bar=bar is not None, **settings)
-    run.fit(Scripted([1.0]), loader(), loader())
-    return {"val/mAP": float(run.callback_metrics["val/mAP"])}
-
-
 BARS = {
     "tqdm": TQDMProgressBar,
     "rich": RichProgressBar,
@@ -378,12 +360,15 @@ def test_a_long_evaluation_is_shown_on_the_trainers_bar_and_a_short_one_is_not(
     bar: str, long: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_conduct, "QUIET_SECONDS", 0.0 if long else 1000.0)
-    tasks: list[tuple[str, int]] = []
-    monkeypatch.setattr(_conduct, "tqdm", _tqdm_spy(_conduct.tqdm, tasks))
-    shown = BARS[bar]()
-    monkeypatch.setattr(Progress, "add_task", _rich_spy(Progress.add_task, tasks))
-    logged = run_with(shown)
-    assert logged["val/mAP"] == pytest.approx(measured(*_scripted())["mAP"], rel=1e-5)
+    spy = mock.Mock(wraps=_conduct.tqdm)
+    monkeypatch.setattr(_conduct, "tqdm", spy)
+    shown, add_task = BARS[bar](), mock.create_autospec(Progress.add_task, side_effect=Progress.add_task)
+    monkeypatch.setattr(Progress, "add_task", add_task)
+    run = trainer(retrieval(), *([] if shown is None else [shown]), enable_progress_bar=shown is not None)
+    run.fit(Net(), loader(), loader())
+    assert 0 < run.callback_metrics["val/mAP"] <= 1
+    tasks = [(call.kwargs["desc"], call.kwargs["total"]) for call in spy.call_args_list]
+    tasks += [(call.args[1], call.kwargs.get("total")) for call in add_task.call_args_list]
     ours = [task for task in tasks if task[0] == "Retrieval of val"]
     assert len(ours) == (1 if long and "off" not in bar and bar != "none" else 0)
     assert all(total >= 36 * 35 / 2 for _, total in ours)
@@ -391,29 +376,6 @@ def test_a_long_evaluation_is_shown_on_the_trainers_bar_and_a_short_one_is_not(
     assert ("Retrieval of val" in text) == (bool(ours) and bar == "tqdm") or bar == "rich"
     if bar == "rich":  # nothing of ours stays on the Trainer's bar
         assert not [task for task in shown.progress.tasks if task.description == "Retrieval of val"]
-
-
-def _tqdm_spy(real: Any, tasks: list[tuple[str, int]]) -> Any:
-    def made(**settings: Any) -> Any:
-        tasks.append((settings["desc"], settings["total"]))
-        return real(**settings)
-
-    return made
-
-
-def _rich_spy(real: Any, tasks: list[tuple[str, int]]) -> Any:
-    def add_task(
-        self: Progress, words: str, start: bool = True, total: float = 100, *more: Any, **settings: Any
-    ) -> Any:
-        tasks.append((words, int(total)))
-        return real(self, words, start, total, *more, **settings)
-
-    return add_task
-
-
-def _scripted() -> tuple[Tensor, Tensor]:
-    points, labels = items().tensors
-    return scripted(points, labels, 1.0), labels
 
 
 def test_ids_that_name_no_single_items_are_told_once():
