@@ -32,12 +32,8 @@ def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
     so on. A `CombinedLoader` that draws from several at a time is one stream of batches, and so is one loader.
     """
     # Not `Trainer.val_dataloaders`: in `validate` after `fit` it still gives the loaders of `fit`.
-    if trainer.state.fn == TrainerFn.TESTING:
-        loop = trainer.test_loop
-    elif trainer.state.fn == TrainerFn.VALIDATING:
-        loop = trainer.validate_loop
-    else:
-        loop = trainer.fit_loop.epoch_loop.val_loop
+    others: dict[Any, Any] = {TrainerFn.TESTING: trainer.test_loop, TrainerFn.VALIDATING: trainer.validate_loop}
+    loop = others.get(trainer.state.fn, trainer.fit_loop.epoch_loop.val_loop)
     combined = loop._combined_loader
     if combined is None:
         return {}

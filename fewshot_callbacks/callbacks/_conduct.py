@@ -20,6 +20,17 @@ class UsageError(ValueError):
     """A mistake in the settings of a monitor or in what a step returns, which every later batch would repeat."""
 
 
+def check_at_least(least: int, owner: str, **numbers: int | None) -> None:
+    """Refuse a setting that is too small; None is none.
+
+    Raises:
+        ValueError: With its name and value.
+    """
+    for name, number in numbers.items():
+        if number is not None and number < least:
+            raise ValueError(f"{owner}({name}={number}) must be at least {least}.")
+
+
 class FailurePolicy:
     """Decides whether an error ends the run or becomes a warning.
 
@@ -164,8 +175,7 @@ class Schedule:
     """
 
     def __init__(self, every_n_epochs: int, max_share: float | None, owner: str) -> None:
-        if every_n_epochs < 1:
-            raise ValueError(f"{owner}(every_n_epochs={every_n_epochs}) must be at least 1.")
+        check_at_least(1, owner, every_n_epochs=every_n_epochs)
         if max_share is not None and not 0 < max_share < 1:
             raise ValueError(
                 f"{owner}(max_share={max_share}) is not a share between 0 and 1. Pass, for instance, 0.05, or None."

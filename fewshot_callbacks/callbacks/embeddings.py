@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.callbacks._conduct import UsageError, check_at_least
 from fewshot_callbacks.functional._labels import Labels, as_labels
 from fewshot_callbacks.functional._tensors import as_tensor, refuse_without_values
 from fewshot_callbacks.metrics.embedding_store import id_numbers
@@ -100,8 +100,7 @@ class EmbeddingSource:
 
     def __init__(self, source: Source = STEP_KEYS, *, labels: LabelSource | None = None, views: int = 1) -> None:
         self.where = _checked_source(source, "EmbeddingSource")
-        if views < 1:
-            raise ValueError(f"EmbeddingSource(views={views}) must be at least 1.")
+        check_at_least(1, "EmbeddingSource", views=views)
         self.labels, self.views = labels, views
         self.submodule, _, self.path = self.where.partition(":") if isinstance(self.where, str) else ("", "", "")
 

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from fewshot_callbacks._trainer import evaluation_loaders, log_of_all
-from fewshot_callbacks.callbacks._conduct import Schedule, UsageError
+from fewshot_callbacks.callbacks._conduct import Schedule, UsageError, check_at_least
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder, TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, loader_index, no_such_loader, step_of
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
@@ -122,9 +122,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     ) -> None:
         super().__init__(source, labels, strict)
         call = "GeneralizationGapMonitor"
-        for name, number in {"classes": classes, "items_per_class": items_per_class}.items():
-            if number is not None and number < 1:
-                raise ValueError(f"{call}({name}={number}) must be at least 1.")
+        check_at_least(1, call, classes=classes, items_per_class=items_per_class)
         if not prefix:
             raise ValueError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
         given = RetrievalSettings.checked(GeneralizationGapMonitor, {"metrics": METRICS} | settings, GapOptions)

@@ -13,6 +13,7 @@ from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 
 from fewshot_callbacks._trainer import items_of_batches
+from fewshot_callbacks.callbacks._conduct import check_at_least
 from fewshot_callbacks.callbacks._loggers import Drawing
 from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback, has_index
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names
@@ -91,9 +92,8 @@ class RetrievalPanels(PictureCallback):
         prefix: str | None = None,
     ) -> None:
         super().__init__(every_n_epochs, max_share, prefix, names, ImageReader(images, mean, std))
-        for name, value, least in (("worst", worst, 0), ("mistakes", mistakes, 0), ("sample", sample, 0), ("k", k, 1)):
-            if value < least:
-                raise ValueError(f"RetrievalPanels({name}={value}) must be at least {least}.")
+        check_at_least(0, "RetrievalPanels", worst=worst, mistakes=mistakes, sample=sample)
+        check_at_least(1, "RetrievalPanels", k=k)
         self.worst, self.mistakes, self.sample, self.k = worst, mistakes, sample, k
         self._kept: dict[Source, KeptImages] = {}
         self._shared: dict[Source, dict[int, Any]] = {}
