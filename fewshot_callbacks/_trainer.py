@@ -32,12 +32,8 @@ def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
     so on. A `CombinedLoader` that draws from several at a time is one stream of batches, and so is one loader.
     """
     # Not `Trainer.val_dataloaders`: in `validate` after `fit` it still gives the loaders of `fit`.
-    if trainer.state.fn == TrainerFn.TESTING:
-        loop = trainer.test_loop
-    elif trainer.state.fn == TrainerFn.VALIDATING:
-        loop = trainer.validate_loop
-    else:
-        loop = trainer.fit_loop.epoch_loop.val_loop
+    others: dict[Any, Any] = {TrainerFn.TESTING: trainer.test_loop, TrainerFn.VALIDATING: trainer.validate_loop}
+    loop = others.get(trainer.state.fn, trainer.fit_loop.epoch_loop.val_loop)
     combined = loop._combined_loader
     if combined is None:
         return {}
@@ -81,19 +77,11 @@ def items_of_batches(loader: Any, batches: int) -> int:
 
 def log_of_all(module: LightningModule, values: Mapping[str, float], shown: str | None = None) -> None:
     """Log values of an epoch that are equal on all ranks, or of which the largest counts; one is shown in the bar."""
-    # a maximum, so that Lightning does not warn of values that it has not reduced
-    reduction: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max"} if process_count() > 1 else {}
+    options: dict[str, Any] = {"on_step": False, "on_epoch": True, "add_dataloader_idx": False, "batch_size": 1}
+    if process_count() > 1:  # a maximum, so that Lightning does not warn of values that it has not reduced
+        options |= {"sync_dist": True, "reduce_fx": "max"}
     for key, value in values.items():
-        module.log(
-            key,
-            value,
-            on_step=False,
-            on_epoch=True,
-            prog_bar=key == shown,
-            add_dataloader_idx=False,
-            batch_size=1,
-            **reduction,
-        )
+        module.log(key, value, prog_bar=key == shown, **options)
 
 
 def run_folder(trainer: Trainer, logger: Any = None) -> str:
@@ -119,21 +107,16 @@ def on_device(trainer: Trainer, batch: Any) -> Any:
 
 @contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Afterwards the random states are what they were, also after an error, where `isolate_rng` alone would leave them."""
-    failure = None
+    """Afterwards the random states are what they were, also after an error."""
     mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None  # which `isolate_rng` leaves out
-    with isolate_rng():
-        try:
-            yield
-        except BaseException as error:
-            failure = error
-    if mps is not None:
-        torch.mps.set_rng_state(mps)
+    keeping = isolate_rng()
+    keeping.__enter__()
     try:
-        if failure is not None:
-            raise failure
+        yield
     finally:
-        del failure  # it knows this frame: both would live until garbage is collected
+        keeping.__exit__(None, None, None)  # told of an error, it would leave the states as they are
+        if mps is not None:
+            torch.mps.set_rng_state(mps)
 
 
 @contextmanager
@@ -163,7 +146,7 @@ def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
     with one seed draw the same dropout.
     """
     buffers = [
-        (part._buffers, name, buffer, _copy(buffer))
+        (part._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
         for part in module.modules()
         for name, buffer in part._buffers.items()
     ]
@@ -179,10 +162,6 @@ def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
                 holder[name] = buffer  # a module may have put another in its place
                 if buffer is not None and copy is not None:
                     buffer.copy_(copy)
-
-
-def _copy(buffer: torch.Tensor | None) -> torch.Tensor | None:
-    return None if buffer is None else buffer.detach().clone()
 
 
 @rank_zero_only

@@ -53,8 +53,7 @@ OTHERS = {
         "prefix": "gap", "strict": None, "metrics": ("grouped_recall@1", "recall@1"), "label_groups": 10, "seed": 0,
     },
     "RetrievalMonitor": {
-        "prog_bar": True, "strict": None, "name": None, "gallery_loader": None,
-        "gallery_flag": None,
+        "prog_bar": True, "strict": None, "name": None, "gallery": None,
     },
     "EmbeddingModule": {
         "in_channels": 3, "micro_batch": None, "ap_every_n_steps": 50, "learning_rate": 1e-3, "optimizer": None,

@@ -24,7 +24,7 @@ query_labels, gallery_labels = torch.arange(40) % 20, torch.arange(200) % 20
 queries = TensorDataset(centres[query_labels] + torch.randn(40, 20), query_labels)
 gallery = TensorDataset(centres[gallery_labels] + torch.randn(200, 20), gallery_labels)
 trainer = Trainer(
-    callbacks=[RetrievalMonitor(gallery_loader=1)],  # the second loader; every other loader is a set of queries
+    callbacks=[RetrievalMonitor(gallery=1)],  # the second loader; every other loader is a set of queries
     logger=False,
     enable_checkpointing=False,
 )

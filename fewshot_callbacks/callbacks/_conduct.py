@@ -20,6 +20,17 @@ class UsageError(ValueError):
     """A mistake in the settings of a monitor or in what a step returns, which every later batch would repeat."""
 
 
+def check_at_least(least: int, owner: str, **numbers: int | None) -> None:
+    """Refuse a setting that is too small; None is none.
+
+    Raises:
+        ValueError: With its name and value.
+    """
+    for name, number in numbers.items():
+        if number is not None and number < least:
+            raise ValueError(f"{owner}({name}={number}) must be at least {least}.")
+
+
 class FailurePolicy:
     """Decides whether an error ends the run or becomes a warning.
 
@@ -56,6 +67,16 @@ class FailurePolicy:
             yield
         except Exception as error:
             self.handle(error, consequence)
+
+    @contextmanager
+    def going_on(self, kind: str, fact: str, remedy: str = "The run goes on without it.") -> Iterator[None]:
+        """Turn an error inside the block into a warning, once for each kind and type of error."""
+        try:
+            yield
+        except Exception as error:  # a picture must not end a training
+            name = type(error).__name__
+            words = f"{self.owner}: {fact} ({name}: {error}). {remedy} (Shown once for such errors.)"
+            self.warn(words, f"{kind}: {name}")
 
     def warn(self, words: str, kind: str | None = None) -> None:
         """Warn, on the first rank; with a `kind`, once for each kind in a run."""
@@ -123,10 +144,6 @@ class Stopwatch:
     """
 
     def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """A run begins."""
         self._began, self.seconds = time.perf_counter(), 0.0
 
     @contextmanager
@@ -158,14 +175,12 @@ class Schedule:
     """
 
     def __init__(self, every_n_epochs: int, max_share: float | None, owner: str) -> None:
-        if every_n_epochs < 1:
-            raise ValueError(f"{owner}(every_n_epochs={every_n_epochs}) must be at least 1.")
+        check_at_least(1, owner, every_n_epochs=every_n_epochs)
         if max_share is not None and not 0 < max_share < 1:
             raise ValueError(
                 f"{owner}(max_share={max_share}) is not a share between 0 and 1. Pass, for instance, 0.05, or None."
             )
         self.every_n_epochs, self.max_share, self.owner = every_n_epochs, max_share, owner
-        self.watch = Stopwatch()
         self.begin()
 
     def begin(self, watch: Stopwatch | None = None) -> None:

@@ -1,19 +1,24 @@
-"""How a batch becomes embeddings outside any step."""
+"""How a batch becomes embeddings outside any step; and the training classes that are embedded so."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from fewshot_callbacks._trainer import evaluating
-from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks._trainer import evaluating, on_device
+from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, check_submodule, follow, hooks_ignored
-from fewshot_callbacks.functional._reading import Labels
+from fewshot_callbacks.distributed.torch_distributed import process_count
+from fewshot_callbacks.functional._reading import Labels, as_labels, joined_labels, read_labels
+from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.functional.retrieval import Similarity
+from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 
 # How a batch becomes embeddings outside a step: the name of a submodule that is called with the batch's inputs, if need
 # be with a path in its output (`"encoder:pooler_output"`), or a function of (module, batch) that returns embeddings, or
@@ -30,12 +35,11 @@ class Embedder:
     Args:
         embed: See `Embed`; by default the submodule that the reader's source names, or else the module itself.
         reader: Finds the labels in a batch.
-        owner: Name of the callback, for messages.
     """
 
-    def __init__(self, embed: Embed | None, reader: EmbeddingReader, owner: str) -> None:
+    def __init__(self, embed: Embed | None, reader: EmbeddingReader) -> None:
         self.embed = reader.source if embed is None and isinstance(reader.source, str) else embed
-        self.reader, self.owner = reader, owner
+        self.reader, self.owner = reader, reader.owner
 
     def __call__(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
         """Embed a batch that has arrived on the device, and read its labels."""
@@ -96,10 +100,9 @@ class Embedder:
             ValueError: If they differ by more than rounding does.
         """
         own, _ = self.in_evaluation(trainer, module, batch)
-        one, other = own.double(), given.double()
-        if similarity == "cosine":  # which does not see the length
-            one, other = (torch.nn.functional.normalize(part, dim=1) for part in (one, other))
-        self.compare(one, other, module, "validation_step", "comparing the two would mean nothing")
+        if similarity == "cosine":
+            own, given = (torch.nn.functional.normalize(part.double(), dim=1) for part in (own, given))
+        self.compare(own, given, module, "validation_step", "comparing the two would mean nothing")
 
     def compare(self, own: Tensor, given: Tensor, module: LightningModule, step: str, consequence: str) -> None:
         """See that two embeddings of the same items were made in the same way.
@@ -143,3 +146,139 @@ def _inputs(batch: Any, owner: str) -> Any:
             f"which of them the model is called. Pass embed=lambda module, batch: module(batch['...'])."
         )
     return batch[0] if isinstance(batch, Sequence) and not isinstance(batch, str) else batch
+
+
+@runtime_checkable
+class Table(Protocol):
+    """Rows that are mappings, and columns by name, as a data set of Hugging Face has them."""
+
+    column_names: list[str]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any, /) -> Any: ...
+
+
+# A data set, a loader of one, or a function of the Trainer that returns either.
+TrainingData = Dataset[Any] | DataLoader[Any] | Table | Callable[[Trainer], Any]
+
+# Names under which a table keeps the label of each row.
+LABEL_COLUMNS = ("label", "labels", "target", "targets")
+
+
+@dataclass(eq=False)
+class TrainingClasses:
+    """A fixed sample of the items of some training classes.
+
+    Args:
+        data: The training set with evaluation transforms; by default that of the Trainer's data module.
+        classes: Number of classes.
+        items_per_class: Number of items of each class.
+        seed: Seed of the draw.
+        owner: Name of the callback, for messages.
+        argument: The one that gives `data`, for messages.
+    """
+
+    data: TrainingData | None
+    classes: int | None
+    items_per_class: int | None
+    seed: int
+    owner: str
+    argument: str = "training_data"
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a run: there is no loader yet."""
+        self._loader: DataLoader[Any] | None = None
+        self.items = 0  # of all ranks; known once there is a loader
+
+    def embedded(self, trainer: Trainer, embed: Embedder) -> EmbeddingStore:
+        """Embed this rank's share of the items in evaluation mode; the sanity check only sees that they are there."""
+        loader, store, module = self.loader(trainer), EmbeddingStore(), trainer.lightning_module
+        if trainer.sanity_checking:
+            return store
+        words = "Embedding training classes"
+        with evaluation_progress(trainer, words, unit="batch") as progress, evaluating(module):
+            for number, batch in enumerate(loader):
+                store.append(*embed(trainer, module, on_device(trainer, batch)))
+                progress(number + 1, len(loader))
+        return store
+
+    def loader(self, trainer: Trainer) -> DataLoader[Any]:
+        """Make the loader of this rank's share of the items once in a run: item i goes to rank i modulo their number.
+
+        Raises:
+            ValueError: If the training set or its labels are not known.
+        """
+        if self._loader is not None:
+            return self._loader
+        data = self._found(trainer)
+        given = ("batch_size", "num_workers", "collate_fn", "pin_memory") if isinstance(data, DataLoader) else ()
+        options = {name: getattr(data, name) for name in given}
+        options["batch_size"] = options.get("batch_size") or 64
+        dataset = data.dataset if given else data
+        chosen = class_subset(self._labels_of(dataset), self.classes, self.items_per_class, self.seed)
+        self.items = len(chosen)
+        # A loader of its own: that which was given has all items, and may shuffle them. Lightning would not know it, so
+        # that the items are dealt to the ranks here.
+        self._loader = DataLoader(Subset(dataset, chosen[trainer.global_rank :: process_count()].tolist()), **options)
+        return self._loader
+
+    def _found(self, trainer: Trainer) -> Any:
+        data = self.data
+        if data is None:
+            make = getattr(getattr(trainer, "datamodule", None), "training_data_for_evaluation", None)
+            if make is None:
+                raise UsageError(
+                    f"{self.owner} has no training set: pass {self.argument}=..., your training set "
+                    "with the transforms of an evaluation, or give your data module a method training_data_for_evaluation() "
+                    "that returns it."
+                )
+            data = make()
+        elif callable(data) and not isinstance(data, Dataset | DataLoader):
+            data = data(trainer)
+        if not isinstance(data, DataLoader) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            raise UsageError(
+                f"{self.owner}: {self.argument} gave a {type(data).__name__}; expected a data set with a length and "
+                f"items, or a DataLoader of one."
+            )
+        return data
+
+    def _labels_of(self, dataset: Any) -> Labels:
+        labels = labels_in(dataset)
+        if labels is None:
+            raise UsageError(
+                f"{self.owner}: {type(dataset).__name__} has neither labels nor targets, by which classes could be drawn "
+                "without reading every item. Give it one, the label of each item: dataset.labels = [...]."
+            )
+        try:
+            return read_labels(labels, len(dataset), f"labels of {self.argument}", "items", self.owner)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+
+def labels_in(dataset: Any) -> Any:
+    """Find the label of each item of a data set without reading an item; None where there are none.
+
+    They are its attribute `labels` or `targets`; those of the data set that a `Subset` is of, or of the parts of a
+    `ConcatDataset`; the last tensor of a `TensorDataset`, if it holds integers; or the column of such a name of a `Table`.
+    """
+    for name in ("labels", "targets"):
+        if getattr(dataset, name, None) is not None:
+            return getattr(dataset, name)
+    if isinstance(dataset, Subset):
+        whole = labels_in(dataset.dataset)
+        return None if whole is None else as_labels(whole, "labels", "labels_in")[torch.as_tensor(dataset.indices)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [labels_in(part) for part in dataset.datasets]
+        if any(part is None for part in parts):
+            return None
+        return joined_labels([as_labels(part, "labels", "labels_in") for part in parts], "labels_in")
+    if isinstance(dataset, TensorDataset):
+        last = dataset.tensors[-1]
+        return last if last.ndim == 1 and not (last.is_floating_point() or last.is_complex()) else None
+    column = next((name for name in LABEL_COLUMNS if name in (getattr(dataset, "column_names", None) or ())), None)
+    # The slice reads the column where the data set only returns a view of it, as `datasets` does from version 4 on.
+    return None if column is None else dataset[column][:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection
@@ -9,11 +11,13 @@ from difflib import get_close_matches
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders, unpadded_length, why_not_dealt
+from fewshot_callbacks._trainer import evaluation_loaders, log_of_all, unpadded_length, why_not_dealt
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
-from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, LabelSources, Source
+from fewshot_callbacks.callbacks.embeddings import TRAINING_STEP, EmbeddingReader, EmbeddingSource, LabelSources, Source
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
+from fewshot_callbacks.functional._reading import Labels
 
 
 class EvaluationMonitor(Callback, ABC):
@@ -80,14 +84,12 @@ class EvaluationMonitor(Callback, ABC):
         self._policy.begin()
         self._reader.attach(pl_module)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Remove hooks and embeddings."""
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
+        """Remove hooks and embeddings, also when the run was stopped."""
         self._reader.detach()
         self._begin()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Remove hooks and embeddings, also when the run was stopped."""
-        self.teardown(trainer, pl_module, "")
+    on_exception = teardown  # type: ignore[assignment] # Lightning passes the exception by its place
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new set."""
@@ -130,7 +132,7 @@ class EvaluationMonitor(Callback, ABC):
         else:
             self._measure(trainer, pl_module, stage_of(trainer), failed)
             if self._seen and not failed:
-                self._reader.note_success(step_of(trainer))
+                self._reader.worked.add(step_of(trainer))
         self._begin()
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -163,35 +165,104 @@ class EvaluationMonitor(Callback, ABC):
 
         Collective. Warns once if processes share the items in an unknown way and no ids identify repeated items.
         """
-        length, doubt = _dealt(trainer, loader, self._batches[loader], self._seen[loader])
-        if doubt is not None and not ids:
-            words = f"{doubt} Such items would be counted more than once. {self._remedy_for_repeats} (Shown once.)"
-            self._policy.warn(words, kind="repeated items")
-        return length
+        if process_count() == 1:
+            return None
+        dataloader, items = list(evaluation_loaders(trainer).values())[loader], self._seen[loader]
+        # All learn the reason of any: whether items are left out must be the same decision everywhere.
+        everywhere = gather_objects((why_not_dealt(dataloader, self._batches[loader], items), items))
+        reason = next((reason for reason, _ in everywhere if reason is not None), None)
+        if reason is None:
+            return unpadded_length(dataloader)
+        if not ids:
+            self._policy.warn(
+                f"Whether some of the {sum(number for _, number in everywhere)} items of loader {loader} came to several "
+                f"processes is unknown, because {reason}. Such items would be counted more than once. "
+                f"{self._remedy_for_repeats} (Shown once.)",
+                kind="repeated items",
+            )
+        return None
 
 
-def _dealt(trainer: Trainer, loader: int, batches: int, items: int) -> tuple[int | None, str | None]:
-    """Count the items of a loader that were dealt to all processes, or say why that is not known. Collective."""
-    if process_count() == 1:
-        return None, None
-    dataloader = list(evaluation_loaders(trainer).values())[loader]
-    # All learn the reason of any: whether items are left out must be the same decision everywhere.
-    everywhere = gather_objects((why_not_dealt(dataloader, batches, items), items))
-    reason = next((reason for reason, _ in everywhere if reason is not None), None)
-    if reason is None:
-        return unpadded_length(dataloader), None
-    total = sum(number for _, number in everywhere)
-    return (
-        None,
-        f"Whether some of the {total} items of loader {loader} came to several processes is unknown, because {reason}.",
-    )
+class BatchMonitor(EvaluationMonitor):
+    """Measures each loader by itself, and in training one batch in `every_n_steps`.
 
+    Args:
+        source: See `EmbeddingReader`.
+        labels: See `LabelSource`.
+        strict: See `FailurePolicy`.
+        every_n_steps: Measure one training batch in this number; None measures none.
 
-def is_nth_batch(trainer: Trainer, every: int | None) -> bool:
-    """Whether the training batch that runs is one in so many; None is none."""
-    # Counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`: with the same number for both, what a
-    # logger writes is the value of the batch it writes it for.
-    return every is not None and (trainer.fit_loop.epoch_loop.total_batch_idx + 1) % every == 0
+    Raises:
+        ValueError: If `every_n_steps` is below 1.
+    """
+
+    prog_bar = False
+    # of what is logged of a training batch, the first of which may be shown
+    _training_keys: tuple[str, ...]
+
+    def __init__(
+        self,
+        source: Source | EmbeddingSource,
+        labels: LabelSources | None,
+        strict: bool | None,
+        every_n_steps: int | None,
+    ) -> None:
+        super().__init__(source, labels, strict)
+        call = f"{self._policy.owner}(every_n_steps="
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ValueError(f"{call}{every_n_steps}) must be at least 1; None measures validation and test alone.")
+        self._reader.without_training = f" If training gives none, {call}None) measures validation and test alone."
+        self.every_n_steps = every_n_steps
+
+    @abstractmethod
+    def _measure_batch(self, embeddings: Tensor, labels: Labels) -> tuple[Tensor | float, ...]:
+        """Measure a training batch."""
+
+    @abstractmethod
+    def _measure_loader(self, trainer: Trainer, loader: int, stage: str, suffix: str) -> dict[str, float]:
+        """Measure the collected set of a loader. Collective."""
+
+    @abstractmethod
+    def _names(self, loader: int | None = None) -> list[str]:
+        """Name what is logged of the set of a loader, which has been collected; without one of any. Collective."""
+
+    def _is_measured(self, trainer: Trainer) -> bool:
+        # Counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`: with the same number for both, what a
+        # logger writes is the value of the batch it writes it for.
+        batch = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        return self.every_n_steps is not None and batch % self.every_n_steps == 0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Expect embeddings where this batch is to be measured."""
+        if self._is_measured(trainer):
+            self._reader.expect()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Measure this batch, and log the values."""
+        if not self._is_measured(trainer):
+            return
+        keys = self._training_keys
+        values: tuple[Tensor | float, ...] = (math.nan,) * len(keys)
+        with self._policy.handling(f"{' and '.join(keys)} are NaN."):
+            values = self._measure_batch(*self._reader.read(outputs, batch, TRAINING_STEP))
+        for key, value in zip(keys, values, strict=True):
+            shown = self.prog_bar and key == keys[0]
+            pl_module.log(key, value, on_step=True, on_epoch=False, prog_bar=shown, batch_size=1)
+
+    def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
+        for loader, suffix in enumerate(suffixes(trainer)):
+            values = dict.fromkeys(self._names(loader), math.nan)
+            first = f"{stage}/{next(iter(values))}{suffix}"
+            with self._policy.handling(f"{first} and the other values of this set are NaN."):
+                if loader in failed:
+                    raise failed[loader]
+                values = self._measure_loader(trainer, loader, stage, suffix)
+            log_of_all(pl_module, {f"{stage}/{name}{suffix}": value for name, value in values.items()})
+
+    def _keys(self, trainer: Trainer) -> Collection[str]:
+        return [f"val/{name}{suffix}" for suffix in suffixes(trainer) for name in self._names()]
 
 
 def stage_of(trainer: Trainer) -> str:
@@ -220,7 +291,7 @@ def portable(error: Exception) -> Exception:
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def loader_index(trainer: Trainer, loader: int | str) -> int | None:
+def loader_index(trainer: Trainer, loader: Any) -> int | None:
     """Find a loader by its index or name; None if there is no such loader."""
     names = list(evaluation_loaders(trainer))
     if isinstance(loader, int):
@@ -228,12 +299,16 @@ def loader_index(trainer: Trainer, loader: int | str) -> int | None:
     return names.index(loader) if loader in names else None
 
 
+def names_of_loaders(trainer: Trainer) -> str:
+    """List the names of the loaders, for messages."""
+    return ", ".join(map(repr, evaluation_loaders(trainer)))
+
+
 def no_such_loader(trainer: Trainer, call: str) -> str:
     """Say which loaders there are."""
-    names = list(evaluation_loaders(trainer))
     return (
-        f"{call}: there is no such loader; there are {', '.join(map(repr, names))}. Pass one of these names or an index "
-        f"below {len(names)}."
+        f"{call}: there is no such loader; there are {names_of_loaders(trainer)}. Pass one of these names or an index "
+        f"below {len(evaluation_loaders(trainer))}."
     )
 
 
@@ -307,4 +382,4 @@ def near(key: str, known: Collection[str]) -> str | None:
 
 
 def _letters(key: str) -> str:
-    return "".join(character for character in key.casefold() if character.isalnum() or character == "/")
+    return re.sub(r"[^\w/]|_", "", key.casefold())

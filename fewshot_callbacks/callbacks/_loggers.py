@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,7 @@ from fewshot_callbacks.callbacks._conduct import FailurePolicy
 Drawing = Figure | Callable[[], Figure]
 
 
-def log_figures(
-    trainer: Trainer, figures: Mapping[str, Drawing], policy: FailurePolicy, step: int | None = None
-) -> None:
+def log_figures(trainer: Trainer, figures: Mapping[str, Drawing], policy: FailurePolicy) -> None:
     """Show figures in every logger of a Trainer; the first rank alone draws them.
 
     Where a logger has no pictures (`CSVLogger`, no logger, one that is not Lightning's own), or does not take one, it is
@@ -38,19 +35,16 @@ def log_figures(
         figures: Name -> figure, or a function that draws it. Of a name, letters, digits, `_`, `-`, `.`, spaces and
             slashes stay, which every logger takes; each other character becomes `_`.
         policy: Warns of failures, once for each logger and kind of error.
-        step: By default the one at which Lightning logs metrics now.
     """
     if not trainer.is_global_zero:
         return
     with random_states_kept():
         for key, drawing in figures.items():
             name = _accepted(key)
-            with _warned_once(
-                policy, "drawing", f"The picture {name!r} could not be drawn", "The run goes on without it."
-            ):
+            with policy.going_on("drawing", f"The picture {name!r} could not be drawn"):
                 image = _pixels(drawing)
                 for logger in _destinations(trainer):
-                    _show(trainer, logger, name, image, _step(trainer, step), policy)
+                    _show(trainer, logger, name, image, policy)
 
 
 def log_embedding(
@@ -60,7 +54,6 @@ def log_embedding(
     columns: Mapping[str, Sequence[object]],
     policy: FailurePolicy,
     images: Float[Tensor, "item 3 side side"] | None = None,
-    step: int | None = None,
 ) -> None:
     """Show points in TensorBoard's projector; other loggers have none and receive nothing.
 
@@ -71,7 +64,6 @@ def log_embedding(
         columns: Heading -> a value for each point. The projector colours by columns of at most 50 words.
         policy: Warns of failures, once for each kind of error.
         images: A square picture of each point, in [0, 1].
-        step: By default the one at which Lightning logs metrics now.
     """
     headings = list(columns)
     # TensorBoard keeps them in a table where a tab ends a column and a line break a row.
@@ -83,36 +75,12 @@ def log_embedding(
         if not _is(logger, "TensorBoardLogger"):
             continue
         owner = type(logger).__name__
-        fact = f"{owner} did not take the points {name!r}"
-        with _warned_once(policy, f"{owner}, points", fact, "The run goes on without them."):
-            header = headings if len(headings) > 1 else None
-            logger.experiment.add_embedding(
-                vectors.detach().cpu().float(),
-                metadata or None,
-                images,
-                _step(trainer, step),
-                tag=_accepted(name),
-                metadata_header=header,
-            )
+        with policy.going_on(f"{owner}, points", f"{owner} did not take the points {name!r}"):
+            points, header = vectors.detach().cpu().float(), headings if len(headings) > 1 else None
+            logger.experiment.add_embedding(points, metadata or None, images, _step(trainer), _accepted(name), header)
 
 
 # ------------------------------------------------------------------------------------------------------------- adapters
-
-
-def _tensorboard(logger: Any, name: str, image: Image.Image, step: int) -> None:
-    logger.experiment.add_image(name, np.asarray(image), step, dataformats="HWC")
-
-
-def _wandb(logger: Any, name: str, image: Image.Image, step: int) -> None:
-    logger.log_image(name, [image], step=step)
-
-
-def _mlflow(logger: Any, name: str, image: Image.Image, step: int) -> None:
-    logger.experiment.log_image(logger.run_id, image, key=name, step=step)
-
-
-def _comet(logger: Any, name: str, image: Image.Image, step: int) -> None:
-    logger.experiment.log_image(image, name=name, step=step)
 
 
 def _litlogger(logger: Any, name: str, image: Image.Image, step: int) -> None:
@@ -123,28 +91,33 @@ def _litlogger(logger: Any, name: str, image: Image.Image, step: int) -> None:
 
 # Logger of `lightning.pytorch.loggers` -> how it takes a picture. No package is imported before its logger is in use.
 ADAPTERS: dict[str, Callable[[Any, str, Image.Image, int], None]] = {
-    "TensorBoardLogger": _tensorboard,
-    "WandbLogger": _wandb,
-    "MLFlowLogger": _mlflow,
-    "CometLogger": _comet,
+    "TensorBoardLogger": lambda logger, name, image, step: logger.experiment.add_image(
+        name, np.asarray(image), step, dataformats="HWC"
+    ),
+    "WandbLogger": lambda logger, name, image, step: logger.log_image(name, [image], step=step),
+    "MLFlowLogger": lambda logger, name, image, step: logger.experiment.log_image(
+        logger.run_id, image, key=name, step=step
+    ),
+    "CometLogger": lambda logger, name, image, step: logger.experiment.log_image(image, name=name, step=step),
     "LitLogger": _litlogger,
 }
 
 # ------------------------------------------------------------------------------------------------------ private helpers
 
 
-def _show(trainer: Trainer, logger: Any, name: str, image: Image.Image, step: int, policy: FailurePolicy) -> None:
+def _show(trainer: Trainer, logger: Any, name: str, image: Image.Image, policy: FailurePolicy) -> None:
     """Show a picture in one logger, or else write it to a file."""
+    step = _step(trainer)
     adapter = next((show for kind, show in ADAPTERS.items() if _is(logger, kind)), None)
     owner, file = type(logger).__name__, os.path.join("pictures", name, f"step={step:06d}.png")
     if adapter is not None:
         fact, remedy = f"{owner} did not take the picture {name!r}", f"See {file} in the folder of the run instead."
-        with _warned_once(policy, f"{owner}, pictures", fact, remedy):
+        with policy.going_on(f"{owner}, pictures", fact, remedy):
             adapter(logger, name, image, step)
             return
     # Also reached where the logger has raised: that was made a warning, and the picture is not lost.
     remedy = "Make room, or choose a folder that can be written to, such as Trainer(default_root_dir='runs')."
-    with _warned_once(policy, f"{owner}, files", f"The picture {file} could not be written", remedy):
+    with policy.going_on(f"{owner}, files", f"The picture {file} could not be written", remedy):
         path = os.path.join(run_folder(trainer, logger), file)
         # The folder of a run may be in a bucket as well as on a disk.
         files = get_filesystem(path)
@@ -164,9 +137,9 @@ def _is(logger: Any, kind: str) -> bool:
     return isinstance(logger, getattr(loggers, kind, ()))
 
 
-def _step(trainer: Trainer, step: int | None) -> int:
+def _step(trainer: Trainer) -> int:
     # what Lightning takes, so that a picture stands at the step of its metrics
-    return trainer.fit_loop.epoch_loop._batches_that_stepped if step is None else step
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
 def _accepted(name: str) -> str:
@@ -182,13 +155,3 @@ def _pixels(drawing: Drawing) -> Image.Image:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return Image.open(buffer).convert("RGB")
-
-
-@contextmanager
-def _warned_once(policy: FailurePolicy, kind: str, fact: str, remedy: str) -> Iterator[None]:
-    """Turn an error into a warning, once for each kind and type of error."""
-    try:
-        yield
-    except Exception as error:  # a picture must not end a training
-        name = type(error).__name__
-        policy.warn(f"{fact} ({name}: {error}). {remedy} (Shown once for such errors.)", f"{kind}: {name}")

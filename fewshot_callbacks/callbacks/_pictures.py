@@ -153,10 +153,9 @@ class PictureCallback(Viewer):
             picture, names = self._picture(evaluated, each), each.class_names(self.names)
             return Items(each.embeddings, each.labels, name, picture, label_names=names, groups=each.groups)
 
-        if evaluated.gallery is None:
-            return Model(evaluated.report, items(evaluated.queries, "items"), name=evaluated.where)
-        both = items(evaluated.queries, "queries"), items(evaluated.gallery, "gallery")
-        return Model(evaluated.report, *both, name=evaluated.where)
+        gallery = None if evaluated.gallery is None else items(evaluated.gallery, "gallery")
+        queries = items(evaluated.queries, "items" if gallery is None else "queries")
+        return Model(evaluated.report, queries, gallery, name=evaluated.where)
 
     # -------------------------------------------------------------------------------------------------------------- hooks
 
@@ -204,23 +203,13 @@ class PictureCallback(Viewer):
         if self._logs_share and not trainer.sanity_checking:
             log_of_all(pl_module, {SHARE_KEY: self.schedule.watch.share})  # largest on the process that draws
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget what was kept for the pictures."""
-        self._forget()
-
-    on_test_epoch_start, on_test_epoch_end, on_test_end = (
-        on_validation_epoch_start,
-        on_validation_epoch_end,
-        on_validation_end,
-    )
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget what was kept for the pictures."""
-        self._forget()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule, stage: Any = None) -> None:
         """Forget what was kept for the pictures, also when the run was stopped."""
         self._forget()
+
+    on_test_epoch_start, on_test_epoch_end = on_validation_epoch_start, on_validation_epoch_end
+    on_test_end = teardown = on_validation_end
+    on_exception = on_validation_end  # type: ignore[assignment] # Lightning passes the exception by its place
 
     # ------------------------------------------------------------------------------------------------------------- viewing
 
@@ -231,20 +220,14 @@ class PictureCallback(Viewer):
     def see_set(self, trainer: Trainer, key: str, evaluated: EvaluatedSet | None) -> None:
         """Draw the figures of a set and log them; turn an error into a warning, shown once."""
         with self.schedule.watch.running():
-            try:
+            figures: Mapping[str, Drawing] = {}
+            with self._policy.going_on("pictures", f"No pictures of {key}"):
                 # An error of one process becomes one of all, or the others would wait for what it has kept.
                 with all_processes().together():
                     self._share_kept()
-                figures = {} if evaluated is None else self._figures(trainer, evaluated)
-            except Exception as error:  # a picture must not end a training
-                self._warn_of(error, f"No pictures of {key}")
-                return
+                if evaluated is not None:
+                    figures = self._figures(trainer, evaluated)
             log_figures(trainer, figures, self._policy)
-
-    def _warn_of(self, error: Exception, fact: str) -> None:
-        kind = type(error).__name__
-        words = f"{self._policy.owner}: {fact} ({kind}: {error}). The run goes on without it. (Shown once.)"
-        self._policy.warn(words, kind=f"{fact}: {kind}")
 
 
 def _begins(key: str | None, prefix: str | None) -> bool:

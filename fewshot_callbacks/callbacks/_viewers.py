@@ -142,20 +142,8 @@ class Viewer(Callback, ABC):
         """Look at an evaluated set, which the first process alone has. Collective; no error leaves this method."""
 
 
-def viewers_of(trainer: Trainer, prefix: str) -> list[Viewer]:
-    """List the callbacks of a Trainer that want to see the sets of this epoch whose keys begin with the prefix."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
-    return [callback for callback in callbacks if isinstance(callback, Viewer) and callback.wants(prefix)]
-
-
-def show_batch(trainer: Trainer, prefix: str, loader: int, positions: range, batch: Any) -> None:
-    """Hand a batch of a loader to the callbacks that want to see the sets whose keys begin with the prefix."""
-    source, held = list(evaluation_loaders(trainer).items())[loader]
-    for viewer in viewers_of(trainer, prefix):
-        viewer.see_batch(prefix, source, held, positions, batch)
-
-
 def show_set(
+    viewers: Sequence[Viewer],
     trainer: Trainer,
     prefix: str,
     suffix: str,
@@ -165,17 +153,17 @@ def show_set(
     """Hand an evaluated set to the callbacks that want to see it. Collective.
 
     Args:
+        viewers: The callbacks.
         trainer: The Trainer.
         prefix: First part of the keys of the set.
         suffix: End of these keys.
         report: Of the set.
         parts: The queries of this process and the index of their loader; the same of the gallery, if there is one.
     """
-    viewers, evaluated = viewers_of(trainer, prefix), None
-    sets = []
-    for shard, loader in parts if viewers else ():
-        sets.append(whole_set(shard, *list(evaluation_loaders(trainer).items())[loader], all_processes()))
-    if sets and sets[0] is not None:
+    loaders, processes = list(evaluation_loaders(trainer).items()), all_processes()
+    sets = [whole_set(shard, *loaders[loader], processes) for shard, loader in parts]
+    evaluated = None
+    if sets[0] is not None:
         gallery = sets[1] if len(sets) > 1 else None
         evaluated = EvaluatedSet(report, prefix, suffix, trainer.current_epoch, sets[0], gallery)
     for viewer in viewers:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders, log_of_all, why_not_dealt
-from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, is_nth_batch, step_of, suffixes
+from fewshot_callbacks._trainer import evaluation_loaders, why_not_dealt
+from fewshot_callbacks.callbacks._evaluation import BatchMonitor, step_of
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
-from fewshot_callbacks.functional._reading import non_finite_rows
+from fewshot_callbacks.functional._reading import Labels, non_finite_rows
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, batch_ratios, ratio_of_set, unit_rows
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
 from fewshot_callbacks.metrics.embedding_store import refuse_another_form
 
 
-class DiscriminantRatioMonitor(EvaluationMonitor):
+class DiscriminantRatioMonitor(BatchMonitor):
     """Logs the discriminant ratio J (scatter between classes over scatter within them) while a model trains.
 
     `train/J` is J of every n-th training batch. It is computed on the device of the embeddings without waiting for the
@@ -61,6 +60,8 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         >>> trainer = Trainer(callbacks=[DiscriminantRatioMonitor(every_n_steps=10)], logger=False, accelerator="cpu")
     """
 
+    _training_keys = "train/J", "train/variance_ratio"
+
     def __init__(
         self,
         *,
@@ -73,17 +74,8 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         prog_bar: bool = True,
         strict: bool | None = None,
     ) -> None:
-        if every_n_steps is not None and every_n_steps < 1:
-            raise ValueError(
-                f"DiscriminantRatioMonitor(every_n_steps={every_n_steps}) must be at least 1; None measures validation and "
-                "test alone."
-            )
-        super().__init__(source, labels, strict)
-        self._reader.without_training = (
-            " If training gives none, DiscriminantRatioMonitor(every_n_steps=None) measures validation and test alone."
-        )
-        self.every_n_steps, self.normalize, self.skip_singletons = every_n_steps, normalize, skip_singletons
-        self.eps, self.prog_bar = eps, prog_bar
+        super().__init__(source, labels, strict, every_n_steps)
+        self.normalize, self.skip_singletons, self.eps, self.prog_bar = normalize, skip_singletons, eps, prog_bar
         self._measured = 0
         # how many batches of this epoch have no J, and no variance ratio; on their device
         self._without_j: Tensor | int = 0
@@ -95,34 +87,17 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         """Reset the counts of the epoch."""
         self._measured = self._without_j = self._without_ratio = 0
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Expect embeddings where this batch is to be measured."""
-        if is_nth_batch(trainer, self.every_n_steps):
-            self._reader.expect()
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Log J and the variance ratio of this batch."""
-        if not is_nth_batch(trainer, self.every_n_steps):
-            return
-        values: tuple[Tensor | float, Tensor | float] = (torch.nan, torch.nan)
-        items = 1
-        with self._policy.handling("train/J and train/variance_ratio are NaN."):
-            embeddings, labels = self._reader.read(outputs, batch, "training_step")
-            items = len(labels)
-            codes = labels.codes.to(embeddings.device, non_blocking=True)
-            settings: dict[str, Any] = {"normalize": self.normalize, "skip_singletons": self.skip_singletons}
-            j, ratio = values = batch_ratios(embeddings, codes, eps=self.eps, **settings)
-            self._measured += 1
-            # Counted on the device: to read the values here would wait for it at every batch.
-            self._without_j = j.isnan() + self._without_j
-            self._without_ratio = ratio.isnan() + self._without_ratio
-            if self._policy.is_new("first batch"):  # once, since it waits for the device
-                self._warn_of_singletons(labels.codes)
-        for name, value in zip(("train/J", "train/variance_ratio"), values, strict=True):
-            shown = self.prog_bar and name == "train/J"
-            pl_module.log(name, value, on_step=True, on_epoch=False, prog_bar=shown, batch_size=items)
+    def _measure_batch(self, embeddings: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
+        codes = labels.codes.to(embeddings.device, non_blocking=True)
+        settings: dict[str, Any] = {"normalize": self.normalize, "skip_singletons": self.skip_singletons}
+        j, ratio = batch_ratios(embeddings, codes, eps=self.eps, **settings)
+        self._measured += 1
+        # Counted on the device: to read the values here would wait for it at every batch.
+        self._without_j = j.isnan() + self._without_j
+        self._without_ratio = ratio.isnan() + self._without_ratio
+        if self._policy.is_new("first batch"):  # once, since it waits for the device
+            self._warn_of_singletons(labels.codes)
+        return j, ratio
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn once if J or the variance ratio was undefined."""
@@ -180,32 +155,22 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         self._moments[loader] = self._moments[loader].merge(moments) if loader in self._moments else moments
         return len(labels)
 
-    def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        for loader, suffix in enumerate(suffixes(trainer)):
-            keys = _keys_of(stage, suffix)
-            values = dict.fromkeys(keys, torch.nan)
-            with self._policy.handling(f"{keys[0]} and {keys[1]} are NaN."):
-                if loader in failed:
-                    raise failed[loader]
-                self._unpadded_length(trainer, loader)
-                values[keys[0]], scatter = ratio_of_set(
-                    self._moments.get(loader), all_processes(), eps=self.eps, skip_singletons=self.skip_singletons
-                )
-                if scatter is not None:  # where J is undefined, a warning has said so
-                    found = variance_ratio_of_set(scatter)
-                    values |= zip(keys[1:], (found.value, *found.interval), strict=True)
-                    if found.undefined is not None:
-                        self._policy.warn(f"{keys[1]} is NaN. {found.undefined} (Shown once.)", kind=keys[1])
-            log_of_all(pl_module, values)
+    def _names(self, loader: int | None = None) -> list[str]:
+        return ["J", "variance_ratio", "variance_ratio_low", "variance_ratio_high"]
 
-    def _keys(self, trainer: Trainer) -> Collection[str]:
-        return [key for suffix in suffixes(trainer) for key in _keys_of("val", suffix)]
+    def _measure_loader(self, trainer: Trainer, loader: int, stage: str, suffix: str) -> dict[str, float]:
+        values = dict.fromkeys(self._names(), torch.nan)
+        self._unpadded_length(trainer, loader)
+        values["J"], scatter = ratio_of_set(
+            self._moments.get(loader), all_processes(), eps=self.eps, skip_singletons=self.skip_singletons
+        )
+        if scatter is not None:  # where J is undefined, a warning has said so
+            found, key = variance_ratio_of_set(scatter), f"{stage}/variance_ratio{suffix}"
+            values |= zip(self._names()[1:], (found.value, *found.interval), strict=True)
+            if found.undefined is not None:
+                self._policy.warn(f"{key} is NaN. {found.undefined} (Shown once.)", kind=key)
+        return values
 
     def _forget(self) -> None:
         self._moments: dict[int, ClassMoments] = {}
         self._forms: dict[int, str] = {}
-
-
-def _keys_of(stage: str, suffix: str) -> list[str]:
-    """List what is logged of a set: J, the variance ratio and the ends of its interval."""
-    return [f"{stage}/{name}{suffix}" for name in ("J", "variance_ratio", "variance_ratio_low", "variance_ratio_high")]

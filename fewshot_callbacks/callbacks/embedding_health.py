@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
 from typing import Any
 
-import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
+from torch import Tensor
 
-from fewshot_callbacks._trainer import log_of_all
 from fewshot_callbacks.callbacks._conduct import without_digits
-from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, is_nth_batch, step_of, suffixes
+from fewshot_callbacks.callbacks._evaluation import BatchMonitor, step_of
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional import EmbeddingHealth, Moments, Share, embedding_health
-from fewshot_callbacks.functional._reading import non_finite_rows, refuse_non_finite
+from fewshot_callbacks.functional._reading import Labels, non_finite_rows, refuse_non_finite
 from fewshot_callbacks.functional.health import collapse_of, names_of
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 
-TRAINING_KEYS = ("train/rankme", "train/effective_rank")
 
-
-class EmbeddingHealthMonitor(EvaluationMonitor):
+class EmbeddingHealthMonitor(BatchMonitor):
     """Logs whether an embedding collapses and how many directions it uses, and of classes and hubs; labels are optional.
 
     At the end of a validation or test the whole set is measured by `embedding_health`, over all ranks, and logged as
@@ -56,6 +52,8 @@ class EmbeddingHealthMonitor(EvaluationMonitor):
         >>> trainer = Trainer(callbacks=[monitor], logger=False, accelerator="cpu")
     """
 
+    _training_keys = "train/rankme", "train/effective_rank"
+
     def __init__(
         self,
         *,
@@ -66,43 +64,22 @@ class EmbeddingHealthMonitor(EvaluationMonitor):
         normalize: bool = False,
         strict: bool | None = None,
     ) -> None:
-        call = "EmbeddingHealthMonitor"
-        if every_n_steps is not None and every_n_steps < 1:
-            raise ValueError(
-                f"{call}(every_n_steps={every_n_steps}) must be at least 1; None measures validation and test alone."
-            )
         if k is not None and k < 2:
-            raise ValueError(f"{call}(k={k}) must be at least 2; None leaves out what needs neighbours.")
-        super().__init__(source, labels, strict)
+            raise ValueError(
+                f"EmbeddingHealthMonitor(k={k}) must be at least 2; None leaves out what needs neighbours."
+            )
+        super().__init__(source, labels, strict, every_n_steps)
         self._reader.needs_labels = False
-        self._reader.without_training = (
-            f" If training gives none, {call}(every_n_steps=None) measures validation alone."
-        )
-        self.every_n_steps, self.k, self.normalize = every_n_steps, k, normalize
+        self.k, self.normalize = k, normalize
         self.reports: dict[str, EmbeddingHealth] = {}
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Expect embeddings where this batch is to be measured."""
-        if is_nth_batch(trainer, self.every_n_steps):
-            self._reader.expect()
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Log the rank of this batch."""
-        if not is_nth_batch(trainer, self.every_n_steps):
-            return
-        values, collapse = (torch.nan, torch.nan), None
-        with self._policy.handling(f"{' and '.join(TRAINING_KEYS)} are NaN."):
-            embeddings, labels = self._reader.read(outputs, batch, "training_step")
-            rows, classes = embeddings.cpu().double(), len(labels.codes.unique()) or None
-            refuse_non_finite(non_finite_rows(rows), len(rows), "embeddings", self._policy.owner)
-            moments = Moments.of(rows)
-            values = moments.rankme(), moments.effective_rank()
-            collapse = collapse_of(len(rows), rows.shape[1], classes, *values, moments.spread)
-        for key, value in zip(TRAINING_KEYS, values, strict=True):
-            pl_module.log(key, value, on_step=True, on_epoch=False, batch_size=1)
-        self._tell(collapse, "a training batch")
+    def _measure_batch(self, embeddings: Tensor, labels: Labels) -> tuple[float, float]:
+        rows, classes = embeddings.cpu().double(), len(labels.codes.unique()) or None
+        refuse_non_finite(non_finite_rows(rows), len(rows), "embeddings", self._policy.owner)
+        moments = Moments.of(rows)
+        values = moments.rankme(), moments.effective_rank()
+        self._tell(collapse_of(len(rows), rows.shape[1], classes, *values, moments.spread), "a training batch")
+        return values
 
     def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
         embeddings, labels = self._reader.read(outputs, batch, step_of(trainer))
@@ -112,39 +89,32 @@ class EmbeddingHealthMonitor(EvaluationMonitor):
         self._stores[loader].append(embeddings, labels if has_labels else [0] * len(embeddings))
         return len(embeddings)
 
-    def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        for loader, suffix in enumerate(suffixes(trainer)):
-            # a process without items has seen none
-            seen = [has for has in gather_objects(self._have_labels.get(loader)) if has is not None]
-            has_labels = bool(seen) and all(seen)
-            values = {f"{stage}/{name}{suffix}": torch.nan for name in names_of(labels=has_labels, k=self.k)}
-            health, processes = None, all_processes()
-            with self._policy.handling(f"{next(iter(values))} and the other values of this set are NaN."):
-                if loader in failed:
-                    raise failed[loader]
-                with processes.together():
-                    if not seen:
-                        raise ValueError("The set is empty: no step gave an embedding.")
-                    shard = self._stores[loader].shard(self._unpadded_length(trainer, loader))
-                    labels = shard.named_labels if has_labels else None
-                    share = Share(processes, shard.places)
-                    health = self.reports[suffix] = embedding_health(
-                        shard.embeddings, labels, k=self.k, normalize=self.normalize, share=share
-                    )
-                values = {f"{stage}/{name}{suffix}": value for name, value in health.metrics().items()}
-            log_of_all(pl_module, values)
-            if health is not None:
-                for note in health.notes:
-                    self._policy.warn(f"{stage}{suffix}: {note} (Shown once.)", kind=without_digits(note))
-                self._tell(health.collapse, f"{stage}{suffix}")
+    def _have(self, loader: int) -> bool | None:
+        """Whether the items of a loader have labels, in all processes; None without items. Collective."""
+        seen = [has for has in gather_objects(self._have_labels.get(loader)) if has is not None]
+        return all(seen) if seen else None  # a process without items has seen none
+
+    def _names(self, loader: int | None = None) -> list[str]:
+        return names_of(labels=loader is None or bool(self._have(loader)), k=self.k)
+
+    def _measure_loader(self, trainer: Trainer, loader: int, stage: str, suffix: str) -> dict[str, float]:
+        has_labels, processes = self._have(loader), all_processes()
+        with processes.together():
+            if has_labels is None:
+                raise ValueError("The set is empty: no step gave an embedding.")
+            shard = self._stores[loader].shard(self._unpadded_length(trainer, loader))
+            labels, share = shard.named_labels if has_labels else None, Share(processes, shard.places)
+            health = embedding_health(shard.embeddings, labels, k=self.k, normalize=self.normalize, share=share)
+        self.reports[suffix] = health
+        for note in health.notes:
+            self._policy.warn(f"{stage}{suffix}: {note} (Shown once.)", kind=without_digits(note))
+        self._tell(health.collapse, f"{stage}{suffix}")
+        return health.metrics()
 
     def _tell(self, collapse: str | None, where: str) -> None:
         """Say once in a run that the embedding has collapsed."""
         if collapse is not None and (self._policy.strict or self._policy.is_new("collapse")):
             self._policy.handle(ValueError(collapse), f"In {where}:")
-
-    def _keys(self, trainer: Trainer) -> Collection[str]:
-        return [f"val/{name}{suffix}" for suffix in suffixes(trainer) for name in names_of(labels=True, k=self.k)]
 
     def _forget(self) -> None:
         self._stores: dict[int, EmbeddingStore] = defaultdict(EmbeddingStore)

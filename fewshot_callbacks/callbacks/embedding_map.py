@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from fewshot_callbacks._trainer import random_states_kept
+from fewshot_callbacks.callbacks._conduct import check_at_least
 from fewshot_callbacks.callbacks._loggers import Drawing, log_embedding
 from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
@@ -79,8 +80,7 @@ class EmbeddingMap(PictureCallback):
             raise ValueError(
                 f"EmbeddingMap(classes={classes}) must be 1 to {MOST_CLASSES}: more classes cannot be told apart."
             )
-        if per_class < 1:
-            raise ValueError(f"EmbeddingMap(per_class={per_class}) must be at least 1.")
+        check_at_least(1, "EmbeddingMap", per_class=per_class)
         self.classes, self.per_class, self.method = classes, per_class, method
         self.projector = projector
         self._maps: dict[str, Projection] = {}

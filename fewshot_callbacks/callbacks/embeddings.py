@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.callbacks._conduct import UsageError, check_at_least
 from fewshot_callbacks.functional._reading import Labels, as_labels, as_tensor, refuse_without_values
 from fewshot_callbacks.metrics.embedding_store import id_numbers
 
@@ -35,9 +35,8 @@ STEP_KEYS = ("embeddings", "labels")
 TRAINING_STEP = "training_step"
 
 COMPILED = (
-    " Or it was compiled before this monitor added its hook, and compiled code ignores hooks: return the embeddings "
-    "from the "
-    "step, or call torch.compiler.reset() before the run."
+    " Or it was compiled before this monitor added its hook, and compiled code ignores hooks: return the embeddings from "
+    "the step, or call torch.compiler.reset() before the run."
 )
 
 # The fix for embeddings of each number of dimensions other than two.
@@ -79,8 +78,6 @@ def check_submodule(module: LightningModule, name: str, call: str, fix: str = ""
 class EmbeddingSource:
     """Where the embeddings and labels of each step come from; several monitors can share one object.
 
-    Monitors that share an object share its hook, so that the output of a submodule is captured, joined and flattened once.
-
     Args:
         source: Two keys of the mapping that the step returns; or the name of a submodule whose output is the embedding,
             with a path after a colon where the output is an object or a mapping that holds it (`"encoder:pooler_output"`,
@@ -102,58 +99,15 @@ class EmbeddingSource:
 
     def __init__(self, source: Source = STEP_KEYS, *, labels: LabelSource | None = None, views: int = 1) -> None:
         self.where = _checked_source(source, "EmbeddingSource")
-        if views < 1:
-            raise ValueError(f"EmbeddingSource(views={views}) must be at least 1.")
+        check_at_least(1, "EmbeddingSource", views=views)
         self.labels, self.views = labels, views
         self.submodule, _, self.path = self.where.partition(":") if isinstance(self.where, str) else ("", "", "")
-        self._handle: RemovableHandle | None = None
-        self._readers: set[int] = set()  # that listen
-        self._waiting: set[int] = set()  # that have yet to read this step
-        self._captured: list[Any] | None = None
-        self._joined: Any = None
 
-    def attach(self, reader: int, module: LightningModule, owner: str) -> None:
-        """Listen to the submodule for a reader, if embeddings come from one.
-
-        Raises:
-            ValueError: If there is no submodule of that name.
-        """
-        self._readers.add(reader)
-        if not self.submodule or self._handle is not None:
-            return
-        fix = " For keys of the step's output pass two: source=('embeddings', 'labels')."
-        check_submodule(module, self.submodule, f"{owner}(source={self.where!r})", fix)
-        self._handle = module.get_submodule(self.submodule).register_forward_hook(self._capture)
-
-    def detach(self, reader: int) -> None:
-        """Remove the hook once no reader needs it."""
-        self._readers.discard(reader)
-        if not self._readers and self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-        self.dismiss(reader)
-
-    def expect(self, reader: int) -> None:
-        """Begin a step: keep what the submodule returns from now on."""
-        if reader in self._waiting or not self._waiting:  # the last step was aborted, or every reader has read it
-            self._waiting, self._captured, self._joined = set(), [], None
-        self._waiting.add(reader)
-
-    def dismiss(self, reader: int) -> None:
-        """End the step for one reader; after the last one, outputs are no longer kept."""
-        self._waiting.discard(reader)
-        if not self._waiting:
-            self._captured = self._joined = None
-
-    def _capture(self, _module: Any, _inputs: Any, output: Any) -> None:
-        if self._captured is not None and not _HOOKS_IGNORED.get():
-            # Detached at once: a graph that is kept would keep all activations of the step.
-            self._captured.append(output.detach() if isinstance(output, Tensor) else output)
-
-    def output(self, items: int | None, step: str, owner: str, hint: str) -> Tensor:
-        """The embeddings that the submodule gave in this step.
+    def joined(self, captured: Sequence[Any] | None, items: int | None, step: str, owner: str, hint: str) -> Tensor:
+        """Join the embeddings that the submodule gave in a step.
 
         Args:
+            captured: What it returned, call by call.
             items: Number of labels; None without labels, which nothing is then compared with.
             step: Name of the step, for messages.
             owner: Name of the callback, for messages.
@@ -162,18 +116,12 @@ class EmbeddingSource:
         Raises:
             UsageError: If it was not called, gave no tensor, or as many rows as fit neither the labels nor the views.
         """
-        if self._joined is None:
-            self._joined = self._join(items, step, owner, hint)
-        joined: Tensor = self._joined
-        return joined
-
-    def _join(self, items: int | None, step: str, owner: str, hint: str) -> Tensor:
-        if not self._captured:
+        if not captured:
             raise UsageError(
                 f"{owner}: {step} did not call the submodule {self.submodule!r}, so there are no embeddings. Name one "
                 f"that runs in this step.{hint}"
             )
-        outputs = [follow(output, self.path, f"{owner}(source={self.where!r})") for output in self._captured]
+        outputs = [follow(output, self.path, f"{owner}(source={self.where!r})") for output in captured]
         for output in outputs:
             if not isinstance(output, Tensor):
                 raise UsageError(
@@ -183,15 +131,12 @@ class EmbeddingSource:
                 )
         rows = [len(output) for output in outputs]
         if items is not None and len(outputs) > 1 and sum(rows) not in (items, self.views * items):
-            views = (
-                f" For {len(rows)} views of each item pass source=EmbeddingSource({self.where!r}, views={len(rows)})."
-                if set(rows) == {items}
-                else ""
-            )
+            split = f"source=EmbeddingSource({self.where!r}, views={len(rows)})"
             raise UsageError(
                 f"{owner}: {step} called the submodule {self.submodule!r} {len(rows)} times, with "
                 f"{', '.join(map(str, rows))} rows, for {items} labels. Pass "
-                f"source=lambda outputs, batch: (embeddings, labels) to say which are meant.{views}"
+                f"source=lambda outputs, batch: (embeddings, labels) to say which are meant."
+                + (f" For {len(rows)} views of each item pass {split}." if set(rows) == {items} else "")
             )
         return torch.cat(outputs).detach() if len(outputs) > 1 else outputs[0].detach()
 
@@ -250,7 +195,9 @@ class EmbeddingReader:
         self.needs_labels = True  # an owner that can do without them reads an empty `Labels` where there are none
         self.without_training = ""  # what the owner can do where a training step gives no embeddings or labels
         self._is_compiled, self._may_skip = False, False
-        self._worked: set[str] = set()  # steps that have given embeddings
+        self.worked: set[str] = set()  # steps that have given embeddings: a missing one may heal in this run
+        self._handle: RemovableHandle | None = None
+        self._captured: list[Any] | None = None
 
     def attach(self, module: LightningModule) -> None:
         """Get ready: where the source is a submodule, listen to it.
@@ -258,21 +205,32 @@ class EmbeddingReader:
         Raises:
             ValueError: If there is no submodule of that name.
         """
-        self._worked.clear()
+        self.detach()
+        self.worked.clear()
         self._is_compiled, self._may_skip = _is_compiled(module), module.automatic_optimization
-        self.shared.attach(id(self), module, self.owner)
+        if self.shared.submodule:
+            fix = " For keys of the step's output pass two: source=('embeddings', 'labels')."
+            check_submodule(module, self.shared.submodule, f"{self.owner}(source={self.source!r})", fix)
+            self._handle = module.get_submodule(self.shared.submodule).register_forward_hook(self._capture)
 
     def detach(self) -> None:
         """Remove the hook."""
-        self.shared.detach(id(self))
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = self._captured = None
 
     def expect(self) -> None:
         """Begin a step: keep what the submodule returns from now on."""
-        self.shared.expect(id(self))
+        self._captured = []
 
     def dismiss(self) -> None:
         """End the step: do not keep what the submodule returns from now on."""
-        self.shared.dismiss(id(self))
+        self._captured = None
+
+    def _capture(self, _module: Any, _inputs: Any, output: Any) -> None:
+        if self._captured is not None and not _HOOKS_IGNORED.get():
+            # Detached at once: a graph that is kept would keep all activations of the step.
+            self._captured.append(output.detach() if isinstance(output, Tensor) else output)
 
     def read(self, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
         """Read embeddings (items, dim) and labels (items,) of the step that has just ended, detached, on its device.
@@ -291,56 +249,26 @@ class EmbeddingReader:
         except UsageError as error:
             # A training step may return None to skip its batch, of which Lightning makes an empty mapping.
             skipped = self._may_skip and step == TRAINING_STEP and isinstance(outputs, Mapping) and not outputs
-            if step in self._worked or skipped:
+            if step in self.worked or skipped:
                 raise ValueError(str(error)) from error
             raise
         finally:  # always stop capturing: the output of later calls is not read
             self.dismiss()
         if step == TRAINING_STEP:
-            self.note_success(step)
+            self.worked.add(step)
         return found
-
-    def note_success(self, step: str) -> None:
-        """From now on in this run a missing embedding in this step may heal."""
-        self._worked.add(step)
 
     def _found(self, outputs: Any, batch: Any, step: str) -> tuple[Any, Any]:
         """Find embeddings and labels, of any type."""
         if callable(self.source):
-            try:
-                result = self.source(outputs, batch)
-            except Exception as error:
-                raise UsageError(
-                    f"{self.owner}: the function passed as source raised {type(error).__name__}: {error}. {step} returned "
-                    f"{describe(outputs)}, and the batch is {describe(batch)}."
-                ) from error
-            if not (isinstance(result, Sequence) and len(result) == 2):
-                raise UsageError(
-                    f"{self.owner}: the function passed as source returned {describe(result)}; it must return "
-                    "(embeddings, labels)."
-                )
-            return result[0], result[1]
+            return _called(self.source, outputs, batch, step, self.owner)
         if isinstance(self.source, tuple):
-            return self._step_embeddings(outputs, step), self.labels_of(outputs, batch, step)
+            if not (isinstance(outputs, Mapping) and self.keys[0] in outputs):
+                raise _no_embeddings(self, outputs, step)
+            return outputs[self.keys[0]], self.labels_of(outputs, batch, step)
         labels = self.labels_of(outputs, batch, step)
-        items = None if labels is None else len(labels)
-        return self.shared.output(items, step, self.owner, COMPILED if self._is_compiled else ""), labels
-
-    def _step_embeddings(self, outputs: Any, step: str) -> Any:
-        key, labels_key = self.keys
-        if isinstance(outputs, Mapping) and key in outputs:
-            return outputs[key]
-        near, given = _near_key(key, outputs), _near_key(labels_key, outputs) or labels_key
-        fix = f"Did you mean source=({near!r}, {given!r})?"
-        if near is None:
-            fix = (
-                f'Return {{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
-                "source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or "
-                "source='name.of.a.submodule' whose output is the embedding."
-            ) + (self.without_training if step == TRAINING_STEP else "")
-        raise UsageError(
-            f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. {fix}"
-        )
+        items, hint = None if labels is None else len(labels), COMPILED if self._is_compiled else ""
+        return self.shared.joined(self._captured, items, step, self.owner, hint), labels
 
     def labels_of(self, outputs: Any, batch: Any, step: str) -> Any:
         """Find the labels of a batch; `outputs` is None if no step has processed it."""
@@ -396,6 +324,37 @@ class EmbeddingReader:
         return rows.detach(), read
 
 
+def _no_embeddings(reader: EmbeddingReader, outputs: Any, step: str) -> UsageError:
+    """Say what a step returned in place of embeddings, and the argument that fixes it."""
+    key, labels_key = reader.keys
+    near, given = _near_key(key, outputs), _near_key(labels_key, outputs) or labels_key
+    fix = f"Did you mean source=({near!r}, {given!r})?"
+    if near is None:
+        fix = (
+            f'Return {{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
+            "source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or "
+            "source='name.of.a.submodule' whose output is the embedding."
+        ) + (reader.without_training if step == TRAINING_STEP else "")
+    said = f"{step} returned {describe(outputs)}; expected {key!r}"
+    return UsageError(f"{reader.owner} found no embeddings: {said}. {fix}")
+
+
+def _called(source: Callable[[Any, Any], Any], outputs: Any, batch: Any, step: str, owner: str) -> tuple[Any, Any]:
+    """Call a function that is the source of a step's embeddings and labels."""
+    try:
+        result = source(outputs, batch)
+    except Exception as error:
+        raise UsageError(
+            f"{owner}: the function passed as source raised {type(error).__name__}: {error}. {step} returned "
+            f"{describe(outputs)}, and the batch is {describe(batch)}."
+        ) from error
+    if not (isinstance(result, Sequence) and len(result) == 2):
+        raise UsageError(
+            f"{owner}: the function passed as source returned {describe(result)}; it must return (embeddings, labels)."
+        )
+    return result[0], result[1]
+
+
 def _rows(embeddings: Any, step: str, owner: str) -> Tensor:
     """Check that the embeddings are one vector of floats for each item."""
     if not isinstance(embeddings, Tensor):
@@ -416,24 +375,22 @@ def _rows(embeddings: Any, step: str, owner: str) -> Tensor:
     return rows
 
 
-def read_flag(
-    where: str | Callable[[Any, Any], Tensor], outputs: Any, batch: Any, items: int, owner: str, views: int = 1
-) -> Tensor:
+def read_flag(where: Entry, outputs: Any, batch: Any, items: int, owner: str, views: int = 1, hint: str = "") -> Tensor:
     """Read the mask of the embeddings of a batch that belong to the gallery, (items,) on the CPU.
 
     With several views of each item, the mask may hold one entry for each item.
     """
-    flag = read_entry("gallery_flag", where, outputs, batch, owner)
+    flag = read_entry("gallery", where, outputs, batch, owner, hint)
     if isinstance(flag, np.ndarray | list) and all(isinstance(entry, bool | np.bool_) for entry in flag):
         flag = torch.tensor(flag, dtype=torch.bool, device="cpu")
     if not isinstance(flag, Tensor) or flag.ndim != 1:
-        raise UsageError(f"{owner}: gallery_flag gave {describe(flag)}; expected one boolean for each item.")
+        raise UsageError(f"{owner}: gallery gave {describe(flag)}; expected one boolean for each item.")
     mask = flag.detach().cpu().bool()
     if len(mask) * views == items:
         mask = mask.repeat(views)
     if len(mask) != items:
         raise UsageError(
-            f"{owner}: gallery_flag has {len(mask)} entries for {items} embeddings. Expected one boolean for each item."
+            f"{owner}: gallery has {len(mask)} entries for {items} embeddings. Expected one boolean for each item."
         )
     return mask
 
@@ -477,7 +434,7 @@ def read_codes(
         ) from error
 
 
-def read_entry(argument: str, where: Entry, outputs: Any, batch: Any, owner: str) -> Any:
+def read_entry(argument: str, where: Entry, outputs: Any, batch: Any, owner: str, hint: str = "") -> Any:
     """Read an entry of the step's output or of the batch, or call a function of both."""
     if callable(where):
         return where(outputs, batch)
@@ -485,7 +442,7 @@ def read_entry(argument: str, where: Entry, outputs: Any, batch: Any, owner: str
     if holder is None:
         raise UsageError(
             f"{owner}({argument}={where!r}): neither what the step returned ({describe(outputs)}) nor the batch "
-            f"({describe(batch)}) has that entry. Pass a function of (outputs, batch) that returns it."
+            f"({describe(batch)}) has that entry. Pass a function of (outputs, batch) that returns it.{hint}"
         )
     return holder[where]
 

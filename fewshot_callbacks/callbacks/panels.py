@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import heapq
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 
 from fewshot_callbacks._trainer import items_of_batches
+from fewshot_callbacks.callbacks._conduct import check_at_least
 from fewshot_callbacks.callbacks._loggers import Drawing
 from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback, has_index
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names
@@ -92,9 +92,8 @@ class RetrievalPanels(PictureCallback):
         prefix: str | None = None,
     ) -> None:
         super().__init__(every_n_epochs, max_share, prefix, names, ImageReader(images, mean, std))
-        for name, value, least in (("worst", worst, 0), ("mistakes", mistakes, 0), ("sample", sample, 0), ("k", k, 1)):
-            if value < least:
-                raise ValueError(f"RetrievalPanels({name}={value}) must be at least {least}.")
+        check_at_least(0, "RetrievalPanels", worst=worst, mistakes=mistakes, sample=sample)
+        check_at_least(1, "RetrievalPanels", k=k)
         self.worst, self.mistakes, self.sample, self.k = worst, mistakes, sample, k
         self._kept: dict[Source, KeptImages] = {}
         self._shared: dict[Source, dict[int, Any]] = {}
@@ -104,10 +103,8 @@ class RetrievalPanels(PictureCallback):
 
     def see_batch(self, prefix: str, source: str, loader: Any, positions: range, batch: Any) -> None:
         """Keep some images of a batch, if the data set has no index."""
-        try:
+        with self._policy.going_on("kept", "Images of a batch could not be kept, and are not shown"):
             self._kept.setdefault((prefix, source), KeptImages(loader, self._reader)).see_batch(positions, batch)
-        except Exception as error:  # a picture must not end a training
-            self._warn_of(error, "Images of a batch could not be kept, and are not shown")
 
     def _share_kept(self) -> None:
         mine = {source: each.kept for source, each in self._kept.items() if not each.has_index}
@@ -181,16 +178,12 @@ class RetrievalPanels(PictureCallback):
 
     def _tell_unreadable(self) -> None:
         """Warn of the images of this figure that could not be read."""
-        if not self._failures:
-            return
-        (where, error), *more = self._failures.items()
-        kind = type(error).__name__
-        also = f" Nor of {len(more)} more, such as {more[0][0]}." if more else ""
-        self._policy.warn(
-            f"RetrievalPanels: no image of {where} ({kind}: {error}).{also} (Shown once for such errors.)",
-            kind=f"image: {kind}",
-        )
-        self._failures = {}
+        if self._failures:
+            (where, error), *more = self._failures.items()
+            also = f"Nor of {len(more)} more, such as {more[0][0]}." if more else "The run goes on without it."
+            with self._policy.going_on("image", f"no image of {where}", also):
+                raise error
+            self._failures = {}
 
 
 def caption(report: RetrievalReport, query: int) -> str:
@@ -236,7 +229,6 @@ class KeptImages:
         self.has_index = has_index(loader)
         # position of an item in the pass of all processes -> what is drawn of it
         self.kept: dict[int, np.ndarray | str] = {}
-        self._order: list[tuple[int, int]] = []  # a heap: (minus the hash, position) of each that is kept
         self._batches = 0
 
     def see_batch(self, positions: range, batch: Any) -> None:
@@ -253,10 +245,9 @@ class KeptImages:
         processes = all_processes()
         # As a DistributedSampler deals: item i goes to process i modulo their number.
         everywhere = np.asarray(positions) * processes.count + processes.rank
-        for place, (position, order) in enumerate(zip(everywhere.tolist(), mixed(everywhere).tolist(), strict=True)):
-            if len(self.kept) == MOST_KEPT and -order < self._order[0][0]:
-                continue
-            self.kept[position] = self.reader.of_batch(batch, place)
-            heapq.heappush(self._order, (-order, position))
-            if len(self.kept) > MOST_KEPT:
-                del self.kept[heapq.heappop(self._order)[1]]
+        every = np.array([*self.kept, *everywhere])
+        stays = set(every[mixed(every).argsort()[:MOST_KEPT]].tolist())
+        for place, position in enumerate(everywhere.tolist()):
+            if position in stays:
+                self.kept[position] = self.reader.of_batch(batch, place)
+        self.kept = {position: image for position, image in self.kept.items() if position in stays}

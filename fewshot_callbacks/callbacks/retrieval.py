@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import Any, Unpack
@@ -14,19 +15,20 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import log_of_all
-from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress, without_digits
-from fewshot_callbacks.callbacks._embedder import Embed, Embedder
+from fewshot_callbacks._trainer import evaluation_loaders, log_of_all
+from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError, evaluation_progress, without_digits
+from fewshot_callbacks.callbacks._embedder import Embed, Embedder, TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks._evaluation import (
     EvaluationMonitor,
     loader_index,
+    names_of_loaders,
     no_such_loader,
     stage_of,
     step_of,
     suffixes,
     watched,
 )
-from fewshot_callbacks.callbacks._viewers import show_batch, show_set
+from fewshot_callbacks.callbacks._viewers import Viewer, show_set
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
     EmbeddingReader,
@@ -39,7 +41,6 @@ from fewshot_callbacks.callbacks.embeddings import (
     read_entry,
     read_flag,
 )
-from fewshot_callbacks.callbacks.generalization_gap import TrainingClasses, TrainingData
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional._reading import Labels, as_labels
 from fewshot_callbacks.functional.knn import PLACES, knn_accuracy
@@ -67,6 +68,7 @@ Side = tuple[Tensor, Labels]
 Part = tuple[int, bool]
 
 
+@dataclass(eq=False)
 class Parts:
     """Reads what each batch adds to the queries and to the gallery: of one encoder, or of two that search each other.
 
@@ -74,27 +76,23 @@ class Parts:
         reader: Knows the source and the labels.
         settings: Of the evaluation; items that have several labels each rule out some.
         embed: See `RetrievalMonitor`.
-        gallery_loader: See there.
-        gallery_flag: See there.
+        gallery: See there.
         ids: See there.
         exclude: See there.
+        spill_to: See there.
     """
 
-    def __init__(
-        self,
-        reader: EmbeddingReader,
-        settings: RetrievalSettings,
-        embed: Embedder | None,
-        gallery_loader: int | str | None,
-        gallery_flag: Entry | None,
-        ids: Entry | Sequence[Entry] | None,
-        exclude: Entry | Sequence[str] | None,
-        spill_to: str | PathLike[str] | None,
-    ) -> None:
-        self.spill_to = spill_to
-        self.reader, self.settings, self.embed = reader, settings, embed
-        self.gallery_loader, self.gallery_flag, self.ids, self.exclude = gallery_loader, gallery_flag, ids, exclude
-        reader.read_labels = self._read_labels
+    reader: EmbeddingReader
+    settings: RetrievalSettings
+    embed: Embedder | None
+    gallery: int | Entry | None
+    ids: Entry | Sequence[Entry] | None
+    exclude: Entry | Sequence[str] | None
+    spill_to: str | PathLike[str] | None
+
+    def __post_init__(self) -> None:
+        EmbeddingStore(self.spill_to)  # a folder that is none is told at once
+        self.reader.read_labels = self._read_labels
         self.begin()
 
     def begin(self) -> None:
@@ -106,7 +104,6 @@ class Parts:
         """Begin a validation: drop what was collected."""
         self.stores: dict[Part, EmbeddingStore] = defaultdict(partial(EmbeddingStore, self.spill_to))
         self.shards: dict[Part, Shard] = {}
-        self.latest: Tensor | None = None  # embeddings of the last batch of one encoder
 
     @property
     def metrics(self) -> Sequence[str]:
@@ -123,34 +120,33 @@ class Parts:
         """Learn what other processes have seen: one without items has seen no labels. Collective."""
         self.have_sets, self.are_two = map(any, zip(*gather_objects((self.have_sets, self.are_two)), strict=True))
 
-    def gallery(self, trainer: Trainer) -> int | None:
-        """Find the loader that holds the gallery; None where none does.
+    def check_gallery(self, trainer: Trainer) -> None:
+        """See that the gallery can be told from the queries.
 
         Raises:
             UsageError: If there is no such loader, or nothing that it could be the gallery of.
         """
-        where, flag, call = self.gallery_loader, self.gallery_flag, self.reader.owner
-        if self.are_two and (where, flag) != (None, None):
-            raise UsageError(
-                f"{call}(source={self.reader.source!r}): two encoders are queries and gallery of each other. Leave out "
-                "gallery_flag and gallery_loader."
-            )
-        if where is None:
-            return None
-        index, call = loader_index(trainer, where), f"{call}(gallery_loader={where!r})"
-        if index is None:
+        call, index = f"{self.reader.owner}(gallery={self.gallery!r})", loader_index(trainer, self.gallery)
+        if self.are_two and self.gallery is not None:
+            raise UsageError(f"{call}: two encoders are queries and gallery of each other. Leave out gallery.")
+        if index is None and isinstance(self.gallery, int):
             raise UsageError(no_such_loader(trainer, call))
-        if len(suffixes(trainer)) < 2:
+        if index is not None and len(suffixes(trainer)) < 2:
             raise UsageError(
-                f"{call}: there is one loader only, so there are no queries. Return two loaders, or leave gallery_loader "
-                "out for leave-one-out."
+                f"{call}: there is one loader only, so there are no queries. Return two loaders, or leave gallery out for "
+                "leave-one-out."
             )
-        return index
 
-    def sets(self, trainer: Trainer, gallery: int | None) -> list[tuple[str, str, list[Part]]]:
+    def _flag(self, trainer: Trainer) -> Any:
+        """Return what tells the items of the gallery in a batch; None where they have a loader."""
+        is_loader = isinstance(self.gallery, int) or loader_index(trainer, self.gallery) is not None
+        return None if is_loader else self.gallery
+
+    def sets(self, trainer: Trainer) -> list[tuple[str, str, list[Part]]]:
         """List the sets: the direction of two encoders, or nothing; the end of its keys; its queries, and its gallery."""
         found: list[tuple[str, str, list[Part]]] = []
-        ends = suffixes(trainer)
+        ends, gallery = suffixes(trainer), loader_index(trainer, self.gallery)
+        gallery = None if len(ends) < 2 else gallery
         for loader in (each for each in range(len(ends)) if each != gallery):
             queries: Part = (loader, False)
             searched: Part = (loader, True) if gallery is None else (gallery, False)
@@ -158,13 +154,16 @@ class Parts:
                 pairs = zip(self.directions, ([queries, searched], [searched, queries]), strict=True)
                 found += [(direction, ends[loader], parts) for direction, parts in pairs]
             else:
-                is_one = gallery is None and self.gallery_flag is None
+                is_one = gallery is None and self._flag(trainer) is None
                 suffix = "" if gallery is not None and len(ends) == 2 else ends[loader]
                 found.append(("", suffix, [queries] if is_one else [queries, searched]))
         return found
 
-    def add(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
-        """Add a batch, and return the number of its items; `first` is the index of the first one in this process's pass.
+    def add(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> tuple[int, Tensor | None]:
+        """Add a batch; `first` is the index of its first item in this process's pass.
+
+        Returns:
+            The number of its items, and their embeddings by one encoder.
 
         Raises:
             UsageError: If there are no embeddings or labels, or they do not fit each other.
@@ -176,19 +175,19 @@ class Parts:
             self.are_two = True
             for is_other, each in enumerate(sides):
                 self._append((loader, bool(is_other)), each, None, slice(None), outputs, batch)
-            return len(sides[0][1])
+            return len(sides[0][1]), None
         else:
             side = self.reader.read(outputs, batch, step_of(trainer))
-        self.latest = side[0]
         items, owner, views = len(side[1]), self.reader.owner, self.reader.shared.views
         some: dict[bool, Any] = {False: slice(None)}
-        if self.gallery_flag is not None:
-            flag = read_flag(self.gallery_flag, outputs, batch, items, owner, views)
+        if (where := self._flag(trainer)) is not None:
+            hint = "" if callable(where) else f" Nor is there such a loader; there are {names_of_loaders(trainer)}."
+            flag = read_flag(where, outputs, batch, items, owner, views, hint)
             some = {False: ~flag, True: flag}
         places = torch.arange(first, first + items, device="cpu")
         for is_gallery, rows in some.items():
             self._append((loader, is_gallery), side, places, rows, outputs, batch)
-        return items
+        return items, side[0]
 
     def _append(self, part: Part, side: Side, places: Tensor | None, some: Any, outputs: Any, batch: Any) -> None:
         """Add some items of a batch to a part; without places they follow those that it has."""
@@ -268,68 +267,85 @@ class Voters:
     Args:
         k: See `RetrievalMonitor`.
         bank: See there.
-        embed: How a training batch is embedded; by default as `Embedder` does.
-        reader: Finds the labels in a batch.
-        settings: Of the search.
+        parts: Know the source, the labels and the settings of the search.
     """
 
-    def __init__(
-        self, k: Any, bank: Any, embed: Embedder | None, reader: EmbeddingReader, settings: RetrievalSettings
-    ) -> None:
+    def __init__(self, k: Any, bank: Any, parts: Parts) -> None:
         call, fix = "RetrievalMonitor", "Pass numbers of neighbours, such as (10, 20)."
-        self.k = () if k is None else [positive_whole(call, "knn", each, fix) for each in several(k)]
+        self.k = [positive_whole(call, "knn", each, fix) for each in several(k)]
         if isinstance(bank, str) and bank not in ("train", "gallery", "self"):
             raise ValueError(
                 f"{call}(knn_bank={bank!r}): choose 'train', 'gallery', 'self', or pass a data set or loader."
             )
-        self.bank, self.settings, self.is_checked = bank, settings, embed is not None
-        self.embed = Embedder(None, reader, call) if embed is None else embed
+        if parts.exclude is not None:
+            raise ValueError(f"{call}: a vote of neighbours leaves out nobody. Pass knn or exclude, not both.")
+        self.keys = [f"knn@{k}{name}" for k in dict.fromkeys(self.k) for name in PLACES]  # of what is logged
+        self.bank, self.parts, self.settings = bank, parts, parts.settings
+        self.embed = parts.embed or Embedder(None, parts.reader)
         data = None if isinstance(bank, str) else bank
-        self.training = TrainingClasses(data, None, None, settings.seed, call, "knn_bank")
+        self.training = TrainingClasses(data, None, None, self.settings.seed, call, "knn_bank")
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a validation: drop what was embedded."""
         self.store: EmbeddingStore | None = None  # what this process has embedded of the training set
         self.shard: Shard | None = None  # its part of the whole
 
     @property
-    def keys(self) -> list[str]:
-        """Under which the accuracies are logged."""
-        return [f"knn@{k}{name}" for k in dict.fromkeys(self.k) for name in PLACES]
-
-    @property
     def trains(self) -> bool:
         """Whether training items vote."""
-        return bool(self.k) and self.bank not in ("gallery", "self")
+        return self.bank not in ("gallery", "self")
 
     def check(self, trainer: Trainer, batch: Any, given: Tensor | None) -> None:
         """See that training items are embedded as the step embeds those of validation."""
-        if self.trains and not self.is_checked and given is not None:
+        if self.trains and self.parts.embed is None and given is not None:
             self.embed.check(trainer, trainer.lightning_module, batch, given, self.settings.similarity)
 
     def prepare(self, trainer: Trainer) -> None:
         """Find the training set, and embed this rank's share outside of the sanity check."""
         if self.trains:
-            self.training.loader(trainer)
-            self.store = None if trainer.sanity_checking else self.training.embedded(trainer, self.embed)
+            self.store = self.training.embedded(trainer, self.embed)
 
-    def accuracies(self, shards: Sequence[Shard]) -> tuple[dict[str, float], Sequence[str]]:
-        """Return the accuracy of the queries, and notes. Collective.
+    def values(self, parts: Sequence[Part] | None, where: str, policy: FailurePolicy) -> dict[str, float]:
+        """Return the accuracies of the queries, NaN where the set could not be evaluated. Collective."""
+        values = dict.fromkeys(self.keys, math.nan)
+        if parts is not None:
+            with policy.handling(f"{where}: {self.keys[0]} and the others of its kind are NaN."):
+                values, notes = self._accuracies(parts)
+                for note in notes:
+                    policy.warn(f"{where}, knn: {note} (Shown once.)", kind="knn" + without_digits(note))
+        return values
+
+    def _accuracies(self, parts: Sequence[Part]) -> tuple[dict[str, float], Sequence[str]]:
+        """Return the accuracies of the queries, and notes. Collective.
 
         Args:
-            shards: Of the queries, and of the gallery if there is one.
+            parts: The queries, and the gallery if there is one.
+
+        Raises:
+            UsageError: If there is no one label to vote for.
         """
+        if self.parts.have_sets or (self.parts.are_two and self.trains):
+            raise UsageError(
+                "RetrievalMonitor: a vote needs one label for each item, and one encoder if training items vote. Leave out "
+                "knn."
+            )
+        shards = [self.parts.shards[part] for part in parts]
         processes, queries, bank = all_processes(), shards[0], shards[1:] if self.bank == "gallery" else ()
-        if self.trains:
-            if self.shard is None and self.store is not None:
-                self.shard = self.store.shard(dataset_size=self.training.items)
-            bank = [] if self.shard is None else [self.shard]
-        found = knn_accuracy(
-            *(part for shard in (queries, *bank) for part in (shard.embeddings, shard.named_labels)),
-            k=self.k,
-            temperature=0.07 if self.settings.similarity == "cosine" else None,
-            similarity=self.settings.similarity,
-            confidence=self.settings.confidence,
-            memory_mb=self.settings.memory_mb,
-            share=Share(processes, queries.places, *(shard.places for shard in bank)),
-        )
+        with processes.together():
+            if self.trains:
+                if self.shard is None and self.store is not None:
+                    self.shard = self.store.shard(dataset_size=self.training.items)
+                bank = [] if self.shard is None else [self.shard]
+            found = knn_accuracy(
+                *(part for shard in (queries, *bank) for part in (shard.embeddings, shard.named_labels)),
+                k=self.k,
+                temperature=0.07 if self.settings.similarity == "cosine" else None,
+                similarity=self.settings.similarity,
+                confidence=self.settings.confidence,
+                memory_mb=self.settings.memory_mb,
+                share=Share(processes, queries.places, *(shard.places for shard in bank)),
+            )
         return found.values, found.notes
 
 
@@ -348,8 +364,8 @@ class RetrievalMonitor(EvaluationMonitor):
 
     - one loader: each item is a query against all others (leave-one-out). Several loaders are evaluated separately, and
       the keys of each end in its name or index: `val/mAP/dataloader_idx_1`;
-    - two loaders: `gallery_loader=1` (or its name) is the gallery, and every other loader is a set of queries;
-    - a flag in the batch: `gallery_flag="is_gallery"`, a boolean for each item;
+    - two loaders: `gallery=1` (or its name) is the gallery, and every other loader is a set of queries;
+    - a flag in the batch: `gallery="is_gallery"`, a boolean for each item;
     - two encoders: `source=("image_embeds", "text_embeds")`, two keys of the step's output that both hold embeddings. Each
       side is searched with the other, and logged as `val/image_to_text/recall@1` and `val/text_to_image/recall@1`. Row i of
       both belong together, unless `labels` says which do: one entry, or one for each side where an image has several texts.
@@ -378,9 +394,9 @@ class RetrievalMonitor(EvaluationMonitor):
         embed: For steps that give no embeddings, how each batch is embedded a second time: the name of a submodule that
             is called with the batch's inputs, or a function of (module, batch) that returns embeddings or (embeddings,
             labels). The module is then in evaluation mode, and random states are restored.
-        gallery_loader: Index or name of the loader that holds the gallery.
-        gallery_flag: Entry of the step's output or of the batch, or function of (outputs, batch), with a boolean for
-            each item: whether it belongs to the gallery.
+        gallery: Index or name of the loader that holds the gallery; or, if no loader has that name, an entry of the step's
+            output or of the batch, or a function of (outputs, batch), with a boolean for each item: whether it is of the
+            gallery.
         exclude: Entries of the step's output or of the batch, such as `("person", "camera")`: a candidate that equals the
             query in all of them is ignored, neither hit nor miss.
         ids: Entry of the step's output or of the batch, or function of (outputs, batch), with an integer or a word that
@@ -412,7 +428,7 @@ class RetrievalMonitor(EvaluationMonitor):
             two encoders (`"image_to_text"`); empty before the first evaluation.
 
     Raises:
-        ValueError: If a setting is unknown or out of range, both gallery arguments are given, or `name` is empty.
+        ValueError: If a setting is unknown or out of range, or `name` is empty.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -433,8 +449,7 @@ class RetrievalMonitor(EvaluationMonitor):
         source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSources | None = None,
         embed: Embed | None = None,
-        gallery_loader: int | str | None = None,
-        gallery_flag: str | Callable[[Any, Any], Tensor] | None = None,
+        gallery: int | Entry | None = None,
         exclude: Entry | Sequence[str] | None = None,
         ids: Entry | tuple[Entry, Entry] | None = None,
         spill_to: str | PathLike[str] | None = None,
@@ -446,22 +461,12 @@ class RetrievalMonitor(EvaluationMonitor):
         **settings: Unpack[RetrievalOptions],
     ) -> None:
         super().__init__(source, labels, strict)
-        if gallery_loader is not None and gallery_flag is not None:
-            raise ValueError(
-                "RetrievalMonitor: gallery_loader and gallery_flag both choose the gallery. Pass one of them."
-            )
-        self.embed = None if embed is None else Embedder(embed, self._reader, "RetrievalMonitor")
-        self._settings = RetrievalSettings.checked(RetrievalMonitor, settings)
+        given = RetrievalSettings.checked(RetrievalMonitor, settings)
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
-        self.gallery_loader, self.gallery_flag, self.exclude, self.ids = gallery_loader, gallery_flag, exclude, ids
-        self._parts = Parts(
-            self._reader, self._settings, self.embed, gallery_loader, gallery_flag, ids, exclude, spill_to
-        )
-        EmbeddingStore(spill_to)  # a folder that is none is told at once
-        self._voters = Voters(knn, knn_bank, self.embed, self._reader, self._settings)
-        if knn is not None and exclude is not None:
-            raise ValueError("RetrievalMonitor: a vote of neighbours leaves out nobody. Pass knn or exclude, not both.")
+        embedder = None if embed is None else Embedder(embed, self._reader)
+        self._parts = Parts(self._reader, given, embedder, gallery, ids, exclude, spill_to)
+        self._voters = None if knn is None else Voters(knn, knn_bank, self._parts)
         self.name, self.prog_bar = name, prog_bar
         self.reports: dict[str, RetrievalReport] = {}
 
@@ -473,76 +478,68 @@ class RetrievalMonitor(EvaluationMonitor):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare for a run."""
         self._parts.begin()
-        self._voters.training.begin()
+        if self._voters is not None:
+            self._voters.training.begin()
         self._left_out: set[str] = set()  # keys that the latest report of their set did not have
         super().setup(trainer, pl_module, stage)
-        embed = self._voters.embed if self._voters.trains else self.embed
-        if embed is not None:
-            embed.check_name(pl_module)
+        if self._parts.embed is not None:
+            self._parts.embed.check_name(pl_module)
 
     def _prefix(self, stage: str) -> str:
         return stage if self.name is None else f"{stage}/{self.name}"
 
+    def _key(self, stage: str, *names: str) -> str:
+        return "/".join(filter(None, (self._prefix(stage), *names)))
+
     def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
-        items = self._parts.add(trainer, loader, first, outputs, batch)
-        if not first:
-            self._voters.check(trainer, batch, self._parts.latest)
-        self._parts.latest = None
-        show_batch(trainer, self._prefix(stage_of(trainer)), loader, range(first, first + items), batch)
+        items, embeddings = self._parts.add(trainer, loader, first, outputs, batch)
+        if self._voters is not None and not first:
+            self._voters.check(trainer, batch, embeddings)
+        prefix, (source, held) = self._prefix(stage_of(trainer)), list(evaluation_loaders(trainer).items())[loader]
+        for viewer in viewers_of(trainer, prefix):
+            viewer.see_batch(prefix, source, held, range(first, first + items), batch)
         return items
 
     def _forget(self) -> None:
-        self._gallery: int | None = None
         self._parts.clear()
-        self._voters.store = self._voters.shard = None
+        if self._voters is not None:
+            self._voters.clear()
 
     def _prepare(self, trainer: Trainer) -> None:
-        self._gallery = self._parts.gallery(trainer)
-        if not self._failed:
+        self._parts.check_gallery(trainer)
+        if self._voters is not None and not self._failed:
             self._voters.prepare(trainer)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         self.reports = {}
         self._parts.agree()
-        sets = self._parts.sets(trainer, self._gallery)
+        sets = self._parts.sets(trainer)
         for number, (direction, suffix, parts) in enumerate(sets):
             self._measure_set(trainer, pl_module, stage, direction, suffix, parts, failed)
-            needed = [part for *_, of_set in sets[number + 1 :] for part in of_set]
-            for part in set(parts).difference(needed):  # not to be held while another set is evaluated
-                self._parts.shards.pop(part, None)
+            # another set is not to be evaluated beside what was of this one alone
+            needed = {part for *_, of_set in sets[number + 1 :] for part in of_set}
+            self._parts.shards = {part: shard for part, shard in self._parts.shards.items() if part in needed}
 
     def _measure_set(
         self, trainer: Trainer, pl_module: LightningModule, stage: str, direction: str, suffix: str,
         parts: Sequence[Part], failed: dict[int, Exception],
     ) -> None:  # fmt: skip
         """Evaluate a set, log its values, and hand it to the callbacks that draw. Collective."""
-        prefix = "/".join(filter(None, (self._prefix(stage), direction)))
+        prefix = self._key(stage, direction)
         report, first = None, f"{prefix}/{self._parts.metrics[0]}{suffix}"
         with self._policy.handling(f"{first} and the other values of this set are NaN."):
             for error in (failed[loader] for loader, _ in parts if loader in failed):
                 raise error
             report = self.reports[direction + suffix] = self._evaluate(trainer, f"{prefix}{suffix}", parts)
         log_of_all(pl_module, self._values(trainer, prefix, suffix, report), first if self.prog_bar else None)
-        self._vote(pl_module, prefix, suffix, parts, known=report is not None)
+        if self._voters is not None:
+            votes = self._voters.values(None if report is None else parts, f"{prefix}{suffix}", self._policy)
+            log_of_all(pl_module, {f"{prefix}/{name}{suffix}": value for name, value in votes.items()})
         # where an image has several texts, their places are not those of the items of the loader
-        if report is not None and (not direction or report.queries == report.gallery):
-            show_set(trainer, prefix, suffix, report, [(self._parts.shards[part], part[0]) for part in parts])
-
-    def _vote(self, module: LightningModule, prefix: str, suffix: str, parts: Sequence[Part], *, known: bool) -> None:
-        """Log the accuracies of a vote of neighbours; NaN where the set could not be evaluated. Collective."""
-        values = dict.fromkeys(self._voters.keys, math.nan)
-        if values and known:
-            with self._policy.handling(f"{prefix}/{next(iter(values))}{suffix} and the others of its kind are NaN."):
-                if self._parts.have_sets or (self._parts.are_two and self._voters.trains):
-                    raise UsageError(
-                        "RetrievalMonitor: a vote needs one label for each item, and one encoder if training items vote. "
-                        "Leave out knn."
-                    )
-                with all_processes().together():
-                    values, notes = self._voters.accuracies([self._parts.shards[part] for part in parts])
-                for note in notes:
-                    self._policy.warn(f"{prefix}{suffix}, knn: {note} (Shown once.)", kind="knn" + without_digits(note))
-        log_of_all(module, {f"{prefix}/{key}{suffix}": value for key, value in values.items()})
+        viewers = viewers_of(trainer, prefix)
+        if viewers and report is not None and (not direction or report.queries == report.gallery):
+            shards = [(self._parts.shards[part], part[0]) for part in parts]
+            show_set(viewers, trainer, prefix, suffix, report, shards)
 
     def _evaluate(self, trainer: Trainer, where: str, parts: Sequence[Part]) -> RetrievalReport:
         """Evaluate a set; the report, or the error, is that of every process. Collective."""
@@ -550,7 +547,7 @@ class RetrievalMonitor(EvaluationMonitor):
         with processes.together(), evaluation_progress(trainer, f"Retrieval of {where}") as progress:
             shards = []
             for part in parts:
-                size = self._unpadded_length(trainer, part[0], ids=self.ids is not None)
+                size = self._unpadded_length(trainer, part[0], ids=self._parts.ids is not None)
                 shards.append(self._parts.joined(part, self._seen[part[0]], size))
                 if (note := shards[-1].note) is not None:
                     self._policy.warn(f"RetrievalMonitor: {note} (Shown once.)", kind="ids")
@@ -560,7 +557,7 @@ class RetrievalMonitor(EvaluationMonitor):
                 share=Share(processes, *(shard.places for shard in shards)),
                 progress=progress,
                 **groups,
-                **self._settings.arguments(),
+                **self._parts.settings.arguments(),
             )
 
     def _values(self, trainer: Trainer, prefix: str, suffix: str, report: RetrievalReport | None) -> dict[str, float]:
@@ -581,7 +578,12 @@ class RetrievalMonitor(EvaluationMonitor):
         return values | {unmatched: float(report.queries_without_match)}
 
     def _keys(self, trainer: Trainer) -> Collection[str]:
-        gallery = None if self.gallery_loader is None else loader_index(trainer, self.gallery_loader)
-        sets, names = self._parts.sets(trainer, gallery), (*self._parts.metrics, *self._voters.keys, UNMATCHED)
-        ways = [("/".join(filter(None, (self._prefix("val"), direction))), suffix) for direction, suffix, _ in sets]
-        return {f"{prefix}/{name}{suffix}" for prefix, suffix in ways for name in names}
+        names = (*self._parts.metrics, *([] if self._voters is None else self._voters.keys), UNMATCHED)
+        sets = self._parts.sets(trainer)
+        return {self._key("val", direction, name) + suffix for direction, suffix, _ in sets for name in names}
+
+
+def viewers_of(trainer: Trainer, prefix: str) -> list[Viewer]:
+    """List the callbacks of a Trainer that want to see the sets of this epoch whose keys begin with the prefix."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
+    return [callback for callback in callbacks if isinstance(callback, Viewer) and callback.wants(prefix)]

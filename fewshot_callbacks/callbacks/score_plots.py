@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 
+from fewshot_callbacks.callbacks._conduct import check_at_least
 from fewshot_callbacks.callbacks._loggers import Drawing
 from fewshot_callbacks.callbacks._pictures import PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
@@ -93,8 +94,7 @@ class ScorePlots(PictureCallback):
             raise ValueError(
                 f"ScorePlots(figures={figures!r}): the figures are {', '.join(FIGURES)}. Pass a list of these names."
             )
-        if k < 1:
-            raise ValueError(f"ScorePlots(k={k}) must be at least 1.")
+        check_at_least(1, "ScorePlots", k=k)
         self.figures, self.k = tuple(figures), k
 
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
@@ -105,10 +105,9 @@ class ScorePlots(PictureCallback):
             **self._of_pairs(report, where),
         }
         if report.classes:
-            if "weakest_classes" in self.figures:
-                drawings["weakest_classes"] = lambda: weakest_classes(
-                    _class_scores(model), f"{where}: the weakest classes", overall=report.mAP
-                )
+            drawings["weakest_classes"] = lambda: weakest_classes(
+                _class_scores(model), f"{where}: the weakest classes", overall=report.mAP
+            )
             confused = self._confusions(model) if "confused_classes" in self.figures else []
             if confused:
                 title = f"{where}: classes confused in the first {self.k} neighbours"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fewshot_callbacks._trainer import run_folder, without_side_effects
-from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
+from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError, check_at_least
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
@@ -207,14 +207,12 @@ class TrainingDynamicsMonitor(Callback):
     ) -> None:
         owner = type(self).__name__
         sizes = {"shots": shots, "episodes_per_batch": episodes_per_batch}
-        for name, size in {"every_n_steps": every_n_steps, **sizes}.items():
-            if size is not None and size < 1:
-                raise ValueError(f"{owner}({name}={size}) must be at least 1.")
+        check_at_least(1, owner, every_n_steps=every_n_steps, **sizes)
         check_centering(centering, owner)
         self.every_n_steps, self.centering, self.prefix, self.file = every_n_steps, centering, prefix, file
         self._reader = EmbeddingReader(source, labels, owner)
         self._policy = FailurePolicy(owner, strict)
-        self._meter = StepMeter(Embedder(embed, self._reader, owner), sizes, centering, self._policy)
+        self._meter = StepMeter(Embedder(embed, self._reader), sizes, centering, self._policy)
         self._history: dict[int, StepDynamics] = {}
         self._batches = self._stepping_batches = 0  # of this epoch
         self._updates = 0  # batches of all epochs after which weights had changed

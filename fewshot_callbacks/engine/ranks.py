@@ -113,8 +113,8 @@ class Ranks(NamedTuple):
             width = int(sizes[some[-1]])
             at = np.minimum(self.start[some][:, None] + np.arange(width), max(0, len(self.scores) - 1))
             valid = np.arange(width) < sizes[some][:, None]
-            fills = np.inf, np.int64(0), np.int64(0)
-            tables = (np.where(valid, values[at], fill) for values, fill in zip(self[1:4], fills, strict=True))
+            scores, above, tied = np.where(valid, self.scores[at], np.inf), self.above[at], self.tied[at]
+            tables = (scores, *(np.where(valid, counts, 0).astype(np.int64) for counts in (above, tied)))
             block = RankBlock.of_scores(torch.from_numpy(first + some), *map(torch.from_numpy, tables))
             places = torch.from_numpy(self.places[at].astype(np.int64)) if len(self.places) else None
             yield replace(block, places=places)

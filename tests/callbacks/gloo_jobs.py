@@ -235,7 +235,7 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
     seen |= {
         "one": validate(seeded(), loader(uneven()), *(monitor() for monitor in monitors)),
         "two": validate(seeded(), [loader(uneven()), loader(shorter())], *(monitor() for monitor in monitors)),
-        "gallery": validate(seeded(), [loader(shorter()), loader(uneven())], retrieval(gallery_loader=1)),
+        "gallery": validate(seeded(), [loader(shorter()), loader(uneven())], retrieval(gallery=1)),
     }
     seen["health"] = validate(AsGiven(), loader(uneven()), EmbeddingHealthMonitor(k=10))
     seen["health of a list"] = (
@@ -246,10 +246,10 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
     seen["words"] = {"values": validate(Worded(), loader(uneven()), named, DiscriminantRatioMonitor())}
     seen["words"]["names"] = named.report.label_names if named.report is not None else None
     torch.manual_seed(0)
-    seen["flag"] = validate(Flagged(), loader(uneven()), retrieval(gallery_flag="gallery"))
+    seen["flag"] = validate(Flagged(), loader(uneven()), retrieval(gallery="gallery"))
     seen["targets"] = validate(AsGiven(), loader(tagged(ITEMS)), retrieval())
     seen["targets, gallery"] = validate(
-        AsGiven(), [loader(tagged(5)), loader(tagged(ITEMS, seed=1))], retrieval(gallery_loader=1)
+        AsGiven(), [loader(tagged(5)), loader(tagged(ITEMS, seed=1))], retrieval(gallery=1)
     )
     seen["two encoders"] = validate(TwoEncoders(), loader(uneven()), retrieval(source=("a_embeds", "b_embeds")))
     seen["exclude"] = validate(
@@ -262,6 +262,10 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
     if two:
         seen |= more(folder)
     seen["random is touched by"] = [] if random.getstate() == random_state else [*TOUCHED, "something"]
+    if two:
+        from tests.callbacks import picture_jobs
+
+        seen["pictures"] = picture_jobs.answers(folder)
     return seen
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
@@ -110,6 +111,21 @@ def trainer(*callbacks: Callback, **settings: Any) -> Trainer:
 def said(warnings: Any) -> list[str]:
     """What was warned of, but for what torch says of itself."""
     return [str(warning.message) for warning in warnings if "treespec" not in str(warning.message)]
+
+
+def validated(monitor: Callback, net: LightningModule, loaders: Any = None, **settings: Any) -> dict[str, float]:
+    """All that a validation logs."""
+    run = trainer(monitor, **settings)
+    run.validate(net, loader(VALIDATION) if loaders is None else loaders, verbose=False)
+    return {key: float(value) for key, value in run.callback_metrics.items()}
+
+
+def keyed(values: dict[str, float], prefix: str = "val", end: str = "") -> dict[str, float]:
+    return {f"{prefix}/{name}{end}": value for name, value in values.items()}
+
+
+def close(values: dict[str, float]) -> Any:
+    return pytest.approx(values, rel=1e-5, nan_ok=True)
 
 
 class EveryEpoch(Callback):

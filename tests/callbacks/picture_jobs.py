@@ -1,4 +1,4 @@
-"""Jobs of two processes (see `tests.gloo_processes`): what is drawn of a set of which each holds a part."""
+"""What `gloo_jobs` does with pictures in two processes: what is drawn of a set of which each holds a part."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from fewshot_callbacks.report import ReportSettings
 from tests.callbacks.gloo_jobs import ITEMS, OwnSampler, parallel, shorter, uneven
 from tests.callbacks.models import loader, retrieval, tagged, trainer
 from tests.callbacks.pictured import AsGiven, Drawn, told
-
-GROUPS = ((2, "gloo"),)
 
 
 class Words(AsGiven):
@@ -85,15 +83,16 @@ class WithIds(AsGiven):
         return super().validation_step(batch[:2], batch_idx) | {"id": batch[2]}
 
 
-def answers(rank: int, folder: Path) -> dict[str, Any]:
-    """What this process has seen."""
-    (folder / str(rank)).mkdir()
-    os.chdir(folder / str(rank))
+def answers(folder: Path) -> dict[str, Any]:
+    """What this process has drawn."""
+    own_folder = folder / f"pictures {torch.distributed.get_rank()}"
+    own_folder.mkdir()
+    os.chdir(own_folder)
     own = DataLoader(numbered(), batch_size=4, sampler=OwnSampler())
     return {
         "one set": drawn_of(AsGiven(), loader(uneven())),
         "words": drawn_of(Words(), loader(uneven())),
-        "gallery": drawn_of(AsGiven(), [loader(shorter()), loader(uneven())], gallery_loader=1),
+        "gallery": drawn_of(AsGiven(), [loader(shorter()), loader(uneven())], gallery=1),
         "targets": drawn_of(AsGiven(), loader(tagged(ITEMS))),
         "own sampler": drawn_of(WithIds(), own, ids="id", owns_sampler=True),
         "fails": drawn_of(AsGiven(), loader(uneven()), fails=True),

@@ -60,9 +60,9 @@ def as_index(dataset: Any, index: int) -> str:
     return str(index)
 
 
-def told(**settings: Any) -> RetrievalPanels:
+def told(*numbers: int, **settings: Any) -> RetrievalPanels:
     """Panels whose items are told by their index, however long drawing takes."""
-    return RetrievalPanels(**({"images": as_index, "max_share": None} | settings))
+    return RetrievalPanels(*numbers, **({"images": as_index, "max_share": None} | settings))
 
 
 def brute_force(embeddings: Tensor, labels: Tensor, *gallery: Tensor) -> tuple[Tensor, Tensor, Tensor]:

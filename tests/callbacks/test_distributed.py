@@ -268,7 +268,7 @@ def test_a_failure_of_one_process_is_nan_in_both_and_said_by_the_first(
     of_map, of_j = ranks[0][how]["said"]
     assert of_map.startswith("val/mAP and the other values of this set are NaN.")
     assert map_words in of_map
-    assert of_j.startswith("val/J and val/variance_ratio are NaN.")
+    assert of_j.startswith("val/J and the other values of this set are NaN.")
     assert j_words in of_j
     assert ranks[1][how]["said"] == []
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from PIL import Image
@@ -61,16 +60,6 @@ def test_a_second_fit_begins_anew(maps: Maps) -> None:
         trainer(retrieval(), drawing).fit(Net(), loader(items()), loader(DATA))
     assert [each.aligned for each in maps.seen] == [False, False]
     assert np.array_equal(maps.seen[0].ids, maps.seen[1].ids)
-
-
-def test_the_points_are_the_embeddings_on_their_principal_components(maps: Maps) -> None:
-    trainer(retrieval(), EmbeddingMap()).validate(AsGiven(), loader(DATA), verbose=False)
-    [found] = maps.seen
-    vectors = AsGiven().by_hand(DATA)[0][torch.from_numpy(found.ids)].double()
-    _, _, axes = torch.linalg.svd(vectors - vectors.mean(0))
-    expected = ((vectors - vectors.mean(0)) @ axes[:2].T).numpy()
-    assert len(found.points) == len(DATA)
-    assert np.allclose(abs(found.points), abs(expected), atol=1e-5)
 
 
 def test_multi_label_targets_have_no_map(maps: Maps) -> None:

@@ -46,7 +46,7 @@ def quality_to_map(quality: float, n: int = 36) -> float:
 def is_clean(net: Net, *monitors: Any) -> bool:
     """No hook, no embeddings, nothing expected."""
     return hooks(net) == 0 and not any(
-        monitor._reader.shared._captured
+        monitor._reader._captured
         or monitor._failed
         or getattr(getattr(monitor, "_parts", None), "stores", None)
         or getattr(monitor, "_moments", None)
@@ -159,7 +159,7 @@ def test_a_submodule_that_cannot_be_read_fills_no_memory_while_training() -> Non
     """After a failed validation nobody reads what the submodule returns in the steps of the training."""
     net, monitor = Net(), retrieval(source="encoder", labels="nowhere", strict=False)
     kept: list[Any] = []
-    net.classifier.register_forward_pre_hook(lambda *_: kept.append(monitor._reader.shared._captured))
+    net.classifier.register_forward_pre_hook(lambda *_: kept.append(monitor._reader._captured))
     with pytest.warns(UserWarning, match=r"labels='nowhere'\): the batch is a list of 2 and has no such entry"):
         trainer(monitor, max_epochs=2).fit(net, loader(), loader())
     assert kept == [None] * 8

@@ -1,6 +1,5 @@
 """GeneralizationGapMonitor: the values are those of the functions, the training is left alone, the time is kept."""
 
-import copy
 import math
 import re
 from collections import Counter
@@ -23,18 +22,14 @@ from tests.callbacks.models import (
     Embeds,
     Labelled,
     Net,
+    close,
     gap_monitor,
     items,
     loader,
     said,
     trainer,
+    validated,
 )
-
-
-def validated(monitor: GeneralizationGapMonitor, net: LightningModule, loaders: Any = None, **settings: Any) -> dict:
-    run = trainer(monitor, **settings)
-    run.validate(net, loader(VALIDATION) if loaders is None else loaders, verbose=False)
-    return {key: float(value) for key, value in run.callback_metrics.items()}
 
 
 def expected(net: Net, some: Any = slice(None), some_val: Any = slice(None), **settings: Any) -> dict[str, float]:
@@ -46,10 +41,6 @@ def expected(net: Net, some: Any = slice(None), some_val: Any = slice(None), **s
         for data, chosen in ((TRAINING, some), (VALIDATION, some_val))
     ]
     return {f"gap/{name}": value for name, value in generalization_gap(*reports).metrics().items()}
-
-
-def close(values: dict[str, float]) -> Any:
-    return pytest.approx(values, rel=1e-5, nan_ok=True)
 
 
 @pytest.mark.parametrize("batch_size", [1, 47, 64])
@@ -112,28 +103,6 @@ def test_ways_to_embed(how: str) -> None:
     assert {key: logged[key] for key in KEYS} == close(expected(net))
 
 
-class Dictionaries(Dataset):
-    def __init__(self, data: TensorDataset) -> None:
-        self.points, self.labels = data.tensors
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def __getitem__(self, index: int) -> Any:
-        return {"image": self.points[index], "labels": self.labels[index]}
-
-
-class OfDictionaries(Embeds):
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return {"embeddings": self(batch["image"]), "labels": batch["labels"]}
-
-
-def test_batches_may_be_mappings() -> None:
-    net = OfDictionaries()
-    logged = validated(gap_monitor(training_data=Dictionaries(TRAINING)), net, DataLoader(Dictionaries(VALIDATION)))
-    assert {key: logged[key] for key in KEYS} == close(expected(net))
-
-
 def test_a_data_module_may_know_the_training_set() -> None:
     class Data(LightningDataModule):
         def training_data_for_evaluation(self) -> Any:
@@ -188,83 +157,22 @@ def embed_either(module: Any, batch: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "embed"),
     [
-        TRAINING,
-        ConcatDataset([Subset(TRAINING, range(20)), Subset(TRAINING, range(20, len(TRAINING)))]),
-        Subset(ConcatDataset([TRAINING, VALIDATION]), range(len(TRAINING))),
-        Table(TRAINING),
-        Subset(Table(TRAINING), range(len(TRAINING))),
+        (TRAINING, None),
+        (ConcatDataset([Subset(TRAINING, range(20)), Subset(TRAINING, range(20, len(TRAINING)))]), None),
+        (Subset(ConcatDataset([TRAINING, VALIDATION]), range(len(TRAINING))), None),
+        (Table(TRAINING), embed_either),
+        (Table(TRAINING), None),  # the only entry beside the label is what the module is called with
+        (Subset(Table(TRAINING), range(len(TRAINING))), embed_either),
     ],
-    ids=["tensors", "parts", "subset of parts", "table", "subset of a table"],
+    ids=["tensors", "parts", "subset of parts", "table", "mappings", "subset of a table"],
 )
-def test_training_data_of_any_kind(data: Any) -> None:
+def test_training_data_of_any_kind(data: Any, embed: Any) -> None:
     net = Embeds()
-    logged = validated(gap_monitor(training_data=data, embed=embed_either), net)
+    settings = {"labels": lambda batch: batch["label"] if isinstance(batch, dict) else batch[1]}
+    logged = validated(gap_monitor(training_data=data, embed=embed, **settings), net)
     assert {key: logged[key] for key in KEYS} == close(expected(net))
-
-
-# ------------------------------------------------------------------------------------------------------------ no trace
-
-
-def fitted(*callbacks: Any, epochs: int = 2, **settings: Any) -> tuple[Net, list[float]]:
-    torch.manual_seed(0)
-    net = Embeds()
-    run = trainer(*callbacks, max_epochs=epochs, **settings)
-    run.fit(net, loader(TRAINING, shuffle=True), loader(VALIDATION))
-    return net, torch.rand(3).tolist()
-
-
-@pytest.mark.filterwarnings("ignore:gap/grouped_recall@1 and the other values of the gap are NaN. ArithmeticError")
-def test_an_error_leaves_modes_and_random_states_alone_too() -> None:
-    def draws_and_fails(module: Any, batch: Any) -> Any:
-        torch.rand(3)
-        raise ArithmeticError("failed")
-
-    failed, plain = (), ()
-    for monitors in ((gap_monitor(embed=draws_and_fails),), ()):
-        plain, failed = failed, fitted(*monitors)
-    assert failed[1] == plain[1]
-    assert all(torch.equal(value, plain[0].state_dict()[name]) for name, value in failed[0].state_dict().items())
-
-
-def test_modes_are_put_back_one_by_one() -> None:
-    class Partly(Embeds):
-        """Dropout is on in validation, as some have it: an embedding that is drawn cannot be made twice."""
-
-        seen: list[bool]
-
-        def on_validation_model_eval(self) -> None:
-            self.train()
-            self.encoder[2].eval()
-            self.encoder[1].eval()
-
-        def on_validation_end(self) -> None:
-            self.seen = [module.training for module in self.modules()]
-
-    before = None
-    for monitors in ((), (gap_monitor(),)):
-        net = Partly()
-        run = trainer(*monitors)
-        run.validate(net, loader(VALIDATION), verbose=False)
-        assert before is None or before == net.seen
-        before = copy.copy(net.seen)
-    assert before is not None
-    assert True in before
-    assert False in before
-
-
-def test_steps_are_not_called_with_training_items() -> None:
-    class Counting(Embeds):
-        steps = 0
-
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            self.steps += 1
-            return super().validation_step(batch, batch_idx)
-
-    net = Counting()
-    validated(gap_monitor(), net)
-    assert net.steps == math.ceil(len(VALIDATION) / 11)
 
 
 # -------------------------------------------------------------------------------------------------------------- when
@@ -419,13 +327,6 @@ def test_what_is_wrong_is_said_and_the_fit_goes_on(settings: dict[str, Any], wor
     assert all(math.isnan(logged[key]) for key in KEYS)
     with pytest.raises(ValueError, match=re.escape(words)):
         validated(gap_monitor(**settings, strict=True), Embeds())
-
-
-def test_the_sanity_check_finds_what_is_missing() -> None:
-    run = trainer(gap_monitor(training_data=None), num_sanity_val_steps=1)
-    with pytest.raises(ValueError, match="has no training set"):
-        run.fit(Embeds(), loader(TRAINING), loader(VALIDATION))
-    assert run.global_step == 0
 
 
 @pytest.mark.parametrize(

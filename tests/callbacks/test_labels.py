@@ -119,7 +119,7 @@ def test_gallery_and_ids_as_words() -> None:
             return {"embeddings": self.embed(batch[0]), "labels": batch[1], "gallery": flags, "names": names}
 
     torch.manual_seed(0)
-    net, monitor = Split(), retrieval(gallery_flag="gallery", ids="names")
+    net, monitor = Split(), retrieval(gallery="gallery", ids="names")
     [logged] = trainer(monitor).validate(net, worded(), verbose=False)
     embeddings, labels = net.by_hand(numbers(items()))
     of_gallery = torch.arange(len(labels)) % 2 == 0

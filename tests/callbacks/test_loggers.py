@@ -167,8 +167,8 @@ def test_nothing_was_refused(run: SimpleNamespace) -> None:
 
 
 def test_without_a_logger_the_picture_is_a_file(tmp_path: Path) -> None:
-    log_figures(trainer(default_root_dir=tmp_path), {NAME: red_figure()}, policy(), step=7)
-    assert is_the_red_figure(tmp_path / "pictures" / ACCEPTED / "step=000007.png")
+    log_figures(trainer(default_root_dir=tmp_path), {NAME: red_figure()}, policy())
+    assert is_the_red_figure(tmp_path / "pictures" / ACCEPTED / "step=000000.png")
 
 
 class Unknown(Logger):
@@ -182,14 +182,14 @@ class Unknown(Logger):
 
 
 def test_with_an_unknown_logger_the_picture_is_a_file_of_its_run(tmp_path: Path) -> None:
-    log_figures(trainer(default_root_dir=tmp_path, logger=Unknown()), {NAME: red_figure}, policy(), step=7)
-    assert is_the_red_figure(tmp_path / "mine" / "3" / "pictures" / ACCEPTED / "step=000007.png")
+    log_figures(trainer(default_root_dir=tmp_path, logger=Unknown()), {NAME: red_figure}, policy())
+    assert is_the_red_figure(tmp_path / "mine" / "3" / "pictures" / ACCEPTED / "step=000000.png")
 
 
 def test_a_name_leads_out_of_no_folder(tmp_path: Path) -> None:
-    log_figures(trainer(default_root_dir=tmp_path / "run"), {"/../../a//./b:c": red_figure}, policy(), step=7)
+    log_figures(trainer(default_root_dir=tmp_path / "run"), {"/../../a//./b:c": red_figure}, policy())
     assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*.png")] == [
-        Path("run/pictures/a/b_c/step=000007.png")
+        Path("run/pictures/a/b_c/step=000000.png")
     ]
 
 
@@ -216,9 +216,9 @@ def test_the_lightning_logger_is_given_the_picture(tmp_path: Path, monkeypatch: 
     stand_in = SimpleNamespace(Experiment=Experiment, Image=lambda data: data)
     monkeypatch.setitem(sys.modules, "litlogger", stand_in)
     logger = loggers.LitLogger(tmp_path, name="name")
-    log_figures(trainer(logger=logger), {NAME: red_figure}, policy(), step=7)
+    log_figures(trainer(logger=logger), {NAME: red_figure}, policy())
     [(key, image, step)] = taken
-    assert (key, image.size, image.getpixel((0, 0)), step) == (ACCEPTED, (60, 40), RED, 7)
+    assert (key, image.size, image.getpixel((0, 0)), step) == (ACCEPTED, (60, 40), RED, 0)
 
 
 def test_a_fast_run_draws_and_leaves_nothing(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_the_first_rank_alone_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_first_rank_asks_the_others_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, "log_dir", property(lambda trainer: pytest.fail("all ranks would have to ask")))
-    log_figures(trainer(logger=CSVLogger(tmp_path)), {NAME: red_figure}, policy(), step=7)
+    log_figures(trainer(logger=CSVLogger(tmp_path)), {NAME: red_figure}, policy())
     assert len(list(tmp_path.rglob("*.png"))) == 1
 
 
@@ -274,7 +274,8 @@ def words_of(log: Callable[..., None], *arguments: Any, steps: int = 2) -> list[
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(steps):
-            log(*arguments, step=step)
+            arguments[0].fit_loop.epoch_loop._batches_that_stepped = step
+            log(*arguments)
     return said(caught)
 
 
@@ -288,9 +289,9 @@ def test_a_refused_picture_is_a_file_and_one_warning_for_each_kind(tmp_path: Pat
     monkeypatch.setattr(logger.experiment, "add_image", refuse)
     a_policy, a_trainer = policy(), trainer(logger=[logger, CSVLogger(tmp_path, name="csv")])
     assert words_of(log_figures, a_trainer, {NAME: red_figure}, a_policy, steps=3) == [
-        "TensorBoardLogger did not take the picture 'val/panels_worst 5' (RuntimeError: of TensorBoard). See "
+        "Panels: TensorBoardLogger did not take the picture 'val/panels_worst 5' (RuntimeError: of TensorBoard). See "
         "pictures/val/panels_worst 5/step=000000.png in the folder of the run instead. (Shown once for such errors.)",
-        "TensorBoardLogger did not take the picture 'val/panels_worst 5' (OSError: another). See "
+        "Panels: TensorBoardLogger did not take the picture 'val/panels_worst 5' (OSError: another). See "
         "pictures/val/panels_worst 5/step=000002.png in the folder of the run instead. (Shown once for such errors.)",
     ]
     assert len(list((tmp_path / "run").rglob("*.png"))) == 3
@@ -303,7 +304,7 @@ def test_a_picture_that_cannot_be_drawn_leaves_the_others(tmp_path: Path) -> Non
 
     a_policy, a_trainer = policy(), trainer(default_root_dir=tmp_path)
     assert words_of(log_figures, a_trainer, {"bad": draw, "good": red_figure}, a_policy) == [
-        "The picture 'bad' could not be drawn (ValueError: nothing to draw). The run goes on without it. "
+        "Panels: The picture 'bad' could not be drawn (ValueError: nothing to draw). The run goes on without it. "
         "(Shown once for such errors.)"
     ]
     assert len(list(tmp_path.rglob("*.png"))) == 2
@@ -335,7 +336,7 @@ def test_tensorboard_has_the_points_with_their_words_and_thumbnails(run: SimpleN
 
 def test_points_of_one_column_have_no_heading(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path)
-    log_embedding(trainer(logger=logger), "points", torch.randn(3, 2).bfloat16(), {"label": "abc"}, policy(), step=7)
+    log_embedding(trainer(logger=logger), "points", torch.randn(3, 2).bfloat16(), {"label": "abc"}, policy())
     [words] = tmp_path.rglob("metadata.tsv")
     assert words.read_text() == "a\nb\nc\n"
 
@@ -343,7 +344,7 @@ def test_points_of_one_column_have_no_heading(tmp_path: Path) -> None:
 def test_wrong_points_are_told_once(tmp_path: Path) -> None:
     a_trainer, a_policy = trainer(logger=TensorBoardLogger(tmp_path)), policy()
     [words] = words_of(log_embedding, a_trainer, "points", torch.randn(3, 2), {"label": "ab"}, a_policy)
-    assert words.startswith("TensorBoardLogger did not take the points 'points' (AssertionError: #labels")
+    assert words.startswith("Panels: TensorBoardLogger did not take the points 'points' (AssertionError: #labels")
 
 
 # ----------------------------------------------------------------------------------------------------------------- keys
@@ -396,5 +397,3 @@ def test_a_stopwatch_adds_up_also_after_an_error(monkeypatch: pytest.MonkeyPatch
             raise KeyError
         now[0] += 3.0
     assert (watch.seconds, watch.share) == (3.0, 3.0 / 9.0)
-    watch.begin()
-    assert (watch.seconds, watch.share) == (0.0, 0.0)

@@ -15,7 +15,9 @@ from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.functional import evaluate_retrieval
-from tests.callbacks.models import FEATURES, LABELS, Net, loader, said, tagged, trainer
+from tests.callbacks.models import FEATURES, LABELS, Net, loader, said, tagged, trainer, validated
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*have no match")
 
 
 class Tagger(Net):
@@ -36,14 +38,6 @@ def expected(net: Net, *data: TensorDataset, prefix: str = "val", **settings: An
     return {f"{prefix}/{name}": pytest.approx(value, rel=1e-5) for name, value in values.items()}
 
 
-def validated(monitor: RetrievalMonitor, net: Net, loaders: Any) -> dict[str, float]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*have no match.*")
-        run = trainer(monitor)
-        run.validate(net, loaders, verbose=False)
-    return {key: float(value) for key, value in run.callback_metrics.items()}
-
-
 @pytest.mark.parametrize(
     "form", [lambda targets: targets, Tensor.float, Tensor.bool], ids=["integers", "float", "bool"]
 )
@@ -55,19 +49,6 @@ def test_multi_label_targets_of_any_number_type(form: Callable[[Tensor], Any]) -
     assert "val/f1" not in logged
 
 
-def test_settings_reach_the_evaluation() -> None:
-    settings = {
-        "similarity": "euclidean",
-        "metrics": ("mAP", "map@5_found", "recall@2", "ir_recall@3", "precision@4", "ndcg@3_linear", "ndcg@7"),
-        "ties": "pessimistic",
-        "memory_mb": 2,
-    }
-    net = Tagger()
-    logged = validated(RetrievalMonitor(label_groups=None, **settings), net, loader(tagged()))
-    assert logged == expected(net, tagged(), **settings)
-    assert {"val/ndcg@3_linear", "val/ir_recall@3", "val/map@5_found"} < set(logged)
-
-
 def test_two_loaders_and_a_gallery() -> None:
     net, other = Tagger(), tagged(25, seed=1)
     logged = validated(RetrievalMonitor(), net, [loader(tagged()), loader(other)])
@@ -76,25 +57,9 @@ def test_two_loaders_and_a_gallery() -> None:
         assert {key.removesuffix(end): value for key, value in logged.items() if key.endswith(end)} == expected(
             net, data
         )
-    assert validated(RetrievalMonitor(gallery_loader=1), net, [loader(tagged()), loader(other)]) == expected(
+    assert validated(RetrievalMonitor(gallery=1), net, [loader(tagged()), loader(other)]) == expected(
         net, tagged(), other
     )
-
-
-def test_a_flag_for_each_item() -> None:
-    net = Tagger()
-    points, targets = tagged().tensors
-    in_gallery = points[:, 0] > 0.3
-    sets = [TensorDataset(points[chosen], targets[chosen]) for chosen in (~in_gallery, in_gallery)]
-    assert validated(RetrievalMonitor(gallery_flag="gallery"), net, loader(tagged())) == expected(net, *sets)
-
-
-def test_items_that_come_twice_are_found_by_their_ids() -> None:
-    net, data = Tagger(), tagged()
-    points, targets = data.tensors
-    again = TensorDataset(torch.cat([points, points[:7]]), torch.cat([targets, targets[:7]]))
-    ids = lambda outputs, batch: [str(point.tolist()) for point in batch[0]]  # noqa: E731
-    assert validated(RetrievalMonitor(ids=ids), net, loader(again)) == expected(net, data)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from fewshot_callbacks.callbacks import RetrievalPanels
 from fewshot_callbacks.callbacks import panels as panels_module
 from fewshot_callbacks.report.findings import worst_queries
-from tests.callbacks.models import Net, items, loader, retrieval, said, tagged, trainer
+from tests.callbacks.models import Net, items, loader, retrieval, said, trainer
 from tests.callbacks.pictured import SETS, AsGiven, Drawn, brute_force, told
 
 DATA = items()
@@ -127,7 +127,7 @@ def test_what_is_excluded_is_no_neighbour(drawn: Drawn) -> None:
 def test_the_gallery_of_another_loader(drawn: Drawn) -> None:
     net, gallery = AsGiven(), items(seed=5)
     panels = told(images=lambda data, index: f"{'gallery' if data is gallery else 'query'} {index}", sample=36, k=3)
-    validated(net, {"ours": loader(DATA), "all": loader(gallery)}, panels, retrieval(gallery_loader="all"))
+    validated(net, {"ours": loader(DATA), "all": loader(gallery)}, panels, retrieval(gallery="all"))
     scores, relevant, precision = brute_force(*net.by_hand(DATA), *net.by_hand(gallery))
     rows = drawn.figures["sample_queries"][0]
     assert len(rows) == len(DATA)
@@ -144,7 +144,7 @@ def test_a_gallery_by_a_flag(drawn: Drawn) -> None:
         def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
             return super().validation_step(batch, batch_idx) | {"gallery": batch[0][:, 0] > 0.3}
 
-    validated(Flagged(), loader(DATA), told(), retrieval(gallery_flag="gallery"))
+    validated(Flagged(), loader(DATA), told(), retrieval(gallery="gallery"))
     in_gallery = DATA.tensors[0][:, 0] > 0.3
     rows = drawn.figures["sample_queries"][0]
     assert not any(in_gallery[int(row[0])] for row in rows)
@@ -170,20 +170,6 @@ def test_a_sample_of_queries_is_searched_for_the_worst(drawn: Drawn) -> None:
     assert sorted(drawn.queries("sample_queries")) == chosen.tolist()
     imperfect = chosen[precision[chosen] < 1]
     assert drawn.queries("worst_queries") == imperfect[precision[imperfect].argsort()].tolist()
-
-
-def test_multi_label_targets_are_relevant_by_a_shared_label(drawn: Drawn) -> None:
-    data = tagged()
-    validated(AsGiven(), loader(data), told(worst=0, mistakes=9, sample=40, names=["red", "green"]))
-    targets = data.tensors[1]
-    rows = drawn.figures["sample_queries"][0]
-    assert {int(row[0]) for row in rows} == set(range(len(targets)))
-    assert [row[2] for row in rows if row[0] == "0"] == ["item 0, no relevant item"]
-    for query, label, _, neighbours in rows + drawn.figures["confident_mistakes"][0]:
-        own = targets[int(query)]
-        assert label.split(", ")[0] in ("red" if own[0] else "green" if own[1] else label.split(", ")[0],)
-        assert [each[3] for each in neighbours] == [bool((own * targets[int(each[0])]).any()) for each in neighbours]
-    assert not any(row[3][0][3] for row in drawn.figures["confident_mistakes"][0])
 
 
 def test_words_for_labels_and_names_of_classes(drawn: Drawn) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from tests.callbacks import picture_jobs
+from tests.callbacks import gloo_jobs
 from tests.callbacks.gloo_jobs import ITEMS, shorter, uneven
 from tests.callbacks.models import tagged
 from tests.callbacks.pictured import AsGiven, brute_force
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 @pytest.fixture(scope="module")
 def ranks(gloo_folder: Path) -> list[dict[str, Any]]:
     """What each of the two has seen."""
-    return answers(gloo_folder, picture_jobs.__name__, 2)
+    return [seen["pictures"] for seen in answers(gloo_folder, gloo_jobs.__name__, 2)]
 
 
 def check(figures: dict[str, Any], data: TensorDataset, *gallery: TensorDataset, names: Any = str) -> None:

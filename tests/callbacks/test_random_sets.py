@@ -1,7 +1,6 @@
 """Random sets in any order, cut into any batches, in any precision: what must not move does not."""
 
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -12,14 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
-from tests.callbacks.models import Net, retrieval, trainer
-
-
-class AsGiven(Net):
-    """The points are the embeddings."""
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return {"embeddings": batch[0], "labels": batch[1]}
+from tests.callbacks.gloo_jobs import AsGiven
+from tests.callbacks.models import retrieval, trainer
 
 
 @settings(max_examples=25, deadline=None)

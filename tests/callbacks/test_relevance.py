@@ -90,10 +90,8 @@ def test_images_that_come_with_each_of_their_captions_count_once() -> None:
 
 
 def test_a_flag_beside_two_encoders_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"two encoders are queries and gallery of each other\. Leave out gallery_flag"
-    ):
-        validated(RetrievalMonitor(source=BOTH, gallery_flag="image"), Clip())
+    with pytest.raises(UsageError, match=r"two encoders are queries and gallery of each other\. Leave out gallery"):
+        validated(RetrievalMonitor(source=BOTH, gallery="image"), Clip())
 
 
 class Person(LightningModule):
@@ -126,9 +124,7 @@ def test_candidates_of_the_same_person_and_camera_are_ignored(two: bool) -> None
         arguments += [points, person]
         groups[name] = person * 10 + camera
     report = evaluate_retrieval(*arguments, metrics=(*METRICS, "minp"), **groups)
-    monitor = RetrievalMonitor(
-        exclude=("person", "camera"), gallery_loader=1 if two else None, metrics=(*METRICS, "minp")
-    )
+    monitor = RetrievalMonitor(exclude=("person", "camera"), gallery=1 if two else None, metrics=(*METRICS, "minp"))
     run = trainer(monitor)
     run.validate(Person(), [DataLoader(data, batch_size=9) for data in sets], verbose=False)
     assert {f"val/{key}": value for key, value in report.metrics().items()} == pytest.approx(

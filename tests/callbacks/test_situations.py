@@ -98,6 +98,16 @@ class ByHand(Callback):
             )
 
 
+class Stream(IterableDataset[Any]):
+    """Has no length."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.data[i] for i in range(len(self.data)))
+
+
 def monitors(**settings: Any) -> tuple[Callback, ...]:
     return retrieval(**settings), DiscriminantRatioMonitor(**settings), gap_monitor(**settings)
 
@@ -110,6 +120,11 @@ def monitors(**settings: Any) -> tuple[Callback, ...]:
     ("settings", "seen", "validations"),
     [
         ({"num_sanity_val_steps": -1}, 36, 2),
+        ({"val_check_interval": 2}, 36, 4),
+        ({"val_check_interval": 0.5}, 36, 4),
+        ({"val_check_interval": 3, "check_val_every_n_epoch": None}, 36, 2),
+        ({"stream": True}, 36, 2),
+        ({"stream": True, "limit_val_batches": 2}, 22, 2),
         ({"limit_val_batches": 1}, 11, 2),
         ({"limit_val_batches": 0.5}, 22, 2),
         ({"overfit_batches": 0.5}, 22, 2),
@@ -124,28 +139,12 @@ def monitors(**settings: Any) -> tuple[Callback, ...]:
 def test_each_validation_measures_its_items_with_its_weights(
     settings: dict[str, Any], seen: int, validations: int
 ) -> None:
-    by_hand = ByHand(seen)
-    trainer(*monitors(), by_hand, **({"max_epochs": 2} | settings)).fit(Embeds(), loader(), loader(VALIDATION))
-    assert len(by_hand.logged) == validations
-    for logged, expected in zip(by_hand.logged, by_hand.expected, strict=True):
-        assert logged == close(expected)
-    assert len({expected["val/J"] for expected in by_hand.expected}) == validations
-
-
-@pytest.mark.parametrize(
-    ("settings", "validations"),
-    [
-        ({"val_check_interval": 2}, 4),
-        ({"val_check_interval": 0.5}, 4),
-        ({"val_check_interval": 3, "check_val_every_n_epoch": None}, 2),
-    ],
-    ids=str,
-)
-def test_a_validation_inside_an_epoch_measures_the_weights_of_that_moment(
-    settings: dict[str, Any], validations: int
-) -> None:
-    by_hand = ByHand(expect=set_alone)
-    trainer(*monitors()[:2], by_hand, max_epochs=2, **settings).fit(Embeds(), loader(), loader(VALIDATION))
+    """Also inside an epoch, and of data sets without a length."""
+    inside = "val_check_interval" in settings
+    by_hand = ByHand(seen, set_alone if inside else everything)
+    chosen = {"max_epochs": 2} | {name: value for name, value in settings.items() if name != "stream"}
+    loaders = [DataLoader(Stream(data), 11) if "stream" in settings else loader(data) for data in (items(), VALIDATION)]
+    trainer(*monitors()[: 2 if inside else 3], by_hand, **chosen).fit(Embeds(), *loaders)
     assert len(by_hand.logged) == validations
     for logged, expected in zip(by_hand.logged, by_hand.expected, strict=True):
         assert logged == close(expected)
@@ -283,7 +282,6 @@ def _fresh_compiler() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("what", "source", "backend"),
     [
-        ("module", ("embeddings", "labels"), "eager"),
         ("module", "encoder", "eager"),
         ("wrapped submodule", "encoder", "aot_eager"),
         ("submodule in place", "encoder", "eager"),
@@ -408,7 +406,7 @@ def test_labels_without_values_are_nan_and_one_warning_for_each_monitor() -> Non
         in of_map
     )
     assert (
-        "val/J and val/variance_ratio are NaN. DiscriminantRatioMonitor, validation_step: labels is a meta tensor"
+        "val/J and the other values of this set are NaN. DiscriminantRatioMonitor, validation_step: labels is a meta tensor"
         in of_j
     )
     assert all(math.isnan(value) for value in logged_by(run).values())
@@ -469,27 +467,6 @@ def test_batches_of_any_kind(make: Any, points_of: Any, labels_of: Any, labels: 
     assert logged_by(run) == close(everything(lambda points: net.by_hand(TensorDataset(points, points))[0]))
     expected = zip((step["embeddings"] for step in batches.outputs), TRAINING.tensors[1].split(11), strict=True)
     assert batches.logged == pytest.approx([float(discriminant_ratio(*pair)) for pair in expected])
-
-
-class Stream(IterableDataset[Any]):
-    """Has no length."""
-
-    def __init__(self, data: TensorDataset) -> None:
-        self.data = data
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self.data[i] for i in range(len(self.data)))
-
-
-@pytest.mark.filterwarnings("ignore:.*items each")
-@pytest.mark.parametrize(("settings", "seen"), [({}, 36), ({"limit_val_batches": 2}, 22)])
-def test_data_sets_without_a_length(settings: dict[str, Any], seen: int) -> None:
-    by_hand = ByHand(seen)
-    training, validation = (DataLoader(Stream(data), batch_size=11) for data in (items(), VALIDATION))
-    trainer(*monitors(), by_hand, max_epochs=2, **settings).fit(Embeds(), training, validation)
-    assert len(by_hand.logged) == 2
-    for logged, expected in zip(by_hand.logged, by_hand.expected, strict=True):
-        assert logged == close(expected)
 
 
 # -------------------------------------------------------------------------------------------------------------- loggers

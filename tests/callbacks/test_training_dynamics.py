@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks._trainer import without_side_effects
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
+from fewshot_callbacks.callbacks import TrainingDynamicsMonitor
 from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, training_dynamics
 from fewshot_callbacks.protonet import ProtoNet
 from tests.callbacks.models import SHOTS, Backbone, EveryBatch, episode_items, episodes, protonet, said, trainer
@@ -35,16 +35,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
 class Reference(Callback):
     """Embeds with copies of the whole module before and after each update, and applies the definitions in loops."""
 
-    def __init__(self, centering: Any = "points") -> None:
-        self.centering = centering
+    def __init__(self, centering: Any = "points", encoder: str = "backbone", image: Any = 0, label: Any = 1) -> None:
+        self.centering, self.encoder, self.image, self.label = centering, encoder, image, label
         self.measured: dict[int, dict[str, float]] = {}
         self.before: Tensor | None = None
 
     def embed(self, module: LightningModule, batch: Any) -> Tensor:
         with torch.no_grad():
-            twin = copy.deepcopy(module.backbone)  # the Trainer cannot be copied, and need not
-            assert isinstance(twin, nn.Module)
-            embeddings: Tensor = twin(batch[0])
+            twin = copy.deepcopy(module.get_submodule(self.encoder))  # the Trainer cannot be copied, and need not
+            embeddings: Tensor = twin(batch[self.image])
             return embeddings
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -56,7 +55,7 @@ class Reference(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self.before is not None:
-            after, labels = self.embed(pl_module, self.batch), self.batch[1]
+            after, labels = self.embed(pl_module, self.batch), self.batch[self.label]
             self.measured[trainer.global_step] = slow_dynamics(self.before, after, labels, SHOTS, self.centering)
 
 
@@ -105,18 +104,18 @@ def test_measures_the_step_that_was_taken_whatever_the_trainer_does(settings: di
 class TwoOptimisers(LightningModule):
     """Manual optimisation: one optimiser for each half, both in every batch, or none that Lightning knows of."""
 
-    def __init__(self, raw: bool = False) -> None:
+    def __init__(self, raw: bool = False, every: int = 1) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.automatic_optimization = False
-        self.backbone, self.raw, self.shots = Backbone(), raw, SHOTS
+        self.backbone, self.raw, self.every, self.shots = Backbone(), raw, every, SHOTS
 
     def forward(self, points: Tensor) -> Tensor:
         embeddings: Tensor = self.backbone(points)
         return embeddings
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        for optimizer in self.optimizers(use_pl_optimizer=not self.raw):  # type: ignore[union-attr]
+        for optimizer in self.optimizers(not self.raw) if batch_idx % self.every == 0 else ():  # type: ignore[union-attr]
             loss = self(batch[0]).square().mean() + self(batch[0])[0].sum()
             optimizer.zero_grad()
             self.manual_backward(loss)
@@ -127,10 +126,12 @@ class TwoOptimisers(LightningModule):
         return [torch.optim.SGD(layers[0].parameters(), lr=0.1), torch.optim.SGD(layers[4].parameters(), lr=0.1)]
 
 
-def test_several_optimisers_in_a_batch_are_one_movement() -> None:
-    monitor, reference = TrainingDynamicsMonitor(every_n_steps=3, embed="backbone"), Reference()
-    trainer(reference, monitor).fit(TwoOptimisers(), episodes())
-    assert_equals_reference(monitor, reference, [6, 12])  # two optimiser steps in each batch
+@pytest.mark.parametrize(("every", "n", "steps"), [(1, 3, [6, 12]), (4, 2, [4, 8, 12, 16])])
+def test_several_optimisers_in_a_batch_are_one_movement(every: int, n: int, steps: list[int]) -> None:
+    """Two steps in each update; of updates in every fourth batch each second is measured, whichever batch it is in."""
+    monitor, reference = TrainingDynamicsMonitor(every_n_steps=n, embed="backbone"), Reference()
+    trainer(reference, monitor).fit(TwoOptimisers(every=every), episodes(8 * every))
+    assert_equals_reference(monitor, reference, steps)
 
 
 def test_steps_that_nobody_announces_are_said_to_be_unmeasurable() -> None:
@@ -140,39 +141,23 @@ def test_steps_that_nobody_announces_are_said_to_be_unmeasurable() -> None:
     assert len(monitor.history) == 0
 
 
-def test_a_step_that_a_gradient_scaler_skips_moves_nothing() -> None:
+def test_steps_that_move_nothing_are_undefined_and_said_once() -> None:
     class Skipping(torch.optim.SGD):
-        """Does what a scaler does on finding infinite gradients: it runs the closure and leaves the weights."""
+        """Does what a gradient scaler does on finding infinite gradients: it runs the closure and leaves the weights."""
 
         def step(self, closure: Any = None) -> Any:
             return closure()
 
-    class Net(ProtoNet):
+    class Still(ProtoNet):
         def configure_optimizers(self) -> Any:
             return Skipping(self.parameters(), lr=0.1)
 
-    monitor = TrainingDynamicsMonitor(every_n_steps=2)
-    with pytest.warns(UserWarning, match=r"moved no embedding"):
-        trainer(monitor, max_steps=2).fit(Net(Backbone(), shots=SHOTS), episodes())
-    assert monitor.history.measures[0].undefined
-
-
-def test_what_is_undefined_at_every_step_is_said_once() -> None:
-    class Still(ProtoNet):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.0)
-
+    monitor = TrainingDynamicsMonitor(every_n_steps=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer(TrainingDynamicsMonitor(every_n_steps=1)).fit(Still(Backbone(), shots=SHOTS), episodes())
+        trainer(monitor).fit(Still(Backbone(), shots=SHOTS), episodes())
     assert len([text for text in said(caught) if "moved no embedding" in text]) == 1
-
-
-def test_a_rehearsal_run_writes_nothing(tmp_path: Path) -> None:
-    monitor = TrainingDynamicsMonitor(every_n_steps=1, strict=True)
-    trainer(monitor, logger=CSVLogger(tmp_path, name="run", version=""), fast_dev_run=True).fit(protonet(), episodes())
-    assert len(monitor.history) == 1
-    assert not list(tmp_path.rglob("*.json"))
+    assert all(measure.undefined for measure in monitor.history.measures)
 
 
 def test_several_episodes_in_a_batch() -> None:
@@ -216,11 +201,6 @@ def test_a_rehearsal_puts_back_all_random_states_and_buffers_also_after_an_error
     assert drawn[0] == drawn[1]
 
 
-def test_another_monitor_that_listens_to_the_backbone_sees_the_step_alone() -> None:
-    listener = DiscriminantRatioMonitor(source="backbone", strict=True)
-    trainer(listener, TrainingDynamicsMonitor(every_n_steps=1, strict=True), max_steps=3).fit(protonet(), episodes())
-
-
 # ------------------------------------------------------------------------------------- any module, and what is refused
 
 
@@ -255,25 +235,9 @@ def mappings() -> DataLoader[Any]:
 
 
 def test_a_users_module_says_how_it_embeds() -> None:
-    class OfEncoder(Reference):
-        def embed(self, module: LightningModule, batch: Any) -> Tensor:
-            with torch.no_grad():
-                embeddings: Tensor = copy.deepcopy(module.encoder)(batch["image"])  # type: ignore[operator]
-                return embeddings
-
-        def on_train_batch_start(
-            self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-        ) -> None:
-            self.batch, self.before = batch, None
-
-        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-            assert self.before is not None
-            after, labels = self.embed(pl_module, self.batch), self.batch["label"]
-            self.measured[trainer.global_step] = slow_dynamics(self.before, after, labels, SHOTS, "points")
-
     for embed in ("encoder", lambda module, batch: module.encoder(batch["image"])):
         monitor = TrainingDynamicsMonitor(every_n_steps=4, shots=SHOTS, embed=embed, labels="label", strict=True)
-        reference = OfEncoder()
+        reference = Reference("points", "encoder", "image", "label")
         trainer(reference, monitor).fit(Own(), mappings())
         assert_equals_reference(monitor, reference, [4, 8])
 
@@ -318,11 +282,12 @@ def test_what_cannot_be_measured_is_said_once_and_the_training_goes_on(settings:
         ({"every_n_steps": 0}, r"every_n_steps=0\) must be at least 1"),
         ({"shots": 0}, r"shots=0\) must be at least 1"),
         ({"episodes_per_batch": 0}, r"episodes_per_batch=0\) must be at least 1"),
+        ({"embed": "bakbone"}, r"embed='bakbone'\): ProtoNet has no submodule of that name.*backbone"),
     ],
 )
-def test_wrong_settings_fail_in_the_constructor(settings: dict[str, Any], words: str) -> None:
+def test_wrong_settings_end_the_fit_before_it_starts(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        TrainingDynamicsMonitor(**settings)
+        trainer(TrainingDynamicsMonitor(**settings)).fit(protonet(), episodes())
 
 
 # ------------------------------------------------------------------------------------------- logs, files and checkpoints
@@ -346,6 +311,8 @@ def test_nothing_is_written_without_a_logger_unless_a_path_is_given(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     trainer(TrainingDynamicsMonitor(every_n_steps=2)).fit(protonet(), episodes())
+    rehearsal = CSVLogger(tmp_path, name="run", version="")
+    trainer(TrainingDynamicsMonitor(every_n_steps=1), logger=rehearsal, fast_dev_run=True).fit(protonet(), episodes())
     assert list(tmp_path.iterdir()) == []
     monitor = TrainingDynamicsMonitor(every_n_steps=2, file=str(tmp_path / "mine.json"))
     trainer(monitor).fit(protonet(), episodes())
@@ -387,19 +354,6 @@ def test_a_history_of_another_centering_is_not_mixed_in() -> None:
     assert len(other.history) == 0
 
 
-def test_updates_now_and_then_are_counted_as_updates() -> None:
-    """Manual optimisation that steps in every fourth batch: each second update is measured, whichever batch it is in."""
-
-    class NowAndThen(TwoOptimisers):
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            if batch_idx % 4 == 0:
-                super().training_step(batch, batch_idx)
-
-    monitor, reference = TrainingDynamicsMonitor(every_n_steps=2, embed="backbone"), Reference()
-    trainer(reference, monitor).fit(NowAndThen(), episodes(32))
-    assert_equals_reference(monitor, reference, [4, 8, 12, 16])  # two optimiser steps in an update
-
-
 def test_two_of_them_need_two_names(tmp_path: Path) -> None:
     one = TrainingDynamicsMonitor(every_n_steps=4)
     with pytest.raises(
@@ -421,11 +375,6 @@ def test_what_forward_returns_is_said_to_be_taken_for_embeddings_where_nothing_t
 
     with pytest.warns(UserWarning, match=r"takes what OnlyLoss.forward returns for the embeddings"):
         trainer(TrainingDynamicsMonitor(every_n_steps=4)).fit(OnlyLoss(Backbone(), shots=SHOTS), episodes())
-
-
-def test_a_submodule_that_is_not_there_ends_the_fit_before_it_starts() -> None:
-    with pytest.raises(ValueError, match=r"embed='bakbone'\): ProtoNet has no submodule of that name.*backbone"):
-        trainer(TrainingDynamicsMonitor(embed="bakbone")).fit(protonet(), episodes())
 
 
 def test_a_second_fit_begins_anew() -> None:

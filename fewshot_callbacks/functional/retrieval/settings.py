@@ -95,6 +95,8 @@ GONE = {
     "gallery_places": "share=Share(gallery_places=...)",
     "processes": "share=Share(processes)",
     "threshold_consistency": "metrics=('opis@fmr0.1', 'opis_gap@fmr0.1', ...)",
+    "gallery_loader": "gallery=1, the index or the name of the loader",
+    "gallery_flag": "gallery='is_gallery', the entry of the batch, or a function of (outputs, batch)",
     "prefix": "name='t2i' for val/t2i/mAP and test/t2i/mAP",
 }
 

@@ -250,8 +250,8 @@ def test_an_unknown_setting_is_named_with_the_one_that_is_meant(call, kind, name
 
 
 def test_a_misspelt_argument_beside_the_settings_is_found_too():
-    with pytest.raises(TypeError, match=r"no setting 'gallery_ladder'. Did you mean 'gallery_loader'\?"):
-        RetrievalMonitor(gallery_ladder=1)
+    with pytest.raises(TypeError, match=r"no setting 'galery'. Did you mean 'gallery'\?"):
+        RetrievalMonitor(galery=1)
     with pytest.raises(TypeError, match=r"no setting 'query_id'. Did you mean 'query_ids'\?"):
         evaluate_retrieval([[1.0]], [0], query_id=[0])
 
