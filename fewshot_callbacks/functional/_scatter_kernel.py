@@ -1,4 +1,4 @@
-"""Both ratios of a batch on the CPU, compiled: the small PyTorch operations take several times as long.
+"""Both ratios of a batch on the CPU, and sums over the items of classes, compiled: PyTorch takes several times as long.
 
 What is computed, and why relative to an item of each class, is said in `discriminant_ratio.py`; here the sums are those
 of values whose squares float64 holds.
@@ -103,3 +103,37 @@ def _between(items: NDArray[np.floating], count: NDArray[np.float64], offset: ND
                 mean = np.float64(items[i, k]) - np.float64(items[reference, k]) + offset[i, k] - offset[reference, k]
                 scatter += count[i] * (mean - centre[k] / total) ** 2
     return scatter
+
+
+@_kernel
+def lengths(rows: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Compute the Euclidean length of each row without an overflow or underflow of its squares; 1 for a row of zeros."""
+    found = np.ones(len(rows))
+    for i in range(len(rows)):
+        largest, total = 0.0, 0.0
+        for value in rows[i]:
+            largest = max(largest, np.float64(abs(value)))
+        if largest > 0:
+            for value in rows[i]:
+                total += (np.float64(value) / largest) ** 2
+            found[i] = largest * math.sqrt(total)
+    return found
+
+
+@_kernel
+def class_sums(
+    rows: NDArray[np.floating], lengths: NDArray[np.float64], number: NDArray[np.int64], origin: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Add up, over the items of each class, the difference to its origin and its square, of rows divided by their lengths.
+
+    `number` says which class an item is of, `origin` which item of it the others are measured from.
+    """
+    sums, squares = np.zeros((len(origin), rows.shape[1])), np.zeros(len(origin))
+    for i in range(len(rows)):
+        c, o, total = number[i], origin[number[i]], 0.0
+        for k in range(rows.shape[1]):
+            apart = np.float64(rows[i, k]) / lengths[i] - np.float64(rows[o, k]) / lengths[o]
+            sums[c, k] += apart
+            total += apart * apart
+        squares[c] += total
+    return sums, squares

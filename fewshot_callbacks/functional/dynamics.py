@@ -29,6 +29,8 @@ of the paper says; `"coordinates"`: the mean of the embedding's own coordinates,
 # Added to squared distances, so that a query on its prototype gives a finite ratio.
 EPSILON = 1e-10
 
+NOTHING = (math.nan,) * 4
+
 # A scale below this is none: the embeddings collapsed, or turned around, in one step.
 LEAST_ALPHA = 1e-6
 
@@ -134,7 +136,7 @@ def training_dynamics(
     labels = as_labels(labels, "labels", call).codes.to(before.device)
     old, new = (_class_distances(embeddings, labels, shots, episodes) for embeddings in (before, after))
     if not (before.isfinite().all() and after.isfinite().all()):
-        return StepDynamics(math.nan, math.nan, math.nan, math.nan, ("embeddings are not finite (NaN or Inf)",))
+        return StepDynamics(*NOTHING, ("embeddings are not finite (NaN or Inf)",))
     undefined = []
 
     dim = 0 if centering == "points" else 1
@@ -145,8 +147,7 @@ def training_dynamics(
     alpha = float((x_old * x_new).sum() / norm) if norm > 0 and not collapsed else math.nan
     moved = torch.linalg.vector_norm(x_new - x_old)
     if moved == 0:  # no step, which is neither good nor bad
-        nothing = "the step moved no embedding, so there is nothing to measure"
-        return StepDynamics(math.nan, math.nan, math.nan, math.nan, (nothing,))
+        return StepDynamics(*NOTHING, ("the step moved no embedding, so there is nothing to measure",))
     if math.isnan(alpha):
         undefined.append("all embeddings were one point before the step (collapsed), so the scale alpha is undefined")
     elif alpha < LEAST_ALPHA:
@@ -240,15 +241,13 @@ def episode_in(labels: Int[Tensor, "items"], shots: int) -> tuple[Int[Tensor, "c
 
 
 # The four measures that the paper compares, and where a step counts as good.
-RATIOS: dict[str, Literal["above 1", "below 1"] | None] = {
-    "norm_ratio": None,
-    "con_alpha": "below 1",
-    "div_alpha": "above 1",
-    "con_div": "below 1",
-}
+RATIOS: dict[str, Literal["above 1", "below 1"] | None]
+RATIOS = {"norm_ratio": None, "con_alpha": "below 1", "div_alpha": "above 1", "con_div": "below 1"}
 
 
 FILE_FORMAT = 1
+# Fields of a step that a file holds; the others follow from them.
+MEASURED = ("alpha", "norm_ratio", "psi_con", "psi_div")
 
 
 @dataclass(frozen=True)
@@ -298,16 +297,11 @@ class DynamicsHistory:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists by name, for JSON; NaN becomes None."""
-        columns = ("alpha", "norm_ratio", "psi_con", "psi_div")
-        return {
-            "format": FILE_FORMAT,
-            "centering": self.centering,
-            "steps": list(self.steps),
-            **{
-                name: [None if math.isnan(value) else value for value in self.values(name).tolist()] for name in columns
-            },
-            "undefined": [list(measure.undefined) for measure in self.measures],
-        }
+        columns = {name: self.values(name).tolist() for name in MEASURED}
+        undefined = [measure.undefined for measure in self.measures]
+        head = {"format": FILE_FORMAT, "centering": self.centering, "steps": self.steps}
+        stored: dict[str, Any] = without_nan(head | columns | {"undefined": undefined})
+        return stored
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> DynamicsHistory:
@@ -319,7 +313,7 @@ class DynamicsHistory:
         try:
             if state["format"] != FILE_FORMAT:
                 raise ValueError(f"format {state['format']!r} is unknown")
-            columns: list[Any] = [state[name] for name in ("alpha", "norm_ratio", "psi_con", "psi_div")]
+            columns: list[Any] = [state[name] for name in MEASURED]
             measures = []
             for *row, why in zip(*columns, state["undefined"], strict=True):
                 alpha, phi, psi_con, psi_div = (math.nan if value is None else float(value) for value in row)
@@ -367,12 +361,7 @@ SIGNIFICANT = 0.01
 # Fewer measured steps than these show next to nothing.
 FEW = 20
 
-TITLES = {
-    "norm_ratio": "norm ratio",
-    "con_alpha": "con-alpha",
-    "div_alpha": "div-alpha",
-    "con_div": "con-div",
-}
+TITLES = {"norm_ratio": "norm ratio", "con_alpha": "con-alpha", "div_alpha": "div-alpha", "con_div": "con-div"}
 
 
 @dataclass(frozen=True)
@@ -416,10 +405,8 @@ class DynamicsComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; NaN becomes None."""
-        return {
-            "names": list(self.names),
-            "measures": {name: without_nan(asdict(measure)) for name, measure in self.measures.items()},
-        }
+        stored: dict[str, Any] = without_nan(asdict(self))
+        return stored
 
     def table(self) -> Table:
         """Make a table for rich, with the paper's columns; p-values below 0.01 are bold, with a star."""
@@ -428,17 +415,14 @@ class DynamicsComparison:
             from rich.table import Table  # noqa: PLC0415
 
         steps = [next(iter(self.measures.values())).steps[run] for run in (0, 1)]
+        few = ". These are few steps for a comparison: measure more often (every_n_steps)"
+        few = "" if min(steps) >= FEW else few
         table = Table(
             box=SIMPLE_HEAD,
             pad_edge=False,
             caption=(
                 f"{steps[0]:,} and {steps[1]:,} measured steps. Geometric means; share of good steps: con-alpha < 1, "
-                f"div-alpha > 1, con-div < 1. * p < {SIGNIFICANT}"
-                + (
-                    ""
-                    if min(steps) >= FEW
-                    else ". These are few steps for a comparison: measure more often (every_n_steps)"
-                )
+                f"div-alpha > 1, con-div < 1. * p < {SIGNIFICANT}" + few
             ),
         )
         table.add_column("", no_wrap=True)
@@ -448,15 +432,9 @@ class DynamicsComparison:
         table.add_column("Mann-\nWhitney p", justify="right", no_wrap=True)
         table.add_column("Fisher's\nexact p", justify="right", no_wrap=True)
         for name, measure in self.measures.items():
-            shares = measure.good_shares
-            cells = [
-                cell
-                for run in (0, 1)
-                for cell in (
-                    f"{measure.geometric_means[run]:.5f}",
-                    "" if shares is None else f"{shares[run]:.5f}",
-                )
-            ]
+            (mean, other), shares = measure.geometric_means, measure.good_shares
+            good = ("", "") if shares is None else [f"{share:.5f}" for share in shares]
+            cells = f"{mean:.5f}", good[0], f"{other:.5f}", good[1]
             table.add_row(TITLES[name], *cells, p_value(measure.mann_whitney_p), p_value(measure.fisher_p))
         return table
 
@@ -519,7 +497,7 @@ def compare_dynamics(
 def _compared(first: DynamicsHistory, second: DynamicsHistory, name: str) -> MeasureComparison:
     from scipy.stats import fisher_exact, mannwhitneyu  # noqa: PLC0415 - half a second that only a comparison needs
 
-    a, b = (_finite(run.values(name)) for run in (first, second))
+    a, b = (values[values.isfinite()] for values in (first.values(name), second.values(name)))
     some = len(a) > 0 and len(b) > 0
     means = tuple(float(values.log().mean().exp()) for values in (a, b))
     mann_whitney = float(mannwhitneyu(a.numpy(), b.numpy(), alternative="two-sided").pvalue) if some else math.nan
@@ -533,10 +511,6 @@ def _compared(first: DynamicsHistory, second: DynamicsHistory, name: str) -> Mea
             count / len(values) if len(values) else math.nan for count, values in zip(counts, (a, b), strict=True)
         )
     return MeasureComparison(means, shares, (len(a), len(b)), mann_whitney, fisher)  # type: ignore[arg-type]
-
-
-def _finite(values: Tensor) -> Tensor:
-    return values[values.isfinite()]
 
 
 def p_value(p: float | None) -> str:

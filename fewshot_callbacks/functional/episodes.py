@@ -190,11 +190,11 @@ def sample_episodes(
     check_episode_sizes(ways=ways, shots=shots, queries=queries, episodes=episodes)
     numbers, words = as_labels(labels, "labels", "sample_episodes").numbered()
     numbers = numbers.cpu()
-    classes, counts = torch.unique(numbers, return_counts=True)
-    _check_classes(classes, counts, ways=ways, shots=shots, queries=queries, names=words or class_names)
+    check_classes_suffice(numbers, ways=ways, shots=shots, queries=queries, class_names=words or class_names)
+    counts = numbers.unique(return_counts=True)[1]
 
     generator = torch.Generator().manual_seed(check_seed("sample_episodes", "seed", seed))
-    picked = _distinct(torch.full((episodes,), len(classes)), ways, generator)  # (episodes, ways)
+    picked = _distinct(torch.full((episodes,), len(counts)), ways, generator)  # (episodes, ways)
     of_class = _distinct(counts[picked.flatten()], shots + queries, generator)  # (episodes * ways, images)
 
     by_class = numbers.argsort(stable=True)  # (items,): the items of the first class, of the second, ...
@@ -264,22 +264,13 @@ def check_classes_suffice(
     """
     numbers, words = as_labels(labels, "labels", "check_classes_suffice").numbered()
     classes, counts = torch.unique(numbers.cpu(), return_counts=True)
-    names = words or class_names
-    _check_classes(classes, counts, ways=ways, shots=shots, queries=queries, names=names, prefix=prefix)
-
-
-def _check_classes(
-    classes: Tensor, counts: Tensor, *, ways: int, shots: int, queries: int, names: ClassNames | None, prefix: str = ""
-) -> None:
     if len(classes) < ways:
-        raise ValueError(
-            f"{ways}-way episodes need {ways} classes; the labels hold {len(classes)}. "
-            + (
-                f"Use {prefix}ways <= {len(classes)} or add classes."
-                if len(classes)
-                else "Pass the labels of the data set."
-            )
+        fix = (
+            f"Use {prefix}ways <= {len(classes)} or add classes."
+            if len(classes)
+            else "Pass the labels of the data set."
         )
+        raise ValueError(f"{ways}-way episodes need {ways} classes; the labels hold {len(classes)}. {fix}")
     needed, too_small = shots + queries, int((counts < shots + queries).sum())
     if too_small:
         smallest = int(counts.argmin())
@@ -290,7 +281,7 @@ def _check_classes(
             fewer = f"Use {prefix}shots 1 with {prefix}queries <= {size - 1} or drop" if size > 1 else "Drop"
         raise ValueError(
             f"{ways}-way {shots}-shot with {queries} queries needs {needed} images per class; class "
-            f"{class_name(int(classes[smallest]), names)} has {size}{several}. "
+            f"{class_name(int(classes[smallest]), words or class_names)} has {size}{several}. "
             f"{fewer} {'these classes' if too_small > 1 else 'the class'}."
         )
 

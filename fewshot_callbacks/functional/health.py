@@ -29,6 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.functional import _scatter_kernel
 from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, read_labels
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
 from fewshot_callbacks.functional.neighbours import Neighbours, nearest, positive_whole
@@ -43,6 +44,8 @@ DECAY = (3, 100)
 FEWEST_EIGENVALUES = 3
 # Rows that are turned into float64 at a time.
 TILE = 2048
+# Means of classes that are compared with as many at a time.
+CLASSES_AT_ONCE = 512
 # Items whose pairs give the uniformity of a larger set: half a million pairs, in 8 MB.
 SAMPLE = 1024
 # Neighbours that are listed at most, to see who else is as near as the last of k.
@@ -80,11 +83,7 @@ class Moments:
         shifted = items - origin  # float64, whatever the items are
         offset = shifted.mean(dim=0)
         shifted -= offset
-        scatter, step = shifted.new_empty(len(origin), len(origin)), max(1, -(-len(origin) // 4))
-        for at in range(0, len(origin), step):  # what lies below the diagonal is known
-            block = shifted[:, at : at + step].T @ shifted[:, at:]
-            scatter[at : at + step, at:], scatter[at:, at : at + step] = block, block.T
-        return cls(len(items), origin, offset, scatter)
+        return cls(len(items), origin, offset, _gram(shifted))
 
     def merge(self, other: Moments) -> Moments:
         """Merge the moments of two sets."""
@@ -131,6 +130,16 @@ class Moments:
         deviation = float(self.scatter.trace())
         total = deviation + self.count * float(self.mean.square().sum())
         return math.sqrt(deviation / total) if total else 0.0
+
+
+def _gram(rows: Float[Tensor, "items dim"]) -> Float[Tensor, "dim dim"]:
+    """Multiply the columns of a matrix with each other."""
+    dim = rows.shape[1]
+    found, step = rows.new_empty(dim, dim), max(1, -(-dim // 4))
+    for at in range(0, dim, step):  # what lies below the diagonal is known
+        block = rows[:, at : at + step].T @ rows[:, at:]
+        found[at : at + step, at:], found[at:, at : at + step] = block, block.T
+    return found
 
 
 def _positive(matrix: Float[Tensor, "dim dim"]) -> Float[Tensor, "rank"]:
@@ -313,26 +322,36 @@ def _read(embeddings: Any, labels: Any, processes: Processes) -> tuple[Tensor, T
     if len(rows) or processes.count == 1:
         check_embeddings(rows, "embeddings", _CALL)
     codes = None if labels is None else read_labels(labels, len(rows), "labels", "embeddings", _CALL).codes
-    return computable(rows), codes
+    return computable(rows).contiguous(), codes
 
 
-def _moments(rows: Tensor, codes: Tensor | None, unit: float, *, normalize: bool) -> tuple[Any, Any, Any]:
+def _moments(
+    rows: Tensor, codes: Tensor | None, unit: float, *, normalize: bool
+) -> tuple[Moments | None, ClassMoments | None, ClassMoments | None]:
     """Return the moments of all rows, of each class, and of each class as unit vectors; None where there are none."""
-    parts: list[tuple[Any, Any, Any]] = [(None, None, None)]
-    # to merge moments takes as long as there are classes
-    step = TILE if codes is None else max(TILE, 2 * len(codes.unique()))
-    for first in range(0, len(rows), step):
-        items = rows[first : first + step]
-        items = items if unit == 1 else items / unit
-        units = items if codes is None and not normalize else unit_rows(items.double())
-        items = units if normalize else items
-        classes: list[Any] = [None, None]
-        if codes is not None:
-            some = codes[first : first + step]
-            classes = [ClassMoments.of(each, some) for each in (items, units)]
-        of_part = (Moments.of(items), *classes)
-        parts = [tuple(_merged(pair) for pair in zip(parts[0], of_part, strict=True))]
-    return parts[0]
+    if not len(rows):
+        return None, None, None
+    parts = (unit_rows(part.double()) if normalize else part / unit for part in rows.split(TILE))
+    moments = reduce(Moments.merge, (Moments.of(part) for part in parts))
+    if codes is None:
+        return moments, None, None
+    lengths = torch.from_numpy(_scatter_kernel.lengths(rows.numpy()))
+    of_units = _class_moments(rows, codes, lengths)
+    return moments, of_units if normalize else _class_moments(rows, codes, torch.full_like(lengths, unit)), of_units
+
+
+def _class_moments(
+    rows: Float[Tensor, "items dim"], codes: Int[Tensor, "items"], lengths: Float[Tensor, "items"]
+) -> ClassMoments:
+    """Return the moments of each class of rows that are divided by their lengths, from one reading of the rows."""
+    present, number, counts = codes.unique(return_inverse=True, return_counts=True)
+    origin = number.sort(stable=True).indices[counts.cumsum(0) - counts]  # the first item of each class
+    given = (each.numpy() for each in (rows, lengths, number, origin))
+    sums, squares = map(torch.from_numpy, _scatter_kernel.class_sums(*given))
+    offsets = sums / counts[:, None]
+    # The origin is an item: what is subtracted is at most n times what is left, and its rounding n 2^-53 of it.
+    scatter = (squares - counts * offsets.square().sum(dim=1)).clamp(min=0)
+    return ClassMoments(present.long(), counts, rows[origin].double() / lengths[origin, None], offsets, scatter.sqrt())
 
 
 def _merged(parts: Sequence[Any]) -> Any:
@@ -369,10 +388,10 @@ def _of_classes(moments: Moments, classes: ClassMoments, of_units: ClassMoments,
         )
         return
     counts, means = classes.counts.double(), classes.means - moments.mean
-    within = moments.scatter - (means * counts[:, None]).T @ means
+    within = moments.scatter - _gram(means * counts.sqrt()[:, None])
     counts, means = counts[several], means[several]
     apart = means - (counts / counts.sum()) @ means
-    values, directions = torch.linalg.eigh(apart.T @ apart / number)
+    values, directions = torch.linalg.eigh(_gram(apart) / number)
     kept = values > values[-1] * len(values) * torch.finfo(values.dtype).eps
     values, directions = values[kept], directions[:, kept]
     if not len(values):
@@ -386,16 +405,15 @@ def _of_classes(moments: Moments, classes: ClassMoments, of_units: ClassMoments,
 
 def _distance_normalized_variance(means: Float[Tensor, "classes dim"], variance: Float[Tensor, "classes"]) -> float:
     """Average the variance of a class over its squared distance to another one, over all ordered pairs."""
-    length, total = means.square().sum(dim=1), 0.0
-    step = max(1, 2**22 // len(means))
-    for first in range(0, len(means), step):
-        some = slice(first, first + step)
-        lengths = length[some, None] + length
-        squared = lengths - 2 * means[some] @ means.T
-        squared[squared <= 1e-12 * lengths] = 0.0  # which is the rounding of the product
-        ratios = variance[some, None] / squared
-        ratios[torch.arange(len(ratios)), torch.arange(first, first + len(ratios))] = 0.0
-        total += float(ratios.sum())
+    total = 0.0
+    parts = [part.split(CLASSES_AT_ONCE) for part in (means, means.square().sum(dim=1), variance)]
+    for place, (some, of_some, varied) in enumerate(zip(*parts, strict=True)):
+        for others, of_others, also in zip(*(part[place:] for part in parts), strict=True):
+            lengths = of_some[:, None] + of_others
+            squared = torch.addmm(lengths, some, others.T, alpha=-2)
+            squared.masked_fill_(squared <= 1e-12 * lengths, 0.0)  # which is the rounding of the product
+            ratios = (varied[:, None] + also) / squared
+            total += float((ratios.triu(1) if others is some else ratios).sum())
     return total / (len(means) * (len(means) - 1))
 
 

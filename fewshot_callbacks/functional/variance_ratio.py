@@ -35,7 +35,7 @@ from fewshot_callbacks.functional.discriminant_ratio import (
     read_batch,
     unit_rows,
 )
-from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
+from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile, t_quantile
 
 
 def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> Float[Tensor, ""]:
@@ -169,8 +169,6 @@ def _jackknife_interval(
     ratio: float, without: Float[Tensor, "classes"], shares: Float[Tensor, "classes"], n0: float, confidence: float
 ) -> Interval:
     """Interval on the scale of log(1 + n0 ratio), from the ratios without one class each."""
-    from scipy.special import stdtrit  # noqa: PLC0415 - what is never evaluated needs no SciPy
-
     units = len(without)
     logs = (n0 * without).log1p()
     if units < 3 or not bool(logs.isfinite().all()):
@@ -183,7 +181,7 @@ def _jackknife_interval(
     second, fourth = float(scaled.square().sum()), float(scaled.pow(4).sum())
     # at least 1, at most the effective number of classes minus one: see statistics.py
     freedom = max(1.0, min(1 / float(shares.square().sum()) - 1, 2 * second * second / fourth))
-    reach = float(stdtrit(freedom, (1 + confidence) / 2)) * largest * math.sqrt((units - 1) / units * second)
+    reach = t_quantile(confidence, freedom) * largest * math.sqrt((units - 1) / units * second)
     centre = math.log1p(n0 * ratio)
     low, high = (math.expm1(min(centre + side * reach, 700.0)) / n0 for side in (-1, 1))  # exp(710) overflows
     return Interval(low, high)

@@ -51,12 +51,7 @@ class Conv4(nn.Module):
             raise ValueError(f"Conv4: there is no init={init!r}. Choose 'pytorch' or 'he_fan_out'.")
         self.in_channels = in_channels
         self.width = width
-        self.blocks = nn.Sequential(
-            _conv_block(in_channels, width, init),
-            _conv_block(width, width, init),
-            _conv_block(width, width, init),
-            _conv_block(width, width, init),
-        )
+        self.blocks = nn.Sequential(*(_conv_block(inputs, width, init) for inputs in (in_channels, *[width] * 3)))
 
     def output_dim(self, image_size: int | tuple[int, int]) -> int:
         """Compute the length of the embedding of an image.

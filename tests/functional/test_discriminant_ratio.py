@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import calinski_harabasz_score
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, discriminant_ratio
+from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, batch_ratios, discriminant_ratio
 from tests.functional.class_cases import batches, extreme_sets, made
 from tests.thread_processes import in_threads
 
@@ -176,12 +176,12 @@ class TestNothingToSay:
 
 
 class TestWhileTraining:
-    def test_no_gradient_and_inputs_unchanged(self):
-        embeddings, labels = made()
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_no_gradient_and_inputs_unchanged(self, dtype):
+        embeddings, labels = made(dtype=dtype)
         embeddings.requires_grad_()
         before, labels_before, state = embeddings.detach().clone(), labels.clone(), torch.get_rng_state()
-        found = discriminant_ratio(embeddings, labels, normalize=True)
-        assert not found.requires_grad
+        assert not any(ratio.requires_grad for ratio in batch_ratios(embeddings, labels, normalize=True))
         assert torch.equal(embeddings, before)
         assert torch.equal(labels, labels_before)
         assert torch.is_grad_enabled()
@@ -192,9 +192,9 @@ class TestWhileTraining:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
     def test_autocast_changes_nothing(self, dtype):
         embeddings, labels = made(dtype=dtype)
-        expected = discriminant_ratio(embeddings, labels, normalize=True)
+        expected = batch_ratios(embeddings, labels, normalize=True)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert torch.equal(discriminant_ratio(embeddings, labels, normalize=True), expected)
+            assert batch_ratios(embeddings, labels, normalize=True) == expected
             assert torch.is_autocast_enabled("cpu")
 
     @pytest.mark.parametrize("label_dtype", [torch.int64, torch.uint8, torch.bool])
@@ -203,7 +203,7 @@ class TestWhileTraining:
         # a fake tensor has shapes but no values: whatever has to read a value (and so would wait for a GPU) raises
         with FakeTensorMode():
             embeddings, labels = torch.randn(12, 4, requires_grad=True), torch.zeros(12, dtype=label_dtype)
-            assert discriminant_ratio(embeddings, labels, **options).shape == ()
+            assert [ratio.shape for ratio in batch_ratios(embeddings, labels, **options)] == [(), ()]
 
 
 class TestRefusals:

@@ -75,8 +75,10 @@ def of_neighbours(x: Any, k: int) -> dict[str, float]:
     return {"hubness": stats.skew(often), "antihubs": np.mean(often == 0), "intrinsic_dimension": dimension}
 
 
-@pytest.mark.parametrize("case", ["float32", "float64", "float16", "duplicates", "lattice", "a class of one"])
-def test_each_number_is_that_of_its_definition(case: str) -> None:
+@pytest.mark.parametrize(
+    "case", ["float32", "float64", "float16", "duplicates", "lattice", "a class of one", "in parts"]
+)
+def test_each_number_is_that_of_its_definition(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     points, labels = items()
     if case.startswith("float"):
         points = points.to(getattr(torch, case))
@@ -85,6 +87,9 @@ def test_each_number_is_that_of_its_definition(case: str) -> None:
         points[30:32] = points[30]
     if case == "lattice":  # many are equally near
         points = (points * 2).round()
+    if case == "in parts":
+        monkeypatch.setattr(health, "TILE", 16)
+        monkeypatch.setattr(health, "CLASSES_AT_ONCE", 2)
     if case == "a class of one":
         labels[5] = 99
     found = embedding_health(points, labels, k=5)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fewshot_callbacks.functional import discriminant_ratio, variance_ratio, variance_ratio_of_set
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, batch_ratios
@@ -199,22 +198,6 @@ class TestSets:
         if not math.isnan(found.interval.low):
             assert found.interval.low < found.value < found.interval.high
 
-    @settings(max_examples=40, deadline=None)
-    @given(sets_of_classes(), st.lists(st.integers(0, 48), max_size=4), st.randoms(use_true_random=False))
-    def test_any_cut_into_batches_in_any_order(self, case, cuts, random):
-        embeddings, labels = case
-        cuts = sorted(min(cut, len(labels)) for cut in cuts)
-        parts = [
-            ClassMoments.of(embeddings[a:b], labels[a:b]) for a, b in zip([0, *cuts], [*cuts, len(labels)], strict=True)
-        ]
-        random.shuffle(parts)
-        while len(parts) > 1:
-            parts.append(parts.pop(0).merge(parts.pop(0)))
-        found, whole = variance_ratio_of_set(parts[0]), variance_ratio_of_set(embeddings, labels)
-        assert (found.classes, found.items, found.undefined) == (whole.classes, whole.items, whole.undefined)
-        assert found.value == pytest.approx(whole.value, rel=1e-9, abs=1e-11, nan_ok=True)
-        assert tuple(found.interval) == pytest.approx(tuple(whole.interval), rel=1e-6, abs=1e-9, nan_ok=True)
-
     @settings(max_examples=15, deadline=None)
     @given(sets_of_classes(), st.integers(2, 3), st.data())
     def test_moments_shared_out_among_processes(self, case, count, data):
@@ -244,26 +227,6 @@ class TestSets:
             low, high = variance_ratio_of_set(embeddings, labels).interval
             held += low <= truth <= high
         assert 0.90 <= held / 200 <= 0.99
-
-
-class TestWhileTraining:
-    def test_no_gradient_and_inputs_unchanged(self):
-        embeddings, labels = made()
-        before, labels_before = embeddings.clone(), labels.clone()
-        embeddings.requires_grad_()
-        found = variance_ratio(embeddings, labels, normalize=True)
-        assert not found.requires_grad
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert torch.equal(variance_ratio(embeddings, labels, normalize=True), found)
-        assert torch.equal(embeddings, before)
-        assert torch.equal(labels, labels_before)
-
-    @pytest.mark.parametrize("skip_singletons", [False, True])
-    def test_waits_for_no_device(self, skip_singletons):
-        with FakeTensorMode():
-            embeddings, labels = torch.randn(12, 4, requires_grad=True), torch.zeros(12, dtype=torch.int64)
-            both = batch_ratios(embeddings, labels, normalize=True, skip_singletons=skip_singletons)
-            assert [ratio.shape for ratio in (*both, variance_ratio(embeddings, labels))] == [()] * 3
 
 
 @pytest.mark.parametrize("function", [variance_ratio, variance_ratio_of_set])

@@ -103,13 +103,6 @@ def test_log_rho_is_learned() -> None:
 
 
 @pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
-def test_a_batch_of_episodes_equals_a_loop(head: nn.Module) -> None:
-    query, points = torch.randn(2, 3, 7, 5), torch.randn(2, 3, 4, 5)
-    looped = torch.stack([torch.stack([head(query[i, j], points[i, j]) for j in range(3)]) for i in range(2)])
-    torch.testing.assert_close(head(query, points), looped, rtol=0.0, atol=0.0)
-
-
-@pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
 @pytest.mark.parametrize(("queries", "ways"), [(0, 3), (1, 1), (3, 0)])
 def test_small_sizes(head: nn.Module, queries: int, ways: int) -> None:
     assert head(torch.randn(2, queries, 4), torch.randn(2, ways, 4)).shape == (2, queries, ways)

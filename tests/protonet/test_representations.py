@@ -1,5 +1,6 @@
 """What represents a class, by its formula."""
 
+import itertools
 import math
 
 import pytest
@@ -67,11 +68,14 @@ def test_class_logits_equal_the_definition(
 
 
 @pytest.mark.parametrize("representation", ["mean", "nearest"])
-def test_several_episodes_at_once_equal_a_loop(representation: Representation) -> None:
-    query, support = torch.randn(3, 7, 5), torch.randn(3, 4, 2, 5)
-    head = DistanceRatioHead()
-    looped = torch.stack([class_logits(head, query[e], support[e], representation) for e in range(3)])
-    torch.testing.assert_close(class_logits(head, query, support, representation), looped, rtol=0.0, atol=0.0)
+@pytest.mark.parametrize("head", heads("euclidean"), ids=["softmax", "dr"])
+def test_several_episodes_at_once_equal_a_loop(head: DistanceHead, representation: Representation) -> None:
+    query, support = torch.randn(2, 3, 7, 5), torch.randn(2, 3, 4, 2, 5)
+    together = class_logits(head, query, support, representation)
+    for e in itertools.product(range(2), range(3)):
+        torch.testing.assert_close(
+            class_logits(head, query[e], support[e], representation), together[e], rtol=0, atol=0
+        )
 
 
 def test_with_one_shot_both_representations_are_the_same() -> None:

@@ -116,10 +116,7 @@ class IdentificationReport(Values):
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
         return self.tables() | {
             "thresholds": {name: or_none(value) for name, value in self.thresholds.items()},
-            "mated": self.mated,
-            "non_mated": self.non_mated,
-            "gallery": self.gallery,
-            "identities": self.identities,
+            **{name: getattr(self, name) for name in ("mated", "non_mated", "gallery", "identities")},
             "notes": list(self.notes),
         }
 

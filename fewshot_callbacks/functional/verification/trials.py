@@ -189,10 +189,7 @@ class TrialReport(Values):
             "thresholds": {name: or_none(value) for name, value in self.thresholds.items()},
             "folds": {str(fold): [or_none(number) for number in found] for fold, found in self.folds.items()},
             "accuracy_error": or_none(self.accuracy_error),
-            "trials": self.trials,
-            "same": self.same,
-            "different": self.different,
-            "identities": self.identities,
+            **{name: getattr(self, name) for name in ("trials", "same", "different", "identities")},
             "notes": list(self.notes),
         }
 

@@ -134,7 +134,7 @@ def test_runs_that_cannot_be_compared_are_refused() -> None:
 
 def test_few_steps_are_said_to_show_little() -> None:
     assert "These are few steps" in str(compare_dynamics(drawn(19, 1, 1.0), drawn(300, 2, 1.0)))
-    assert "So few" not in str(compare_dynamics(drawn(20, 1, 1.0), drawn(300, 2, 1.0)))
+    assert "These are few steps" not in str(compare_dynamics(drawn(20, 1, 1.0), drawn(300, 2, 1.0)))
 
 
 def test_names_of_runs_are_no_markup() -> None:
