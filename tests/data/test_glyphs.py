@@ -106,19 +106,6 @@ def test_items_are_floats_and_batches_are_items_stacked(splits: dict[str, Glyphs
     assert glyph_set.batch([])[0].shape == (0, 1, 32, 32)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"split": "all"}, r"There is no split 'all'. Use one of 'train', 'val', 'test'"),
-        ({"split": "val", "size": 4}, "size is 4; .* Use size >= 8"),
-        ({"split": "val", "min_faces": 0}, r"min_faces is 0; there are 16 faces"),
-    ],
-)
-def test_wrong_settings_are_refused(as_users_run_it, settings: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Glyphs(**settings)
-
-
 class Pen:
     """Stands for `draw_glyphs`: a tiny drawing, and how often it was made."""
 

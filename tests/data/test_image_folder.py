@@ -295,11 +295,3 @@ class Kept(Dataset[int]):
 def test_workers_share_the_memory() -> None:
     loader = DataLoader(Kept(DecodedImages(6 * EACH, 20)), batch_size=None, num_workers=2)
     assert list(loader) == [3, 3]
-
-
-@pytest.mark.parametrize("wrong", [-1, float("nan")])
-def test_a_memory_that_is_none_is_refused(wrong: float, root: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"^memory_mb is .* Use 0 to keep no decoded images, 512 for half a gigabyte\.$"
-    ):
-        ImageFolder(root, val_folder=None, memory_mb=wrong)
