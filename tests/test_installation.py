@@ -1,7 +1,6 @@
 """The versions that `make` installs: constraints.txt and .github/oldest.txt hold what pyproject.toml asks for."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -89,32 +88,6 @@ def test_hooks_before_a_commit_have_the_versions_of_make_check():
     revisions = {entry["repo"].rpartition("/")[2].removesuffix("-pre-commit"): entry["rev"] for entry in hooks}
     for tool in ("ruff", "typos"):
         assert revisions[tool].removeprefix("v") in asked("check")[tool][0].specifier
-
-
-def commands(target: str) -> str:
-    """What make would run in a fresh clone."""
-    if shutil.which("make") is None:
-        pytest.skip("make is not installed")
-    words = ["make", "--dry-run", "--always-make", "--no-print-directory", "VENV=build/nowhere", target]
-    # settings of a make that runs these tests are none of this one
-    own = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "CONSTRAINTS"}
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, env=own).stdout
-
-
-@pytest.mark.parametrize(
-    ("target", "extra", "programs"),
-    [
-        ("demo", "[all]", {"fewshot"}),
-        ("test", "[test]", {"pytest"}),
-        ("check", "[check]", {"ruff", "typos", "mypy"}),
-    ],
-)
-def test_a_target_installs_from_the_lock_what_it_needs_and_runs_nothing_else(target, extra, programs):
-    said = commands(target).replace("\\\n", " ")
-    installed = re.findall(r"--editable \"([^\"]*)\"", said)
-    assert installed == [f".{extra}"]
-    assert said.count("--constraint constraints.txt") == 2  # pip itself, and the package
-    assert set(re.findall(r"build/nowhere/bin/(\w+)", said)) - {"python"} == programs
 
 
 PRETENDED = """#!/bin/sh

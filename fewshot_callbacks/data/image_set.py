@@ -299,15 +299,14 @@ class ImageSet(FewShotDataset):
 
     def _image(self, index: int) -> Image.Image:
         """An image, not transformed."""
+        item = self.items[index]
         try:
-            return self._read(self.items[index])
+            image = read_image(item.file)
+            return (image if item.box is None else image.crop(item.box)).convert(self._mode)
         except ValueError as error:
-            file = self.items[index].file
-            raise ValueError(f"{file} cannot be read as an image: {error}. Replace the file or remove it.") from error
-
-    def _read(self, item: ImageItem) -> Image.Image:
-        image = read_image(item.file)
-        return (image if item.box is None else image.crop(item.box)).convert(self._mode)
+            raise ValueError(
+                f"{item.file} cannot be read as an image: {error}. Replace the file or remove it."
+            ) from error
 
 
 def named(names: Sequence[str], noun: str) -> str:

@@ -1,7 +1,7 @@
 """Omniglot: 1,623 handwritten characters of 50 alphabets, 20 drawings each, in the split of Lake et al. (2015)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial as partial_of
 from pathlib import Path
 from typing import ClassVar
 
@@ -122,31 +122,22 @@ class Omniglot(ImageSet):
         super().__init__(
             items,
             split,
-            InkOnPaper(image_size),
+            partial_of(ink_on_paper, image_size),
             memory_mb=memory_mb,
             mode="L",
             no_validation="val_alphabets is empty. Name alphabets of the background set.",
         )
 
 
-@dataclass(frozen=True)
-class InkOnPaper:
-    """From a list of drawings in black on white to one batch, ink 1 on paper 0.
+def ink_on_paper(
+    size: int, images: Sequence[Image.Image], augment: bool = False
+) -> Float[Tensor, "images 1 size size"]:
+    """Turn drawings in black on white into one batch, ink 1 on paper 0, never augmented."""
+    from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
-    Attributes:
-        image_size: Height and width of the images, in pixels.
-    """
-
-    image_size: int
-
-    def __call__(self, images: Sequence[Image.Image], augment: bool = False) -> Float[Tensor, "images 1 size size"]:
-        """Return the batch, never augmented."""
-        from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
-
-        # The scans are black on white. Ink is 1 and paper 0, so that what a padding or a shift brings in is paper.
-        size = (self.image_size, self.image_size)
-        drawn = transforms.Compose([ImageOps.invert, transforms.Resize(size), transforms.ToTensor()])
-        return torch.stack([drawn(image) for image in images])
+    # The scans are black on white. Ink is 1 and paper 0, so that what a padding or a shift brings in is paper.
+    drawn = transforms.Compose([ImageOps.invert, transforms.Resize((size, size)), transforms.ToTensor()])
+    return torch.stack([drawn(image) for image in images])
 
 
 def _download(folder: Path) -> None:
