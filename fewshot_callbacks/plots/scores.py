@@ -426,9 +426,7 @@ def _share(rate: float) -> str:
     return f"{rate:g}" if rate >= 1e-3 else "10⁻" + "⁰¹²³⁴⁵⁶⁷⁸⁹"[round(-math.log10(rate))]
 
 
-def _merged(
-    counts: PairCounts,
-) -> tuple[Float[np.ndarray, "edges"], Int[np.ndarray, "bins"], Int[np.ndarray, "bins"]]:
+def _merged(counts: PairCounts) -> tuple[Float[np.ndarray, "edges"], Int[np.ndarray, "bins"], Int[np.ndarray, "bins"]]:
     """Edges and counts without the empty bins at the ends and in at most a hundred bins or so."""
     edges = np.asarray(counts.edges, dtype=np.float64)
     both = np.stack([counts.relevant_counts, counts.irrelevant_counts]).astype(np.int64)

@@ -428,12 +428,7 @@ def _digest(text: str) -> str:
 
 
 def _render(
-    model: Model,
-    other: Model | None,
-    findings: Findings,
-    data: dict[str, Any],
-    left_out: Sequence[str],
-    title: str,
+    model: Model, other: Model | None, findings: Findings, data: dict[str, Any], left_out: Sequence[str], title: str
 ) -> bytes:
     report, counts = model.report, model.report.pair_counts
     differences = {} if other is None else compare_reports(report, other.report)

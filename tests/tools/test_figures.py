@@ -49,8 +49,6 @@ def test_some_are_drawn(monkeypatch, tmp_path):
     }
 
 
-
-
 def test_measuring_runs_the_commands_and_keeps_what_they_leave(monkeypatch, tmp_path):
     """In a folder of its own, with a program that trains nothing."""
     started = []
