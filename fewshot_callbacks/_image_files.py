@@ -89,15 +89,20 @@ def to_8_bits(image: Image.Image) -> Image.Image:
 
 @dataclass
 class FoundFiles:
-    """The images below a folder.
+    """The images below some folders.
 
     Attributes:
-        files: The images; those of each folder sorted by name.
+        of_folders: The images of each folder.
         skipped: How many other files there are, by their ending.
     """
 
-    files: list[Path] = field(default_factory=list)
+    of_folders: list[list[Path]] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def files(self) -> list[Path]:
+        """The images of all folders."""
+        return [file for files in self.of_folders for file in files]
 
     def what_was_skipped(self) -> str:
         """Count what was passed over: `3 files skipped: .gif 2, .avif 1`; nothing if that is nothing.
@@ -119,9 +124,7 @@ def folders_in(folder: Path) -> list[Path]:
     return sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=lambda entry: entry.name)
 
 
-def images_below(
-    folders: Sequence[Path], root: Path | None = None, endings: Sequence[str] = ENDINGS
-) -> list[FoundFiles]:
+def images_below(folders: Sequence[Path], root: Path | None = None, endings: Sequence[str] = ENDINGS) -> FoundFiles:
     """Find the images of folders, and of all folders in them, in the order of torchvision's ImageFolder.
 
     Links are followed. A folder that is reached a second time, as by a link to a folder that it lies in, is refused: its
@@ -133,17 +136,19 @@ def images_below(
         endings: Endings of images, in lower case.
 
     Returns:
-        The images of each folder.
+        The images of each folder, and what was passed over.
 
     Raises:
         ValueError: A folder is reached twice; names both ways.
         OSError: A folder may not be read.
     """
-    seen = {} if root is None else {os.path.realpath(root): root}
-    return [_images_of(folder, seen, tuple(endings)) for folder in folders]
+    seen, found = {} if root is None else {os.path.realpath(root): root}, FoundFiles()
+    for folder in folders:
+        found.of_folders.append(list(_images_of(folder, seen, tuple(endings), found.skipped)))
+    return found
 
 
-def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...]) -> FoundFiles:
+def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...], skipped: Counter[str]) -> Iterator[Path]:
     waiting, inside = [top], []
     while waiting:
         folder = waiting.pop()
@@ -158,16 +163,14 @@ def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...]) -> Fo
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         inside.append((str(folder), entries))
         waiting += [folder / entry.name for entry in entries if entry.is_dir()]
-    found = FoundFiles()
     # torchvision sorts folders by their whole path, whatever their depth, and then the names in each.
     for name, entries in sorted(inside, key=lambda one: one[0]):
         for entry in entries:
             if entry.is_dir():
                 continue
             if not entry.name.lower().endswith(endings):
-                found.skipped[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1
+                skipped[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1
             elif entry.is_file() or entry.is_symlink():  # a link to nothing is an image that lacks: reading it says so
-                found.files.append(Path(name, entry.name))
+                yield Path(name, entry.name)
             else:
-                found.skipped["no regular file"] += 1
-    return found
+                skipped["no regular file"] += 1

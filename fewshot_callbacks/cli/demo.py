@@ -16,12 +16,12 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from fewshot_callbacks._terminal import as_text
 from fewshot_callbacks.cli.compare import Tested, result_of
+from fewshot_callbacks.cli.evaluate import NARROW
 from fewshot_callbacks.cli.fit import command, quiet_lightning
 from fewshot_callbacks.data import Glyphs
 from fewshot_callbacks.plots.style import BAND, GREY, METHODS, draw_band, in_house_style, new_figure, save
@@ -149,10 +149,8 @@ def comparison(rows: Mapping[str, Tested]) -> Table:
             f"that of the accuracy is over other episodes of these classes, and ±{', ±'.join(spans)} over other classes. "
             "random: the weights before training. Another processor moves the values by a point or two."
         ),
-        title_style="bold",
-        box=SIMPLE_HEAD,
         pad_edge=False,
-        collapse_padding=True,  # all columns in 80 characters
+        **NARROW,
     )
     table.add_column("")
     for column in ("accuracy %", "mAP", "R@1", f"GR@1 of {size}", f"R@P{precision:g}".replace("0.", "."), "F1", "J"):

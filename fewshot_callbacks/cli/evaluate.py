@@ -51,6 +51,8 @@ OPTIONS = get_type_hints(RetrievalOptions)
 Arrays = dict[str, Any]  # NumPy's; the vectors may be `Shards`
 # Bytes: J of files is added up from pieces of a third of it.
 PIECES_OF_J = 2.0**28
+# How tables look that hold all their columns in 80 characters.
+NARROW: dict[str, Any] = {"title_style": "bold", "box": SIMPLE_HEAD, "collapse_padding": True}
 COMPARED = "Each query is compared with itself; the intervals are robust to the dependence of queries of one class."
 
 
@@ -360,9 +362,7 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
     beside = max(1, (width - labels - 2) // max((max(len(name), 6) + 2 for name in per_class), default=8))
     names, tables = list(per_class), []
     for metrics in (names[start : start + beside] for start in range(0, len(names), beside)):
-        table = Table(
-            title=f"means of {len(classes):,} classes", title_style="bold", box=SIMPLE_HEAD, collapse_padding=True
-        )
+        table = Table(title=f"means of {len(classes):,} classes", **NARROW)
         for name in ("class", *metrics):
             table.add_column(name, justify="right", no_wrap=True)
         for label in classes:
@@ -374,15 +374,7 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
 
 def comparison_table(differences: Mapping[str, Difference], names: Sequence[str], title: str, caption: str) -> Table:
     """Make the table that compares two evaluations, for a screen; the difference is that of the first minus the second."""
-    table = Table(
-        title=as_text(title),
-        caption=as_text(caption),
-        title_style="bold",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,  # all columns in 80 characters
-    )
+    table = Table(title=as_text(title), caption=as_text(caption), caption_justify="left", pad_edge=False, **NARROW)
     table.add_column("metric", overflow="fold")
     for name in (*names, "difference"):
         table.add_column(as_text(name), justify="right", style="bold" if name == "difference" else "", overflow="fold")

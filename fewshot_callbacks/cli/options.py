@@ -7,12 +7,12 @@ import ast
 import inspect
 import re
 from argparse import SUPPRESS, ArgumentTypeError
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import fewshot_callbacks
 
@@ -40,7 +40,7 @@ SAME_ITEMS = (
 # Settings of an evaluation that no command has: the tables name their intervals, 95 %.
 FIXED = ("confidence",)
 # Those that a report does not have, since it shows single queries.
-NOT_IN_REPORTS = ("max_queries",)
+NOT_IN_REPORTS = (*FIXED, "max_queries")
 
 
 class Options(argparse.ArgumentParser):
@@ -217,15 +217,6 @@ def reader_of(annotation: str) -> Callable[[str], Any]:
 # --------------------------------------------------------------------------------------------------- settings of classes
 
 
-class Declared(NamedTuple):
-    """A field of a dataclass, as its source declares it."""
-
-    name: str
-    type: str
-    default: str
-    meaning: str
-
-
 def source_of(file: str) -> dict[str, Any]:
     """Read what a module declares, by name, from its source: importing it would import torch, for seconds, only to list."""
     found: dict[str, Any] = {}
@@ -237,40 +228,34 @@ def source_of(file: str) -> dict[str, Any]:
     return found
 
 
-def declared(file: str, owner: str) -> Iterator[Declared]:
-    """List the fields of a dataclass with their meanings, the strings that follow them."""
+def metrics_of(file: str, kind: str = "") -> tuple[str, str]:
+    """Name the metrics of a registry, and those that are computed where none is named."""
+    source = source_of(file)
+    usual = (str(key.value) for key in ast.walk(source[f"DEFAULT_{kind}METRICS"]) if isinstance(key, ast.Constant))
+    return ", ".join(ast.literal_eval(metric.args[0]) for metric in source[f"{kind}METRICS"].elts), " ".join(usual)
+
+
+def add_settings(options: Options, file: str, owner: str, without: Sequence[str]) -> None:
+    """Add an option for each field of a dataclass, whose meaning is the string that follows it.
+
+    One that is not given is left to the default of the class.
+    """
     source = source_of(file)
     for field, text in pairwise(source[owner].body):
-        if isinstance(field, ast.AnnAssign) and field.value is not None and isinstance(text, ast.Expr):
-            name, kind, default = (ast.unparse(part) for part in (field.target, field.annotation, field.value))
-            if default in source:  # a constant of the module
-                default = ast.unparse(source[default])
-            yield Declared(name, kind, default, " ".join(ast.literal_eval(text.value).split()))
-
-
-def settings_of(command: str) -> list[Declared]:
-    """List the settings of a command: those of its report, and those of an evaluation."""
-    evaluation = [field for field in declared(EVALUATION, "RetrievalSettings") if field.name not in FIXED]
-    if command == "evaluate":
-        return evaluation
-    own = [field for field in declared("report/findings.py", "ReportSettings") if field.name != "memory_mb"]
-    return own + [field for field in evaluation if field.name not in NOT_IN_REPORTS]
-
-
-def add_settings(options: Options, settings: Iterable[Declared]) -> None:
-    """Add an option for each setting; one that is not given is left to the default of its class."""
-    for name, kind, default, meaning in settings:
-        # argparse fills in what follows a single percent sign.
-        text = f"{meaning} (default: {default})".replace("%", "%%")
+        if not (isinstance(field, ast.AnnAssign) and field.value is not None and isinstance(text, ast.Expr)):
+            continue
+        name, kind, default = (ast.unparse(part) for part in (field.target, field.annotation, field.value))
+        meaning = " ".join(ast.literal_eval(text.value).split())
+        how: dict[str, Any] = {"type": reader_of(kind), "default": SUPPRESS}
+        if default in source:  # a constant of the module
+            default = ast.unparse(source[default])
         if name == "metrics":
-            registry = source_of("functional/retrieval/registry.py")
-            patterns = ", ".join(ast.literal_eval(metric.args[0]) for metric in registry["METRICS"].elts)
-            keys = ast.walk(registry["DEFAULT_METRICS"])
-            usual = " ".join(str(key.value) for key in keys if isinstance(key, ast.Constant))
-            text = f"{meaning} There are {patterns}; macro_ before one is its mean over classes. (default: {usual})"
-            options.add_argument("--metrics", type=several(str), nargs="+", metavar="KEY", default=SUPPRESS, help=text)
-        else:
-            options.add_argument(f"--{name}", type=reader_of(kind), default=SUPPRESS, help=text)
+            patterns, default = metrics_of("functional/retrieval/registry.py")
+            meaning += f" There are {patterns}; macro_ before one is its mean over classes."
+            how |= {"type": several(str), "nargs": "+", "metavar": "KEY"}
+        if name not in without:
+            # argparse fills in what follows a single percent sign.
+            options.add_argument(f"--{name}", help=f"{meaning} (default: {default})".replace("%", "%%"), **how)
 
 
 # ---------------------------------------------------------------------------------------------------------- the commands
@@ -302,7 +287,7 @@ def evaluate() -> Options:
     options.add_argument("--resume", type=Path, metavar="FOLDER", help=resumed)
     options.add_argument("--json", action="store_true", help="print the report as JSON")
     options.add_argument("--per_class", action="store_true", help="print the means of each class, too")
-    add_settings(options, settings_of("evaluate"))
+    add_settings(options, EVALUATION, "RetrievalSettings", FIXED)
     return options
 
 
@@ -329,7 +314,8 @@ def report() -> Options:
     options.add_argument("--against", type=Path, metavar="FILE", help=SAME_ITEMS)
     options.add_argument("--train", type=Path, metavar="FILE", help=another)
     options.add_argument("--train_images", type=Path, metavar="FOLDER", help="the same as --images for that split")
-    add_settings(options, settings_of("report"))
+    add_settings(options, "report/findings.py", "ReportSettings", ("memory_mb",))
+    add_settings(options, EVALUATION, "RetrievalSettings", NOT_IN_REPORTS)
     return options
 
 
@@ -345,10 +331,7 @@ def trials() -> Options:
     stored = "an .npz file with the arrays 'embeddings' and 'ids', the name of each item as the list has it"
     options.add_argument("--embeddings", type=Path, metavar="FILE", help=stored)
     options.add_argument("--similarity", default="cosine", help="how embeddings are compared (default: cosine)")
-    # read, since importing it would import torch
-    source = source_of("functional/verification/trials.py")
-    patterns = ", ".join(ast.literal_eval(metric.args[0]) for metric in source["TRIAL_METRICS"].elts)
-    usual = " ".join(ast.literal_eval(source["DEFAULT_TRIAL_METRICS"]))
+    patterns, usual = metrics_of("functional/verification/trials.py", "TRIAL_")
     text = f"what is computed. There are {patterns}. (default: {usual}, and accuracy where there are folds)"
     options.add_argument("--metrics", type=several(str), nargs="+", metavar="KEY", help=text)
     for name, kind in (

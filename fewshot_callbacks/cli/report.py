@@ -88,30 +88,25 @@ def items_of(
     names = None
     if "label_names" in arrays:
         names = dict(enumerate(map(str, arrays["label_names"].tolist())))
-    sets: list[Items | None] = []
-    for start, key, labels, folder in (
-        ("", "embeddings", "labels", images),
-        ("gallery_", "gallery", "gallery_labels", gallery_images),
-    ):
-        if key not in arrays or labels not in arrays:
-            sets.append(None)
-            continue
+
+    def items(start: str, key: str, folder: Path | None, side: str, name: str) -> Items:
         files = _files(arrays.get(f"{start}paths"), len(arrays[key]), file, folder, start)
         base = file.resolve().parent if folder is None else folder
-        sets.append(
-            Items(
-                arrays[key],
-                arrays[labels].tolist(),
-                "gallery" if start else (name if "gallery" in arrays or name != "queries" else "items"),
-                None if files is None else pictures_of_files(files, settings.thumbnail),
-                None if files is None else [_below(path, base) for path in files],
-                names,
-                arrays.get("gallery_ids" if start else "query_ids"),
-                arrays.get("gallery_groups" if start else "query_groups"),
-            )
+        return Items(
+            arrays[key],
+            arrays[f"{start}labels"].tolist(),
+            name,
+            None if files is None else pictures_of_files(files, settings.thumbnail),
+            None if files is None else [_below(path, base) for path in files],
+            names,
+            arrays.get(f"{side}_ids"),
+            arrays.get(f"{side}_groups"),
         )
-    assert sets[0] is not None
-    return sets[0], sets[1]
+
+    both = {"gallery", "gallery_labels"} <= arrays.keys()
+    own = "items" if name == "queries" and "gallery" not in arrays else name
+    queries = items("", "embeddings", images, "query", own)
+    return queries, items("gallery_", "gallery", gallery_images, "gallery", "gallery") if both else None
 
 
 def _files(paths: NDArray[Any] | None, items: int, file: Path, folder: Path | None, start: str) -> list[Path] | None:

@@ -27,7 +27,7 @@ from jaxtyping import Float, Int, UInt8
 from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
-from torch.nn.functional import affine_grid, avg_pool2d, grid_sample
+from torch.nn.functional import affine_grid, grid_sample
 from tqdm import tqdm
 
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
@@ -171,27 +171,18 @@ def _without_look_alikes(candidates: list[str], drawings: list[Drawings]) -> lis
 def _look_alikes(drawn: Drawings) -> list[tuple[str, str]]:
     """Pairs of one face whose difference, squared and summed, is at most 1 % of the larger one's squared ink.
 
-    Pixel-identical pairs are among them; so is the same outline a fraction of a pixel aside. Sums over 2 x 2 blocks,
-    halved, are never further apart than the images (Cauchy-Schwarz), so a float32 product of these small vectors finds
-    the pairs that may be; integers decide, so that no rounding does.
+    Pixel-identical pairs are among them; so is the same outline a fraction of a pixel aside.
     """
     characters = list(drawn)
     if not characters:
         return []
-    images = torch.from_numpy(np.stack(list(drawn.values()))).unsqueeze(1)  # (glyphs, 1, size, size)
-    pixels = images.flatten(1).long()  # (glyphs, size * size)
+    # Bytes in float64: all sums are integers below 2^53, so that no rounding decides.
+    pixels = torch.from_numpy(np.stack(list(drawn.values()))).flatten(1).double()  # (glyphs, size * size)
     ink = pixels.square().sum(dim=1)
-    # Twice the mean of four pixels is half of their sum.
-    blocks = 2 * avg_pool2d(images.float(), 2).flatten(1)
-    energy = blocks.square().sum(dim=1)
-    apart = torch.addmm(energy[:, None] + energy[None, :], blocks, blocks.T, alpha=-2)  # (glyphs, glyphs)
-    larger = torch.maximum(ink.float()[:, None], ink.float()[None, :])  # (glyphs, glyphs)
-    maybe = apart <= larger.mul_(2 * LOOK_ALIKE)  # twice: room for the rounding of the product
-    one, other = maybe.triu(diagonal=1).nonzero().unbind(1)
-    exact = (pixels[one] - pixels[other]).square().sum(dim=1)
-    # The difference is multiplied instead of the ink being divided, so that all are integers.
-    close = exact * round(1 / LOOK_ALIKE) <= torch.maximum(ink[one], ink[other])
-    return [(characters[i], characters[j]) for i, j in zip(one[close].tolist(), other[close].tolist(), strict=True)]
+    apart = torch.addmm(ink[:, None] + ink, pixels, pixels.T, alpha=-2)  # (glyphs, glyphs)
+    # The difference is multiplied instead of the ink being divided, which would round.
+    close = apart.mul_(round(1 / LOOK_ALIKE)) <= torch.maximum(ink[:, None], ink)
+    return [(characters[i], characters[j]) for i, j in close.triu(diagonal=1).nonzero().tolist()]
 
 
 Drawn = TypeVar("Drawn", bound=Any)

@@ -1,12 +1,11 @@
 """Your own images: folders, one per class."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from fewshot_callbacks._image_files import ENDINGS, FoundFiles, folders_in, images_below
+from fewshot_callbacks._image_files import ENDINGS, folders_in, images_below
 from fewshot_callbacks.data.dataset import Split, seeded_draw
 from fewshot_callbacks.data.image_set import (
     ImageItem,
@@ -165,13 +164,13 @@ def _listed_classes(root: Path) -> list[ImageItem]:
     if not classes:
         raise ValueError(f"{root} holds no class: no folder is in it. Put the images of each class in a folder there.")
     found = images_below(classes, root)
-    skipped = sum((part.skipped for part in found), Counter[str]())
-    empty = [folder.name for folder, part in zip(classes, found, strict=True) if not part.files]
+    empty = [folder.name for folder, files in zip(classes, found.of_folders, strict=True) if not files]
     if empty:
         raise ValueError(
             f"{named(empty, 'class')} of {len(classes)} in {root} without an image. Add images "
             f"({', '.join(ENDINGS)}) or remove the folder{'s' if len(empty) > 1 else ''}."
         )
-    if skipped:
-        rank_zero_info(f"{root}: {FoundFiles([], skipped).what_was_skipped()}. Images end in {', '.join(ENDINGS)}.")
-    return [ImageItem(file, folder.name) for folder, part in zip(classes, found, strict=True) for file in part.files]
+    if found.skipped:
+        rank_zero_info(f"{root}: {found.what_was_skipped()}. Images end in {', '.join(ENDINGS)}.")
+    named_files = zip(classes, found.of_folders, strict=True)
+    return [ImageItem(file, folder.name) for folder, files in named_files for file in files]

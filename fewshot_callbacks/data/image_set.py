@@ -187,20 +187,16 @@ class DecodedImages:
 
     def get(self, index: int, read: Callable[[int], Image.Image]) -> Image.Image:
         """Return an image; it is read where it is not kept."""
-        image = self._images.get(index)
-        if image is None:
-            image = read(index)
-            if not self._full:
-                self._keep(index, image)
-        return image
-
-    def _keep(self, index: int, image: Image.Image) -> None:
-        worker = get_worker_info()
+        if index in self._images:
+            return self._images[index]
+        image, worker = read(index), get_worker_info()
         size = image.width * image.height * (1 if image.mode == "L" else 4)  # Pillow's RGB takes 4 bytes a pixel
+        if self._full:
+            return image
         if self._bytes + size <= self.memory_mb * 1e6 / (worker.num_workers if worker else 1):
             self._images[index] = image
             self._bytes += size
-            return
+            return image
         self._full = True
         # The workers of a loader would each say it, and again whenever they are started.
         if worker is None:
@@ -209,6 +205,7 @@ class DecodedImages:
                 f"decoded; the others are decoded at each access. Use a larger memory_mb, or num_workers to decode them in "
                 f"other processes."
             )
+        return image
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the images out: a spawned worker reads its part itself."""
@@ -299,15 +296,14 @@ class ImageSet(FewShotDataset):
 
     def _image(self, index: int) -> Image.Image:
         """An image, not transformed."""
+        item = self.items[index]
         try:
-            return self._read(self.items[index])
+            image = read_image(item.file)
+            return (image if item.box is None else image.crop(item.box)).convert(self._mode)
         except ValueError as error:
-            file = self.items[index].file
-            raise ValueError(f"{file} cannot be read as an image: {error}. Replace the file or remove it.") from error
-
-    def _read(self, item: ImageItem) -> Image.Image:
-        image = read_image(item.file)
-        return (image if item.box is None else image.crop(item.box)).convert(self._mode)
+            raise ValueError(
+                f"{item.file} cannot be read as an image: {error}. Replace the file or remove it."
+            ) from error
 
 
 def named(names: Sequence[str], noun: str) -> str:

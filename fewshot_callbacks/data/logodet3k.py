@@ -274,11 +274,8 @@ def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
         for brand in folders_in(category):
             _read_brand(brand, found)
     if not partial:
-        missing, unreadable = (
-            counted(len(found.missing), "annotation"),
-            counted(len(found.unreadable), "unreadable file"),
-        )
-        refuse_any(found.missing, f"{folder} holds {missing} without its image", fix)
+        missing, unreadable = len(found.missing), counted(len(found.unreadable), "unreadable file")
+        refuse_any(found.missing, f"{folder} holds {counted(missing, 'annotation')} without its image", fix)
         refuse_any(found.unreadable, f"{folder} holds {unreadable}", fix, ValueError)
     return found
 

@@ -1,7 +1,7 @@
 """Omniglot: 1,623 handwritten characters of 50 alphabets, 20 drawings each, in the split of Lake et al. (2015)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial as partial_of
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from fewshot_callbacks._image_files import folders_in
-from fewshot_callbacks.data.dataset import SPLITS, Split
+from fewshot_callbacks.data.dataset import Split
 from fewshot_callbacks.data.image_set import (
     ImageItem,
     ImageSet,
@@ -103,53 +103,41 @@ class Omniglot(ImageSet):
         folder = Path(root) / FOLDER
         if download:
             _download(folder)
-        background, evaluation = (_characters(folder, name, partial=partial) for name in (BACKGROUND, EVALUATION))
-        alphabets = sorted({character.partition("/")[0] for character in background})
+        background, evaluation = (_drawings(folder, name, partial=partial) for name in (BACKGROUND, EVALUATION))
+        alphabets = sorted({_alphabet(drawing) for drawing in background})
         unknown = sorted(set(val_alphabets) - set(alphabets))
         if unknown:
             raise ValueError(
                 f"val_alphabets has {unknown[0]!r}, which is not an alphabet of the background set. Choose among "
                 f"{', '.join(alphabets)}."
             )
-        characters = {
-            "train": {name: files for name, files in background.items() if name.partition("/")[0] not in val_alphabets},
-            "val": {name: files for name, files in background.items() if name.partition("/")[0] in val_alphabets},
+        items: dict[Split, list[ImageItem]] = {
+            "train": [drawing for drawing in background if _alphabet(drawing) not in val_alphabets],
+            "val": [drawing for drawing in background if _alphabet(drawing) in val_alphabets],
             "test": evaluation,
         }
-        items: dict[Split, list[ImageItem]] = {
-            name: [ImageItem(file, character) for character, files in characters[name].items() for file in files]
-            for name in SPLITS
-            if name != "val" or val_alphabets
-        }
+        if not val_alphabets:
+            del items["val"]
         check_no_split_is_empty(items, folder, "Hold out fewer alphabets, or unpack all of the set.")
         super().__init__(
             items,
             split,
-            InkOnPaper(image_size),
+            partial_of(ink_on_paper, image_size),
             memory_mb=memory_mb,
             mode="L",
             no_validation="val_alphabets is empty. Name alphabets of the background set.",
         )
 
 
-@dataclass(frozen=True)
-class InkOnPaper:
-    """From a list of drawings in black on white to one batch, ink 1 on paper 0.
+def ink_on_paper(
+    size: int, images: Sequence[Image.Image], augment: bool = False
+) -> Float[Tensor, "images 1 size size"]:
+    """Turn drawings in black on white into one batch, ink 1 on paper 0, never augmented."""
+    from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
-    Attributes:
-        image_size: Height and width of the images, in pixels.
-    """
-
-    image_size: int
-
-    def __call__(self, images: Sequence[Image.Image], augment: bool = False) -> Float[Tensor, "images 1 size size"]:
-        """Return the batch, never augmented."""
-        from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
-
-        # The scans are black on white. Ink is 1 and paper 0, so that what a padding or a shift brings in is paper.
-        size = (self.image_size, self.image_size)
-        drawn = transforms.Compose([ImageOps.invert, transforms.Resize(size), transforms.ToTensor()])
-        return torch.stack([drawn(image) for image in images])
+    # The scans are black on white. Ink is 1 and paper 0, so that what a padding or a shift brings in is paper.
+    drawn = transforms.Compose([ImageOps.invert, transforms.Resize((size, size)), transforms.ToTensor()])
+    return torch.stack([drawn(image) for image in images])
 
 
 def _download(folder: Path) -> None:
@@ -163,8 +151,12 @@ def _download(folder: Path) -> None:
             download_and_extract_archive(address, str(folder), filename=f"{name}.zip", md5=md5)
 
 
-def _characters(parent: Path, name: str, *, partial: bool) -> dict[str, list[Path]]:
-    """The drawings of each character, both in the order of their names."""
+def _alphabet(drawing: ImageItem) -> str:
+    return drawing.class_name.partition("/")[0]
+
+
+def _drawings(parent: Path, name: str, *, partial: bool) -> list[ImageItem]:
+    """The drawings of a set, in the order of the names of characters and files."""
     fix = f"Unpack {SOURCE} into {parent}"
     folder = required(parent / name, f"{fix}, or pass download=True.")
     found = {
@@ -172,7 +164,6 @@ def _characters(parent: Path, name: str, *, partial: bool) -> dict[str, list[Pat
         for alphabet in folders_in(folder)
         for character in folders_in(alphabet)
     }
-    characters = {character: drawings for character, drawings in found.items() if drawings}
     if not partial:
         fix += " again, or pass partial=True to use what is there."
         incomplete = [character for character, drawings in found.items() if len(drawings) != DRAWINGS]
@@ -183,4 +174,4 @@ def _characters(parent: Path, name: str, *, partial: bool) -> dict[str, list[Pat
                 f"{named(incomplete, 'class')} of {len(found)} in {folder} without exactly {DRAWINGS} drawings; the "
                 f"first has {len(found[incomplete[0]])}. {fix}"
             )
-    return characters
+    return [ImageItem(file, character) for character, files in found.items() for file in files]

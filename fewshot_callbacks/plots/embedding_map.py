@@ -11,18 +11,9 @@ from matplotlib.figure import Figure
 from scipy.linalg import eigh, orthogonal_procrustes
 from torch import Tensor
 
-from fewshot_callbacks.plots.style import (
-    CYCLE,
-    GREY,
-    LIGHT_GREY,
-    MARKERS,
-    SMALL,
-    TEXT,
-    WIDTH,
-    in_house_style,
-    new_figure,
-    shorten,
-)
+from fewshot_callbacks.plots import style
+from fewshot_callbacks.plots.panels import as_array
+from fewshot_callbacks.plots.style import in_house_style, new_figure, shorten
 
 Method = Literal["pca", "tsne", "umap"]
 Points = Float[np.ndarray, "items 2"]
@@ -108,8 +99,8 @@ def project(
     """
     if method not in get_args(Method):
         raise ValueError(f"There is no method {method!r}. Use one of {', '.join(map(repr, get_args(Method)))}.")
-    vectors, kinds = _array(embeddings).astype(np.float64), _array(labels)
-    names = np.arange(len(vectors)) if ids is None else _array(ids)
+    vectors, kinds = as_array(embeddings).astype(np.float64), as_array(labels)
+    names = np.arange(len(vectors)) if ids is None else as_array(ids)
     if not len(vectors):
         raise ValueError("There is no embedding to project. Pass at least one.")
     for what, given in (("labels", kinds), ("ids", names)):
@@ -124,21 +115,15 @@ def project(
         method = "pca"
     elif len(vectors) < FEWEST:
         method = "pca"
-    shares = None
-    if method == "pca":
-        points[finite], shares = _principal(vectors)
-    else:
-        points[finite] = (_tsne if method == "tsne" else _umap)(vectors, seed)
+    points[finite], shares = _principal(vectors)
+    if method != "pca":
+        make, package = OTHERS[method]
+        try:
+            points[finite], shares = make(vectors, points[finite], seed), None
+        except ImportError as error:
+            raise ImportError(f'method="{method}" needs {package}: pip install {package}') from error
     result = Projection(points, kinds, names, method, shares, tuple(notes))
     return result if previous is None else _aligned(result, previous, by_id=ids is not None)
-
-
-def _array(values: Any) -> Shaped[np.ndarray, "items *rest"]:
-    if not isinstance(values, Tensor):
-        return np.asarray(values)
-    values = values.detach().cpu()
-    # By float64, since NumPy has no bfloat16.
-    return np.asarray((values.double() if values.is_floating_point() else values).numpy())
 
 
 def _principal(vectors: Float[np.ndarray, "items dim"]) -> tuple[Points, tuple[float, float] | None]:
@@ -167,31 +152,29 @@ def _principal(vectors: Float[np.ndarray, "items dim"]) -> tuple[Points, tuple[f
     return points, (shares[0], shares[1])
 
 
-def _tsne(vectors: Float[np.ndarray, "items dim"], seed: int) -> Float[np.ndarray, "items 2"]:
-    try:
-        from sklearn.manifold import TSNE  # noqa: PLC0415 - only this method needs it
-    except ImportError as error:
-        raise ImportError('method="tsne" needs scikit-learn: pip install scikit-learn') from error
+def _tsne(vectors: Float[np.ndarray, "items dim"], start: Points, seed: int) -> Points:
+    from sklearn.manifold import TSNE  # noqa: PLC0415 - only this method needs it
+
     # scikit-learn's default; of few items a third of the others, as it has to be less than their number.
     perplexity = min(30.0, (len(vectors) - 1) / 3)
-    start, _ = _principal(vectors)
     start = (1e-4 * start / (start[:, 0].std() or 1.0)).astype(np.float32)  # as scikit-learn scales its own
     points: Points = TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(vectors)
     return points
 
 
-def _umap(vectors: Float[np.ndarray, "items dim"], seed: int) -> Float[np.ndarray, "items 2"]:
-    try:
-        from umap import UMAP  # noqa: PLC0415 - only this method needs it
-    except ImportError as error:
-        raise ImportError('method="umap" needs umap-learn: pip install umap-learn') from error
-    start, _ = _principal(vectors)
+def _umap(vectors: Float[np.ndarray, "items dim"], start: Points, seed: int) -> Points:
+    from umap import UMAP  # noqa: PLC0415 - only this method needs it
+
     # As far apart as UMAP puts the points of its own start.
     start = (10 * start / (np.abs(start).max() or 1.0)).astype(np.float32)
     # UMAP's default; of few items all others. One job, since several would not give the same map twice.
     neighbours = min(15, len(vectors) - 1)
     points: Points = UMAP(n_neighbors=neighbours, init=start, random_state=seed, n_jobs=1).fit_transform(vectors)
     return points
+
+
+# Of each method but PCA: what makes the map from a start, and the package that it needs.
+OTHERS = {"tsne": (_tsne, "scikit-learn"), "umap": (_umap, "umap-learn")}
 
 
 def _aligned(new: Projection, old: Projection, *, by_id: bool) -> Projection:
@@ -284,12 +267,11 @@ def embedding_map(
     others = len(np.unique(labels[place < 0]))
     entries = len(chosen) + (others > 0)
     lines = -(-entries // COLUMNS)
-    notes = [shorten(note, WIDTH - 0.3, SMALL) for note in projection.notes]
+    notes = [shorten(note, style.WIDTH - 0.3, style.SMALL) for note in projection.notes]
     figure = new_figure(HEIGHT + 0.1 + 0.18 * lines)
-    if title:
-        figure.suptitle(shorten(title, WIDTH - 0.2, TEXT + 1), x=0.02, ha="left", fontsize=TEXT + 1)
+    style.entitle(figure, title)
     axes = figure.add_subplot()
-    axes.set_title("\n".join(notes), fontsize=SMALL, color=GREY)
+    axes.set_title("\n".join(notes), fontsize=style.SMALL, color=style.GREY)
     axes.set(xlabel=projection.axes[0], ylabel=projection.axes[1], aspect="equal", adjustable="datalim")
     axes.locator_params(nbins=5)
     # Their numbers mean nothing: only what is near to what.
@@ -324,16 +306,16 @@ def _scatter(axes: Axes, points: Points, place: Int[np.ndarray, "items"], found:
             x[place == number],
             y[place == number],
             s=size,
-            color=CYCLE[number % len(CYCLE)],
-            marker=MARKERS[number],
+            color=style.CYCLE[number % len(style.CYCLE)],
+            marker=style.MARKERS[number],
             edgecolors="white",
             linewidths=0.3,
             zorder=2,
         )
         for number in range(len(found))
     ]
-    words = [shorten(name, WIDTH / COLUMNS - 0.45, SMALL) for name in found]
-    drawn.append(axes.scatter(x[place < 0], y[place < 0], s=0.5 * size, color=LIGHT_GREY, linewidths=0, zorder=1))
+    words = [shorten(name, style.WIDTH / COLUMNS - 0.45, style.SMALL) for name in found]
+    drawn.append(axes.scatter(x[place < 0], y[place < 0], s=0.5 * size, color=style.LIGHT_GREY, linewidths=0, zorder=1))
     if others:
         words.append(f"{others:,} other class{'es' if others > 1 else ''}")
     axes.figure.legend(

@@ -1,5 +1,6 @@
 """Queries and what was retrieved for them, side by side, and images of any kind as pictures."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,22 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from fewshot_callbacks.plots.style import (
-    BLACK,
-    GREY,
-    IRRELEVANT,
-    LIGHT_GREY,
-    RELEVANT,
-    SMALL,
-    TEXT,
-    WIDTH,
-    in_house_style,
-    new_figure,
-    readable,
-    shorten,
-    width_of,
-    wrap,
-)
+from fewshot_callbacks.plots import style
+from fewshot_callbacks.plots.style import in_house_style, new_figure, readable, shorten, width_of, wrap
 
 Picture = Float[np.ndarray, "height width channels"]
 Scale = float | Sequence[float] | np.ndarray | Tensor
@@ -82,22 +69,15 @@ def to_picture(image: Any, mean: Scale | None = None, std: Scale | None = None, 
 
 def _channels_last(image: Any) -> tuple[Float[np.ndarray, "height width channels"], bool]:
     """Values as float64, with NaN for what is not finite, and whether they are integers."""
-    first = isinstance(image, Tensor)
-    if isinstance(image, Tensor):
-        image = image.detach().cpu()
-        # By float64, since NumPy has no bfloat16.
-        array = (image.double() if image.is_floating_point() else image).numpy()
-    else:
-        # Numbers of a palette or of another colour space would be shown as if they were red, green and blue.
-        if getattr(image, "mode", None) in ("P", "PA", "LA", "CMYK", "YCbCr", "LAB", "HSV"):
-            image = image.convert("RGBA" if image.mode in ("P", "PA", "LA") else "RGB")
-        array = np.asarray(image)
-        first = array.ndim == 3 and array.shape[-1] > 4 and array.shape[0] in (1, 3, 4)
+    # Numbers of a palette or of another colour space would be shown as if they were red, green and blue.
+    if getattr(image, "mode", None) in ("P", "PA", "LA", "CMYK", "YCbCr", "LAB", "HSV"):
+        image = image.convert("RGBA" if image.mode in ("P", "PA", "LA") else "RGB")
+    array = as_array(image)
+    first = isinstance(image, Tensor) or (array.ndim == 3 and array.shape[-1] > 4 and array.shape[0] in (1, 3, 4))
     if array.ndim not in (2, 3) or array.size == 0 or array.dtype.kind not in "biuf":
         raise ValueError(
-            f"An image needs the axes height and width, and optionally channels, and must hold numbers; this one has "
-            f"the shape "
-            f"{tuple(array.shape)} and the type {array.dtype}."
+            "An image needs the axes height and width, and optionally channels, and must hold numbers; this one has the "
+            f"shape {tuple(array.shape)} and the type {array.dtype}."
         )
     if array.ndim == 2:
         array = array[..., None]
@@ -105,6 +85,16 @@ def _channels_last(image: Any) -> tuple[Float[np.ndarray, "height width channels
         array = np.moveaxis(array, 0, -1)
     values = array.astype(np.float64)
     return np.where(np.isfinite(values), values, np.nan), array.dtype.kind in "iu"
+
+
+def as_array(values: Any) -> np.ndarray:
+    """Values of a tensor of any kind, or of anything that NumPy takes."""
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    values = values.detach().cpu()
+    # By float64, since NumPy has no bfloat16.
+    array: np.ndarray = (values.double() if values.is_floating_point() else values).numpy()
+    return array
 
 
 def _denormalised(
@@ -150,7 +140,10 @@ MOST_IN_A_LINE = 6  # neighbours beside a query: a picture of 70 pixels, where t
 EDGE, GAP, APART = 0.1, 0.1, 0.16  # inches: around the figure, between cells, between rows
 LINE = 0.155  # inches from one line of small text to the next
 Dashes = Literal["-"] | tuple[float, Sequence[float]]
-MARKS: dict[bool, tuple[str, Dashes, str]] = {True: (RELEVANT, "-", "✓"), False: (IRRELEVANT, (0, (3, 1.5)), "✕")}
+MARKS: dict[bool, tuple[str, Dashes, str]] = {
+    True: (style.RELEVANT, "-", "✓"),
+    False: (style.IRRELEVANT, (0, (3, 1.5)), "✕"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +203,7 @@ class _Grid:
     @property
     def side(self) -> float:
         """The height and width of a picture."""
-        room = WIDTH - 2 * EDGE - 2 * GAP - self.columns * GAP  # twice the gap between the query and the others
+        room = style.WIDTH - 2 * EDGE - 2 * GAP - self.columns * GAP  # twice the gap between the query and the others
         return min(room / (self.columns + 1), 1.3)
 
     @property
@@ -261,26 +254,35 @@ def retrieval_panels(rows: Sequence[PanelRow], title: str = "") -> Figure:
     height = EDGE + head + len(rows) * grid.row - APART + 0.28
     figure = new_figure(height, arranged=False)
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, WIDTH), ylim=(height, 0), aspect="equal")  # one unit is an inch, downwards
+    axes.set(xlim=(0, style.WIDTH), ylim=(height, 0), aspect="equal")  # one unit is an inch, downwards
     axes.set_axis_off()
     if title:
-        axes.text(EDGE, EDGE + 0.02, shorten(title, WIDTH - 2 * EDGE, TEXT + 1), fontsize=TEXT + 1, va="top")
+        _write(axes, EDGE, EDGE + 0.02, title, style.WIDTH - 2 * EDGE, style.TEXT + 1, va="top")
     for number, row in enumerate(rows):
         _draw_row(axes, row, grid, EDGE + head + number * grid.row)
     _explain_marks(axes, height - EDGE - 0.06)
     return figure
 
 
+def _write(
+    axes: Axes, left: float, level: float, text: str, room: float = math.inf, size: float = style.SMALL, **how: Any
+) -> None:
+    """Write a line of text, cut to its room in inches, by default with its middle at the level."""
+    axes.text(
+        left, level, text if room == math.inf else shorten(text, room, size), fontsize=size, **{"va": "center"} | how
+    )
+
+
 def _draw_row(axes: Axes, row: PanelRow, grid: _Grid, top: float) -> None:
-    room = WIDTH - 2 * EDGE
-    caption = shorten(row.caption, 0.6 * room, SMALL)
-    name = shorten(row.query.label, room - width_of(caption, SMALL) - 2 * GAP, TEXT)
-    axes.text(EDGE, top + LINE / 2, name, fontsize=TEXT, va="center")
-    axes.text(WIDTH - EDGE, top + LINE / 2, caption, fontsize=SMALL, color=GREY, ha="right", va="center")
-    axes.plot([EDGE, WIDTH - EDGE], [top + LINE + 0.02] * 2, color=LIGHT_GREY, linewidth=0.6)
+    room = style.WIDTH - 2 * EDGE
+    caption = shorten(row.caption, 0.6 * room, style.SMALL)
+    beside = room - width_of(caption, style.SMALL) - 2 * GAP
+    _write(axes, EDGE, top + LINE / 2, row.query.label, beside, style.TEXT)
+    _write(axes, style.WIDTH - EDGE, top + LINE / 2, caption, color=style.GREY, ha="right")
+    axes.plot([EDGE, style.WIDTH - EDGE], [top + LINE + 0.02] * 2, color=style.LIGHT_GREY, linewidth=0.6)
     top += LINE + 0.07
-    _draw_item(axes, row.query, EDGE, top, grid.side, BLACK, "-")
-    axes.text(EDGE, top + grid.side + 0.6 * LINE + 0.02, "query", fontsize=SMALL, color=GREY, va="center")
+    _draw_item(axes, row.query, EDGE, top, grid.side, style.BLACK, "-")
+    _write(axes, EDGE, top + grid.side + 0.6 * LINE + 0.02, "query", color=style.GREY)
     scores = [neighbour.score for neighbour in row.neighbours]
     for place, neighbour in enumerate(row.neighbours):
         line, column = divmod(place, grid.columns)
@@ -295,58 +297,35 @@ def _draw_neighbour(
     colour, dashes, mark = MARKS[neighbour.relevant]
     _draw_item(axes, neighbour.item, left, top, side, colour, dashes)
     below = top + side + 0.02
-    axes.text(left, below + 0.6 * LINE, shorten(neighbour.item.label, side, SMALL), fontsize=SMALL, va="center")
-    badge = f"{rank} {mark}"
-    width = width_of(badge, SMALL - 1) + 0.06
+    _write(axes, left, below + 0.6 * LINE, neighbour.item.label, side)
+    badge, small = f"{rank} {mark}", style.SMALL - 1
+    width = width_of(badge, small) + 0.06
     axes.add_patch(Rectangle((left, below + 1.12 * LINE), width, 0.9 * LINE, facecolor=colour, edgecolor="none"))
-    middle = below + 1.58 * LINE
-    axes.text(left + 0.03, middle, badge, fontsize=SMALL - 1, color="white", va="center_baseline")
-    room = side - width - 0.04
+    middle, level = below + 1.58 * LINE, "center_baseline"
+    _write(axes, left + 0.03, middle, badge, size=small, color="white", va=level)
     shown = f"{score_text(neighbour.score)} tie" if tied else score_text(neighbour.score)
-    axes.text(
-        left + width + 0.04,
-        middle,
-        shorten(shown, room, SMALL - 1),
-        fontsize=SMALL - 1,
-        color=GREY,
-        va="center_baseline",
-    )
+    _write(axes, left + width + 0.04, middle, shown, side - width - 0.04, small, color=style.GREY, va=level)
 
 
-def _draw_item(
-    axes: Axes,
-    item: Item,
-    left: float,
-    top: float,
-    side: float,
-    colour: str,
-    dashes: Dashes,
-) -> None:
-    right, bottom = left + side, top + side
+def _draw_item(axes: Axes, item: Item, left: float, top: float, side: float, colour: str, dashes: Dashes) -> None:
+    middle, level = left + side / 2, top + side / 2
     if isinstance(item.picture, str):
-        height = 1.25 * (SMALL - 0.5) / 72
-        lines = wrap(item.picture, side - 0.1, int((side - 0.08) / height), SMALL - 0.5)
-        for number, text in enumerate(lines):
-            axes.text(left + 0.05, top + 0.05 + number * height, text, fontsize=SMALL - 0.5, va="top")
+        size = style.SMALL - 0.5
+        height = 1.25 * size / 72
+        for number, text in enumerate(wrap(item.picture, side - 0.1, int((side - 0.08) / height), size)):
+            _write(axes, left + 0.05, top + 0.05 + number * height, text, size=size, va="top")
     elif item.picture is None:
-        axes.add_patch(Rectangle((left, top), side, side, facecolor=LIGHT_GREY, edgecolor="none"))
-        axes.text(left + side / 2, top + side / 2, "no image", fontsize=SMALL, color=GREY, ha="center", va="center")
+        axes.add_patch(Rectangle((left, top), side, side, facecolor=style.LIGHT_GREY, edgecolor="none"))
+        _write(axes, middle, level, "no image", color=style.GREY, ha="center")
     else:
         height, width = item.picture.shape[:2]
         across, down = (side * length / max(height, width) / 2 for length in (width, height))
-        middle, level = (left + right) / 2, (top + bottom) / 2
-        picture = np.broadcast_to(item.picture, (height, width, 3))
         limits = axes.axis()
         # An image with fewer pixels than the screen has there would be blurred if it were smoothed.
         smoothing: Literal["nearest", "auto"] = "nearest" if max(height, width) < 100 * side else "auto"
-        axes.imshow(
-            picture,
-            extent=(middle - across, middle + across, level + down, level - down),
-            interpolation=smoothing,
-            aspect="equal",
-            vmin=0,
-            vmax=1,
-        )
+        extent = (middle - across, middle + across, level + down, level - down)
+        picture = np.broadcast_to(item.picture, (height, width, 3))
+        axes.imshow(picture, extent=extent, interpolation=smoothing, aspect="equal", vmin=0, vmax=1)
         axes.set(xlim=limits[:2], ylim=limits[2:])  # imshow sets them to the picture
     axes.add_patch(Rectangle((left, top), side, side, fill=False, edgecolor=colour, linewidth=1.8, linestyle=dashes))
 
@@ -356,8 +335,8 @@ def _explain_marks(axes: Axes, level: float) -> None:
     for relevant, words in ((True, "{} relevant"), (False, "{} not relevant")):
         colour, dashes, mark = MARKS[relevant]
         axes.add_line(Line2D([left, left + 0.3], [level, level], color=colour, linestyle=dashes, linewidth=1.8))
-        axes.text(left + 0.36, level, words.format(mark), fontsize=SMALL, va="center")
-        left += 0.36 + width_of(words.format(mark), SMALL) + 0.25
+        _write(axes, left + 0.36, level, words.format(mark))
+        left += 0.36 + width_of(words.format(mark), style.SMALL) + 0.25
 
 
 def score_text(score: float) -> str:

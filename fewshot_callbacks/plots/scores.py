@@ -13,36 +13,19 @@ from matplotlib.typing import LineStyleType
 from scipy.special import ndtri
 
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport
+from fewshot_callbacks.plots import style
 from fewshot_callbacks.plots.panels import score_text
-from fewshot_callbacks.plots.style import (
-    BLACK,
-    BLUE,
-    CYCLE,
-    GREY,
-    IRRELEVANT,
-    MARKERS,
-    ORANGE,
-    PURPLE,
-    RELEVANT,
-    SKY_BLUE,
-    SMALL,
-    TEXT,
-    WIDTH,
-    in_house_style,
-    new_figure,
-    readable,
-    shorten,
-)
+from fewshot_callbacks.plots.style import in_house_style, new_figure, readable, shorten
 
 HEIGHT = 3.6  # inches of a figure without its legend
 LEGEND_LINE = 0.18  # inches
 MOST_TICKS = 9  # numbers of four digits do not touch each other on an axis of five inches
 MOST_BINS = 100  # a bin is five pixels wide in a figure of 600
 MARK_STYLES: tuple[tuple[str, LineStyleType], ...] = (
-    (BLACK, "--"),
-    (ORANGE, ":"),
-    (SKY_BLUE, "-."),
-    (PURPLE, (0, (5, 1, 1, 1, 1, 1))),
+    (style.BLACK, "--"),
+    (style.ORANGE, ":"),
+    (style.SKY_BLUE, "-."),
+    (style.PURPLE, (0, (5, 1, 1, 1, 1, 1))),
 )
 RATES = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999)
 
@@ -107,8 +90,8 @@ def score_histograms(counts: PairCounts, marks: Sequence[Mark] = (), title: str 
     edges, relevant, irrelevant = _merged(counts)
     figure, axes = _one_plot(title, "score of a pair", "density", 2 + len(marks))
     for name, each, total, colour, dashes in (
-        ("irrelevant pairs", irrelevant, counts.irrelevant, IRRELEVANT, "--"),
-        ("relevant pairs", relevant, counts.relevant, RELEVANT, "-"),
+        ("irrelevant pairs", irrelevant, counts.irrelevant, style.IRRELEVANT, "--"),
+        ("relevant pairs", relevant, counts.relevant, style.RELEVANT, "-"),
     ):
         density = each / max(each.sum(), 1) / np.diff(edges)
         label = f"{name} ({total:,})"
@@ -124,12 +107,14 @@ def score_histograms(counts: PairCounts, marks: Sequence[Mark] = (), title: str 
     axes.set_xlim(edges[0], edges[-1])
     for number, mark in enumerate(marks):
         # A mark outside of the axes is drawn at NaN, which shows nothing but keeps its line of the legend.
-        colour, style = MARK_STYLES[number % len(MARK_STYLES)]
-        inside = edges[0] <= mark.threshold <= edges[-1]
+        colour, line = MARK_STYLES[number % len(MARK_STYLES)]
+        inside = bool(edges[0] <= mark.threshold <= edges[-1])
         level = mark.threshold if inside else math.nan
-        words = f"{readable(mark.name)}: {_threshold(mark)}" + ("" if inside else ", outside")
-        axes.axvline(level, color=colour, linestyle=style, linewidth=1.3, label=_legend_name(words))
-        axes.plot(level, 0.96, MARKERS[number % len(MARKERS)], color=colour, transform=axes.get_xaxis_transform())
+        label = _mark_name(mark, inside=inside)
+        axes.axvline(level, color=colour, linestyle=line, linewidth=1.3, label=label)
+        axes.plot(
+            level, 0.96, style.MARKERS[number % len(style.MARKERS)], color=colour, transform=axes.get_xaxis_transform()
+        )
     _legend(figure)
     return figure
 
@@ -175,9 +160,9 @@ def precision_recall_curve(
         title, "recall of all pairs", "precision of all pairs", 1 + len(marks) + (chance is not None)
     )
     name = "all thresholds" if area is None else f"all thresholds, area {area:.4f}"
-    axes.plot(recall[order], precision[order], color=BLUE, label=name)
+    axes.plot(recall[order], precision[order], color=style.BLUE, label=name)
     if chance is not None:
-        axes.axhline(chance, color=GREY, linestyle=":", linewidth=1.0, label=f"random order: {chance:.3g}")
+        axes.axhline(chance, color=style.GREY, linestyle=":", linewidth=1.0, label=f"random order: {chance:.3g}")
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.04))
     _draw_marks(axes, marks, "recall {x:.3g}, precision {y:.3g}")
     _legend(figure)
@@ -224,14 +209,14 @@ def error_tradeoff_curve(
         "false non-match rate:\nrejected relevant pairs",
         2 + len(marks),
     )
-    axes.plot(ndtri(matches[order]), ndtri(rejections[order]), color=BLUE, label="all thresholds")
+    axes.plot(ndtri(matches[order]), ndtri(rejections[order]), color=style.BLUE, label="all thresholds")
     if not drawn.any():
         axes.text(0.5, 0.5, "no threshold has both kinds of errors", ha="center", transform=axes.transAxes)
     _deviate_axis(axes, "x", matches)
     _deviate_axis(axes, "y", rejections)
     ends = (max(axes.get_xlim()[0], axes.get_ylim()[0]), min(axes.get_xlim()[1], axes.get_ylim()[1]))
     if ends[0] < ends[1]:
-        axes.plot(ends, ends, color=GREY, linestyle=":", linewidth=1.0, label="both rates equal")
+        axes.plot(ends, ends, color=style.GREY, linestyle=":", linewidth=1.0, label="both rates equal")
     _draw_marks(axes, marks, "FMR {x:.3g}, FNMR {y:.3g}", deviates=True)
     _legend(figure)
     return figure
@@ -270,7 +255,7 @@ def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = ""
     for number, (name, values) in enumerate(known.items()):
         ks = sorted(values)
         last = f": {values[ks[0]]:.3f} at {ks[0]}" + (f", {values[ks[-1]]:.3f} at {ks[-1]}" if len(ks) > 1 else "")
-        colour, marker = CYCLE[number % len(CYCLE)], MARKERS[number % len(MARKERS)]
+        colour, marker = style.CYCLE[number % len(style.CYCLE)], style.MARKERS[number % len(style.MARKERS)]
         label = _legend_name(readable(name) + last)
         axes.plot(ks, [values[k] for k in ks], color=colour, marker=marker, markersize=5, label=label)
     least = min(min(values.values()) for values in known.values())
@@ -313,12 +298,14 @@ def weakest_classes(
         raise ValueError("There is no class with a value to draw.")
     shown = known[:most]
     described = [f"{each.value:.2f}, {each.queries:,} {'query' if each.queries == 1 else 'queries'}" for each in shown]
-    names = [shorten(each.name, 0.3 * WIDTH, SMALL) for each in shown]
+    names = [shorten(each.name, 0.3 * style.WIDTH, style.SMALL) for each in shown]
     axis = f"{readable(metric)} of the {len(shown)} weakest of {len(known)} classes"
     figure, axes = _bars(names, [each.value for each in shown], described, title, axis)
     if overall is not None and math.isfinite(overall):
         axes.set_xlim(0, 1.05 * max(overall, shown[-1].value) or 1.0)
-        axes.axvline(overall, color=GREY, linestyle=":", linewidth=1.2, label=f"all queries: {overall:.3f}", zorder=0)
+        axes.axvline(
+            overall, color=style.GREY, linestyle=":", linewidth=1.2, label=f"all queries: {overall:.3f}", zorder=0
+        )
         _legend(figure)
     return figure
 
@@ -345,11 +332,16 @@ def confused_classes(confusions: Sequence[Confusion], title: str = "", *, most: 
     if not confusions:
         raise ValueError("There is no confused pair of classes to draw.")
     shown = sorted(confusions, key=lambda each: (-each.count, each.query, each.retrieved))[:most]
-    names = [" → ".join(shorten(name, 0.19 * WIDTH, SMALL) for name in (each.query, each.retrieved)) for each in shown]
+    names = [
+        " → ".join(shorten(name, 0.19 * style.WIDTH, style.SMALL) for name in (each.query, each.retrieved))
+        for each in shown
+    ]
     counts = [each.count for each in shown]
     figure, axes = _bars(names, counts, [f"{count:,}" for count in counts], title, "irrelevant items retrieved")
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
-    figure.supxlabel("class of the query → class of the item retrieved", x=0.02, ha="left", fontsize=SMALL, color=GREY)
+    figure.supxlabel(
+        "class of the query → class of the item retrieved", x=0.02, ha="left", fontsize=style.SMALL, color=style.GREY
+    )
     return figure
 
 
@@ -373,10 +365,9 @@ def operating_marks(report: RetrievalReport) -> tuple[list[Mark], list[Mark]]:
 
 def _one_plot(title: str, x: str, y: str, entries: int) -> tuple[Figure, Axes]:
     figure = new_figure(HEIGHT + LEGEND_LINE * entries)
+    style.entitle(figure, title)
     axes = figure.add_subplot()
     axes.set(xlabel=x, ylabel=y)
-    if title:
-        figure.suptitle(shorten(title, WIDTH - 0.2, TEXT + 1), x=0.02, ha="left", fontsize=TEXT + 1)
     return figure, axes
 
 
@@ -385,11 +376,12 @@ def _legend(figure: Figure) -> None:
 
 
 def _legend_name(words: str) -> str:
-    return shorten(words.replace(r"\$", "$"), WIDTH - 0.8, SMALL)
+    return shorten(words.replace(r"\$", "$"), style.WIDTH - 0.8, style.SMALL)
 
 
-def _threshold(mark: Mark) -> str:
-    return f"threshold {score_text(mark.threshold)}" if math.isfinite(mark.threshold) else "no threshold"
+def _mark_name(mark: Mark, told: str = "", *, inside: bool) -> str:
+    threshold = f"threshold {score_text(mark.threshold)}" if math.isfinite(mark.threshold) else "no threshold"
+    return _legend_name(f"{readable(mark.name)}: {threshold}{told}{'' if inside else ', outside'}")
 
 
 def _draw_marks(axes: Axes, marks: Sequence[Mark], words: str, *, deviates: bool = False) -> None:
@@ -398,20 +390,15 @@ def _draw_marks(axes: Axes, marks: Sequence[Mark], words: str, *, deviates: bool
         inside = all(
             low <= value <= high for value, (low, high) in zip(place, (axes.get_xlim(), axes.get_ylim()), strict=True)
         )
-        told = (
-            ", ".join((_threshold(mark), words.format(x=mark.x, y=mark.y)))
-            if math.isfinite(mark.x + mark.y)
-            else _threshold(mark)
-        )
-        label = _legend_name(f"{readable(mark.name)}: {told}" + ("" if inside else ", outside"))
+        told = f", {words.format(x=mark.x, y=mark.y)}" if math.isfinite(mark.x + mark.y) else ""
         axes.plot(
             *(place if inside else (math.nan, math.nan)),
             linestyle="none",
-            marker=MARKERS[number % len(MARKERS)],
+            marker=style.MARKERS[number % len(style.MARKERS)],
             markersize=8,
             markeredgecolor="white",
             color=MARK_STYLES[number % len(MARK_STYLES)][0],
-            label=label,
+            label=_mark_name(mark, told, inside=inside),
             zorder=3,
         )
 
@@ -439,9 +426,7 @@ def _share(rate: float) -> str:
     return f"{rate:g}" if rate >= 1e-3 else "10⁻" + "⁰¹²³⁴⁵⁶⁷⁸⁹"[round(-math.log10(rate))]
 
 
-def _merged(
-    counts: PairCounts,
-) -> tuple[Float[np.ndarray, "edges"], Int[np.ndarray, "bins"], Int[np.ndarray, "bins"]]:
+def _merged(counts: PairCounts) -> tuple[Float[np.ndarray, "edges"], Int[np.ndarray, "bins"], Int[np.ndarray, "bins"]]:
     """Edges and counts without the empty bins at the ends and in at most a hundred bins or so."""
     edges = np.asarray(counts.edges, dtype=np.float64)
     both = np.stack([counts.relevant_counts, counts.irrelevant_counts]).astype(np.int64)
@@ -465,7 +450,7 @@ def _bars(
     figure, axes = _one_plot(title, axis, "", 0)
     figure.set_figheight(1.2 + 0.22 * len(names))
     places = range(len(names))
-    axes.barh(places, values, height=0.66, color=BLUE)
+    axes.barh(places, values, height=0.66, color=style.BLUE)
     axes.set_yticks(places, names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, 1.05 * max(values) or 1.0)
@@ -473,6 +458,12 @@ def _bars(
     axes.grid(visible=False, axis="y")
     for place, text in zip(places, described, strict=True):
         axes.text(
-            1.02, place, text, transform=axes.get_yaxis_transform(), fontsize=SMALL, color=GREY, va="center_baseline"
+            1.02,
+            place,
+            text,
+            transform=axes.get_yaxis_transform(),
+            fontsize=style.SMALL,
+            color=style.GREY,
+            va="center_baseline",
         )
     return figure, axes

@@ -2,11 +2,11 @@
 
 import functools
 import io
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
-from typing import Literal, NamedTuple, ParamSpec, get_args
+from typing import Literal, NamedTuple, ParamSpec, cast, get_args
 
 import matplotlib.style
 import numpy as np
@@ -18,6 +18,7 @@ from matplotlib.font_manager import FontProperties, findfont, fontManager, get_f
 from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
 from matplotlib.typing import LineStyleType
+from PIL import Image
 
 from fewshot_callbacks.functional.statistics import student_interval
 
@@ -81,10 +82,10 @@ def readable(text: object) -> str:
     if len(shown) > LONGEST:
         shown = shown[: LONGEST // 2] + ELLIPSIS + shown[-LONGEST // 2 :]
     shown = "".join(char for char in shown if char.isprintable())
-    known = [ord(char) in _drawable() for char in shown]
-    if not any(held for char, held in zip(shown, known, strict=True) if char != " "):
-        return " ".join(f"U+{ord(char):04X}" for char in shown if char != " ")
-    drawn = "".join(char if held else UNKNOWN for char, held in zip(shown, known, strict=True))
+    letters = shown.replace(" ", "")
+    if _drawable().isdisjoint(map(ord, letters)):
+        return " ".join(f"U+{ord(char):04X}" for char in letters)
+    drawn = "".join(char if char == " " or ord(char) in _drawable() else UNKNOWN for char in shown)
     return drawn.replace("$", r"\$")
 
 
@@ -100,6 +101,11 @@ def width_of(text: str, size: float) -> float:
     properties = FontProperties(family=list(families()), size=size)
     width, _, _ = text_to_path.get_text_width_height_descent(text.replace(r"\$", "$"), properties, ismath=False)
     return 1.03 * float(width) / 72
+
+
+def _longest(most: int, width: float, size: float, cut: Callable[[int], str]) -> int:
+    """How many letters of `most` fit; by bisection, since each measurement lays out all of them."""
+    return bisect_left(range(1, most + 1), True, key=lambda kept: width_of(cut(kept), size) > width)
 
 
 def shorten(text: object, width: float, size: float) -> str:
@@ -127,12 +133,7 @@ def shorten(text: object, width: float, size: float) -> str:
         head, tail = (3 * kept + 4) // 5, kept - (3 * kept + 4) // 5
         return (letters[:head].rstrip() + ELLIPSIS + letters[len(letters) - tail :].lstrip()).replace("$", r"\$")
 
-    # Bisection, since each measurement lays out all the letters.
-    low, high = 0, min(len(letters) - 1, LONGEST_LINE)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if width_of(cut(middle), size) <= width else (low, middle - 1)
-    return cut(low)
+    return cut(_longest(min(len(letters) - 1, LONGEST_LINE), width, size, cut))
 
 
 def wrap(text: object, width: float, lines: int, size: float) -> list[str]:
@@ -153,16 +154,17 @@ def wrap(text: object, width: float, lines: int, size: float) -> list[str]:
     """
     rest = readable(text).replace(r"\$", "$")
     result: list[str] = []
+
+    def beginning(kept: int) -> str:
+        return rest[:kept].rstrip()
+
     while rest and len(result) < lines:
-        low, high = 1, min(len(rest), LONGEST_LINE)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if width_of(rest[:middle].rstrip(), size) <= width else (low, middle - 1)
-        space = rest.rfind(" ", 0, low + 1)
-        if low < len(rest) and space > 0:
-            low = space
-        result.append(rest[:low].rstrip())
-        rest = rest[low:].lstrip()
+        kept = max(1, _longest(min(len(rest), LONGEST_LINE), width, size, beginning))
+        space = rest.rfind(" ", 0, kept + 1)
+        if kept < len(rest) and space > 0:
+            kept = space
+        result.append(beginning(kept))
+        rest = rest[kept:].lstrip()
     if rest and result:
         last = result[-1]
         while last and width_of(last + ELLIPSIS, size) > width:
@@ -190,14 +192,12 @@ class MethodStyle(NamedTuple):
 
 
 # The softmax head, the distance-ratio head, average precision as a loss, and whatever stands beside them.
-METHODS: Mapping[str, MethodStyle] = MappingProxyType(
-    {
-        "softmax": MethodStyle(ORANGE, "s", (0, (4, 1.2))),
-        "dr": MethodStyle(BLUE, "o", "-"),
-        "soft_ap": MethodStyle(PURPLE, "^", (0, (6, 1.2, 1.2, 1.2))),
-        "other": MethodStyle(GREY, "D", (0, (1.2, 1.2))),
-    }
-)
+METHODS: Mapping[str, MethodStyle] = {
+    "softmax": MethodStyle(ORANGE, "s", (0, (4, 1.2))),
+    "dr": MethodStyle(BLUE, "o", "-"),
+    "soft_ap": MethodStyle(PURPLE, "^", (0, (6, 1.2, 1.2, 1.2))),
+    "other": MethodStyle(GREY, "D", (0, (1.2, 1.2))),
+}
 
 # What a legend calls the band.
 BAND = "95 % interval of the mean of {seeds} seeds"
@@ -206,7 +206,7 @@ Format = Literal["png", "svg"]
 
 WIDTH = 6.0  # inches: 600 pixels at the resolution of a screen
 TEXT, SMALL = 9.0, 8.0  # points: 12.5 and 11 pixels in a picture that is 600 pixels wide
-RESOLUTION: dict[Format, int] = {"png": 200, "svg": 200}  # an SVG's pictures have it too; its lines have none
+RESOLUTION = 200  # an SVG's pictures have it too; its lines have none
 
 
 @contextmanager
@@ -285,6 +285,12 @@ def new_figure(height: float, width: float = WIDTH, *, arranged: bool = True) ->
     return figure
 
 
+def entitle(figure: Figure, title: str) -> None:
+    """Write a line above all axes, if there is one."""
+    if title:
+        figure.suptitle(shorten(title, WIDTH - 0.2, TEXT + 1), x=0.02, ha="left", fontsize=TEXT + 1)
+
+
 def draw_band(
     axes: Axes,
     steps: Sequence[float],
@@ -344,9 +350,7 @@ def encode(figure: Figure, file_format: Format = "png", resolution: float | None
     # A version or a date would make two files of one figure differ.
     unsigned = {"Software": None} if file_format == "png" else {"Date": None}
     with house_style():
-        figure.savefig(
-            content, format=file_format, dpi=resolution or RESOLUTION[file_format], metadata=unsigned, facecolor="white"
-        )
+        figure.savefig(content, format=file_format, dpi=resolution or RESOLUTION, metadata=unsigned, facecolor="white")
     return content.getvalue()
 
 
@@ -370,11 +374,9 @@ def save(figure: Figure, path: str | Path, resolution: float | None = None) -> N
     """
     path = Path(path)
     ending = path.suffix.lower().removeprefix(".")
-    for file_format in get_args(Format):
-        if ending == file_format:
-            path.write_bytes(encode(figure, file_format, resolution))
-            return
-    raise ValueError(f"{path.name} ends neither in .png nor in .svg. Choose one of these.")
+    if ending not in get_args(Format):
+        raise ValueError(f"{path.name} ends neither in .png nor in .svg. Choose one of these.")
+    path.write_bytes(encode(figure, cast(Format, ending), resolution))
 
 
 def pixels(figure: Figure, resolution: float = 100) -> np.ndarray:
@@ -384,8 +386,4 @@ def pixels(figure: Figure, resolution: float = 100) -> np.ndarray:
         >>> pixels(new_figure(1)).shape
         (100, 600, 3)
     """
-    content = io.BytesIO()
-    with house_style():
-        figure.savefig(content, format="rgba", dpi=resolution, facecolor="white")
-    width, height = (figure.get_size_inches() * resolution).astype(int)
-    return np.frombuffer(content.getvalue(), dtype=np.uint8).reshape(height, width, 4)[..., :3].copy()
+    return np.array(Image.open(io.BytesIO(encode(figure, "png", resolution))).convert("RGB"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -175,24 +175,23 @@ def find(
         sets: Queries, gallery if there is one, training items if there are some.
     """
     notes: list[str] = []
-    precision = model.report.per_query["mAP"].numpy()
     labels = model.report.query_labels.numpy()
     worst = worst_queries(model.report, settings.worst)
     searchable = list(dict.fromkeys([*worst, *sample_of_classes(labels, settings.searchable)]))
     changed: tuple[list[int], list[int]] = [], []
+    others = {}
     if other is not None:
-        loss = other.report.per_query["mAP"].numpy() - precision
+        loss = (other.report.per_query["mAP"] - model.report.per_query["mAP"]).numpy()
         better, weaker = (_spread(np.where(each < 0, each, np.nan), labels, CHANGED, 2) for each in (loss, -loss))
         changed = better, weaker
+        if ours := better + weaker:
+            theirs = other.nearest(ours, settings.neighbours, settings.memory_mb)
+            others = dict(zip(ours, other.retrieved(theirs), strict=True))
     shown = list(dict.fromkeys([*searchable, *changed[0], *changed[1]]))
     asked = sample_of_classes(labels, settings.confusion_queries)
-    both = np.unique(np.concatenate([np.array(shown, np.int64), np.array(asked, np.int64)]))
+    both = np.union1d(np.array(shown, np.int64), np.array(asked, np.int64))
     found = model.nearest(both, max(settings.neighbours, CONFUSION_K), settings.memory_mb)
     retrieved = dict(zip(both.tolist(), model.retrieved(found, settings.neighbours), strict=True))
-    others = {}
-    if other is not None and (ours := [*changed[0], *changed[1]]):
-        theirs = other.nearest(ours, settings.neighbours, settings.memory_mb)
-        others = dict(zip(ours, other.retrieved(theirs), strict=True))
     suspected, places = _suspects(model, settings, notes)
     return Findings(
         worst,
@@ -323,9 +322,7 @@ def _duplicates(model: Model, train: Items | None, settings: ReportSettings, set
     """Near duplicates inside each set, between queries and gallery, and between training items and both."""
     if not settings.duplicates:
         return []
-    compared = [(0, 0)]
-    if model.gallery is not None:
-        compared = [(0, 1), (1, 1)]
+    compared = [(0, 0)] if model.gallery is None else [(0, 1), (1, 1)]
     if train is not None:
         last = len(sets) - 1
         compared = [(number, last) for number in range(last)] + compared
@@ -351,14 +348,8 @@ def _between(sets: Sequence[Items], one: int, other: int, settings: ReportSettin
         most=settings.duplicates + (len(first) if same_items else 0),
         memory_mb=settings.memory_mb,
     )
-    pairs: Iterable[tuple[int, int, float]] = zip(
-        found.first.tolist(), found.second.tolist(), found.scores.tolist(), strict=True
-    )
-    total = found.total
-    if same_items:  # the same item in both sets is expected
-        ids, others = (np.asarray(items.ids).tolist() for items in (first, second))
-        listed = list(pairs)
-        pairs = [pair for pair in listed if ids[pair[0]] != others[pair[1]]]
-        total -= len(listed) - len(pairs)
-    shown = [((one, i), (other, j), score) for i, j, score in pairs]
-    return Duplicates(kind, shown[: settings.duplicates], total)
+    ids, others = (np.asarray(items.ids).tolist() if same_items else range(len(items)) for items in (first, second))
+    listed = zip(found.first.tolist(), found.second.tolist(), found.scores.tolist(), strict=True)
+    # The same item in both sets is expected.
+    shown = [((one, i), (other, j), score) for i, j, score in listed if not (same_items and ids[i] == others[j])]
+    return Duplicates(kind, shown[: settings.duplicates], found.total - (len(found.first) - len(shown)))

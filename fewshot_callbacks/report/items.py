@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -79,10 +78,7 @@ def find_images(folder: Path) -> FoundFiles:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
     classes = folders_in(folder)
-    parts = images_below(classes, folder, IMAGE_ENDINGS) if classes else images_below([folder], endings=IMAGE_ENDINGS)
-    found = FoundFiles(
-        [file for part in parts for file in part.files], sum((part.skipped for part in parts), Counter())
-    )
+    found = images_below(classes or [folder], folder if classes else None, IMAGE_ENDINGS)
     if not found.files:
         skipped = found.what_was_skipped()
         raise ValueError(

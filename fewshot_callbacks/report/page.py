@@ -11,7 +11,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,6 @@ def headline(report: RetrievalReport) -> list[Figure]:
     ]
     known = {figure.name: figure for figure in figures(report)}
     return [known[name] for name in names if name in known]
-
-
-def comparison(first: RetrievalReport, second: RetrievalReport) -> list[tuple[str, ...]]:
-    """Write the differences of two models, query by query."""
-    return [(name, *difference.in_words()) for name, difference in compare_reports(first, second).items()]
 
 
 def pair_counts(counts: PairCounts, report: RetrievalReport) -> dict[str, Any]:
@@ -146,15 +141,14 @@ class PageData:
     Attributes:
         sets: Queries, gallery if there is one, training items if there are some.
         model: The evaluation.
+        items: Label, name and file of each item, by its name in the page.
+        wanted: The items, in the order in which they were asked for.
     """
 
     sets: Sequence[Items]
     model: Model
-
-    def __post_init__(self) -> None:
-        """Begin with no item."""
-        self.items: dict[str, list[Any]] = {}
-        self.wanted: list[Key] = []
+    items: dict[str, list[Any]] = field(default_factory=dict)
+    wanted: list[Key] = field(default_factory=list)
 
     def item(self, key: Key) -> str:
         """Return the name of an item in the page."""
@@ -194,18 +188,11 @@ def page_data(
         }
         for found in findings.duplicates
     ]
-    changed: list[Any] = []
-    if other is not None:
-        changed = [
-            [
-                [
-                    data.panel(query, findings.neighbours[query], model.report, model.name),
-                    data.panel(query, findings.others[query], other.report, other.name),
-                ]
-                for query in queries
-            ]
-            for queries in findings.changed
-        ]
+    both = [] if other is None else [(model, findings.neighbours), (other, findings.others)]
+    changed = [
+        [[data.panel(query, found[query], one.report, one.name) for one, found in both] for query in queries]
+        for queries in (findings.changed if both else ())
+    ]
     for query in findings.searchable:
         if query not in panels:
             panels[query] = data.panel(query, findings.neighbours[query], model.report)
@@ -441,14 +428,10 @@ def _digest(text: str) -> str:
 
 
 def _render(
-    model: Model,
-    other: Model | None,
-    findings: Findings,
-    data: dict[str, Any],
-    left_out: Sequence[str],
-    title: str,
+    model: Model, other: Model | None, findings: Findings, data: dict[str, Any], left_out: Sequence[str], title: str
 ) -> bytes:
     report, counts = model.report, model.report.pair_counts
+    differences = {} if other is None else compare_reports(report, other.report)
     return fill(
         "report.html.jinja",
         (TEMPLATES / "report.js").read_text(encoding="utf-8"),
@@ -459,7 +442,7 @@ def _render(
         headline=headline(report),
         figures=figures(report),
         confidence=f"{100 * report.confidence:g} %",
-        comparison=[] if other is None else comparison(report, other.report),
+        comparison=[(name, *difference.in_words()) for name, difference in differences.items()],
         suspects=findings.suspects,
         duplicates=findings.duplicates,
         worst=len(findings.worst),

@@ -10,20 +10,7 @@ import pytest
 from fewshot_callbacks.cli.compare import DYNAMICS, RECORD, TrainingRecord, best_checkpoint
 from fewshot_callbacks.cli.main import main
 from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, compare_dynamics
-from tests.cli.words import CONFIGS, QUIET, TINY
-
-MONITORS = """
-trainer:
-  callbacks:
-    - class_path: fewshot_callbacks.callbacks.RetrievalMonitor
-    - class_path: fewshot_callbacks.callbacks.DiscriminantRatioMonitor
-    - class_path: fewshot_callbacks.callbacks.TrainingDynamicsMonitor
-      init_args: {every_n_steps: 1}
-    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
-      init_args: {monitor: val/mAP, mode: max, filename: best}
-    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
-      init_args: {filename: last}
-"""
+from tests.cli.words import CONFIGS, MONITORS, QUIET
 
 
 @pytest.fixture(autouse=True)
@@ -52,14 +39,6 @@ def runs(few_glyphs, tmp_path_factory):
 
 def words(runs):
     return [str(run) for run in runs]
-
-
-def test_fit_says_where_the_run_is_and_how_to_test_it(few_glyphs, capsys):
-    assert main(["fit", "--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), *TINY, *QUIET]) == 0
-    screen = capsys.readouterr().out
-    assert "The run is kept in runs/version_0." in screen
-    assert "checkpoints/best.ckpt (val/mAP 0." in screen
-    assert "Test it: fewshot test --config runs/version_0/config.yaml --ckpt_path " in screen
 
 
 def test_both_are_tested_on_the_same_episodes_and_their_steps_compared(runs, capsys):

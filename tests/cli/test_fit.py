@@ -16,10 +16,14 @@ from tests.cli.words import CONFIGS, QUIET, TINY, TINY_BALANCED, write_images
 
 
 @pytest.mark.parametrize("config", ["protonet_dr_glyphs", "protonet_softmax_glyphs"])
-def test_fit_then_test_from_the_checkpoint(config, few_glyphs, tmp_path, monkeypatch):
+def test_fit_then_test_from_the_checkpoint(config, few_glyphs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["--config", str(CONFIGS / f"{config}.yaml"), *TINY, *QUIET]
     assert main(["fit", *words]) == 0
+    screen = capsys.readouterr().out
+    assert "The run is kept in runs/version_0." in screen
+    assert "checkpoints/best.ckpt (val/mAP 0." in screen
+    assert "Test it: fewshot test --config runs/version_0/config.yaml --ckpt_path " in screen
     (best,) = tmp_path.glob("runs/**/best.ckpt")
     (saved,) = tmp_path.glob("runs/**/config.yaml")
     assert yaml.safe_load(saved.read_text())["model"]["head"] == config.split("_")[1]

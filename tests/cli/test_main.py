@@ -26,14 +26,6 @@ def test_without_words_it_explains_itself(capsys):
         assert text.split()[0] in screen
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(name, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([name, "--help"])
-    assert stop.value.code == 0
-    assert name in capsys.readouterr().out
-
-
 def test_an_unknown_command_names_the_nearest_or_all(capsys):
     assert command(["evalute"]) == 2
     assert capsys.readouterr().err == "fewshot: there is no command evalute. Did you mean evaluate?\n"
@@ -92,13 +84,6 @@ def test_plan_of_the_whole_logo_set(capsys):
     screen = capsys.readouterr().out
     assert "25,170,457,104" in screen
     assert "101 GB" in screen
-
-
-def test_plan_refuses_what_is_not_positive(capsys):
-    assert main(["plan", "--queries", "-3", "--dim", "8"]) == 1
-    assert "queries=-3 must be positive" in capsys.readouterr().err
-    assert main(["plan", "--queries", "3", "--gallery", "0", "--dim", "8"]) == 1
-    assert "gallery=0 must be positive" in capsys.readouterr().err
 
 
 def test_plan_of_files(tmp_path, capsys):

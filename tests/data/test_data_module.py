@@ -19,6 +19,7 @@ from fewshot_callbacks.data import (
     FewShotDataset,
     Glyphs,
     ImageFolder,
+    LogoDet3K,
     PhotoTransform,
 )
 from fewshot_callbacks.data.dataset import SPLITS, Batch, Split
@@ -225,19 +226,39 @@ def test_a_gap_is_measured_and_settings_are_kept(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ what is refused
 
 
+def module_of(**settings) -> FewShotDataModule:
+    return FewShotDataModule(Points(), **settings)
+
+
 @pytest.mark.parametrize(
     ("make", "settings", "words"),
     [
-        (FewShotDataModule, {"batch_size": 0}, "batch_size is 0"),
-        (FewShotDataModule, {"num_workers": -1}, "num_workers is -1"),
-        (FewShotDataModule, {"val_episodes": 0}, "val_episodes is 0"),
+        (module_of, {"batch_size": 0}, "batch_size is 0"),
+        (module_of, {"num_workers": -1}, "num_workers is -1"),
+        (module_of, {"val_episodes": 0}, "val_episodes is 0"),
         (Episodes, {"ways": 0}, "ways is 0"),
         (Episodes, {"shots": 2.5}, "shots is 2.5; expected a whole number"),
         (ClassBalanced, {"classes_per_batch": 4, "items_per_class": 1}, "items_per_class=1"),
+        (PhotoTransform, {"image_size": 0}, "image_size is 0"),
+        (PhotoTransform, {"resize": 80}, "resize is 80, smaller than image_size 84"),
+        (PhotoTransform, {"resize": (96, 80)}, "resize is (96, 80), smaller than image_size 84"),
+        (PhotoTransform, {"min_area": 0.0}, "min_area is 0.0"),
+        (PhotoTransform, {"flip": 1.5}, "flip is 1.5; it is a probability"),
+        (PhotoTransform, {"jitter": -0.1}, "jitter is -0.1"),
+        (PhotoTransform, {"std": (1.0, 0.0, 1.0)}, "std is (1.0, 0.0, 1.0); images are divided by it"),
+        (Glyphs, {"split": "all"}, "There is no split 'all'. Use one of 'train', 'val', 'test'"),
+        (Glyphs, {"size": 4}, "size is 4; glyphs cannot be distinguished below 8 pixels. Use size >= 8"),
+        (Glyphs, {"min_faces": 0}, "min_faces is 0; there are 16 faces"),
+        (LogoDet3K, {"root": "anywhere", "min_boxes": 0}, "min_boxes is 0"),
+        (LogoDet3K, {"root": "anywhere", "val_share": 0.8}, "val_share is 0.8 and test_share 0.2; the rest is trained"),
+        (LogoDet3K, {"root": "anywhere", "test_share": 0.0}, "test_share 0.0"),
+        (LogoDet3K, {"root": "anywhere", "val_share": float("nan")}, "val_share is nan"),
+        (ImageFolder, {"memory_mb": -1}, "memory_mb is -1. Use 0 to keep no decoded images, 512 for half a gigabyte."),
+        (ImageFolder, {"memory_mb": float("nan")}, "memory_mb is nan."),
     ],
 )
-def test_wrong_settings_fail_in_the_constructor(as_users_run_it, make, settings: dict, words: str) -> None:
-    given = {"dataset": Points()} if make is FewShotDataModule else {}
+def test_wrong_settings_fail_in_the_constructor(as_users_run_it, make, settings: dict, words: str, root: Path) -> None:
+    given = {"root": root} if make is ImageFolder else {}
     with pytest.raises(ValueError, match=re.escape(words)):
         make(**given, **settings)
 

@@ -186,17 +186,3 @@ def test_a_split_without_classes_is_refused(logos: Path) -> None:
     assert data.splits == ("train", "test")
     with pytest.raises(ValueError, match=r"no validation split: val_share is 0\. Use a positive share"):
         data.with_split("val")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"min_boxes": 0}, "min_boxes is 0"),
-        ({"val_share": 0.8}, r"val_share is 0\.8 and test_share 0\.2; .* a sum below 1"),
-        ({"test_share": 0.0}, r"test_share 0\.0"),
-        ({"val_share": float("nan")}, "val_share is nan"),
-    ],
-)
-def test_wrong_settings_fail_in_the_constructor(wrong: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        LogoDet3K("anywhere", **wrong)

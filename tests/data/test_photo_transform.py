@@ -80,20 +80,3 @@ def test_evaluation_images_may_be_resized_to_a_square_or_another_fixed_size(heig
     top, left = (height - SIDE) // 2, (width - SIDE) // 2
     fitted = image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + SIDE, top + SIDE))
     torch.testing.assert_close(PhotoTransform(**{**PLAIN, "resize": (height, width)})([image]), values([fitted]))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"image_size": 0}, "image_size is 0"),
-        ({"resize": 80}, "resize is 80, smaller than image_size 84"),
-        ({"resize": (96, 80)}, r"resize is \(96, 80\), smaller than image_size 84"),
-        ({"min_area": 0.0}, r"min_area is 0\.0"),
-        ({"flip": 1.5}, r"flip is 1\.5; it is a probability"),
-        ({"jitter": -0.1}, r"jitter is -0\.1"),
-        ({"std": (1.0, 0.0, 1.0)}, "std is .* images are divided by it"),
-    ],
-)
-def test_wrong_settings_are_refused(wrong: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        PhotoTransform(**wrong)

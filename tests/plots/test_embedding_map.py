@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from fewshot_callbacks.plots.embedding_map import Projection, embedding_map, project
-from fewshot_callbacks.plots.style import LIGHT_GREY, encode
+from fewshot_callbacks.plots.style import LIGHT_GREY
 from tests.plots.legible import assert_legible, drawn_texts
 
 LONG = "a name that is far too long for its room, whatever room that may be " * 4
@@ -74,10 +74,6 @@ def test_tsne_shows_no_numbers():
     figure = embedding_map(project(np.random.default_rng(0).normal(size=(30, 4)), np.zeros(30, int), method="tsne"))
     texts = {text for text, _ in drawn_texts(figure)}
     assert texts == {"first axis of t-SNE, without unit", "second axis of t-SNE, without unit", "0"}
-
-
-def test_the_same_map_gives_the_same_bytes():
-    assert encode(embedding_map(blobs(4)), "svg") == encode(embedding_map(blobs(4)), "svg")
 
 
 def test_what_makes_no_sense_is_refused():

@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
 from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, retrieval_panels, score_text
-from fewshot_callbacks.plots.style import IRRELEVANT, RELEVANT, encode, pixels
+from fewshot_callbacks.plots.style import IRRELEVANT, RELEVANT, pixels
 from tests.plots.legible import assert_legible, drawn_texts
 
 LONG = "a name that is far too long for the room below a picture, and for the line above the row as well " * 3
@@ -82,11 +82,6 @@ def test_the_first_row_of_a_picture_is_at_the_top():
     middle = int((box.x0 + box.x1) / 2)
     assert shown[int(top - box.y1 + 0.25 * box.height), middle].tolist() == [255, 0, 0]
     assert shown[int(top - box.y1 + 0.75 * box.height), middle].tolist() == [255, 255, 255]
-
-
-def test_the_same_rows_give_the_same_bytes():
-    for file_format in ("png", "svg"):
-        assert len({encode(retrieval_panels([row(3)]), file_format) for _ in range(2)}) == 1
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,6 @@ def test_a_large_photograph_is_decoded_small(tmp_path):
     assert image.convert("L").getpixel((0, 0)) == pytest.approx(90, abs=2)
 
 
-def test_labels_may_have_names():
-    items = Items(None, [0, 1], label_names={0: "owl"})
-    assert (items.label(0), items.label(1), len(items)) == ("owl", "1", 2)
-
-
 def test_only_the_formats_of_images_are_opened(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "1.eps")
     (tmp_path / "1.eps").rename(tmp_path / "1.jpg")
@@ -88,12 +83,9 @@ def test_images_of_more_than_8_bits_keep_their_greys(kind):
     assert np.abs(picture - levels / 257).max() <= 1
 
 
-def test_large_images_keep_their_shape():
-    assert decoded(data_uri(Image.new("RGB", (1000, 500)), 96)).size == (96, 48)
-
-
-def test_transparent_images_lie_on_white():
-    assert decoded(data_uri(Image.new("RGBA", (8, 8), (0, 0, 0, 0)), 96)).getpixel((0, 0)) == (255, 255, 255)
+def test_large_images_keep_their_shape_and_transparent_ones_lie_on_white():
+    picture = decoded(data_uri(Image.new("RGBA", (1000, 500), (0, 0, 0, 0)), 96))
+    assert (picture.size, picture.getpixel((0, 0))) == ((96, 48), (255, 255, 255))
 
 
 def test_each_item_is_kept_once_and_the_first_find_room():

@@ -182,12 +182,6 @@ def test_an_interrupt_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     assert path.read_text() == "old"
 
 
-@pytest.mark.parametrize("path", ["missing/report.html", "."])
-def test_a_path_that_cannot_be_written_is_refused_before_the_work(path, tmp_path, example):
-    with pytest.raises(OSError, match=r"cannot be written|is a folder"):
-        write_report(tmp_path / path, example.report, Items(None, []))
-
-
 # --------------------------------------------------------------------------------------------------------- the browser
 
 

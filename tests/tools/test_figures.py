@@ -5,8 +5,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("figures", ROOT / "tools" / "figures.py")
 figures = importlib.util.module_from_spec(spec)
@@ -49,12 +47,6 @@ def test_some_are_drawn(monkeypatch, tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {
         f"{name}.{ending}" for name in ("demo", "average_precision_loss") for ending in ("png", "svg")
     }
-
-
-def test_an_unknown_figure_is_refused(monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        run(monkeypatch, "--only", "demos")
-    assert "invalid choice: 'demos'" in capsys.readouterr().err
 
 
 def test_measuring_runs_the_commands_and_keeps_what_they_leave(monkeypatch, tmp_path):

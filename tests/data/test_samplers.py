@@ -1,0 +1,224 @@
+"""The batch samplers: episodes and class-balanced batches, the same for any workers and ranks, fresh at each epoch."""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from fewshot_callbacks.data import ClassBalancedBatchSampler, EpisodicBatchSampler
+from fewshot_callbacks.functional.episodes import sample_episodes
+from tests.data.trees import pretend
+
+LABELS = torch.tensor([3, 1, 4, 1, 5]).repeat(12)  # 12 images of 3, 4, 5 and 24 of 1
+WORDS = ["owl", "heron", "owl", "wren", "heron", "owl", "wren", "heron", "wren"] * 4
+SIZES = {"ways": 3, "shots": 2, "queries": 4}
+ITEMS = TensorDataset(torch.arange(60))
+
+
+def episodes(number: int = 5, **settings) -> EpisodicBatchSampler:
+    return EpisodicBatchSampler(LABELS, **{**SIZES, "episodes": number, **settings})
+
+
+def balanced(classes: int = 2, items: int = 3, labels=WORDS, **settings) -> ClassBalancedBatchSampler:
+    return ClassBalancedBatchSampler(labels, classes_per_batch=classes, items_per_class=items, **settings)
+
+
+@pytest.mark.parametrize("make", [episodes, balanced])
+def test_training_batches_are_fresh_at_each_epoch_and_a_function_of_seed_and_epoch_for_any_workers(make) -> None:
+    one, same = make(), make()
+    epochs = [list(one) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    torch.manual_seed(99)
+    workers = DataLoader(ITEMS, batch_sampler=same, num_workers=2)
+    assert [[batch.tolist() for (batch,) in workers] for _ in range(3)] == epochs
+    assert list(make(seed=1)) != epochs[0]
+    one.set_epoch(1)
+    assert list(one) == epochs[1]
+    assert list(one) == epochs[2]
+    assert list(make(epoch=2)) == epochs[2]
+
+
+# ------------------------------------------------------------------------------------------------------------- episodes
+
+
+def test_batches_are_class_major_with_support_first() -> None:
+    sampler = episodes(fixed=True, seed=7)
+    expected = sample_episodes(LABELS, **SIZES, episodes=5, seed=7)
+    batches = list(sampler)
+    assert batches == [episode.flatten().tolist() for episode in expected.indices]
+    assert sampler.hash == sampler.episode_list.hash == expected.hash
+    for batch in batches:
+        labels = LABELS[batch].reshape(3, 6)
+        assert (labels == labels[:, :1]).all()
+    for workers in (0, 2):
+        loader = DataLoader(ITEMS, batch_sampler=sampler, num_workers=workers)
+        assert [[batch.tolist() for (batch,) in loader] for _ in range(2)] == [batches] * 2
+        sampler.set_epoch(9)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_several_episodes_in_a_batch_are_those_of_the_list(fixed: bool) -> None:
+    sampler = episodes(7, fixed=fixed, episodes_per_batch=3)
+    listed = sampler.episode_list.indices.flatten(1)
+    assert len(sampler) == 2  # the seventh is left out
+    assert list(sampler) == [listed[:3].flatten().tolist(), listed[3:6].flatten().tolist()]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_ranks_share_the_episodes(monkeypatch: pytest.MonkeyPatch, world_size: int, fixed: bool) -> None:
+    lengths = []
+    for rank in range(world_size):
+        pretend(monkeypatch, rank, world_size)
+        sampler = episodes(7, fixed=fixed)
+        everything = sampler.episode_list.indices.flatten(1).tolist()
+        share = list(sampler)
+        assert share == everything[rank::world_size][: len(share)]
+        lengths.append(len(share))
+        assert len(sampler) == len(share)
+    assert lengths == [len(range(rank, 7, world_size)) if fixed else 7 // world_size for rank in range(world_size)]
+
+
+@pytest.mark.parametrize(
+    ("make", "processes", "words"),
+    [
+        (lambda: episodes(7), 8, r"7 episodes per epoch leave some of the 8 processes without one. .* >= 8"),
+        (lambda: episodes(12, episodes_per_batch=2), 8, r"12 episodes .* of the 8 processes without a batch of 2. .* >= 16"),
+        (balanced, 3, r"2 classes .* 3 processes .*classes_per_batch >= 3"),
+    ],
+)  # fmt: skip
+def test_training_needs_a_part_for_each_process(monkeypatch: pytest.MonkeyPatch, make, processes, words) -> None:
+    pretend(monkeypatch, 0, processes)
+    with pytest.raises(ValueError, match=words):
+        next(iter(make()))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"ways": 2, "shots": 1, "queries": 15, "class_names": {3: "three"}}, "class 'three' has 12, the smallest of 3 cl"),
+        ({"ways": 5, "shots": 1, "queries": 1}, "5-way episodes need 5 classes; the labels hold 4"),
+        ({"episodes_per_batch": 6}, r"5 episodes do not make a batch of 6\. Use episodes >= 6"),
+        ({"episodes_per_batch": 0}, "episodes_per_batch is 0"),
+        ({"shots": 2.5}, r"shots is 2.5; expected a whole number"),
+    ],
+)  # fmt: skip
+def test_wrong_settings_of_episodes_fail_in_the_constructor(as_users_run_it, sizes, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        episodes(**sizes)
+
+
+class Writer(LightningModule):
+    """Leaves what its process has seen in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.weight = folder, torch.nn.Parameter(torch.zeros(1))
+        self.seen: dict[str, list[list[int]]] = {"train": [], "val": []}
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.seen["train"].append(batch[0].tolist())
+        return self.weight.square().sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def validation_step(self, batch, batch_idx):
+        self.seen["val"].append(batch[0].tolist())
+
+    def on_fit_end(self):
+        (self.folder / f"{self.global_rank}.json").write_text(json.dumps(self.seen))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch survives a fork on Linux alone")
+def test_two_processes_of_a_trainer_split_the_episodes_and_repeat_none(tmp_path: Path) -> None:
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp_fork", max_epochs=2, num_sanity_val_steps=0, **quiet)
+    made = {"train": {"number": 7}, "val": {"number": 6, "fixed": True}}
+    trainer.fit(Writer(tmp_path), *(DataLoader(ITEMS, batch_sampler=episodes(**each)) for each in made.values()))
+    zero, one = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    expected = {name: episodes(**each) for name, each in made.items()}
+    for name in made:
+        epochs = [list(expected[name])[:6] for _ in range(2)]
+        assert zero[name] == [episode for epoch in epochs for episode in epoch[0::2]]
+        assert one[name] == [episode for epoch in epochs for episode in epoch[1::2]]
+    assert set(Counter(map(tuple, zero["val"] + one["val"])).values()) == {2}  # once in each of the two epochs
+
+
+# ----------------------------------------------------------------------------------------------- class-balanced batches
+
+
+@st.composite
+def labelled(draw):
+    """Labels of classes of 2 to 6 items in any order, and sizes of a batch that they can make."""
+    counts = draw(st.lists(st.integers(2, 6), min_size=1, max_size=6))
+    labels = draw(st.permutations([3 * c - 4 for c, count in enumerate(counts) for _ in range(count)]))
+    return labels, draw(st.integers(1, len(counts))), draw(st.integers(2, min(counts)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(labelled(), st.integers(0, 2**20), st.integers(0, 3))
+def test_a_batch_holds_p_classes_of_k_different_items(given_labels, seed, epoch):
+    labels, classes, items = given_labels
+    forms = (labels, torch.tensor(labels), np.array(labels, dtype=np.int32))
+    made = [balanced(classes, items, form, batches=3, seed=seed, epoch=epoch) for form in forms]
+    drawn = [list(sampler) for sampler in made]
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert len(drawn[0]) == len(made[0]) == 3
+    for batch in drawn[0]:
+        assert len(set(batch)) == len(batch) == classes * items
+        found, counts = torch.tensor(labels)[batch].unique(return_counts=True)
+        assert (len(found), counts.tolist()) == (classes, [items] * classes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(labelled(), st.integers(1, 4))
+def test_processes_share_each_batch_of_one_process(given_labels, world_size):
+    labels, classes, items = given_labels
+    world_size = min(world_size, classes)
+    whole = list(balanced(classes, items, labels, batches=2, seed=5))
+    shares = []
+    with pytest.MonkeyPatch.context() as patch:
+        for rank in range(world_size):
+            pretend(patch, rank, world_size)
+            sampler = balanced(classes, items, labels, batches=2, seed=5)
+            shares.append(list(sampler))
+            assert len(shares[-1]) == len(sampler) == 2
+    for batch, *parts in zip(whole, *shares, strict=True):
+        assert sorted(index for part in parts for index in part) == sorted(batch)
+        assert max(map(len, parts)) - min(map(len, parts)) in (0, items)  # whole classes
+
+
+@pytest.mark.parametrize(
+    ("labels", "sizes", "words"),
+    [
+        (WORDS, (2, 1), r"items_per_class=1: an item alone in its class has no relevant item.*items_per_class >= 2"),
+        (WORDS, (0, 2), r"classes_per_batch=0.*classes_per_batch >= 1"),
+        (WORDS, (4, 2), r"classes_per_batch=4, but the labels hold 3 classes.*classes_per_batch <= 3"),
+        (WORDS, (2, 13), r"items_per_class=13, but class 'heron' has 12 items, the smallest of 3 .*_class <= 12"),
+        (WORDS, (2, 2, 0), r"batches=0.*batches >= 1"),
+        (WORDS, ("2", 2), "classes_per_batch='2' must be a whole number"),
+        ([0.5, 1.5], (1, 2), "ClassBalancedBatchSampler"),
+        ([0, 0, 1], (1, 2), r"class 'owl' has 1 item.*[Dd]rop"),
+        ([], (1, 2), "Pass the labels of the data set"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(as_users_run_it, labels, sizes, words) -> None:
+    batches = sizes[2] if len(sizes) > 2 else None
+    assert len(balanced()) == 36 // 6  # by default as many as the items fill
+    with pytest.raises(ValueError, match=words):
+        balanced(*sizes[:2], labels, batches=batches, class_names=("wren", "owl") if labels != WORDS else None)
