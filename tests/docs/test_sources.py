@@ -211,8 +211,9 @@ KINDS = (
 )  # fmt: skip
 
 
-def test_measured_tables_name_the_kind_of_processor() -> None:
-    page = ROOT / "benchmarks" / "README.md"
+@pytest.mark.parametrize("name", ["benchmarks/README.md", "docs/measurements.md"])
+def test_measured_tables_name_the_kind_of_processor(name: str) -> None:
+    page = ROOT / name
     for title in re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), re.M):
         words = " ".join(section(page, title).split())
         assert any(kind in words for kind in KINDS) or "**Not measured" in words, title
