@@ -40,7 +40,7 @@ FIRST = (
     "engine/test_processes.py",
     "callbacks/test_distributed.py",
     "cli/test_fit.py",
-    "examples/test_train_on_average_precision.py",
+    "studies/test_train_on_average_precision.py",
     "engine/test_pooled.py",
     "cli/test_demo.py",
 )

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-FILE = Path(__file__).parents[2] / "examples" / "distance_ratio_maps.py"
+FILE = Path(__file__).parents[2] / "studies" / "distance_ratio_maps.py"
 spec = importlib.util.spec_from_file_location("distance_ratio_maps", FILE)
 maps = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(maps)

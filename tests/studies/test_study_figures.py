@@ -10,7 +10,7 @@ from matplotlib.container import ErrorbarContainer
 from tests.plots.legible import assert_legible
 
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("study_figures", ROOT / "examples" / "study_figures.py")
+spec = importlib.util.spec_from_file_location("study_figures", ROOT / "studies" / "study_figures.py")
 studies = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(studies)
 

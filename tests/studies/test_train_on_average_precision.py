@@ -18,7 +18,7 @@ def study(folder: Path, *more: str) -> str:
     """What a call prints."""
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     process = subprocess.run(
-        [sys.executable, ROOT / "examples/train_on_average_precision.py", "--quick", *TINY, "--output", folder, *more],
+        [sys.executable, ROOT / "studies/train_on_average_precision.py", "--quick", *TINY, "--output", folder, *more],
         env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         capture_output=True,
         text=True,
