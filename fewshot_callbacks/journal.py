@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -143,25 +144,19 @@ class Record:
 
     def spells(self, tiles: Iterable[Any]) -> Iterator[Iterable[Any]]:
         """Yield the tiles of a part that are left, up to a moment at which what was counted is written, and so on."""
-        coming, done, alone = iter(tiles), 0, self.journal.processes.count == 1
-        for _ in range(self.tiles):
-            next(coming, None)
-            done += 1
-        ended = False
+        left, alone, ended = islice(tiles, self.tiles, None), self.journal.processes.count == 1, False
 
         def until_due() -> Iterator[Any]:
-            nonlocal done, ended
-            while not (alone and done > self.tiles and self._is_due()):
-                tile = next(coming, None)
-                if tile is None:
-                    ended = True
-                    return
-                done += 1
+            nonlocal ended
+            for tile in left:
                 yield tile
+                self.tiles += 1
+                if alone and self._is_due():
+                    return
+            ended = True
 
         while not ended:
             yield until_due()
-            self.tiles = done
             if not ended:
                 self.write(self.state())
 

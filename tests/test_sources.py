@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fewshot_callbacks import Shards
-from fewshot_callbacks.sources import Source
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8")
 
@@ -257,7 +256,7 @@ def test_what_has_three_members_is_a_source(tmp_path, kind):
     rows = matrix()
     np.save(tmp_path / "a.npy", rows)
     if kind == "h5py":
-        source: Source = h5py.File(tmp_path / "a.h5", "w").create_dataset("embeddings", data=rows)
+        source = h5py.File(tmp_path / "a.h5", "w").create_dataset("embeddings", data=rows)
     else:
         source = {
             "zarr": lambda: zarr.array(rows, chunks=(6, 3), store=tmp_path / "a.zarr"),

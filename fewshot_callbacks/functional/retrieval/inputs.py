@@ -35,8 +35,8 @@ from fewshot_callbacks.functional._tensors import (
     signs,
 )
 from fewshot_callbacks.functional.retrieval import relevance as given_relevance
-from fewshot_callbacks.sources import ChosenRows, Shards, is_source
-from fewshot_callbacks.stored import Stored
+from fewshot_callbacks.sources import ChosenRows, Shards
+from fewshot_callbacks.stored import Stored, is_source
 
 # Share of the budget beyond which rows of files are not loaded.
 LOADED_SHARE = 0.25
