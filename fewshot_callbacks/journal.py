@@ -50,8 +50,8 @@ class Journal:
         self.folder, self.processes, self._passes = folder, processes, 0
         self.kept_from = time.monotonic()
         own, now = folder / f"{processes.rank}.json", json.loads(json.dumps(dict(of), default=str))
-        strange = folder.is_file() or (folder.is_dir() and not all(map(_is_ours, folder.iterdir())))
-        if strange:
+        ours = not folder.is_dir() or all(file.name.partition(".")[0].isdigit() for file in folder.iterdir())
+        if folder.is_file() or not ours:
             raise ValueError(f"{folder} is no folder for the state of an evaluation. Name a new one, or an empty one.")
         if not own.is_file():
             folder.mkdir(parents=True, exist_ok=True)
@@ -115,8 +115,8 @@ class Record:
         try:
             with file.open("rb") as opened, np.load(opened, allow_pickle=False) as held:
                 if str(held["key"]) == self.key:
-                    moment = int(held["moment"][0]), int(held["moment"][1])
-                    return moment, [held[str(n)] for n in range(len(held.files) - 2)]
+                    part, tiles = held["moment"].tolist()
+                    return (part, tiles), [held[str(n)] for n in range(len(held.files) - 2)]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # there is none, or a disk was full
             pass
         return None, []
@@ -170,16 +170,9 @@ class Record:
             self.write(self.state())
 
 
-def _is_ours(file: Path) -> bool:
-    return file.name.partition(".")[0].isdigit()
-
-
 _current: ContextVar[Journal | None] = ContextVar("journal", default=None)
-
-
-def current_journal() -> Journal | None:
-    """Return the journal of the block around this call; None where nothing is written."""
-    return _current.get()
+# Returns the journal of the block around the call; None where nothing is written.
+current_journal = _current.get
 
 
 @contextmanager

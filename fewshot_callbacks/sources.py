@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import math
 import os
 import struct
@@ -13,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
@@ -112,7 +111,6 @@ class Shards:
         scale: float = 1.0,
         offset: float = 0.0,
     ) -> None:
-        self._scale, self._offset = scale, offset
         self.files = tuple(found_files(paths))
         self._stats = [size_and_time(file) for file in self.files]
         self._lock = Lock()
@@ -147,8 +145,8 @@ class Shards:
             raise ValueError(f"{self.files[0]} and the files after it hold no rows. Pass files that hold embeddings.")
         self._starts = [0, *accumulate(lengths)]
         self.shape, self.dtype = (self._starts[-1], first[0][0]), first[0][1]
-        self._is_scaled = (scale, offset) != (1.0, 0.0)
-        if self._is_scaled:
+        self._scaled = None if (scale, offset) == (1.0, 0.0) else (np.float32(scale), np.float32(offset))
+        if self._scaled is not None:
             if str(self.dtype) not in ("int8", "uint8"):
                 raise ValueError(
                     f"scale={scale} and offset={offset} are of integers, and {first[1]} holds {self.dtype}. Leave them out."
@@ -187,8 +185,8 @@ class Shards:
                 continue
             with _reading(self.files[index]), self._lock:
                 part = self._opened(index)[str(self._name)][max(start - begin, 0) : min(stop, end) - begin]
-            if self._is_scaled:
-                part = (part.astype(np.float32) - np.float32(self._offset)) * np.float32(self._scale)
+            if self._scaled is not None:
+                part = (part.astype(np.float32) - self._scaled[1]) * self._scaled[0]
             if len(part) == len(joined):
                 return part.astype(self.dtype, copy=False) if isinstance(part, np.ndarray) else part
             joined[max(begin - start, 0) :][: len(part)] = part
@@ -206,24 +204,6 @@ class Shards:
             )
         index = bisect_right(self._starts, row) - 1
         return f"row {row - self._starts[index]} of {self.files[index]}"
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A short hash of the files (names, sizes, times of their last change), of shape and dtype, and of the columns.
-
-        It is the same when the same files are opened again, from whatever folder, and another one after any change.
-        """
-        names, dtype = [file.name for file in self.files], str(self.dtype)
-        of_files = names, self._stats, self._starts, self.shape, dtype, self._name, self._scale, self._offset
-        digest = hashlib.sha256(repr(of_files).encode())
-        for column in (self.labels, self.ids, self.groups, self.queries):
-            if column is None:
-                digest.update(b"none")
-                continue
-            digest.update(repr((column.dtype, column.shape)).encode())
-            # Bytes of objects are their addresses.
-            digest.update((column.astype(str) if column.dtype.hasobject else column).tobytes())
-        return digest.hexdigest()[:16]
 
     def _open(self, index: int) -> _Arrays:
         """Return the arrays of a file by their names.
@@ -289,9 +269,8 @@ class ChosenRows:
     def __getitem__(self, rows: slice) -> Any:
         """Read neighbouring rows, and pass over those between them."""
         wanted = self._rows[rows]
-        if not len(wanted):
-            return self._shards[:0]
-        return self._shards[wanted[0] : wanted[-1] + 1][wanted - wanted[0]]
+        first, last = (wanted[0], wanted[-1]) if len(wanted) else (0, -1)
+        return self._shards[first : last + 1][wanted - first]
 
 
 class _ShardError(ValueError):
