@@ -116,7 +116,7 @@ class Record:
             with file.open("rb") as opened, np.load(opened, allow_pickle=False) as held:
                 if str(held["key"]) == self.key:
                     part, tiles = held["moment"].tolist()
-                    return (part, tiles), [held[str(n)] for n in range(len(held.files) - 2)]
+                    return (part, tiles), [held[f"arr_{n}"] for n in range(len(held.files) - 2)]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # there is none, or a disk was full
             pass
         return None, []
@@ -124,11 +124,10 @@ class Record:
     def write(self, arrays: Arrays) -> None:
         """Write, so that a kill at any moment leaves what was written before, or this."""
         started, new = time.monotonic(), self._file.with_suffix(".new")
-        named = {"key": np.array(self.key), "moment": np.array([self.part, self.tiles])}
-        named |= {str(n): array for n, array in enumerate(arrays)}
+        of = {"key": np.array(self.key), "moment": np.array([self.part, self.tiles])}
         try:
             with new.open("wb") as file:
-                np.savez(file, allow_pickle=False, **named)
+                np.savez(file, *arrays, allow_pickle=False, **of)
                 file.flush()
                 os.fsync(file.fileno())
             if self._file.exists():
