@@ -131,13 +131,15 @@ def test_bfloat16_is_read_as_tensors(tmp_path):
 
 
 def test_files_come_in_the_order_of_names_and_of_lists(tmp_path):
+    (tmp_path / "labels").mkdir()
     for number in (10, 2, 1):
         np.save(tmp_path / f"part-{number}.npy", np.full((1, 1), number, np.float32))
-        np.save(tmp_path / f"labels-{number}.npy", [number])
+        np.save(tmp_path / "labels" / f"{number}.npy", [number])
     (tmp_path / "_SUCCESS").touch()
     (tmp_path / ".part-3.npy").touch()
-    by_name = Shards(str(tmp_path / "part-*.npy"), labels=tmp_path / "labels-*.npy")
+    by_name = Shards(str(tmp_path / "part-*.npy"), labels=tmp_path / "labels" / "*.npy")
     assert by_name[:].ravel().tolist() == by_name.labels.tolist() == [1, 10, 2]
+    assert Shards(tmp_path)[:].ravel().tolist() == [1, 10, 2]  # without what is hidden
     listed = Shards([tmp_path / "part-2.npy", str(tmp_path / "part-1*.npy")], labels=[2, 1, 10])
     assert listed[:].ravel().tolist() == listed.labels.tolist()
 
