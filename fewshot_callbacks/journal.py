@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,8 @@ class Journal:
         self.folder, self.processes, self._passes = folder, processes, 0
         self.kept_from = time.monotonic()
         own, now = folder / f"{processes.rank}.json", json.loads(json.dumps(dict(of), default=str))
-        strange = folder.is_file() or (folder.is_dir() and not all(map(_is_ours, folder.iterdir())))
-        if strange:
+        ours = not folder.is_dir() or all(file.name.partition(".")[0].isdigit() for file in folder.iterdir())
+        if folder.is_file() or not ours:
             raise ValueError(f"{folder} is no folder for the state of an evaluation. Name a new one, or an empty one.")
         if not own.is_file():
             folder.mkdir(parents=True, exist_ok=True)
@@ -114,8 +115,8 @@ class Record:
         try:
             with file.open("rb") as opened, np.load(opened, allow_pickle=False) as held:
                 if str(held["key"]) == self.key:
-                    moment = int(held["moment"][0]), int(held["moment"][1])
-                    return moment, [held[str(n)] for n in range(len(held.files) - 2)]
+                    part, tiles = held["moment"].tolist()
+                    return (part, tiles), [held[f"arr_{n}"] for n in range(len(held.files) - 2)]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # there is none, or a disk was full
             pass
         return None, []
@@ -123,11 +124,10 @@ class Record:
     def write(self, arrays: Arrays) -> None:
         """Write, so that a kill at any moment leaves what was written before, or this."""
         started, new = time.monotonic(), self._file.with_suffix(".new")
-        named = {"key": np.array(self.key), "moment": np.array([self.part, self.tiles])}
-        named |= {str(n): array for n, array in enumerate(arrays)}
+        of = {"key": np.array(self.key), "moment": np.array([self.part, self.tiles])}
         try:
             with new.open("wb") as file:
-                np.savez(file, allow_pickle=False, **named)
+                np.savez(file, *arrays, allow_pickle=False, **of)
                 file.flush()
                 os.fsync(file.fileno())
             if self._file.exists():
@@ -143,25 +143,19 @@ class Record:
 
     def spells(self, tiles: Iterable[Any]) -> Iterator[Iterable[Any]]:
         """Yield the tiles of a part that are left, up to a moment at which what was counted is written, and so on."""
-        coming, done, alone = iter(tiles), 0, self.journal.processes.count == 1
-        for _ in range(self.tiles):
-            next(coming, None)
-            done += 1
-        ended = False
+        left, alone, ended = islice(tiles, self.tiles, None), self.journal.processes.count == 1, False
 
         def until_due() -> Iterator[Any]:
-            nonlocal done, ended
-            while not (alone and done > self.tiles and self._is_due()):
-                tile = next(coming, None)
-                if tile is None:
-                    ended = True
-                    return
-                done += 1
+            nonlocal ended
+            for tile in left:
                 yield tile
+                self.tiles += 1
+                if alone and self._is_due():
+                    return
+            ended = True
 
         while not ended:
             yield until_due()
-            self.tiles = done
             if not ended:
                 self.write(self.state())
 
@@ -175,16 +169,9 @@ class Record:
             self.write(self.state())
 
 
-def _is_ours(file: Path) -> bool:
-    return file.name.partition(".")[0].isdigit()
-
-
 _current: ContextVar[Journal | None] = ContextVar("journal", default=None)
-
-
-def current_journal() -> Journal | None:
-    """Return the journal of the block around this call; None where nothing is written."""
-    return _current.get()
+# Returns the journal of the block around the call; None where nothing is written.
+current_journal = _current.get
 
 
 @contextmanager

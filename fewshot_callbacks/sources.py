@@ -1,39 +1,31 @@
-"""Embeddings in files that are larger than memory: `Shards` reads the rows that are asked for, and no others.
-
-A *source* of embeddings is whatever has three members: `shape`, which is (rows, dim); `dtype`, of NumPy or PyTorch; and
-`[start:stop]`, which reads these rows as an array or a tensor. Arrays, tensors, memory maps, and data sets of h5py and zarr
-are sources as they are, and so are `Shards`.
-"""
+"""Embeddings in files that are larger than memory: `Shards` reads the rows that are asked for, and no others."""
 
 from __future__ import annotations
 
 import glob
-import hashlib
 import math
 import os
 import struct
 import weakref
 import zipfile
 from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property, lru_cache, partial
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache, partial
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fewshot_callbacks._extras import needs
+from fewshot_callbacks.stored import DTYPES
 
-# What an evaluation can compute with as it is stored; PyTorch's bfloat16 has no counterpart in NumPy.
-_DTYPES = ("float16", "torch.bfloat16", "float32", "float64", "int8", "uint8")
-_NAMES = tuple(name.removeprefix("torch.") for name in _DTYPES)
-# Those that are converted before they are compared.
-_SMALL = ("float16", "bfloat16", "int8", "uint8")
 # Rows of Parquet that are decoded at once: 4 MB of 256 float32, enough for the calls around them to cost little.
 _BATCH = 4096
 # Pages of Parquet are compressed in about a megabyte, and are read in pieces of that.
@@ -45,22 +37,6 @@ _KEPT_OPEN = 4
 
 # The arrays and columns of a file by their names: each has `ndim`, and the three members of a source.
 _Arrays = dict[str, Any]
-
-
-@runtime_checkable
-class Source(Protocol):
-    """Rows of embeddings that are read by slices."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """(rows, dim)."""
-
-    @property
-    def dtype(self) -> Any:
-        """The type of the numbers, of NumPy or PyTorch."""
-
-    def __getitem__(self, rows: slice, /) -> Any:
-        """Read neighbouring rows, as an array or a tensor."""
 
 
 class Shards:
@@ -135,14 +111,13 @@ class Shards:
         scale: float = 1.0,
         offset: float = 0.0,
     ) -> None:
-        self._scale, self._offset = scale, offset
         self.files = tuple(found_files(paths))
         self._stats = [size_and_time(file) for file in self.files]
         self._lock = Lock()
         self._opened = lru_cache(_KEPT_OPEN)(self._open)
         given = {"labels": labels, "ids": ids, "groups": groups, "queries": queries}
         inside = {name: column for name, column in given.items() if isinstance(column, str) and not _is_npy(column)}
-        parts: dict[str, list[NDArray[Any]]] = {name: [] for name in inside}
+        parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
         lengths: list[int] = []
         self._name, first = embeddings, None
         for index, file in enumerate(self.files):
@@ -170,19 +145,16 @@ class Shards:
             raise ValueError(f"{self.files[0]} and the files after it hold no rows. Pass files that hold embeddings.")
         self._starts = [0, *accumulate(lengths)]
         self.shape, self.dtype = (self._starts[-1], first[0][0]), first[0][1]
-        self._is_scaled = (scale, offset) != (1.0, 0.0)
-        if self._is_scaled:
+        self._scaled = None if (scale, offset) == (1.0, 0.0) else (np.float32(scale), np.float32(offset))
+        if self._scaled is not None:
             if str(self.dtype) not in ("int8", "uint8"):
                 raise ValueError(
                     f"scale={scale} and offset={offset} are of integers, and {first[1]} holds {self.dtype}. Leave them out."
                 )
             self.dtype = np.dtype(np.float32)
-        columns = {
-            name: self._given(value, name) if name not in inside else _joined(parts[name], name)
-            for name, value in given.items()
-        }
-        self.labels, self.ids, self.groups = columns["labels"], columns["ids"], columns["groups"]
-        self.queries = _flags(columns["queries"])
+        self.labels, self.ids, self.groups, self.queries = (
+            None if value is None else self._column(name, value, parts[name]) for name, value in given.items()
+        )
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -205,7 +177,7 @@ class Shards:
             raise TypeError("Shards are read by slices of neighbouring rows: shards[5:6] in place of shards[5].")
         start, stop, _ = rows.indices(len(self))
         stop = max(start, stop)
-        empty = np.empty if isinstance(self.dtype, np.dtype) else import_module("torch").empty
+        empty: Any = np.empty if isinstance(self.dtype, np.dtype) else torch.empty
         joined = empty((stop - start, self.shape[1]), dtype=self.dtype)
         for index in range(bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop)):
             begin, end = self._starts[index : index + 2]
@@ -213,8 +185,8 @@ class Shards:
                 continue
             with _reading(self.files[index]), self._lock:
                 part = self._opened(index)[str(self._name)][max(start - begin, 0) : min(stop, end) - begin]
-            if self._is_scaled:
-                part = (part.astype(np.float32) - np.float32(self._offset)) * np.float32(self._scale)
+            if self._scaled is not None:
+                part = (part.astype(np.float32) - self._scaled[1]) * self._scaled[0]
             if len(part) == len(joined):
                 return part.astype(self.dtype, copy=False) if isinstance(part, np.ndarray) else part
             joined[max(begin - start, 0) :][: len(part)] = part
@@ -233,27 +205,6 @@ class Shards:
         index = bisect_right(self._starts, row) - 1
         return f"row {row - self._starts[index]} of {self.files[index]}"
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A short hash of the files (names, sizes, times of their last change), of shape and dtype, and of the columns.
-
-        It is the same when the same files are opened again, from whatever folder, and another one after any change.
-        """
-        names = [file.name for file in self.files]
-        digest = hashlib.sha256(
-            repr(
-                (names, self._stats, self._starts, self.shape, str(self.dtype), self._name, self._scale, self._offset)
-            ).encode()
-        )
-        for column in (self.labels, self.ids, self.groups, self.queries):
-            if column is None:
-                digest.update(b"none")
-                continue
-            digest.update(repr((column.dtype, column.shape)).encode())
-            # Bytes of objects are their addresses.
-            digest.update((column.astype(str) if column.dtype.hasobject else column).tobytes())
-        return digest.hexdigest()[:16]
-
     def _open(self, index: int) -> _Arrays:
         """Return the arrays of a file by their names.
 
@@ -267,28 +218,29 @@ class Shards:
             )
         return _FORMATS[file.suffix.lower()](file)
 
-    def _given(self, value: Any, name: str) -> NDArray[Any] | None:
-        """Return a column that is an array or lies in files of its own; None where it was not given.
+    def _column(self, name: str, value: Any, parts: list[NDArray[Any]]) -> NDArray[Any]:
+        """Return a column that is an array, or lies in files of its own; or join the parts that lay beside the vectors.
 
         Raises:
-            ValueError: It has not one entry for each row.
+            ValueError: It has not one entry for each row, or parts are of different kinds or shapes.
         """
-        if value is None:
-            return None
-        if _is_npy(value):
-            parts = []
-            for file in found_files(value):
-                with _reading(file):
-                    parts.append(_copied(_named(_npy(file), "embeddings", name)))
-            read = _joined(parts, name)
-        else:
-            read = np.asarray(value)
+        for file in found_files(value) if _is_npy(value) else ():
+            with _reading(file):
+                parts.append(_copied(_named(_npy(file), "embeddings", name)))
+        if len({(part.dtype.kind == "U", part.shape[1:]) for part in parts}) > 1:  # NumPy joins words and numbers
+            kinds = sorted({f"{part.dtype.name} of {part.ndim} axes" for part in parts})
+            raise ValueError(f"{name} are {' and '.join(kinds)} in different files. Write them alike.")
+        read = np.concatenate(parts) if parts else np.asarray(value)
         if not read.ndim or len(read) != len(self):
             raise ValueError(
                 f"{name} has {len(read) if read.ndim else 'no'} entries for the {len(self)} rows of {len(self.files)} files "
                 f"({self.files[0]} is the first). Pass one for each row, in the order of the files."
             )
-        return read
+        if name != "queries":
+            return read
+        if read.ndim != 1 or not np.isin(read, (0, 1)).all():
+            raise ValueError(f"queries are {read.dtype} other than 0 and 1. Pass one boolean for each row.")
+        return read.astype(bool)
 
 
 class ChosenRows:
@@ -317,24 +269,8 @@ class ChosenRows:
     def __getitem__(self, rows: slice) -> Any:
         """Read neighbouring rows, and pass over those between them."""
         wanted = self._rows[rows]
-        if not len(wanted):
-            return self._shards[:0]
-        return self._shards[wanted[0] : wanted[-1] + 1][wanted - wanted[0]]
-
-
-def is_source(rows: Any) -> bool:
-    """Find out whether these are rows that are read by slices, and no tensor or array that can be compared as it is."""
-    try:
-        form, dtype = tuple(rows.shape), str(rows.dtype).removeprefix("torch.")
-    except (AttributeError, TypeError):
-        return False
-    if len(form) != 2 or not hasattr(rows, "__getitem__") or f"{dtype}" not in {*_NAMES}:
-        return False
-    if type(rows).__module__.partition(".")[0] == "torch":
-        return dtype in _SMALL and str(rows.layout) == "torch.strided" and not rows.is_meta
-    if isinstance(rows, np.ndarray):  # masked arrays are read, and refused, elsewhere
-        return isinstance(rows, np.memmap) or (type(rows) is np.ndarray and dtype in _SMALL)
-    return True
+        first, last = (wanted[0], wanted[-1]) if len(wanted) else (0, -1)
+        return self._shards[first : last + 1][wanted - first]
 
 
 class _ShardError(ValueError):
@@ -372,21 +308,19 @@ def found_files(paths: Any) -> list[Path]:
         name = os.path.expanduser(path)  # which a shell does not in quotes
         if os.path.isdir(name):
             files += _files_of(Path(name))
-        elif os.path.exists(name):  # even if its name has brackets
-            files.append(Path(name))
-        else:
-            matches = [Path(match) for match in sorted(glob.glob(name, recursive=True)) if os.path.isfile(match)]
-            files += matches
-            if not matches:
-                raise ValueError(f"{name} is no file, and as a glob it matches none. Pass a file, a folder or a glob.")
+            continue
+        # a file that is there may have brackets in its name
+        matches = [name] if os.path.exists(name) else sorted(filter(os.path.isfile, glob.glob(name, recursive=True)))
+        if not matches:
+            raise ValueError(f"{name} is no file, and as a glob it matches none. Pass a file, a folder or a glob.")
+        files += map(Path, matches)
     for file in files:
         if file.suffix.lower() not in _FORMATS:
             raise ValueError(
                 f"{file} is none of {_KINDS}. Save it as one of these; a pickle, as .pkl and .pt files are, can run any "
                 "code and is never loaded."
             )
-    if len(set(files)) < len(files):
-        twice = next(file for file in files if files.count(file) > 1)
+    for twice in (file for file, times in Counter(files).items() if times > 1):
         raise ValueError(f"{twice} is listed twice, and its rows would count twice. Pass each file once.")
     return files
 
@@ -398,8 +332,8 @@ def _files_of(folder: Path) -> list[Path]:
         ValueError: There are none, or of several kinds.
     """
     # Spark writes _SUCCESS and hidden checksums beside its files.
-    names = sorted(file.name for file in folder.iterdir() if file.is_file() and not file.name.startswith((".", "_")))
-    files = [folder / name for name in names if Path(name).suffix.lower() in _FORMATS]
+    found = sorted((file for file in folder.glob("[!._]*") if file.is_file()), key=lambda file: file.name)
+    files = [file for file in found if file.suffix.lower() in _FORMATS]
     kinds = sorted({file.suffix.lower() for file in files})
     if len(kinds) != 1:
         holds = f"holds {' and '.join(kinds)} files" if kinds else f"holds no {_KINDS} file"
@@ -434,7 +368,7 @@ def _named(arrays: _Arrays, name: str, argument: str) -> Any:
         there = ", ".join(map(repr, arrays)) or "nothing"
         raise _ShardError(f"has no {name!r}, but {there}. Pass {argument}= with one of these, or an array of all rows.")
     array = arrays[name]
-    if isinstance(array, np.ndarray | _Inflated) and array.dtype.hasobject:
+    if isinstance(array, np.ndarray) and array.dtype.hasobject:
         raise _ShardError(_PICKLE)
     return array
 
@@ -446,34 +380,14 @@ def _form(rows: Any, name: str) -> tuple[int, Any]:
             f"holds {name!r} of shape {tuple(rows.shape)}, and embeddings are (rows, dim). Pass embeddings= with their name."
         )
     dtype = rows.dtype.newbyteorder("=") if isinstance(rows.dtype, np.dtype) else rows.dtype
-    if str(dtype) not in _DTYPES:
-        raise _ShardError(f"holds {name!r} as {dtype}. Save {', '.join(_DTYPES)} (bfloat16 in safetensors).")
+    if str(dtype) not in DTYPES:
+        raise _ShardError(f"holds {name!r} as {dtype}. Save {', '.join(DTYPES)} (bfloat16 in safetensors).")
     return int(rows.shape[1]), dtype
 
 
 def _copied(column: Any) -> NDArray[Any]:
     """Read a column; a view into a memory map would keep the map, and its file open."""
     return np.array(column[:])
-
-
-def _joined(parts: list[NDArray[Any]], name: str) -> NDArray[Any]:
-    """Join the parts of a column, which NumPy would do with words and numbers, too.
-
-    Raises:
-        ValueError: They are of different kinds or shapes.
-    """
-    if len({(part.dtype.kind == "U", part.shape[1:]) for part in parts}) > 1:
-        kinds = sorted({f"{part.dtype.name} of {part.ndim} axes" for part in parts})
-        raise ValueError(f"{name} are {' and '.join(kinds)} in different files. Write them alike.")
-    return np.concatenate(parts)
-
-
-def _flags(column: NDArray[Any] | None) -> NDArray[np.bool_] | None:
-    if column is None:
-        return None
-    if column.ndim != 1 or not np.isin(column, (0, 1)).all():
-        raise ValueError(f"queries are {column.dtype} other than 0 and 1. Pass one boolean for each row.")
-    return column.astype(bool)
 
 
 _PICKLE = (
@@ -501,26 +415,42 @@ def _mapped(stream: Any) -> NDArray[Any]:
     return np.asarray(np.memmap(stream, dtype, "r", stream.tell(), shape, "F" if by_columns else "C"))
 
 
-class _Inflated:
-    """A compressed array of an .npz archive: it is unpacked as far as it is read, and anew for a step back."""
+class _Rows:
+    """An array of a file, of which a function reads the rows from one to another."""
 
-    def __init__(self, file: Path, member: zipfile.ZipInfo) -> None:
-        with zipfile.ZipFile(file) as archive:  # which is closed after the last of its streams
-            self._stream = archive.open(member)
-        weakref.finalize(self, self._stream.close)
-        self.shape, by_columns, self.dtype = _head(self._stream)
+    def __init__(self, shape: Sequence[int], read: Callable[[int, int], Any]) -> None:
+        self.shape, self.ndim, self._read = tuple(shape), len(shape), read
+
+    @property
+    def dtype(self) -> Any:
+        return self[:0].dtype
+
+    def __getitem__(self, rows: slice) -> Any:
+        start, stop, _ = rows.indices(self.shape[0])
+        return self._read(start, stop)
+
+
+def _inflated(file: Path, member: zipfile.ZipInfo) -> _Rows:
+    """Open a compressed array of an .npz archive: it is unpacked as far as it is read, and anew for a step back."""
+    with zipfile.ZipFile(file) as archive, ExitStack() as opened:  # the archive is closed after the last of its streams
+        stream = opened.enter_context(archive.open(member))
+        shape, by_columns, dtype = _head(stream)
         if by_columns:
             raise _ShardError(
                 "is compressed in Fortran's order. Save numpy.ascontiguousarray(array), or do not compress."
             )
-        self.ndim, self._begin = len(self.shape), self._stream.tell()
+        left_open = opened.pop_all()
+    begin, bytes_of_row = stream.tell(), dtype.itemsize * math.prod(shape[1:])
 
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        start, stop, _ = rows.indices(self.shape[0])
-        bytes_of_row = self.dtype.itemsize * math.prod(self.shape[1:])
-        self._stream.seek(self._begin + start * bytes_of_row)
-        read = self._stream.read((stop - start) * bytes_of_row)
-        return np.frombuffer(read, self.dtype).reshape(stop - start, *self.shape[1:])
+    def read(start: int, stop: int) -> NDArray[Any]:
+        if dtype.hasobject:
+            raise _ShardError(_PICKLE)
+        stream.seek(begin + start * bytes_of_row)
+        return np.frombuffer(stream.read((stop - start) * bytes_of_row), dtype).reshape(stop - start, *shape[1:])
+
+    rows = _Rows(shape, read)
+    weakref.finalize(rows, left_open.close)
+    return rows
 
 
 def _npy(file: Path) -> _Arrays:
@@ -535,7 +465,7 @@ def _npz(file: Path) -> _Arrays:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             if member.compress_type != zipfile.ZIP_STORED:
-                arrays[name] = _Inflated(file, member)
+                arrays[name] = _inflated(file, member)
                 continue
             # Two bytes each say how long the name and the extra field are, behind which the content begins.
             stream.seek(member.header_offset + 26)
@@ -659,26 +589,16 @@ def _arrow(file: Path) -> _Arrays:
     return {field.name: _ArrowColumn(field, starts, partial(batches, index)) for index, field in enumerate(schema)}
 
 
-class _Tensor:
-    """A tensor of a safetensors file, memory-mapped: as an array, unless NumPy has not its type."""
-
-    def __init__(self, rows: Any) -> None:
-        self._rows, self.shape, self.ndim = rows, tuple(rows.get_shape()), len(rows.get_shape())
-
-    @property
-    def dtype(self) -> Any:
-        return self[:0].dtype
-
-    def __getitem__(self, rows: slice) -> Any:
-        tensor = self._rows[rows]
-        return tensor if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
-
-
 def _safetensors(file: Path) -> _Arrays:
     with needs("files", "a .safetensors file"):
         opened = import_module("safetensors").safe_open(file, framework="pt")
-    slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - it is no dictionary
-    return {name: _Tensor(rows) for name, rows in slices.items() if rows.get_shape()}
+
+    def read(name: str, start: int, stop: int) -> Any:
+        tensor = opened.get_slice(name)[start:stop]
+        return tensor if tensor.dtype == torch.bfloat16 else tensor.numpy()  # which NumPy has not
+
+    shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118 - it is no dictionary
+    return {name: _Rows(shape, partial(read, name)) for name, shape in shapes.items() if shape}
 
 
 _FORMATS: dict[str, Callable[[Path], _Arrays]] = {

@@ -1,4 +1,9 @@
-"""Rows of embeddings that stay where they are, in a file or a smaller type: a thread reads some of them ahead."""
+"""Rows of embeddings that stay where they are, in a file or a smaller type: a thread reads some of them ahead.
+
+A *source* of embeddings is whatever has three members: `shape`, which is (rows, dim); `dtype`, of NumPy or PyTorch; and
+`[start:stop]`, which reads these rows as an array or a tensor. Arrays, tensors, memory maps, and data sets of h5py and zarr
+are sources as they are, and so are `Shards`.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,11 @@ from torch import Tensor
 
 T = TypeVar("T")
 
+# What an evaluation can compute with as it is stored; PyTorch's bfloat16 has no counterpart in NumPy.
+DTYPES = ("float16", "torch.bfloat16", "float32", "float64", "int8", "uint8")
+_NAMES = {name.removeprefix("torch.") for name in DTYPES}
+# Those that are converted before they are compared.
+_SMALL = _NAMES - {"float32", "float64"}
 # Share of the budget for rows that stay in memory, and for those that are read: two pieces, their operand, and one in the
 # type in which it is stored. The rest is for everything else.
 RESIDENT_SHARE, READ_SHARE, PIECES = 0.2, 0.3, 4
@@ -83,6 +93,21 @@ class Stored:
             for some, rows in self.pieces():
                 copy[some] = rows.numpy()
         return torch.from_numpy(copy)
+
+
+def is_source(rows: Any) -> bool:
+    """Find out whether these are rows that are read by slices, and no tensor or array that can be compared as it is."""
+    try:
+        axes, dtype = len(rows.shape), str(rows.dtype).removeprefix("torch.")
+    except (AttributeError, TypeError):
+        return False
+    if axes != 2 or not hasattr(rows, "__getitem__") or dtype not in _NAMES:
+        return False
+    if isinstance(rows, Tensor):
+        return dtype in _SMALL and rows.layout == torch.strided and not rows.is_meta
+    if isinstance(rows, np.ndarray):  # masked arrays are read, and refused, elsewhere
+        return isinstance(rows, np.memmap) or (type(rows) is np.ndarray and dtype in _SMALL)
+    return True
 
 
 def _is_mapped(source: Any) -> bool:

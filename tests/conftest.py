@@ -38,11 +38,10 @@ hypothesis.settings.load_profile("repeatable")
 
 FIRST = (
     "engine/test_processes.py",
-    "callbacks/test_distributed.py",
-    "cli/test_fit.py",
-    "examples/test_train_on_average_precision.py",
-    "engine/test_pooled.py",
-    "cli/test_demo.py",
+    "plots/test_scores.py",  # compiles nothing, so that two processes do not begin with compiling the same
+    *("engine/test_budget.py", "test_extras.py", "docs/test_recipes.py", "cli/test_evaluate.py", "test_compiling.py"),
+    *("test_journal.py", "callbacks/test_distributed.py", "cli/test_fit.py", "cli/test_demo.py"),
+    "studies/test_train_on_average_precision.py",
 )
 """Files of tens of seconds: whoever began one of them last would let the other processes of pytest-xdist wait."""
 

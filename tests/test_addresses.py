@@ -1,6 +1,5 @@
 """The address of the repository, its version and its date stand in several files, and are the same in all."""
 
-import json
 import re
 import subprocess
 import sys
@@ -10,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fewshot_callbacks
+from tests.scripts import ROOT, loaded
 
-ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 REPOSITORY = PROJECT["urls"]["Repository"]
 OWNER, NAME = REPOSITORY.removeprefix("https://github.com/").split("/")
@@ -28,12 +27,9 @@ needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git says wh
 
 
 @pytest.fixture
-def tool(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    import set_address
-
-    yield set_address
-    del sys.modules["set_address"]
+def tool():
+    with loaded("tools/set_address.py") as module:
+        yield module
 
 
 def field(name):
@@ -59,6 +55,8 @@ def test_addresses_of_the_project_belong_together():
     assert urls["Issues"] == f"{REPOSITORY}/issues"
     assert urls["Changelog"] == f"{REPOSITORY}/blob/main/CHANGELOG.md"
     assert (field("repository-code"), field("url")) == (REPOSITORY, urls["Documentation"])
+    notebook = (ROOT / "examples/colab.ipynb").read_text(encoding="utf-8")
+    assert f'REPOSITORY = \\"git+{REPOSITORY}\\"' in notebook
 
 
 @pytest.mark.parametrize(
@@ -75,12 +73,6 @@ def test_the_version_stands_in_the_package_and_is_the_newest_release():
     assert (version, date) == (field("version"), field("date-released"))
     assert fewshot_callbacks.__version__ == version
     assert "version" in PROJECT["dynamic"]
-
-
-def test_the_notebook_installs_from_the_repository():
-    notebook = json.loads((ROOT / "examples/colab.ipynb").read_text(encoding="utf-8"))
-    cells = ["".join(cell["source"]) for cell in notebook["cells"]]
-    assert any(f'REPOSITORY = "git+{REPOSITORY}"' in cell for cell in cells)
 
 
 @needs_git

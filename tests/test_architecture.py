@@ -1,6 +1,7 @@
 """Doors and budgets of the house: imports run one way between layers and inside the engine, which stays small."""
 
 import ast
+import functools
 import io
 import itertools
 import tokenize
@@ -28,21 +29,22 @@ BELOW = {
 """Layer -> the layers that it may import."""
 
 
+@functools.cache
+def nodes(file, *kinds):
+    """All nodes of these kinds of a file, or all of them."""
+    every = tuple(ast.walk(ast.parse(file.read_text()))) if not kinds else nodes(file)
+    return [node for node in every if not kinds or isinstance(node, kinds)]
+
+
 def imports():
     """(file, layer of the file, imported module) of every import of the package in itself."""
     for file in sorted(PACKAGE.rglob("*.py")):
         name = file.relative_to(PACKAGE).parts[0]
-        for node in ast.walk(ast.parse(file.read_text())):
-            modules = [node.module] if isinstance(node, ast.ImportFrom) else []
-            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            for module in modules:
-                if (
-                    module
-                    and module.startswith("fewshot_callbacks.")
-                    and name in BELOW
-                    and module.split(".")[1] in BELOW
-                ):
-                    yield file.relative_to(PACKAGE), name, module.removeprefix("fewshot_callbacks.")
+        modules = [node.module or "" for node in nodes(file, ast.ImportFrom)]
+        modules += [alias.name for node in nodes(file, ast.Import) for alias in node.names]
+        for module in modules:
+            if module.startswith("fewshot_callbacks.") and name in BELOW and module.split(".")[1] in BELOW:
+                yield file.relative_to(PACKAGE), name, module.removeprefix("fewshot_callbacks.")
 
 
 def test_every_folder_is_a_layer():
@@ -62,11 +64,7 @@ def test_imports_point_down():
 @pytest.mark.parametrize("layer", ["distributed", "engine", "functional", "losses", "plots", "report"])
 def test_the_maths_knows_no_lightning(layer):
     for file in (PACKAGE / layer).rglob("*.py"):
-        assert "lightning" not in {
-            node.module.split(".")[0]
-            for node in ast.walk(ast.parse(file.read_text()))
-            if isinstance(node, ast.ImportFrom) and node.module
-        }, file
+        assert "lightning" not in {(node.module or "").split(".")[0] for node in nodes(file, ast.ImportFrom)}, file
 
 
 def test_no_test_imports_a_test():
@@ -74,15 +72,15 @@ def test_no_test_imports_a_test():
     wrong = [
         f"{file.relative_to(ROOT)} imports {node.module}"
         for file in TESTS.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tests.")
+        for node in nodes(file, ast.ImportFrom)
+        if (node.module or "").startswith("tests.")
         if any(part.startswith("test_") for part in [*node.module.split("."), *(alias.name for alias in node.names)])
     ]
     assert not wrong
 
 
 def test_every_test_file_says_what_it_holds():
-    assert [file for file in TEST_FILES if not ast.get_docstring(ast.parse(file.read_text()))] == []
+    assert [file for file in TEST_FILES if not ast.get_docstring(nodes(file)[0])] == []
 
 
 ENGINE = PACKAGE / "engine"
@@ -103,27 +101,27 @@ DECORATORS = {"kernel", "inlined", "always_inlined", "allocating", "any_order"}
 """Of the functions that are compiled."""
 
 
-def code_lines(text):
-    """Numbers of the lines with code: no blank lines, no comments and no docstrings of modules, classes and functions."""
-    code, docstrings = set(), set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+@functools.cache
+def lines_of(file):
+    """Numbers of the lines with code (no blank lines, no comments, no docstrings), and of those with a comment."""
+    code, comments, docstrings = set(), set(), set()
+    for node in nodes(file, ast.Module, ast.ClassDef, ast.FunctionDef):
+        if ast.get_docstring(node):
             docstrings |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    layout = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT}
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in layout:
+    layout = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    for token in tokenize.generate_tokens(io.StringIO(file.read_text()).readline):
+        if token.type == tokenize.COMMENT:
+            comments.add(token.start[0])
+        elif token.type not in layout:
             code |= set(range(token.start[0], token.end[0] + 1))
-    return code - docstrings
+    return code - docstrings, comments
 
 
 def functions_in(files):
     """(file, function, its lines of code) of every function and method."""
     for file in files:
-        text = file.read_text()
-        code = code_lines(text)
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
-                yield file.stem, node, sum(node.lineno <= line <= node.end_lineno for line in code)
+        for node in nodes(file, ast.FunctionDef):
+            yield file.stem, node, sum(node.lineno <= line <= node.end_lineno for line in lines_of(file)[0])
 
 
 def test_modules_of_the_engine_form_a_line():
@@ -141,8 +139,8 @@ def test_nobody_imports_what_is_private_to_a_module_of_the_engine():
     wrong = [
         f"{file.relative_to(ROOT)} imports {alias.name} from {node.module}"
         for file in [*PACKAGE.rglob("*.py"), *TESTS.rglob("*.py"), *ROOT.glob("benchmarks/*.py")]
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fewshot_callbacks.engine")
+        for node in nodes(file, ast.ImportFrom)
+        if (node.module or "").startswith("fewshot_callbacks.engine")
         for alias in node.names
         if alias.name.startswith("_")
     ]
@@ -150,16 +148,12 @@ def test_nobody_imports_what_is_private_to_a_module_of_the_engine():
 
 
 def test_the_engine_stays_small():
-    assert sum(len(code_lines(file.read_text())) for file in ENGINE.glob("*.py")) <= MOST_LINES
+    assert sum(len(lines_of(file)[0]) for file in ENGINE.glob("*.py")) <= MOST_LINES
 
 
 def test_the_house_stays_small():
     files = list(PACKAGE.rglob("*.py"))
-    texts = [file.read_text() for file in files]
-    code, comments = sum(len(code_lines(text)) for text in texts), 0
-    for text in texts:
-        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        comments += len({token.start[0] for token in tokens if token.type == tokenize.COMMENT})
+    code, comments = (sum(len(lines_of(file)[which]) for file in files) for which in (0, 1))
     found = {
         "lines of code": code,
         "files": len(files),
@@ -184,9 +178,9 @@ def test_the_engine_says_why():
     """Each module says what it is for; each number that somebody chose has its reason beside it."""
     without = []
     for file in (ENGINE / f"{name}.py" for name in LINE):
-        text = file.read_text()
-        lines, body = text.split("\n"), ast.parse(text).body
-        assert ast.get_docstring(ast.parse(text)), file
+        lines, module = file.read_text().split("\n"), nodes(file)[0]
+        body = module.body
+        assert ast.get_docstring(module), file
         for node, following in itertools.pairwise([*body, None]):
             constants = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
             numbers = [value for value in constants if type(value) in (int, float)]

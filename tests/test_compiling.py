@@ -14,9 +14,9 @@ SOON = "from fewshot_callbacks import _compiling; _compiling.AFTER = 0.0"  # a m
 MEASURE = """
 import torch
 from fewshot_callbacks import discriminant_ratio
-for dtype in (torch.float32, torch.float64):  # a kernel for each
-    print(float(discriminant_ratio(torch.arange(12.0).sqrt().reshape(6, 2).to(dtype), torch.arange(6) // 3)))
+print(float(discriminant_ratio(torch.arange(12.0).sqrt().reshape(6, 2), torch.arange(6) // 3)))
 """
+TWICE = MEASURE + MEASURE.replace("sqrt()", "double().sqrt()")  # a kernel for each type
 IN_A_CHILD = f"""
 import multiprocessing
 child = multiprocessing.get_context("fork").Process(target=exec, args=({MEASURE!r}, {{}}))
@@ -31,13 +31,13 @@ def said(cache: Path, code: str, **variables: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", f"{SOON}\n{code}"], capture_output=True, text=True, check=True, env=environment
     )
-    assert len(done.stdout.split()) == 2
+    assert float(done.stdout.split()[0]) > 0
     return done.stderr.splitlines()
 
 
 def test_compiling_is_said_once_and_a_warm_cache_is_silent(tmp_path):
-    assert said(tmp_path, MEASURE).count(WORDS) == 1
-    assert WORDS not in said(tmp_path, MEASURE)
+    assert said(tmp_path, TWICE).count(WORDS) == 1
+    assert WORDS not in said(tmp_path, TWICE)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """A long evaluation that was killed goes on from what it had written: the same report, to the last bit."""
 
+import itertools
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,10 +23,11 @@ OF = {"files": "some"}
 
 
 @pytest.fixture(autouse=True)
-def always(monkeypatch):
-    """Write whenever that can be done."""
-    for name in ("EVERY", "RARELY"):
-        monkeypatch.setattr(f"fewshot_callbacks.journal.{name}", 0)
+def often(monkeypatch):
+    """Write at one in some forty moments at which that can be done: each look at the clock is a second later."""
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)
+    for name, value in (("time", clock), ("EVERY", 40), ("RARELY", 0)):
+        monkeypatch.setattr(f"fewshot_callbacks.journal.{name}", value)
 
 
 class Killed(BaseException):
@@ -71,7 +74,8 @@ def test_pieces_of_files_are_not_read_again(tmp_path):
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_processes_go_on_from_a_moment_that_all_have(tmp_path, stored):
+def test_processes_go_on_from_a_moment_that_all_have(tmp_path, monkeypatch, stored):
+    monkeypatch.setattr("fewshot_callbacks.journal.EVERY", 0)  # between parts alone, which are few
     known, _ = evaluated(VECTORS.half() if stored else VECTORS, LABELS)
 
     def work(process, after=None):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES, DATA = ROOT / "examples", ROOT / "docs" / "figures" / "data"
-sys.path[:0] = [str(ROOT), str(EXAMPLES)]
+sys.path[:0] = [str(ROOT), str(EXAMPLES), str(ROOT / "studies")]
 
 SEEDS = range(5)
 """Of the demo's band."""
@@ -43,7 +43,7 @@ def draw_demo(folder: Path, _: tuple[str, ...]) -> None:
 
 
 def draw_study(data: str) -> Callable[[Path, tuple[str, ...]], None]:
-    """The figures of an example, from its data."""
+    """The figures of a study, from its data."""
 
     def drawn(folder: Path, names: tuple[str, ...]) -> None:
         from study_figures import draw  # noqa: PLC0415
@@ -87,17 +87,17 @@ STUDIES = {
     "class_count_invariance": Study(
         ("class_count", "dropout_gap", "model_size_gap"),
         draw_study("class_count_invariance"),
-        ("python examples/class_count_invariance.py --model-size --output runs/figures/class_count_invariance",),
+        ("python studies/class_count_invariance.py --model-size --output runs/figures/class_count_invariance",),
     ),
     "average_precision_loss": Study(
         ("average_precision_loss",),
         draw_study("average_precision_loss"),
-        ("python examples/train_on_average_precision.py --output runs/figures/average_precision_loss",),
+        ("python studies/train_on_average_precision.py --output runs/figures/average_precision_loss",),
     ),
     "distance_ratio": Study(
         ("distance_ratio_accuracy", "distance_ratio_norm_ratio"),
         draw_study("distance_ratio"),
-        ("python examples/reproduce_distance_ratio.py --output runs/figures/distance_ratio",),
+        ("python studies/reproduce_distance_ratio.py --output runs/figures/distance_ratio",),
     ),
     "maps": Study(("distance_ratio_maps_plane", "distance_ratio_maps_sphere"), draw_maps),
     "glyphs": Study(("glyphs",), draw_glyphs),

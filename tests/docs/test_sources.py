@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import statistics
-from functools import cache
 from pathlib import Path
 
 import pytest
 from scipy import stats
 
-from tests.docs.pages import ROOT, check_command
+from tests.docs.pages import check_command
+from tests.docs.tables import ROOT, names_of_tests, rows
 
 PAGE = ROOT / "docs" / "sources.md"
 SOURCES = {
@@ -38,32 +37,16 @@ def section(page: Path, title: str) -> str:
     return re.split(rf"^#{{1,{len(opening)}}} ", below, flags=re.M)[0]
 
 
-def rows(text: str) -> list[list[str]]:
-    """The cells of all tables of a text, without their heads."""
-    lines = re.sub(r"^\|.*\n\|[ :|-]+\|\n", "", text, flags=re.M).splitlines()
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("|")]
-
-
 def anchor(heading: str) -> str:
     """As GitHub and the documentation's site make it."""
     return re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", heading).lower()).replace(" ", "-")
-
-
-@cache
-def names_of_tests(file: Path) -> set[str]:
-    """`test_name` and `TestClass::test_name` of a file, which is not imported."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    for group in (node for node in tree.body if isinstance(node, ast.ClassDef)):
-        names |= {f"{group.name}::{node.name}" for node in group.body if isinstance(node, ast.FunctionDef)}
-    return names
 
 
 def check_evidence(cell: str, page: Path = PAGE) -> int:
     """Check that each test, link and command of a cell is there, and return how many there are."""
     tests = re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", cell)
     for file, name in tests:
-        assert name in names_of_tests(ROOT / file), f"{file} has no {name}"
+        assert name in names_of_tests(file), f"{file} has no {name}"
     links = re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", cell)
     for path, place in links:
         target = (page.parent / path).resolve() if path else page
@@ -211,8 +194,9 @@ KINDS = (
 )  # fmt: skip
 
 
-def test_measured_tables_name_the_kind_of_processor() -> None:
-    page = ROOT / "benchmarks" / "README.md"
+@pytest.mark.parametrize("name", ["benchmarks/README.md", "docs/measurements.md"])
+def test_measured_tables_name_the_kind_of_processor(name: str) -> None:
+    page = ROOT / name
     for title in re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), re.M):
         words = " ".join(section(page, title).split())
         assert any(kind in words for kind in KINDS) or "**Not measured" in words, title

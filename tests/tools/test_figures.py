@@ -39,7 +39,7 @@ def test_the_list_names_commands(monkeypatch, capsys):
     run(monkeypatch, "--list")
     printed = capsys.readouterr().out
     assert all(f"{name}.png" in printed for name in NAMES)
-    assert "python examples/reproduce_distance_ratio.py" in printed
+    assert "python studies/reproduce_distance_ratio.py" in printed
 
 
 def test_some_are_drawn(monkeypatch, tmp_path):
@@ -63,5 +63,5 @@ def test_measuring_runs_the_commands_and_keeps_what_they_leave(monkeypatch, tmp_
     monkeypatch.setattr(figures, "DATA", tmp_path)
     monkeypatch.setattr(figures.subprocess, "run", pretend)
     figures.measure("average_precision_loss", figures.STUDIES["average_precision_loss"].commands)
-    assert started == [["examples/train_on_average_precision.py", "--output", "runs/figures/average_precision_loss"]]
+    assert started == [["studies/train_on_average_precision.py", "--output", "runs/figures/average_precision_loss"]]
     assert json.loads((tmp_path / "average_precision_loss.json").read_text()) == {"titles": {}, "mAP": {}}

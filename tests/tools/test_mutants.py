@@ -1,15 +1,13 @@
 """What counts as a mistake, and that a sample repeats itself."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
-from tests.scripts import loaded
+from tests.scripts import ROOT, loaded
 
 pytest.importorskip("cosmic_ray", reason="comes with the extra `mutants`")
 
-ROOT = Path(__file__).parents[2]
 SOURCE = '''
 from typing import TYPE_CHECKING
 if TYPE_CHECKING:

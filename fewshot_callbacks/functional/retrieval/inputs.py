@@ -34,8 +34,8 @@ from fewshot_callbacks.functional._reading import (
     signs,
 )
 from fewshot_callbacks.functional.retrieval import relevance as given_relevance
-from fewshot_callbacks.sources import ChosenRows, Shards, is_source
-from fewshot_callbacks.stored import Stored, in_memory
+from fewshot_callbacks.sources import ChosenRows, Shards
+from fewshot_callbacks.stored import Stored, in_memory, is_source
 
 # Share of the budget beyond which rows of files are not loaded.
 LOADED_SHARE = 0.25

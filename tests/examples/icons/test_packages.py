@@ -18,47 +18,29 @@ License: CC-BY-SA-4.0  or GPL-3+
 
 License: LGPL-3 (a remark)
 """
+SAID = {
+    "dpkg-query": 'case $1 in --search) echo "art-icons:all, other: $2"; echo "diversion by x: y";; *) printf 1.2-3;; esac',
+    "rpm": r"case $4 in */Art/*) printf 'art-icons\t1.2\tGPLv3+';; esac",
+    "none": "",
+}
 
 
-@pytest.fixture
-def themes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Theme]:
-    monkeypatch.setattr(packages, "DOCUMENTATION", tmp_path / "doc")
+@pytest.mark.parametrize(
+    ("program", "version", "names"),
+    [
+        ("dpkg-query", "1.2-3", ("CC-BY-SA-4.0 or GPL-3+", "GPL-3+", "LGPL-3")),
+        ("rpm", "1.2", ("GPLv3+",)),
+        ("none", "", ()),
+    ],
+)
+def test_the_package_manager_of_the_machine_is_asked(tmp_path: Path, monkeypatch, program, version, names) -> None:
     (tmp_path / "doc" / "art-icons").mkdir(parents=True)
     (tmp_path / "doc" / "art-icons" / "copyright").write_text(COPYRIGHT)
-    return [Theme(name, (tmp_path / name,), (), ()) for name in ("Art", "Own")]
-
-
-def test_licences_are_the_short_names_of_the_copyright_file(themes: list[Theme]) -> None:
-    assert licences("art-icons") == ("CC-BY-SA-4.0 or GPL-3+", "GPL-3+", "LGPL-3")
+    (tmp_path / program).write_text(f"#!/bin/sh\n{SAID[program]}\n")
+    (tmp_path / program).chmod(0o755)
+    monkeypatch.setattr(packages, "DOCUMENTATION", tmp_path / "doc")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    themes = [Theme(name, (tmp_path / name,), (), ()) for name in ("Art", "Own")]
+    expected = [Package("art-icons", version, names)] if names else []
+    assert packages_of(themes) == {"Art": expected, "Own": []}
     assert licences("unknown") == ()
-
-
-def test_dpkg_is_asked_once_for_all_files(themes: list[Theme], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def said(*command: str) -> str:
-        asked.append(command[:2])
-        if command[1] == "--show":
-            return "1.2-3"
-        return f"art-icons:all, other: {themes[0].homes[0] / 'index.theme'}\ndiversion by x: y"
-
-    monkeypatch.setattr(packages, "_said", said)
-    package = Package("art-icons", "1.2-3", licences("art-icons"))
-    assert packages_of(themes) == {"Art": [package], "Own": []}
-    assert asked == [("dpkg-query", "--search"), ("dpkg-query", "--show")]
-
-
-def test_without_dpkg_rpm_is_asked(themes: list[Theme], monkeypatch: pytest.MonkeyPatch) -> None:
-    def said(*command: str) -> str:
-        known = command[0] == "rpm" and command[-1].startswith(str(themes[0].homes[0]))
-        return "art-icons\t1.2\tGPLv3+" if known else ""
-
-    monkeypatch.setattr(packages, "_said", said)
-    assert packages_of(themes) == {"Art": [Package("art-icons", "1.2", ("GPLv3+",))], "Own": []}
-
-
-def test_a_machine_without_a_package_manager_knows_nothing(
-    themes: list[Theme], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert packages_of(themes) == {"Art": [], "Own": []}

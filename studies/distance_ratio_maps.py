@@ -1,6 +1,6 @@
 """Where is a classifier most, and where is it least confident? Figures 1, 7 and 8 of the distance-ratio paper.
 
-Run it as it is:    python examples/distance_ratio_maps.py      (seconds; it writes to runs/distance_ratio)
+Run it as it is:    python studies/distance_ratio_maps.py      (seconds; it writes to runs/distance_ratio)
 
 It draws the probability of the red class over the plane (distance_ratio_maps_plane.png) and over the unit sphere
 (distance_ratio_maps_sphere.png), both as SVG, too, and prints where on the sphere it is highest and lowest.

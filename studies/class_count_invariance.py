@@ -1,6 +1,6 @@
 """Is my embedding overfitting, or does my validation set just have more classes? What Grouped Recall@K adds.
 
-Run it as it is:    python examples/class_count_invariance.py
+Run it as it is:    python studies/class_count_invariance.py
 It trains six small networks in two or three minutes on two cores, and writes to runs/class_count_invariance:
 
 1. Recall@1 and Grouped Recall@1 on an eighth, a quarter, half and all of the unseen classes.
@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from icons import IconThemes
+from icon_themes import IconThemes  # beside this file
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from rich.console import Console
 from scipy import stats

@@ -1,18 +1,15 @@
 """The figures of the studies, drawn from the data that the documentation's come from."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 from matplotlib.container import ErrorbarContainer
 
 from tests.plots.legible import assert_legible
+from tests.scripts import ROOT, loaded
 
-ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("study_figures", ROOT / "examples" / "study_figures.py")
-studies = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(studies)
+with loaded("studies/study_figures.py") as studies:
+    pass
 
 DATA = {
     "class_count": "class_count_invariance",

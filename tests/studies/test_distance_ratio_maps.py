@@ -1,18 +1,16 @@
 """The maps of probability: the formulas of the figure's caption, and its extremes against a search over the sphere."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-FILE = Path(__file__).parents[2] / "examples" / "distance_ratio_maps.py"
-spec = importlib.util.spec_from_file_location("distance_ratio_maps", FILE)
-maps = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(maps)
+from tests.scripts import loaded
+
+with loaded("studies/distance_ratio_maps.py") as maps:
+    pass
 
 COSINE = [name for name in maps.SPHERE if "Face" in name]
 DR = [name for name in maps.SPHERE if name.startswith("DR")]

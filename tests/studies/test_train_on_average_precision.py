@@ -1,37 +1,35 @@
 """The study of losses: a tiny run of it, which is not trained again, and the tables that it writes into a page."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import runpy
 
 import pytest
 
+from tests.scripts import ROOT
+
 pytest.importorskip("pytorch_metric_learning")
 
-ROOT = Path(__file__).parents[2]
 TINY = ["--images", "256", "--data", "glyphs", "--methods", "triplet", "ap-batch-1024", "--seeds", "0", "1"]
 
 
-def study(folder: Path, *more: str) -> str:
-    """What a call prints."""
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    process = subprocess.run(
-        [sys.executable, ROOT / "examples/train_on_average_precision.py", "--quick", *TINY, "--output", folder, *more],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    return process.stdout
+@pytest.fixture
+def study(monkeypatch, as_users_run_it):
+    """Run it with some words."""
+    script = ROOT / "studies/train_on_average_precision.py"
+    monkeypatch.syspath_prepend(script.parent)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", [str(script), "--quick", *TINY, *map(str, words)])
+        runpy.run_path(str(script), run_name="__main__")
+
+    return run
 
 
-def test_it_trains_compares_and_goes_on_where_it_was(tmp_path):
-    printed = study(tmp_path / "out")
-    assert "classes never seen" in printed
+@pytest.mark.filterwarnings("ignore")  # of Lightning, about tiny data
+def test_it_trains_compares_and_goes_on_where_it_was(study, tmp_path, capsys):
+    study("--output", tmp_path / "out")
+    assert "classes never seen" in capsys.readouterr().out
     lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert [(record["method"], record["seed"]) for record in records] == [
@@ -54,7 +52,7 @@ def test_it_trains_compares_and_goes_on_where_it_was(tmp_path):
 
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- table: glyphs 256 -->\nold\n<!-- end -->\nafter\n")
-    study(tmp_path / "out", "--page", str(page))
+    study("--output", tmp_path / "out", "--page", page)
     assert (tmp_path / "out" / "results.jsonl").read_text().splitlines() == lines
     before, *table, after = page.read_text().splitlines()
     assert (before, after) == ("before", "after")

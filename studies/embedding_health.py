@@ -1,8 +1,8 @@
 """Which numbers of an embedding tell, without a ranking, how well it ranks? Small networks on glyphs or icons.
 
-Run it as it is:    python examples/embedding_health.py     (six minutes on one core; stop and start it as you like)
-On icons:           python examples/embedding_health.py --data icons    (examples/icons says what to install)
-In short:           python examples/embedding_health.py --steps 2 4 --rates 1e-3 --seeds 0 --methods ap simclr
+Run it as it is:    python studies/embedding_health.py     (six minutes on one core; stop and start it as you like)
+On icons:           python studies/embedding_health.py --data icons    (examples/icons says what to install)
+In short:           python studies/embedding_health.py --steps 2 4 --rates 1e-3 --seeds 0 --methods ap simclr
 
 Each method trains the same small network with each learning rate and seed. After some numbers of steps it embeds images of
 classes never seen: the numbers of `embedding_health` stand beside mAP and the accuracy of episodes (5 ways, 1 shot). One of
@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from icons import IconThemes
-from icons.augmentation import on_white
+from icon_themes import IconThemes, on_white  # beside this file
 from pytorch_metric_learning import losses
 from scipy.stats import spearmanr
 from torch import Tensor, nn

@@ -1,8 +1,8 @@
 """Does it pay to train on average precision itself? Soft AP beside other losses, on the glyphs and on icons.
 
-Run it as it is:    python examples/train_on_average_precision.py --quick     (two minutes on one core)
-All of it:          python examples/train_on_average_precision.py             (an hour; stop and start it as you like)
-A part of it:       python examples/train_on_average_precision.py --data glyphs --methods ap triplet softmax --seeds 0 1
+Run it as it is:    python studies/train_on_average_precision.py --quick     (two minutes on one core)
+All of it:          python studies/train_on_average_precision.py             (an hour; stop and start it as you like)
+A part of it:       python studies/train_on_average_precision.py --data glyphs --methods ap triplet softmax --seeds 0 1
 
 Every method trains the same small network on as many images, with the learning rate, out of three, that gives the highest
 mAP on the validation classes with the first seed; then it is tested with each seed on classes never seen. Batches hold 4
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from icons import IconThemes
+from icon_themes import IconThemes  # beside this file
 from lightning.pytorch import Trainer, seed_everything
 from pytorch_metric_learning import losses, miners
 from rich.console import Console

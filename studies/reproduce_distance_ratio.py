@@ -1,11 +1,11 @@
 """Does the distance-ratio (DR) head help? The experiments of Kim, Parviainen and Malde, on the glyphs or on icons.
 
-Run it as it is:    python examples/reproduce_distance_ratio.py --quick      (two or three minutes on two cores)
-All of it:          python examples/reproduce_distance_ratio.py              (an hour; stop and start it as you like)
-The early lead:     python examples/reproduce_distance_ratio.py --early      (ten seeds, 120 episodes a network)
-The other backbone: python examples/reproduce_distance_ratio.py --backbone resnet18 --tasks 1-shot --seeds 0
-The icon themes:    python examples/reproduce_distance_ratio.py --data icons     (1-shot; see examples/icons)
-Unseen styles:      python examples/reproduce_distance_ratio.py --data icons --split themes
+Run it as it is:    python studies/reproduce_distance_ratio.py --quick      (two or three minutes on two cores)
+All of it:          python studies/reproduce_distance_ratio.py              (an hour; stop and start it as you like)
+The early lead:     python studies/reproduce_distance_ratio.py --early      (ten seeds, 120 episodes a network)
+The other backbone: python studies/reproduce_distance_ratio.py --backbone resnet18 --tasks 1-shot --seeds 0
+The icon themes:    python studies/reproduce_distance_ratio.py --data icons     (1-shot; see examples/icons)
+Unseen styles:      python studies/reproduce_distance_ratio.py --data icons --split themes
 
 It trains 5-way prototypical networks with the softmax and the DR head: 1-shot, 5-shot, and 5-shot with the nearest
 support point in place of the mean (with one shot both are the same network). It writes to runs/distance_ratio:
@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 from distance_ratio_maps import draw_maps  # beside this file
-from icons import IconThemes
+from icon_themes import IconThemes  # beside this file
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
