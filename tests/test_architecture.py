@@ -85,15 +85,15 @@ def test_every_test_file_says_what_it_holds():
 
 ENGINE = PACKAGE / "engine"
 LINE = (
-    *("options", "compiled", "threads", "layout", "exact", "vectors", "relevance", "counting", "visits"),
-    *("device", "tiles", "ranks", "collecting", "pooled", "distinct", "precision", "evaluation", "nearest"),
+    *("options", "compiled", "layout", "exact", "vectors", "relevance", "counting"),
+    *("device", "tiles", "ranks", "pooled", "distinct", "precision", "evaluation", "nearest"),
 )
 """The modules of the engine in an order in which each imports those before it alone: so it can be read."""
 
-MOST_LINES, MOST_ARGUMENTS_OF_A_LOOP = 2755, 10
+MOST_LINES, MOST_ARGUMENTS_OF_A_LOOP = 2672, 10
 """As small as the engine could be made. Whoever needs more looks first for what can go."""
 
-HOUSE = {"lines of code": 20_060, "files": 131, "lines of a function": 60, "lines of tests": 29_280}
+HOUSE = {"lines of code": 19_412, "files": 125, "lines of a function": 60, "lines of tests": 28_253}
 """The package and its tests: what they are, and no more. Whoever makes them smaller lowers the figure."""
 FEWEST_COMMENTS = 0.06
 

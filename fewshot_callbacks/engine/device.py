@@ -20,8 +20,8 @@ from torch import Tensor
 from fewshot_callbacks.engine.compiled import kernel
 from fewshot_callbacks.engine.counting import Side, View, place_by_score
 from fewshot_callbacks.engine.exact import workspace
+from fewshot_callbacks.engine.options import split, work_off
 from fewshot_callbacks.engine.relevance import Lists, Relevance
-from fewshot_callbacks.engine.threads import split, work_off
 
 # One in so many estimates of the queries that are looked at may pass for only those that pass to be placed.
 SURVIVING = 8

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fewshot_callbacks.engine.collecting import Collector
 from fewshot_callbacks.engine.exact import exact_scores, workspace
-from fewshot_callbacks.engine.pooled import Negatives, Parts
+from fewshot_callbacks.engine.options import work_off
+from fewshot_callbacks.engine.pooled import Collector, Negatives, Parts
 from fewshot_callbacks.engine.ranks import Ranks
 from fewshot_callbacks.engine.relevance import Ints, Relevance
-from fewshot_callbacks.engine.threads import work_off
 from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Floats, Vectors
 

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewshot_callbacks.engine.collecting import Collector
 from fewshot_callbacks.engine.distinct import DistinctRows, has_few
 from fewshot_callbacks.engine.layout import Layout
 from fewshot_callbacks.engine.options import Precision, Progress, current_options
-from fewshot_callbacks.engine.pooled import Negatives, Part, Positives, Sample, Wanted, collector
+from fewshot_callbacks.engine.pooled import Collector, Negatives, Part, Positives, Sample, Wanted, collector
 from fewshot_callbacks.engine.precision import fastest
 from fewshot_callbacks.engine.ranks import RankBlock, RankCounter, Ranks, relevant_scores
 from fewshot_callbacks.engine.relevance import Ints, Relevance

@@ -84,6 +84,11 @@ class Layout(NamedTuple):
         return [slice(*span) for span in pairwise(ends)]
 
 
+def _of_a_pair(bins: int) -> int:
+    """Return the bytes of a relevant pair with a table of so many bins: few are numbers of two bytes."""
+    return max(LEAST_PAIR_BYTES, PAIR_BYTES + (bins if bins == BINS else 2 * bins))
+
+
 def plan_layout(
     memory: float,
     queries: int,
@@ -114,14 +119,11 @@ def plan_layout(
     operands = 4 * columns * (queries + (items if sides > 1 else 0))
     of_an_estimate, of_a_query = DEVICE_BYTES if on_device else 4 * threads, -(-relevant // max(1, queries))
 
-    def of_a_pair(bins: int) -> int:
-        return max(LEAST_PAIR_BYTES, PAIR_BYTES + (bins if bins == BINS else 2 * bins))
-
     def used(sizes: Layout) -> int:
         rows = 0 if sizes.kept else columns * (sizes.height + sizes.width)
         tiles = of_an_estimate * sizes.height * sizes.width + threads * 4 * rows
         pooled = COLLECTED_BYTES * sizes.collected + KNOT_BYTES * sizes.knots
-        ranks = of_a_pair(sizes.bins) * sizes.batch + RANKED_BYTES * sizes.ranked
+        ranks = _of_a_pair(sizes.bins) * sizes.batch + RANKED_BYTES * sizes.ranked
         if sizes.batch < relevant:
             ranks += 8 * relevant if sizes.stored else AGAIN_BYTES * sizes.batch
         return fixed + tiles + (operands if sizes.kept else operands // 4 if sizes.coded else 0) + pooled + ranks
@@ -136,24 +138,20 @@ def plan_layout(
     kept, coded = operands <= 0.4 * free, operands // 4 <= 0.2 * free and not on_device
     # operands that are made for each tile pay for a square one
     height, width = (DEVICE_SIDE,) * 2 if on_device else (HEIGHT, WIDTH) if kept or coded else (4 * HEIGHT, 4 * HEIGHT)
-    while (
-        height > LEAST and of_a_pair(bins) * (height * of_a_query - fewest) > 0.1 * free
-    ):  # a batch is a row of tiles at least
+    # a batch is a row of tiles at least
+    while height > LEAST and _of_a_pair(bins) * (height * of_a_query - fewest) > 0.1 * free:
         height //= 2
     sizes = least._replace(height=height, width=width, kept=kept, coded=coded)
     share = (operands if kept else operands // 4 if coded else 0) + (0.3 if not coded else 0.1 if kept else 0.2) * free
     while used(sizes) - used(least) > share and sizes.height * sizes.width > LEAST**2:
-        if sizes.width > sizes.height:
-            sizes = sizes._replace(width=sizes.width // 2)
-        else:
-            sizes = sizes._replace(height=sizes.height // 2)
+        longer = "width" if sizes.width > sizes.height else "height"
+        sizes = sizes._replace(**{longer: getattr(sizes, longer) // 2})
     height, width = options.height or sizes.height, options.width or sizes.width
     sizes = sizes._replace(height=height, width=width, stored=8 * relevant <= 0.15 * free)
     rest = max(0.0, free - used(sizes) + used(least))
-    held = 8 if sizes.stored else 0  # of each pair, which `rest` is without
-    whole = [few for few in (bins, FEW_BINS) if (of_a_pair(few) - held) * relevant <= OF_ALL * rest]
-    again = 0 if sizes.stored else AGAIN_BYTES
-    batch = relevant if whole else min(relevant, fewest + int(OF_BATCH * rest / (of_a_pair(bins) + again)))
+    held, again = (8, 0) if sizes.stored else (0, AGAIN_BYTES)  # of each pair; `rest` is without what is held
+    whole = [few for few in (bins, FEW_BINS) if (_of_a_pair(few) - held) * relevant <= OF_ALL * rest]
+    batch = relevant if whole else min(relevant, fewest + int(OF_BATCH * rest / (_of_a_pair(bins) + again)))
     sizes = sizes._replace(batch=options.batch or batch, bins=(*whole, bins)[0])
     rest = max(0.0, free - used(sizes) + used(least))
     wanted = min(DEVICE_COLLECTED if on_device else pairs, max(int(COLLECTED_SHARE * pairs), min(EVERY, pairs)))

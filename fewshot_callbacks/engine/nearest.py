@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from fewshot_callbacks.engine.compiled import allocating, kernel
 from fewshot_callbacks.engine.counting import MARGIN, RUN, highest_of, read_run
 from fewshot_callbacks.engine.exact import exact_score, exact_scores, workspace
-from fewshot_callbacks.engine.options import Precision, current_options
+from fewshot_callbacks.engine.options import Precision, current_options, split, work_off
 from fewshot_callbacks.engine.precision import seconds_of_a_pair
 from fewshot_callbacks.engine.ranks import RankCounter
 from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
-from fewshot_callbacks.engine.threads import split, work_off
 from fewshot_callbacks.engine.tiles import Estimates, Tile
 from fewshot_callbacks.engine.vectors import Floats, Vectors
 

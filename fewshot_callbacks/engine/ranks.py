@@ -27,12 +27,10 @@ from fewshot_callbacks.engine.counting import (
 )
 from fewshot_callbacks.engine.exact import MEMBERS, MEMBERS_BYTES, workspace
 from fewshot_callbacks.engine.layout import BINS
-from fewshot_callbacks.engine.options import Precision
+from fewshot_callbacks.engine.options import Precision, split, work_off
 from fewshot_callbacks.engine.relevance import Ints
-from fewshot_callbacks.engine.threads import split, work_off
-from fewshot_callbacks.engine.tiles import Estimates, Tile
+from fewshot_callbacks.engine.tiles import Estimates, Part, Tile
 from fewshot_callbacks.engine.vectors import Floats
-from fewshot_callbacks.engine.visits import Part
 
 
 @dataclass(frozen=True)

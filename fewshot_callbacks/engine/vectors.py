@@ -22,8 +22,7 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine import device, exact
 from fewshot_callbacks.engine.compiled import kernel
 from fewshot_callbacks.engine.layout import Layout, plan_layout
-from fewshot_callbacks.engine.options import Precision
-from fewshot_callbacks.engine.threads import split, work_off
+from fewshot_callbacks.engine.options import Precision, split, work_off
 from fewshot_callbacks.stored import LEAST_ROWS, READ_SHARE, Stored, ahead, spans
 
 Floats = NDArray[np.float64]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import warnings
 from collections.abc import Mapping
@@ -84,7 +83,7 @@ def test_epochs_are_skipped_until_drawing_takes_its_share_and_that_is_said_once(
 ) -> None:
     """After the first epoch, six seconds of drawing and ten of training in each are more than a fifth of the time."""
     noted = Noted(seconds=6, max_share=0.2)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
         made = fitted(Clock(), retrieval(), noted, epochs=8)
     assert epochs_of(noted) == [0, 2, 4, 7]
     assert len([record for record in caplog.records if "max_share" in record.message]) == 1

@@ -19,9 +19,8 @@ from fewshot_callbacks.engine.evaluation import Evaluation
 from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.engine.options import computing, engine_options
 from fewshot_callbacks.engine.ranks import RankCounter, relevant_scores
-from fewshot_callbacks.engine.tiles import Estimates
+from fewshot_callbacks.engine.tiles import CHUNKS, Estimates, everyone
 from fewshot_callbacks.engine.vectors import Vectors
-from fewshot_callbacks.engine.visits import CHUNKS, everyone
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.inputs import Share, collect_inputs
 from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest, decide

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.engine.threads import work_off
+from fewshot_callbacks.engine.options import engine_options, work_off
 from fewshot_callbacks.functional import nearest
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from tests.cases import made, sampled_product

@@ -22,8 +22,8 @@ from torch import Tensor
 from fewshot_callbacks.engine.evaluation import Evaluation, rank_of_best
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
+from fewshot_callbacks.engine.tiles import everyone
 from fewshot_callbacks.engine.vectors import Floats
-from fewshot_callbacks.engine.visits import everyone
 from fewshot_callbacks.functional._reading import (
     Labels,
     as_labels,
@@ -352,7 +352,7 @@ def _recalls(
     labels, own_items = inputs.own_query_labels.numpy(), inputs.own_gallery_labels.numpy()
     items = everyone(processes, own_items)
     holder = everyone(processes, np.full(len(own_items), processes.rank))
-    of_queries, of_items = group[inputs.share.queries], _groups_of(items, split)
+    of_queries, of_items = group[inputs.share.queries.numpy()], _groups_of(items, split)
     recalls = torch.full((len(settings.grouped_k), len(labels)), torch.nan, dtype=torch.float64)
     rows_of_group = sum(np.bincount(some[some >= 0], minlength=len(split)) for some in (group, of_items))
     copied = np.cumsum(rows_of_group * done.vectors.pairs.queries.itemsize * done.vectors.dim)

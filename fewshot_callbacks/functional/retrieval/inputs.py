@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes, ShardIndex
 from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.tiles import everyone
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
-from fewshot_callbacks.engine.visits import everyone
 from fewshot_callbacks.functional._reading import (
     Labels,
     as_tensor,
@@ -114,7 +114,7 @@ class RetrievalInputs:
     def relevance(self) -> tuple[Relevance, Shaped[np.ndarray, "pairs"] | None]:
         """Return who is relevant to the queries of this process, and the grade of each pair; None if all are 1. Collective.
 
-        Items are numbered from those of this process on, see `engine.visits`.
+        Items are numbered from those of this process on, see `engine.tiles`.
         """
         own_labels = self.own_query_labels.numpy()
         kinds = []
