@@ -322,7 +322,7 @@ def _read(embeddings: Any, labels: Any, processes: Processes) -> tuple[Tensor, T
     if len(rows) or processes.count == 1:
         check_embeddings(rows, "embeddings", _CALL)
     codes = None if labels is None else read_labels(labels, len(rows), "labels", "embeddings", _CALL).codes
-    return computable(rows).contiguous(), codes
+    return computable(rows), codes
 
 
 def _moments(
