@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fewshot_callbacks.engine.compiled import allocating, always_inlined, inlined, kernel
-from fewshot_callbacks.engine.exact import close_score, columns_of, exact_score, exact_scores_beside
+from fewshot_callbacks.engine.exact import LANES, close_score, columns_of, exact_score, exact_scores_beside
 from fewshot_callbacks.engine.relevance import is_candidate, place
 
 # Estimates of a row that are handled at once.
@@ -254,7 +254,7 @@ def threshold_scores(part, relevant, rules, some, first, offset, once, out, memb
         offset: Where the scores of each query stand.
         once: Of one set, make only those of items after the query.
         out: Scores, where no others are written than those of candidates.
-        members: (dim, items at once) to work in.
+        members: (dim, items at once + `LANES`) to work in.
         work: Of `exact.workspace`.
     """
     (pairs, number), begin = part, 0
@@ -266,8 +266,8 @@ def threshold_scores(part, relevant, rules, some, first, offset, once, out, memb
             i = first + some[min(end, some.shape[0] - 1)]
         here = place(relevant.items, start, stop, number)
         last = place(relevant.items, here, stop, number + pairs.gallery.shape[0])
-        for p in range(here, last, members.shape[1]):
-            items = relevant.items[p : min(last, p + members.shape[1])]
+        for p in range(here, last, members.shape[1] - LANES):
+            items = relevant.items[p : min(last, p + members.shape[1] - LANES)]
             if end > begin + 1:
                 columns_of(pairs.gallery, items, number, members)
             for n in some[begin:end]:

@@ -25,7 +25,7 @@ from fewshot_callbacks.engine.counting import (
     sum_counters,
     threshold_scores,
 )
-from fewshot_callbacks.engine.exact import MEMBERS, MEMBERS_BYTES, workspace
+from fewshot_callbacks.engine.exact import LANES, MEMBERS, MEMBERS_BYTES, workspace
 from fewshot_callbacks.engine.layout import BINS
 from fewshot_callbacks.engine.options import Precision, split, work_off
 from fewshot_callbacks.engine.relevance import Ints
@@ -162,7 +162,7 @@ def relevant_scores(
         def fill(some: slice, space: Any, here: Any = here, once: bool = halved) -> None:
             threshold_scores(here, lists, relevance.rules, order[some], first, offset, once, out, *space)
 
-        work_off(some, fill, threads, lambda: (np.empty((estimates.vectors.dim, width)), workspace()))
+        work_off(some, fill, threads, lambda: (np.zeros((estimates.vectors.dim, width + LANES)), workspace()))
         del part, here, fill  # visitors leave before others come
     made = out[out < np.inf]
     if mirrored:

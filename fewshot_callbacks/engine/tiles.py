@@ -45,8 +45,8 @@ class Part(NamedTuple):
     first: int
     # they are the queries, so that a tile serves its columns as well
     mutual: bool
-    # so many of the first queries meet them here; what the others meet is met in another process as well
-    meets: int
+    # the queries that meet them here; what the others meet is met in another process as well
+    meets: slice
     # they are queries elsewhere, for which is counted here
     guests: bool = False
 
@@ -58,15 +58,15 @@ def everyone(processes: Processes, mine: NDArray[Any]) -> NDArray[Any]:
 
 
 def visitors(
-    vectors: Vectors, *, mutual: bool, once: bool, travellers: Sequence[Any] = (), record: Record | None = None
+    vectors: Vectors, *, mutual: bool, travellers: Sequence[Any] = (), record: Record | None = None
 ) -> Iterator[Part]:
     """Yield the parts of the gallery that are not in memory, and those of all other processes; collective.
 
     Args:
         vectors: Of this process.
         mutual: A pair of one set is met in both processes. Of two parts the lower process meets the first half of its rows
-            with all of the other, and the higher one all of its rows with the other half: so each pair is met once.
-        once: Only so.
+            with the first half of the other, and the second with the second; the higher one the first with the second, and
+            the second with the first: so each pair is met once, and with each visit both have as much to do.
         travellers: Who counts for visitors, as `ranks.RankCounter` does: `leave` gives what goes along with some items,
             `receive` gets ready for visitors, `counted` gives what goes back, and `add` takes what came back.
         record: Says which parts are done, and is told which are: the first in memory, then these in their order.
@@ -83,7 +83,7 @@ def visitors(
         if record is not None:
             record.reached(number)
         for some, values in islice(reading, 1):
-            yield Part(vectors.with_gallery(values, some.start), some.start, False, queries)
+            yield Part(vectors.with_gallery(values, some.start), some.start, False, slice(0, queries))
             del values  # before the next piece but one is read
     first = own
     for step in range(1, count):
@@ -93,13 +93,13 @@ def visitors(
         for chunk, (some, here) in zip(left, vectors.read(_span(own, chunk, chunks) for chunk in left), strict=True):
             if record is not None:
                 record.reached(number + chunk)
-            stays = some.start == some.stop or (once and mutual and rank < destination and chunk < half)
             along = [torch.from_numpy(table) for traveller in travellers for table in traveller.leave(some)]
-            theirs = processes.exchange(None if stays else [torch.from_numpy(here), *along], destination, source)
+            mine = [torch.from_numpy(here), *along] if some.start < some.stop else None
+            theirs = processes.exchange(mine, destination, source)
             first_here, back = first + _span(sizes[source], chunk, chunks).start, None
             if theirs is not None:
-                halfway = _span(queries, half, chunks).start
-                meets = queries if not mutual else halfway if rank < source else queries * (chunk >= half)
+                halfway, lower = _span(queries, half, chunks).start, (chunk < half) == (rank < source)
+                meets = slice(0, queries) if not mutual else slice(0, halfway) if lower else slice(halfway, queries)
                 values, *tables = (table.numpy() for table in theirs)
                 part = Part(vectors.with_gallery(values, first_here), first_here, False, meets, bool(travellers))
                 for traveller in travellers:
@@ -210,13 +210,11 @@ class Estimates:
 
     # ------------------------------------------------------------------------------------------------------- the pairs
 
-    def parts(
-        self, *, once: bool = False, travellers: Sequence[Any] = (), record: Record | None = None
-    ) -> Iterator[Part]:
-        """Yield all parts of the gallery; `once`: a pair of one set is to be met in one process."""
+    def parts(self, *, travellers: Sequence[Any] = (), record: Record | None = None) -> Iterator[Part]:
+        """Yield all parts of the gallery."""
         if record is None or record.part == 0:
-            yield Part(self.vectors, 0, self.mutual, self.shape[0])
-        yield from visitors(self.vectors, mutual=self.mutual, once=once, travellers=travellers, record=record)
+            yield Part(self.vectors, 0, self.mutual, slice(0, self.shape[0]))
+        yield from visitors(self.vectors, mutual=self.mutual, travellers=travellers, record=record)
 
     def exact(self, rows: NDArray[Any], columns: NDArray[Any]) -> Floats:
         """Return the exact scores of some pairs of own queries and numbers of items; collective."""
@@ -276,7 +274,7 @@ class Estimates:
         travellers: list[Any] = [observer for observer in observers if visited and not observer.once]
         once, spaces = all(observer.once or observer in travellers for observer in observers), list[Any]()
         record = self._record(observers, queries, spaces)
-        for part in self.parts(once=once, travellers=travellers, record=record):
+        for part in self.parts(travellers=travellers, record=record):
             self._show_part(part, observers, queries, spaces, record, once=once, told=told)
             del part  # visitors leave before others come
         if record is not None:
@@ -341,9 +339,10 @@ class Estimates:
                 made = self.relevance.mask(estimates, *place, once=part.mutual)
             else:
                 made = self._masks.write(buffers[0], shape, *place, once=part.mutual)
-            left_over += made * (row < part.meets)
+            met = part.meets.start <= row < part.meets.stop
+            left_over += made * met
             for observer, own_space in zip(observers, own, strict=True):
-                if row < part.meets or not observer.once:
+                if met or not observer.once:
                     observer.see(Tile(estimates, row, column, part), own_space)
             with self._telling:
                 self._done += (end - row) * (some.stop - column) * (2 if part.mutual or part.guests else 1)
@@ -362,10 +361,12 @@ class Estimates:
     def _plan(self, part: Part, queries: slice, *, once: bool) -> Iterator[tuple[int, int, int, int]]:
         """Yield the rows (start, stop) and the columns (start, stop) of each tile."""
         for first, last, left, right in self.relevance.blocks(part.first, len(part.vectors.pairs.gallery)):
-            start, stop = max(first, queries.start), min(last, queries.stop, part.meets if once else last)
+            rows = part.meets if once else slice(0, last)
+            start, stop = max(first, queries.start, rows.start), min(last, queries.stop, rows.stop)
             # no tile has rows of two blocks of queries, each of which has a lock
             inner = range((start // self.height + 1) * self.height, stop, self.height)
-            ends = sorted({*inner, *([part.meets] if start < part.meets < stop else []), start, max(start, stop)})
+            halves = {end for end in (part.meets.start, part.meets.stop) if start < end < stop}
+            ends = sorted({*inner, *halves, start, max(start, stop)})
             for row, end in pairwise(ends):
                 for column in range(row if part.mutual else left, right, self.width):
                     yield row, end, column, min(right, column + self.width)
