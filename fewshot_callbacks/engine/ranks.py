@@ -26,7 +26,7 @@ from fewshot_callbacks.engine.counting import (
     threshold_scores,
 )
 from fewshot_callbacks.engine.exact import LANES, MEMBERS, MEMBERS_BYTES, workspace
-from fewshot_callbacks.engine.layout import BINS
+from fewshot_callbacks.engine.layout import FEW_BINS
 from fewshot_callbacks.engine.options import Precision, split, work_off
 from fewshot_callbacks.engine.relevance import Ints
 from fewshot_callbacks.engine.tiles import Estimates, Part, Tile
@@ -222,7 +222,7 @@ class RankCounter:
         error = made.error[self.first : self.first + len(self.start) - 1]
         if self.shared:
             error = np.array([made.largest_error])
-        bins = BINS if self.shared else made.layout.bins
+        bins = FEW_BINS if self.shared else made.layout.bins
         self.side = new_side(self.start, self.thresholds, error, made.precision, bins, made.threads)
 
     @property
