@@ -54,7 +54,8 @@ class ScorePlots(PictureCallback):
       at most 1,000 queries.
 
     The operating points are those of the monitor's settings: the best F1 or a threshold, `recall@precision` and
-    `fnmr@fmr`. For multi-label targets only recall@k is drawn. Nothing is drawn in the sanity check, and an error
+    `fnmr@fmr`; where it asks for no metric of all pairs together, as by default for targets with several labels, the first
+    three figures are left out. Nothing is drawn in the sanity check, and an error
     never ends the run.
 
     Args:
@@ -115,6 +116,8 @@ class ScorePlots(PictureCallback):
         return {evaluated.key(name): drawings[name] for name in self.figures if name in drawings}
 
     def _of_pairs(self, report: RetrievalReport, where: str) -> dict[str, Callable[[], Figure]]:
+        if report.pooled is None:
+            return {}
         counts, marks, errors = report.pair_counts, *operating_marks(report)
         # The legend shows four decimals: an area that is known less well would show digits that are wrong.
         area = report.auc_pr.value if report.auc_pr.error < 5e-5 else None

@@ -408,12 +408,12 @@ def as_dict(report: RetrievalReport, options: Namespace) -> dict[str, Any]:
 def _meaning(name: str, report: RetrievalReport) -> str:
     """Write the meaning of a metric, and where it was measured."""
     asked, where = asked_metric(name), ""
-    points: dict[float, Any] = {**report.at_precision, **report.at_false_match_rate}
     if asked.metric.source == "classes":
         wanting = report.consistency[asked.parameters["p"]].wanting(3).items()
         named = ", ".join(f"{label} {threshold:.4f} (+{gain:.3f})" for label, (threshold, gain) in wanting)
         where = f" Classes that want another threshold: {named}." if named else ""
     elif "p" in asked.parameters:
+        points: dict[float, Any] = {**report.at_precision, **report.at_false_match_rate}
         where = f" Threshold {points[asked.parameters['p']].threshold:.4f}."
     elif asked.metric.source == "groups" and report.grouped is not None:
         where = f" {report.grouped.groups} groups of {report.grouped.group_size or 'several'} classes."

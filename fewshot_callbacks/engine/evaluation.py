@@ -156,7 +156,9 @@ class Evaluation:
 
     def release(self) -> None:
         """Free what only `run` and the counts need."""
-        del self._estimates, self.positives, self.negatives
+        del self._estimates
+        if self.foresee is not None:
+            del self.positives, self.negatives
         self._stored = self._ascending = None
 
     def relevant_reaching(self, scores: Floats) -> Ints:

@@ -68,7 +68,8 @@ def workspace() -> NDArray[np.float64]:
     """
     width = max(LANES, PARTIALS, MEMBERS)
     room = np.zeros(4 * width + 8)
-    first = -room.ctypes.data % 64 // 8  # a register stored across two lines of the cache takes twice as long to read again
+    # a register that is stored across two lines of the cache takes twice as long to read again
+    first = -room.ctypes.data % 64 // 8
     work = room[first : first + 4 * width].reshape(4, width)
     work[3] = -1.0
     return work

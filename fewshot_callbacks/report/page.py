@@ -70,8 +70,11 @@ def headline(report: RetrievalReport) -> list[Figure]:
     return [known[name] for name in names if name in known]
 
 
-def pair_counts(counts: PairCounts, report: RetrievalReport) -> dict[str, Any]:
-    """Write the counts at each threshold, and the operating points among them."""
+def pair_counts(report: RetrievalReport) -> dict[str, Any] | None:
+    """Write the counts at each threshold, and the operating points among them; None if no pairs were counted."""
+    if report.pooled is None:
+        return None
+    counts = report.pair_counts
     thresholds = np.asarray(counts.thresholds, np.float64)
     named = [("best F1" if report.decision.f1 == _best_f1(counts) else "decision", report.decision.threshold)]
     named += [(f"precision {asked:g}", point.threshold) for asked, point in report.at_precision.items()]
@@ -197,7 +200,7 @@ def page_data(
         if query not in panels:
             panels[query] = data.panel(query, findings.neighbours[query], model.report)
     content = {
-        "counts": pair_counts(model.report.pair_counts, model.report),
+        "counts": pair_counts(model.report),
         "classes": class_table(model, other, findings),
         "models": [model.name] + ([] if other is None else [other.name]),
         "panels": list(panels.values()),
@@ -430,7 +433,8 @@ def _digest(text: str) -> str:
 def _render(
     model: Model, other: Model | None, findings: Findings, data: dict[str, Any], left_out: Sequence[str], title: str
 ) -> bytes:
-    report, counts = model.report, model.report.pair_counts
+    report, pooled = model.report, model.report.pooled
+    sampled_below = -math.inf if pooled is None else pooled.pair_counts.sampled_below
     differences = {} if other is None else compare_reports(report, other.report)
     return fill(
         "report.html.jinja",
@@ -448,8 +452,8 @@ def _render(
         worst=len(findings.worst),
         searchable=len(findings.searchable),
         left_out=left_out,
-        tolerance=f"{counts.tolerance:.1g}",
-        sampled_below=f"{counts.sampled_below:.4f}" if math.isfinite(counts.sampled_below) else "",
+        tolerance="" if pooled is None else f"{pooled.pair_counts.tolerance:.1g}",
+        sampled_below=f"{sampled_below:.4f}" if math.isfinite(sampled_below) else "",
         has_recall=report.per_query.get("recall@1") is not None,
         data=_json(data),
     )

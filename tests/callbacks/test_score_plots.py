@@ -86,9 +86,13 @@ def test_the_figures_that_are_asked_for_arrive(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.filterwarnings("ignore:.*have no match")
-def test_multi_label_targets_have_pairs_but_no_classes(drawn: dict[str, Any]) -> None:
-    trainer(retrieval(), ScorePlots()).validate(AsGiven(), loader(tagged()), verbose=False)
-    assert set(drawn) == {"recall_at_k_curve", "score_histograms", "precision_recall_curve", "error_tradeoff_curve"}
+@pytest.mark.parametrize("asked", [{}, {"metrics": ("recall@1", "f1")}])
+def test_multi_label_targets_have_no_classes_and_pairs_where_they_are_asked_for(
+    drawn: dict[str, Any], asked: Any
+) -> None:
+    trainer(retrieval(**asked), ScorePlots()).validate(AsGiven(), loader(tagged()), verbose=False)
+    of_pairs = {"score_histograms", "precision_recall_curve", "error_tradeoff_curve"}
+    assert set(drawn) == {"recall_at_k_curve"} | (of_pairs if asked else set())
 
 
 @pytest.mark.parametrize("settings", [{"figures": ["curve"]}, {"figures": "recall_at_k"}, {"k": 0}])

@@ -131,7 +131,7 @@ def check_decisions(case, request, **road):
             assert (point.threshold, point.false_match_rate) == (user(scores[at]), fp[at] / len(negatives))
             assert point.false_non_match_rate == 1 - tp[at] / len(positives)
     every, is_relevant = np.append(positives, negatives), np.repeat([1, 0], [len(positives), len(negatives)])
-    area, proved = average_precision_score(is_relevant, every), found.average_precision
+    area, proved = average_precision_score(is_relevant, every), found.auc_pr
     assert proved.low - 1e-9 <= area <= proved.high + 1e-9
     assert not request.average_precision or proved.high - proved.low < 1e-9
     if request.equal_error_rate and len(negatives):

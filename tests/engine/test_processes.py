@@ -180,7 +180,7 @@ def test_budgets_and_threads_that_differ(plain):
     for other in decisions:
         for name in ("best_f1", "at_precision", "at_false_match_rate"):
             assert getattr(other, name) == getattr(alone, name)
-        assert other.average_precision.value == pytest.approx(alone.average_precision.value, abs=1e-12)
+        assert other.auc_pr.value == pytest.approx(alone.auc_pr.value, abs=1e-12)
 
 
 @pytest.mark.parametrize("swapped", [False, True])

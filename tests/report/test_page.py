@@ -66,10 +66,10 @@ def browser(example):
 
 
 @pytest.fixture
-def page(browser):
+def page(browser, example):
     resize(browser, 1280, 900)
     emulate(browser, "light")
-    browser.refresh()
+    browser.get(example.path.as_uri())
     return browser
 
 
@@ -160,6 +160,19 @@ def test_a_single_class_and_texts_instead_of_images(tmp_path):
     written = write_report(tmp_path / "report.html", evaluate_retrieval(rows, ["one"] * 12), items)
     assert any("Suspects are left out" in said for said in written.left_out)
     assert "text 3" in written.path.read_text(encoding="utf-8")
+
+
+def test_without_metrics_of_pairs_there_is_no_threshold_to_move(browser, tmp_path):
+    rows = vectors(0.5)
+    labels = [name for name in NAMES for _ in range(5)]
+    report = evaluate_retrieval(rows, labels, metrics=("mAP", "recall@1"))
+    written = write_report(tmp_path / "report.html", report, Items(rows, labels, "queries"))
+    browser.get_log("browser")
+    browser.get(written.path.as_uri())
+    assert browser.find_elements("id", "threshold") == []
+    assert browser.find_elements("css selector", "#class-table tbody tr")
+    assert browser.find_elements("css selector", "#panels > *")
+    assert browser.get_log("browser") == []
 
 
 def test_an_estimate_has_no_report(example, tmp_path):

@@ -169,13 +169,14 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         vectors = ranked.vectors(settings.similarity, threads)
         relevance, grades = ranked.relevance()
         request, per_query = _request(settings), _PerQuery(relevance, grades, len(ranked.gallery_labels), settings)
+        counted = settings.threshold is not None or any(one.metric.source in OF_PAIRS for one in settings.asked())
         done = Evaluation(
             vectors,
             relevance,
             budget,
             None if device.type == "cpu" else device,
             progress,
-            request.foresee,
+            request.foresee if counted else None,
             placed=per_query.graded,
         )
         for ranks in done.run():
@@ -185,7 +186,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         per_query.gather(processes, asked.share.queries, len(asked.query_labels))
         if not bool((per_query.relevant > 0).any()):
             raise ValueError(_no_match(asked))
-        pooled = decide(done, request)
+        pooled = decide(done, request) if counted else None
         own, classes = asked.own_query_labels.numpy(), asked.query_labels.unique().numpy()
         consistency = {
             rate: threshold_consistency(done, own, classes, asked.label_names, rate)
@@ -193,7 +194,9 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         }
         done.release()
         notes = notes_on(vectors, per_query.relevant, per_query.tied)
-        notes += note_of_rates("match", request.false_match_rates, pooled.pair_counts.irrelevant, "irrelevant pairs")
+        if pooled is not None:
+            others = pooled.pair_counts.irrelevant
+            notes += note_of_rates("match", request.false_match_rates, others, "irrelevant pairs")
         notes += [note for rate, found in consistency.items() for note in found.notes(rate)]
         memory_note = _memory_note(done, processes, budget)
         if asked.drawn is not None:
@@ -240,7 +243,7 @@ def _summarised(
     asked: RetrievalInputs,
     settings: RetrievalSettings,
     per_query: _PerQuery,
-    pooled: PooledDecisions,
+    pooled: PooledDecisions | None,
     consistency: dict[float, ThresholdConsistency],
     grouped: GroupedRecall | None,
     notes: tuple[str, ...],
@@ -263,13 +266,8 @@ def _summarised(
                 intervals[key] = source.intervals[wanted.parameters["k"]]
     return RetrievalReport(
         values=values,
-        decision=pooled.decision,
-        at_precision=pooled.at_precision,
-        at_false_match_rate=pooled.at_false_match_rate,
+        pooled=pooled,
         consistency=consistency,
-        auc_pr=pooled.average_precision,
-        curve=pooled.curve,
-        pair_counts=pooled.pair_counts,
         grouped=grouped,
         intervals=intervals,
         confidence=confidence,
@@ -329,6 +327,9 @@ def _grouped(
 GAINS: dict[str, Gain] = {"ndcg@{k}": "exponential", "ndcg@{k}_linear": "linear"}
 # Places of ranks that are summed at once: 32 MB.
 PLACES_AT_ONCE = 2**22
+
+# Sources of metrics that need the counts of all pairs together.
+OF_PAIRS = ("pairs", "classes")
 
 # What pictures and pages order the queries by; each report has it for each query.
 ALWAYS = ("mAP", "mrr")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -40,8 +40,6 @@ CURVE_POINTS = 200
 # Of the open scores of a question the most likely ones are closed first, and a few spaced ones: as a rule these settle
 # all. With 2**16 random labels of 31,730 items took a third pass, and 2**19 take a tenth longer.
 CLOSED, SPACED = 2**18, 2**8
-# Of the relevant scores: what so few of them accept is collected, where there is room, for a pass would cost more.
-HIGHEST = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,13 +221,13 @@ class PooledDecisions:
     at_false_match_rate: dict[float, ErrorRatePoint]
     equal_error_rate: float | None
     """None if it was not requested"""
-    average_precision: Enclosure
+    auc_pr: Enclosure = field(compare=False)
     """area under the pooled precision-recall curve, as the sum of precision times the step in recall"""
-    curve: tuple[tuple[float, float, float], ...]
+    curve: tuple[tuple[float, float, float], ...] = field(compare=False, repr=False)
     """thinned: threshold, precision and recall, by ascending recall; precision within the enclosure of its bin"""
-    pair_counts: PairCounts
+    pair_counts: PairCounts = field(compare=False, repr=False)
     """the pairs at a few hundred thresholds, those of the points above among them"""
-    passes: int
+    passes: int = field(compare=False, repr=False)
     """how often all pairs had to be scored"""
 
     @property
@@ -320,7 +318,7 @@ class PooledRequest:
     false_match_rates: Sequence[float] = ()
     equal_error_rate: bool = False
     average_precision: bool = False
-    """whether the area under the precision-recall curve is wanted exactly; bounds are always reported"""
+    """whether the area under the precision-recall curve is wanted exactly; bounds are always known"""
 
     def questions(self, low: float = -math.inf, high: float = math.inf) -> list[Question]:
         """Return what is asked of relevant scores; the bounds are exact scores."""
@@ -330,9 +328,7 @@ class PooledRequest:
 
     def foresee(self, positives: Positives, fp: Floats, negatives: float) -> list[Wanted]:
         """Estimate, by a sample, how many negatives each question will need."""
-        wanted = [question.wanted(positives, fp, negatives) for question in self.questions()]
-        # where F1 is highest among the highest scores, a sample cannot say
-        return [*wanted, Wanted(float(fp[-min(HIGHEST, len(fp))]), 0.0)]
+        return [question.wanted(positives, fp, negatives) for question in self.questions()]
 
 
 @dataclass(frozen=True)
@@ -617,7 +613,7 @@ def decide(done: Evaluation, request: PooledRequest) -> PooledDecisions:
         at_false_match_rate=at_rate,
         equal_error_rate=equal_error,
         # codes have few distinct scores, all of which can be closed
-        average_precision=search.area(exact=request.average_precision or done.vectors.similarity == "hamming"),
+        auc_pr=search.area(exact=request.average_precision or done.vectors.similarity == "hamming"),
         curve=search.curve(),
         pair_counts=thinned(done, [point for point in known if math.isfinite(point[0])]),
         passes=done.negatives.passes,

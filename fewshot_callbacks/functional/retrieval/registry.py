@@ -116,7 +116,7 @@ METRICS = (
         range=None,
         better=None,
     ),
-    Metric("auc_pr", "pairs", attrgetter("average_precision.value"), "Area under the pooled precision-recall curve."),
+    Metric("auc_pr", "pairs", attrgetter("auc_pr.value"), "Area under the pooled precision-recall curve."),
     Metric(
         "recall@precision{p}",
         "pairs",

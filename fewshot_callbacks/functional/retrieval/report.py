@@ -18,6 +18,7 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     ErrorRatePoint,
     OperatingPoint,
     PairCounts,
+    PooledDecisions,
 )
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties
 from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, asked_metric
@@ -196,14 +197,9 @@ class RetrievalReport(Values):
     values: dict[str, float]
     """metric -> value, in the order of `metrics`; Grouped Recall is missing where it could not be computed (a note says
     why)"""
-    decision: OperatingPoint
-    """pooled precision, recall and F1 at the threshold of the best F1, or at the threshold that was requested"""
-    at_precision: dict[float, OperatingPoint]
-    """precision -> the pooled operating point at the smallest score of a relevant pair, within the bounds on thresholds,
-    that has at least this precision"""
-    at_false_match_rate: dict[float, ErrorRatePoint]
-    """false match rate -> the pooled operating point at the smallest score of a relevant pair that, as a threshold,
-    does not exceed this rate"""
+    pooled: PooledDecisions | None
+    """what is known of all pairs together, which the fields from `decision` to `pair_counts` read; None if neither a metric
+    of them nor a threshold was requested"""
     consistency: dict[float, ThresholdConsistency] = field(compare=False, repr=False)
     """false match rate -> utility of each class at the thresholds of a tenth of it to the rate, and the classes that want
     another threshold; for the metrics `opis@fmr0.1` and `opis_gap@fmr0.1`"""
@@ -233,13 +229,6 @@ class RetrievalReport(Values):
     """what a reader of the numbers should know"""
     memory_note: str | None = field(compare=False)
     """a sentence on a memory budget that could not be kept, which changes no number; None if it was kept"""
-    auc_pr: Enclosure = field(compare=False)
-    """area under the pooled precision-recall curve, the sum of precision times the step in recall. A single pass over
-    all pairs gives proved bounds, which depend on the machine; the metric `auc_pr` makes it exact"""
-    curve: tuple[tuple[float, float, float], ...] = field(compare=False, repr=False)
-    """the same curve, thinned for a plot: (threshold, precision, recall), precise to a pixel"""
-    pair_counts: PairCounts = field(compare=False, repr=False)
-    """relevant and irrelevant pairs at a few hundred thresholds and in bins of their score, for plots"""
     per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
     """metric -> its value for each query; NaN for a query without a match. `mAP` and `mrr` are always among them"""
     query_labels: Int[Tensor, "queries"] = field(compare=False, repr=False)
@@ -250,6 +239,50 @@ class RetrievalReport(Values):
     """where labels were words: each word once, sorted; None where they were integers"""
     seconds: float = field(compare=False)
     """duration of the evaluation, in seconds"""
+
+    @property
+    def decision(self) -> OperatingPoint:
+        """Pooled precision, recall and F1 at the threshold of the best F1, or at the threshold that was requested."""
+        return self._of_pairs().decision
+
+    @property
+    def at_precision(self) -> dict[float, OperatingPoint]:
+        """Return, for each precision, the pooled operating point at the smallest score of a relevant pair that has it.
+
+        It lies within the bounds on thresholds.
+        """
+        return self._of_pairs().at_precision
+
+    @property
+    def at_false_match_rate(self) -> dict[float, ErrorRatePoint]:
+        """Return, for each false match rate, the pooled operating point at the smallest relevant score that keeps it."""
+        return self._of_pairs().at_false_match_rate
+
+    @property
+    def auc_pr(self) -> Enclosure:
+        """Area under the pooled precision-recall curve, the sum of precision times the step in recall.
+
+        A single pass over all pairs gives proved bounds, which depend on the machine; the metric `auc_pr` makes it exact.
+        """
+        return self._of_pairs().auc_pr
+
+    @property
+    def curve(self) -> tuple[tuple[float, float, float], ...]:
+        """The same curve, thinned for a plot: (threshold, precision, recall), precise to a pixel."""
+        return self._of_pairs().curve
+
+    @property
+    def pair_counts(self) -> PairCounts:
+        """Relevant and irrelevant pairs at a few hundred thresholds and in bins of their score, for plots."""
+        return self._of_pairs().pair_counts
+
+    def _of_pairs(self) -> PooledDecisions:
+        if self.pooled is None:
+            raise LookupError(
+                f"this report has counted no pairs, since none of {', '.join(self.values)} is of all pairs together. Ask "
+                "for one that is when you evaluate, with metrics=('f1', ...), or pass a threshold."
+            )
+        return self.pooled
 
     def per_class(self) -> dict[str, dict[int | str, float]]:
         """Average each metric over the queries of each class: metric -> label, as it was given -> mean.
@@ -285,17 +318,21 @@ class RetrievalReport(Values):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (NaN becomes None)."""
-        return self.tables() | {
-            "thresholds_at_precision": {f"{p:g}": or_none(point.threshold) for p, point in self.at_precision.items()},
-            "thresholds_at_false_match_rate": {
-                f"{rate:g}": or_none(point.threshold) for rate, point in self.at_false_match_rate.items()
-            },
+        tables = self.tables()
+        if (pooled := self.pooled) is not None:
+            tables |= {
+                "thresholds_at_precision": {f"{p:g}": or_none(at.threshold) for p, at in pooled.at_precision.items()},
+                "thresholds_at_false_match_rate": {
+                    f"{rate:g}": or_none(at.threshold) for rate, at in pooled.at_false_match_rate.items()
+                },
+                "auc_pr_bounds": [pooled.auc_pr.low, pooled.auc_pr.high],
+                "curve": [[or_none(value) for value in point] for point in pooled.curve],
+            }
+        return tables | {
             "classes_wanting_another_threshold": {
                 f"{rate:g}": {str(label): list(wanted) for label, wanted in found.wanting().items()}
                 for rate, found in self.consistency.items()
             },
-            "auc_pr_bounds": [self.auc_pr.low, self.auc_pr.high],
-            "curve": [[or_none(value) for value in point] for point in self.curve],
             "label_names": None if self.label_names is None else list(self.label_names),
             "grouped": self.grouped and {name: getattr(self.grouped, name) for name in _OF_GROUPS},
             **{name: getattr(self, name) for name in _PLAIN},

@@ -31,193 +31,197 @@
 
   // ------------------------------------------------------------------------------------------------- threshold
 
-  const counts = data.counts, last = counts.t.length - 1;
-  const at = counts.t.map((threshold, index) => {
-    const tp = counts.tp[index], fp = counts.fp[index];
-    return {
-      threshold, tp, fp,
-      precision: tp + fp ? tp / (tp + fp) : NaN,
-      recall: tp / counts.relevant,
-      f1: (2 * tp) / (tp + fp + counts.relevant),
-      fmr: counts.irrelevant ? fp / counts.irrelevant : NaN,
-      fnmr: 1 - tp / counts.relevant,
-    };
-  });
-  const slider = byId("slider"), markers = [];
-  let chosen = 0, speaking;
+  if (data.counts) showThresholds(data.counts);
 
-  function choose(index) {
-    chosen = Math.max(0, Math.min(last, index));
-    const here = at[chosen];
-    slider.value = chosen;
-    byId("at-threshold").textContent = score(here.threshold);
-    byId("at-precision").textContent = share(here.precision);
-    byId("at-recall").textContent = share(here.recall);
-    byId("at-f1").textContent = share(here.f1);
-    byId("at-fmr").textContent = rate(here.fmr);
-    byId("at-fnmr").textContent = share(here.fnmr);
-    const estimated = counts.sampledBelow !== null && here.threshold < counts.sampledBelow;
-    byId("at-words").textContent = `Accepted: ${number.format(here.tp)} of ${number.format(counts.relevant)} relevant pairs and ` +
-      `${number.format(here.fp)} of ${number.format(counts.irrelevant)} irrelevant ones${estimated ? ", these estimated from a sample" : ""}.`;
-    slider.setAttribute("aria-valuetext", score(here.threshold));
-    for (const button of byId("points").children) button.setAttribute("aria-pressed", Number(button.dataset.index) === chosen);
-    for (const move of markers) move(here);
-    clearTimeout(speaking);
-    speaking = setTimeout(() => {
-      byId("spoken").textContent = `Threshold ${score(here.threshold)}: precision ${share(here.precision)}, recall ${share(here.recall)}, ` +
-        `F1 ${share(here.f1)}, false match rate ${rate(here.fmr)}, false non-match rate ${share(here.fnmr)}.`;
-    }, 400);
-  }
-
-  slider.max = last;
-  slider.addEventListener("input", () => choose(Number(slider.value)));
-  const crossing = at.reduce((best, here, index) => (Math.abs(here.fmr - here.fnmr) < Math.abs(at[best].fmr - at[best].fnmr) ? index : best), 0);
-  const points = [...counts.points];
-  if (counts.irrelevant) points.push({ name: "equal errors", index: crossing });
-  for (const point of points) {
-    const button = make("button", { type: "button", text: point.name, "data-index": point.index });
-    button.addEventListener("click", () => choose(point.index));
-    byId("points").append(button);
-  }
-
-  // --------------------------------------------------------------------------------------------------- figures
-
-  // Acklam's rational approximation of the normal quantile; its error is below 1e-8
-  function deviate(p) {
-    const a = [-39.69683028665376, 220.9460984245205, -275.9285104469687, 138.357751867269, -30.66479806614716, 2.506628277459239];
-    const b = [-54.47609879822406, 161.5858368580409, -155.6989798598866, 66.80131188771972, -13.28068155288572];
-    const c = [-0.007784894002430293, -0.3223964580411365, -2.400758277161838, -2.549732539343734, 4.374664141464968, 2.938163982698783];
-    const d = [0.007784695709041462, 0.3224671290700398, 2.445134137142996, 3.754408661907416];
-    if (p > 0.5) return -deviate(1 - p);
-    if (p < 0.02425) {
-      const q = Math.sqrt(-2 * Math.log(p));
-      return (((((c[0] * q + c[1]) * q + c[2]) * q + c[3]) * q + c[4]) * q + c[5]) / ((((d[0] * q + d[1]) * q + d[2]) * q + d[3]) * q + 1);
-    }
-    const q = p - 0.5, r = q * q;
-    return ((((((a[0] * r + a[1]) * r + a[2]) * r + a[3]) * r + a[4]) * r + a[5]) * q) / (((((b[0] * r + b[1]) * r + b[2]) * r + b[3]) * r + b[4]) * r + 1);
-  }
-
-  function steps(low, high, most) {
-    const rough = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
-    const ticks = [];
-    for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) ticks.push(Number(value.toPrecision(10)));
-    return ticks;
-  }
-
-  // Axes with a function that places a point; the labels are the figure's description
-  function axes(host, x, y, alternative) {
-    const width = Math.max(260, host.clientWidth), height = 250, left = y.ticks.length ? 58 : 14, right = 12, top = 8, bottom = 40;
-    const place = (value, range, from, to) => from + ((value - range[0]) / (range[1] - range[0] || 1)) * (to - from);
-    const px = (value) => place(value, x.range, left, width - right), py = (value) => place(value, y.range, height - bottom, top);
-    const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": alternative });
-    for (const [value, text] of x.ticks) {
-      svg.append(drawn("line", { class: "grid", x1: px(value), x2: px(value), y1: top, y2: height - bottom }));
-      svg.append(drawn("text", { x: px(value), y: height - bottom + 16, "text-anchor": "middle" }, text));
-    }
-    for (const [value, text] of y.ticks) {
-      svg.append(drawn("line", { class: "grid", x1: left, x2: width - right, y1: py(value), y2: py(value) }));
-      svg.append(drawn("text", { x: left - 6, y: py(value) + 4, "text-anchor": "end" }, text));
-    }
-    svg.append(drawn("path", { class: "axis", d: `M${left} ${top}V${height - bottom}H${width - right}` }));
-    svg.append(drawn("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, x.name));
-    svg.append(drawn("text", { x: -(height - bottom + top) / 2, y: 11, transform: "rotate(-90)", "text-anchor": "middle" }, y.name));
-    host.replaceChildren(svg);
-    return { svg, px, py, left, right: width - right, top, bottom: height - bottom, width };
-  }
-
-  const path = (places) => places.map(([x, y], index) => `${index ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
-  const plain = (value) => [value, String(value)];
-
-  function drawScores() {
-    const host = byId("scores"), edges = counts.edges;
-    const density = (values) => {
-      const total = values.reduce((sum, value) => sum + value, 0) || 1;
-      return values.map((value, index) => value / total / (edges[index + 1] - edges[index]));
-    };
-    const kinds = [["irrelevant", density(counts.ofIrrelevant)], ["relevant", density(counts.ofRelevant)]];
-    const highest = Math.max(...kinds.flatMap(([, values]) => values)), range = [edges[0], edges[edges.length - 1]];
-    const frame = axes(host, { range, ticks: steps(...range, 5).map(plain), name: "score of a pair" }, { range: [0, 1.05 * highest], ticks: [], name: "" },
-      "Distributions of the scores of relevant and of irrelevant pairs, with the threshold as a line");
-    for (const [kind, values] of kinds) {
-      const places = [[frame.px(edges[0]), frame.bottom]];
-      values.forEach((value, index) => places.push([frame.px(edges[index]), frame.py(value)], [frame.px(edges[index + 1]), frame.py(value)]));
-      places.push([frame.px(range[1]), frame.bottom]);
-      frame.svg.append(drawn("path", { class: kind, d: path(places) }));
-    }
-    const line = drawn("line", { class: "marker", y1: frame.top, y2: frame.bottom });
-    const knob = drawn("circle", { class: "dot", r: 7, cy: frame.top + 7 });
-    frame.svg.append(line, knob);
-    markers.push((here) => {
-      const x = Math.max(frame.left, Math.min(frame.right, frame.px(here.threshold)));
-      line.setAttribute("x1", x); line.setAttribute("x2", x); knob.setAttribute("cx", x);
+  function showThresholds(counts) {
+    const last = counts.t.length - 1;
+    const at = counts.t.map((threshold, index) => {
+      const tp = counts.tp[index], fp = counts.fp[index];
+      return {
+        threshold, tp, fp,
+        precision: tp + fp ? tp / (tp + fp) : NaN,
+        recall: tp / counts.relevant,
+        f1: (2 * tp) / (tp + fp + counts.relevant),
+        fmr: counts.irrelevant ? fp / counts.irrelevant : NaN,
+        fnmr: 1 - tp / counts.relevant,
+      };
     });
-    const drag = (event) => {
-      const box = frame.svg.getBoundingClientRect(), x = ((event.clientX - box.left) / box.width) * frame.width;
-      const value = range[0] + ((x - frame.left) / (frame.right - frame.left)) * (range[1] - range[0]);
-      let low = 0, high = last;
-      while (high - low > 1) { const middle = (low + high) >> 1; if (counts.t[middle] < value) low = middle; else high = middle; }
-      choose(value - counts.t[low] < counts.t[high] - value ? low : high);
-    };
-    frame.svg.addEventListener("pointerdown", (event) => { event.preventDefault(); frame.svg.setPointerCapture(event.pointerId); drag(event); });
-    frame.svg.addEventListener("pointermove", (event) => { if (frame.svg.hasPointerCapture(event.pointerId)) drag(event); });
-  }
+    const slider = byId("slider"), markers = [];
+    let chosen = 0, speaking;
 
-  function drawCurve(host, x, y, of, alternative) {
-    const frame = axes(host, x, y, alternative);
-    const places = at.map(of).filter(([a, b]) => Number.isFinite(a) && Number.isFinite(b)).map(([a, b]) => [frame.px(a), frame.py(b)]);
-    frame.svg.append(drawn("path", { class: "curve", d: path(places) }));
-    for (const point of counts.points) {
-      const [a, b] = of(at[point.index]);
-      if (!Number.isFinite(a) || !Number.isFinite(b)) continue;
-      const mark = drawn("circle", { class: "point", r: 4, cx: frame.px(a), cy: frame.py(b) });
-      mark.append(drawn("title", {}, point.name));
-      frame.svg.append(mark);
+    function choose(index) {
+      chosen = Math.max(0, Math.min(last, index));
+      const here = at[chosen];
+      slider.value = chosen;
+      byId("at-threshold").textContent = score(here.threshold);
+      byId("at-precision").textContent = share(here.precision);
+      byId("at-recall").textContent = share(here.recall);
+      byId("at-f1").textContent = share(here.f1);
+      byId("at-fmr").textContent = rate(here.fmr);
+      byId("at-fnmr").textContent = share(here.fnmr);
+      const estimated = counts.sampledBelow !== null && here.threshold < counts.sampledBelow;
+      byId("at-words").textContent = `Accepted: ${number.format(here.tp)} of ${number.format(counts.relevant)} relevant pairs and ` +
+        `${number.format(here.fp)} of ${number.format(counts.irrelevant)} irrelevant ones${estimated ? ", these estimated from a sample" : ""}.`;
+      slider.setAttribute("aria-valuetext", score(here.threshold));
+      for (const button of byId("points").children) button.setAttribute("aria-pressed", Number(button.dataset.index) === chosen);
+      for (const move of markers) move(here);
+      clearTimeout(speaking);
+      speaking = setTimeout(() => {
+        byId("spoken").textContent = `Threshold ${score(here.threshold)}: precision ${share(here.precision)}, recall ${share(here.recall)}, ` +
+          `F1 ${share(here.f1)}, false match rate ${rate(here.fmr)}, false non-match rate ${share(here.fnmr)}.`;
+      }, 400);
     }
-    const dot = drawn("circle", { class: "dot", r: 6 });
-    frame.svg.append(dot);
-    markers.push((here) => {
-      const [a, b] = of(here), known = Number.isFinite(a) && Number.isFinite(b);
-      dot.setAttribute("visibility", known ? "visible" : "hidden");
-      if (known) { dot.setAttribute("cx", frame.px(a)); dot.setAttribute("cy", frame.py(b)); }
+
+    slider.max = last;
+    slider.addEventListener("input", () => choose(Number(slider.value)));
+    const crossing = at.reduce((best, here, index) => (Math.abs(here.fmr - here.fnmr) < Math.abs(at[best].fmr - at[best].fnmr) ? index : best), 0);
+    const points = [...counts.points];
+    if (counts.irrelevant) points.push({ name: "equal errors", index: crossing });
+    for (const point of points) {
+      const button = make("button", { type: "button", text: point.name, "data-index": point.index });
+      button.addEventListener("click", () => choose(point.index));
+      byId("points").append(button);
+    }
+
+    // --------------------------------------------------------------------------------------------------- figures
+
+    // Acklam's rational approximation of the normal quantile; its error is below 1e-8
+    function deviate(p) {
+      const a = [-39.69683028665376, 220.9460984245205, -275.9285104469687, 138.357751867269, -30.66479806614716, 2.506628277459239];
+      const b = [-54.47609879822406, 161.5858368580409, -155.6989798598866, 66.80131188771972, -13.28068155288572];
+      const c = [-0.007784894002430293, -0.3223964580411365, -2.400758277161838, -2.549732539343734, 4.374664141464968, 2.938163982698783];
+      const d = [0.007784695709041462, 0.3224671290700398, 2.445134137142996, 3.754408661907416];
+      if (p > 0.5) return -deviate(1 - p);
+      if (p < 0.02425) {
+        const q = Math.sqrt(-2 * Math.log(p));
+        return (((((c[0] * q + c[1]) * q + c[2]) * q + c[3]) * q + c[4]) * q + c[5]) / ((((d[0] * q + d[1]) * q + d[2]) * q + d[3]) * q + 1);
+      }
+      const q = p - 0.5, r = q * q;
+      return ((((((a[0] * r + a[1]) * r + a[2]) * r + a[3]) * r + a[4]) * r + a[5]) * q) / (((((b[0] * r + b[1]) * r + b[2]) * r + b[3]) * r + b[4]) * r + 1);
+    }
+
+    function steps(low, high, most) {
+      const rough = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(rough));
+      const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
+      const ticks = [];
+      for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) ticks.push(Number(value.toPrecision(10)));
+      return ticks;
+    }
+
+    // Axes with a function that places a point; the labels are the figure's description
+    function axes(host, x, y, alternative) {
+      const width = Math.max(260, host.clientWidth), height = 250, left = y.ticks.length ? 58 : 14, right = 12, top = 8, bottom = 40;
+      const place = (value, range, from, to) => from + ((value - range[0]) / (range[1] - range[0] || 1)) * (to - from);
+      const px = (value) => place(value, x.range, left, width - right), py = (value) => place(value, y.range, height - bottom, top);
+      const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": alternative });
+      for (const [value, text] of x.ticks) {
+        svg.append(drawn("line", { class: "grid", x1: px(value), x2: px(value), y1: top, y2: height - bottom }));
+        svg.append(drawn("text", { x: px(value), y: height - bottom + 16, "text-anchor": "middle" }, text));
+      }
+      for (const [value, text] of y.ticks) {
+        svg.append(drawn("line", { class: "grid", x1: left, x2: width - right, y1: py(value), y2: py(value) }));
+        svg.append(drawn("text", { x: left - 6, y: py(value) + 4, "text-anchor": "end" }, text));
+      }
+      svg.append(drawn("path", { class: "axis", d: `M${left} ${top}V${height - bottom}H${width - right}` }));
+      svg.append(drawn("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, x.name));
+      svg.append(drawn("text", { x: -(height - bottom + top) / 2, y: 11, transform: "rotate(-90)", "text-anchor": "middle" }, y.name));
+      host.replaceChildren(svg);
+      return { svg, px, py, left, right: width - right, top, bottom: height - bottom, width };
+    }
+
+    const path = (places) => places.map(([x, y], index) => `${index ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
+    const plain = (value) => [value, String(value)];
+
+    function drawScores() {
+      const host = byId("scores"), edges = counts.edges;
+      const density = (values) => {
+        const total = values.reduce((sum, value) => sum + value, 0) || 1;
+        return values.map((value, index) => value / total / (edges[index + 1] - edges[index]));
+      };
+      const kinds = [["irrelevant", density(counts.ofIrrelevant)], ["relevant", density(counts.ofRelevant)]];
+      const highest = Math.max(...kinds.flatMap(([, values]) => values)), range = [edges[0], edges[edges.length - 1]];
+      const frame = axes(host, { range, ticks: steps(...range, 5).map(plain), name: "score of a pair" }, { range: [0, 1.05 * highest], ticks: [], name: "" },
+        "Distributions of the scores of relevant and of irrelevant pairs, with the threshold as a line");
+      for (const [kind, values] of kinds) {
+        const places = [[frame.px(edges[0]), frame.bottom]];
+        values.forEach((value, index) => places.push([frame.px(edges[index]), frame.py(value)], [frame.px(edges[index + 1]), frame.py(value)]));
+        places.push([frame.px(range[1]), frame.bottom]);
+        frame.svg.append(drawn("path", { class: kind, d: path(places) }));
+      }
+      const line = drawn("line", { class: "marker", y1: frame.top, y2: frame.bottom });
+      const knob = drawn("circle", { class: "dot", r: 7, cy: frame.top + 7 });
+      frame.svg.append(line, knob);
+      markers.push((here) => {
+        const x = Math.max(frame.left, Math.min(frame.right, frame.px(here.threshold)));
+        line.setAttribute("x1", x); line.setAttribute("x2", x); knob.setAttribute("cx", x);
+      });
+      const drag = (event) => {
+        const box = frame.svg.getBoundingClientRect(), x = ((event.clientX - box.left) / box.width) * frame.width;
+        const value = range[0] + ((x - frame.left) / (frame.right - frame.left)) * (range[1] - range[0]);
+        let low = 0, high = last;
+        while (high - low > 1) { const middle = (low + high) >> 1; if (counts.t[middle] < value) low = middle; else high = middle; }
+        choose(value - counts.t[low] < counts.t[high] - value ? low : high);
+      };
+      frame.svg.addEventListener("pointerdown", (event) => { event.preventDefault(); frame.svg.setPointerCapture(event.pointerId); drag(event); });
+      frame.svg.addEventListener("pointermove", (event) => { if (frame.svg.hasPointerCapture(event.pointerId)) drag(event); });
+    }
+
+    function drawCurve(host, x, y, of, alternative) {
+      const frame = axes(host, x, y, alternative);
+      const places = at.map(of).filter(([a, b]) => Number.isFinite(a) && Number.isFinite(b)).map(([a, b]) => [frame.px(a), frame.py(b)]);
+      frame.svg.append(drawn("path", { class: "curve", d: path(places) }));
+      for (const point of counts.points) {
+        const [a, b] = of(at[point.index]);
+        if (!Number.isFinite(a) || !Number.isFinite(b)) continue;
+        const mark = drawn("circle", { class: "point", r: 4, cx: frame.px(a), cy: frame.py(b) });
+        mark.append(drawn("title", {}, point.name));
+        frame.svg.append(mark);
+      }
+      const dot = drawn("circle", { class: "dot", r: 6 });
+      frame.svg.append(dot);
+      markers.push((here) => {
+        const [a, b] = of(here), known = Number.isFinite(a) && Number.isFinite(b);
+        dot.setAttribute("visibility", known ? "visible" : "hidden");
+        if (known) { dot.setAttribute("cx", frame.px(a)); dot.setAttribute("cy", frame.py(b)); }
+      });
+    }
+
+    function drawErrors() {
+      const host = byId("errors");
+      const of = (here) => [here.fmr, here.fnmr].map((value) => (value > 0 && value < 1 ? deviate(value) : NaN));
+      const known = at.map(of).filter((pair) => pair.every(Number.isFinite));
+      if (!known.length) { host.replaceChildren(make("p", { class: "small", text: "No threshold has both kinds of errors." })); return; }
+      const rates = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999];
+      const named = (value) => (value >= 1e-3 ? String(value) : `1e${Math.round(Math.log10(value))}`);
+      const axis = (side, name, most) => {
+        const values = known.map((pair) => pair[side]), low = Math.min(...values), high = Math.max(...values), spare = 0.05 * (high - low) || 0.5;
+        let ticks = rates.map((value) => [deviate(value), named(value)]).filter(([value]) => value >= low - spare && value <= high + spare);
+        while (ticks.length > most) ticks = ticks.filter((_, index) => index % 2 === 0);
+        return { range: [low - spare, high + spare], ticks, name };
+      };
+      drawCurve(host, axis(0, "false match rate", 6), axis(1, "false non-match rate", 7), of,
+        "Detection error trade-off: false non-match rate over false match rate, both as normal deviates");
+    }
+
+    function draw() {
+      markers.length = 0;
+      drawScores();
+      const unit = steps(0, 1, 5).map(plain);
+      drawCurve(byId("precision-recall"), { range: [0, 1], ticks: unit, name: "recall" }, { range: [0, 1.02], ticks: unit, name: "precision" },
+        (here) => [here.recall, here.precision], "Precision over recall of all pairs, with the operating points");
+      drawErrors();
+      for (const move of markers) move(at[chosen]);
+    }
+    draw();
+    choose(counts.points.length ? counts.points[0].index : last >> 1);
+    let width = window.innerWidth, waiting;
+    window.addEventListener("resize", () => {
+      if (window.innerWidth === width) return;
+      width = window.innerWidth;
+      clearTimeout(waiting);
+      waiting = setTimeout(draw, 100);
     });
   }
-
-  function drawErrors() {
-    const host = byId("errors");
-    const of = (here) => [here.fmr, here.fnmr].map((value) => (value > 0 && value < 1 ? deviate(value) : NaN));
-    const known = at.map(of).filter((pair) => pair.every(Number.isFinite));
-    if (!known.length) { host.replaceChildren(make("p", { class: "small", text: "No threshold has both kinds of errors." })); return; }
-    const rates = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999];
-    const named = (value) => (value >= 1e-3 ? String(value) : `1e${Math.round(Math.log10(value))}`);
-    const axis = (side, name, most) => {
-      const values = known.map((pair) => pair[side]), low = Math.min(...values), high = Math.max(...values), spare = 0.05 * (high - low) || 0.5;
-      let ticks = rates.map((value) => [deviate(value), named(value)]).filter(([value]) => value >= low - spare && value <= high + spare);
-      while (ticks.length > most) ticks = ticks.filter((_, index) => index % 2 === 0);
-      return { range: [low - spare, high + spare], ticks, name };
-    };
-    drawCurve(host, axis(0, "false match rate", 6), axis(1, "false non-match rate", 7), of,
-      "Detection error trade-off: false non-match rate over false match rate, both as normal deviates");
-  }
-
-  function draw() {
-    markers.length = 0;
-    drawScores();
-    const unit = steps(0, 1, 5).map(plain);
-    drawCurve(byId("precision-recall"), { range: [0, 1], ticks: unit, name: "recall" }, { range: [0, 1.02], ticks: unit, name: "precision" },
-      (here) => [here.recall, here.precision], "Precision over recall of all pairs, with the operating points");
-    drawErrors();
-    for (const move of markers) move(at[chosen]);
-  }
-  draw();
-  choose(counts.points.length ? counts.points[0].index : last >> 1);
-  let width = window.innerWidth, waiting;
-  window.addEventListener("resize", () => {
-    if (window.innerWidth === width) return;
-    width = window.innerWidth;
-    clearTimeout(waiting);
-    waiting = setTimeout(draw, 100);
-  });
 
   // --------------------------------------------------------------------------------------------------- classes
 

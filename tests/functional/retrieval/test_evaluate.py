@@ -307,6 +307,28 @@ def test_what_was_not_asked_for_is_no_quiet_number():
     assert report.at("recall@{k}") == {2: report["recall@2"]}
 
 
+OF_PAIRS = ("decision", "at_precision", "at_false_match_rate", "auc_pr", "curve", "pair_counts")
+
+
+@pytest.mark.parametrize("name", OF_PAIRS)
+def test_pairs_are_counted_where_that_was_asked_for(name):
+    data, asked = made(100, 20, 8), ("mAP", "recall@2")
+    report = evaluate_retrieval(*data, metrics=asked)
+    with pytest.raises(
+        LookupError, match=r"counted no pairs, since none of mAP, recall@2 is of .* metrics=\('f1', ...\)"
+    ):
+        getattr(report, name)
+    assert not {"curve", "auc_pr_bounds", "thresholds_at_precision"} & report.to_dict().keys()
+    whole = evaluate_retrieval(*data, metrics=(*asked, "f1"))
+    assert (report.metrics(), report.per_query["mAP"].tolist()) == (
+        {key: whole[key] for key in asked},
+        whole.per_query["mAP"].tolist(),
+    )
+    for one in ({"threshold": 0.5}, {"metrics": ("eer", "mAP")}, {"metrics": ("opis@fmr0.1",)}):
+        getattr(evaluate_retrieval(*data, **{"metrics": asked} | one), name)
+    assert whole.to_dict()["curve"]
+
+
 def test_every_metric_equals_its_loop():
     embeddings, labels = made(120, 15, 6, noise=2.0)
     report = evaluate_retrieval(embeddings, labels, **EVERYTHING)
