@@ -2,13 +2,15 @@
 
 from dataclasses import fields, replace
 
+from fewshot_callbacks.functional.retrieval.operating_points import Enclosure
+
 
 def shown(report):
     """Everything in a report, to the last bit; but time, memory, and what lies at thresholds that the histogram chose."""
     left_out = ("seconds", "memory_note")
     values = {field.name: getattr(report, field.name) for field in fields(report) if field.name not in left_out}
     area = report.auc_pr if report.pooled else None
-    values["pooled"] = report.pooled and replace(report.pooled, auc_pr=None)
+    values["pooled"] = report.pooled and replace(report.pooled, auc_pr=Enclosure(0.0, 1.0))
     values["values"] = {name: value for name, value in report.values.items() if name != "auc_pr"}
     values["per_query"] = {name: per_query.tolist() for name, per_query in report.per_query.items()}
     values["query_labels"] = report.query_labels.tolist()

@@ -71,6 +71,8 @@ class Evaluation:
         relevance = self.relevance
         self.device = torch.device("cpu") if current_options().plain and self.device is None else self.device
         sizes = relevance.relevant.sizes
+        # entries of the lists of all processes
+        self._total = int(self.vectors.processes.summed(np.array([sizes.sum()], np.int64))[0])
         self.layout = self.vectors.layout(self.memory, int(sizes.sum()), on_device=self.device is not None)
         self._batches = self._batched(self.layout, sizes)
         self._mutual = relevance.mutual and len(self._batches) == 1
@@ -156,9 +158,8 @@ class Evaluation:
 
     def release(self) -> None:
         """Free what only `run` and the counts need."""
-        del self._estimates
-        if self.foresee is not None:
-            del self.positives, self.negatives
+        for held in ("_estimates", "positives", "negatives"):
+            vars(self).pop(held, None)
         self._stored = self._ascending = None
 
     def relevant_reaching(self, scores: Floats) -> Ints:
@@ -195,8 +196,7 @@ class Evaluation:
         if self.foresee is None:
             return np.empty(0)
         room, processes = self.layout.knots, self.vectors.processes
-        (total,) = processes.summed(np.array([int(self.relevance.relevant.sizes.sum())])).tolist()
-        chosen = [part[:: max(1, math.ceil(total / room / each))].copy() for part, each in self.parts()]
+        chosen = [part[:: max(1, math.ceil(self._total / room / each))].copy() for part, each in self.parts()]
         return np.unique(processes.joined(np.concatenate(chosen)))
 
     def _choose(self, knots: Floats) -> Collector | None:
@@ -222,9 +222,10 @@ class Evaluation:
         pairs = estimates.pairs * (2 if self._mutual else 1)
         self.sample = Sample(every.astype(np.float64), pairs / len(every) if len(every) else 0.0)
         some = Positives.at(knots[:: max(1, len(knots) // THRESHOLDS)], [(knots, 1)])
-        (total,) = processes.summed(np.array([int(self.relevance.relevant.sizes.sum())])).tolist()
-        by = total / max(1, some.total)
-        some = Positives(some.scores, (some.reach * by).astype(np.int64), (some.above * by).astype(np.int64), total)
+        by = self._total / max(1, some.total)
+        some = Positives(
+            some.scores, (some.reach * by).astype(np.int64), (some.above * by).astype(np.int64), self._total
+        )
         wanted = self.foresee(some, self.sample.reaching(some.scores), float(pairs)) if len(some.scores) else ()
         return collector(self._estimates, self.sample, wanted, some.scores)
 
