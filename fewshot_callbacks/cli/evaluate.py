@@ -36,7 +36,7 @@ from fewshot_callbacks.functional.retrieval import (
     compare_reports,
     evaluate_retrieval,
 )
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, of_shards
 from fewshot_callbacks.functional.statistics import Difference
 from fewshot_callbacks.journal import Journal, kept
 from fewshot_callbacks.sources import ChosenRows, Shards, found_files, size_and_time
@@ -259,16 +259,10 @@ def read_arrays(file: Path, options: Namespace, needed: Sequence[str]) -> Arrays
             f"{file} is read with the labels that --labels names. Pass --labels with the name of an array or column, or "
             "--judgements."
         )
-    sides: dict[str, Any] = {"query": shards}
-    if shards.queries is not None:
-        sides = {"query": ChosenRows(shards, shards.queries), "gallery": ChosenRows(shards, ~shards.queries)}
-    arrays: dict[str, Any] = {}
-    for side, rows in sides.items():
-        own = side == "query"
-        arrays |= {"embeddings" if own else "gallery": rows, "labels" if own else "gallery_labels": rows.labels}
-        arrays |= {f"{side}_ids": rows.ids, f"{side}_groups": rows.groups}
-    if "gallery" not in arrays and "labels" in needed:
-        arrays["query_ids"] = None  # of one set an item is no candidate for itself anyway
+    rows, gallery, arrays = of_shards(shards, None, {}, labelled=True)
+    if "labels" not in needed:
+        arrays["query_ids"] = rows.ids  # judgements name them
+    arrays |= {"embeddings": rows, "gallery": gallery}
     return {name: values for name, values in arrays.items() if values is not None}
 
 
