@@ -24,7 +24,7 @@ from rich.table import Table
 from fewshot_callbacks import __version__
 from fewshot_callbacks._terminal import as_text, note
 from fewshot_callbacks.cli.options import COLUMNS
-from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.retrieval import (
@@ -36,7 +36,7 @@ from fewshot_callbacks.functional.retrieval import (
     compare_reports,
     evaluate_retrieval,
 )
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING
+from fewshot_callbacks.functional.retrieval.inputs import of_shards
 from fewshot_callbacks.functional.statistics import Difference
 from fewshot_callbacks.journal import Journal, kept
 from fewshot_callbacks.sources import ChosenRows, Shards, found_files, size_and_time
@@ -66,16 +66,16 @@ def run(options: Namespace) -> None:
     needed = ("embeddings",) if options.judgements is not None else ("embeddings", "labels")
     arrays = read_arrays(options.file, options, needed)
     others = None if options.against is None else read_arrays(options.against, options, needed)
-    share = share_of_process()
+    processes = joined_processes()
     if others is not None:
         check_same_items(arrays, others, options)
     other: RetrievalReport | None = None
-    journal = None if options.resume is None else journal_of(options, EVERYTHING if share is None else share)
+    journal = None if options.resume is None else journal_of(options, processes)
     with kept(journal):
-        report = evaluate_arrays(arrays, options, share)
+        report = evaluate_arrays(arrays, options, processes)
         if others is not None:
-            other = evaluate_arrays(others, options, share)
-    if share is not None and share.processes.rank > 0:  # the first process prints
+            other = evaluate_arrays(others, options, processes)
+    if processes.rank > 0:  # the first process prints
         return
     if other is not None:
         differences = compare_reports(report, other)
@@ -100,7 +100,7 @@ def run(options: Namespace) -> None:
         console.print(note(message))
 
 
-def journal_of(options: Namespace, share: Share) -> Journal:
+def journal_of(options: Namespace, processes: Processes) -> Journal:
     """Return where the state of an evaluation is written: of these files as they are, and of these settings.
 
     Raises:
@@ -114,9 +114,9 @@ def journal_of(options: Namespace, share: Share) -> Journal:
         for name in (*OPTIONS, *COLUMNS, "unknown")
         if vars(options).get(name) is not None
     }
-    of = {"files": fingerprint, "settings": beside, "processes": share.processes.count, "version": __version__}
-    with share.processes.together():
-        return Journal(options.resume, of, share.processes)
+    of = {"files": fingerprint, "settings": beside, "processes": processes.count, "version": __version__}
+    with processes.together():
+        return Journal(options.resume, of, processes)
 
 
 def check_same_items(arrays: Arrays, others: Arrays, options: Namespace) -> None:
@@ -135,7 +135,7 @@ def check_same_items(arrays: Arrays, others: Arrays, options: Namespace) -> None
             )
 
 
-def evaluate_arrays(arrays: Arrays, options: Namespace, share: Share | None = None) -> RetrievalReport:
+def evaluate_arrays(arrays: Arrays, options: Namespace, processes: Processes = ALONE) -> RetrievalReport:
     """Evaluate the arrays of a file with the settings among the options of a command, and show how many pairs are done."""
     settings = {name: vars(options)[name] for name in OPTIONS if name in options}
     judgements = vars(options).get("judgements")
@@ -157,9 +157,9 @@ def evaluate_arrays(arrays: Arrays, options: Namespace, share: Share | None = No
         else:
             given = {name: arrays.get(name) for name in ("labels", "gallery_labels", "query_ids", "gallery_ids")}
         given |= {name: arrays.get(name) for name in ("gallery", "query_groups", "gallery_groups")}
-        rows, given = arrays["embeddings"], {"share": EVERYTHING, **given}
-        if share is not None:
-            rows, given = part_of_process(rows, given, share.processes)
+        rows = arrays["embeddings"]
+        if processes.count > 1:
+            rows, given = part_of_process(rows, given, processes)
         return evaluate_retrieval(
             rows,
             **given,
@@ -188,8 +188,8 @@ def judged_relevance(arrays: Arrays, judgements: Path, unknown: str) -> Relevanc
     return Relevance.from_judgements(judgements, *ids, unknown=unknown)
 
 
-def share_of_process() -> Share | None:
-    """Join the processes that torchrun or Slurm's srun has started; None where there is one.
+def joined_processes() -> Processes:
+    """Join the processes that torchrun or Slurm's srun has started.
 
     Raises:
         ValueError: Slurm's variables do not fit each other.
@@ -198,7 +198,7 @@ def share_of_process() -> Share | None:
     if "WORLD_SIZE" not in os.environ and {"SLURM_NTASKS", "SLURM_STEP_ID"} <= set(os.environ):
         join_slurm()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return None
+        return ALONE
     import torch  # noqa: PLC0415 - as below
 
     if not torch.distributed.is_initialized():
@@ -206,7 +206,7 @@ def share_of_process() -> Share | None:
         atexit.register(torch.distributed.destroy_process_group)
     if torch.cuda.is_available():  # `--device cuda` is another one in each process of a node
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    return Share(all_processes())
+    return all_processes()
 
 
 def join_slurm() -> None:
@@ -237,8 +237,7 @@ def part_of_process(rows: Any, given: dict[str, Any], processes: Processes) -> t
         return values[mine[0] : mine[-1] + 1] if len(mine) else values[:0]
 
     parts = {
-        name: values if values is None or name in ("share", "relevance") else part(name, values)
-        for name, values in given.items()
+        name: values if values is None or name == "relevance" else part(name, values) for name, values in given.items()
     }
     parts["share"] = Share(processes, places["query"], places.get("gallery", places["query"]))
     return part("query", rows), parts
@@ -259,16 +258,10 @@ def read_arrays(file: Path, options: Namespace, needed: Sequence[str]) -> Arrays
             f"{file} is read with the labels that --labels names. Pass --labels with the name of an array or column, or "
             "--judgements."
         )
-    sides: dict[str, Any] = {"query": shards}
-    if shards.queries is not None:
-        sides = {"query": ChosenRows(shards, shards.queries), "gallery": ChosenRows(shards, ~shards.queries)}
-    arrays: dict[str, Any] = {}
-    for side, rows in sides.items():
-        own = side == "query"
-        arrays |= {"embeddings" if own else "gallery": rows, "labels" if own else "gallery_labels": rows.labels}
-        arrays |= {f"{side}_ids": rows.ids, f"{side}_groups": rows.groups}
-    if "gallery" not in arrays and "labels" in needed:
-        arrays["query_ids"] = None  # of one set an item is no candidate for itself anyway
+    rows, gallery, arrays = of_shards(shards, None, {}, labelled=True)
+    if "labels" not in needed:
+        arrays["query_ids"] = rows.ids  # judgements name them
+    arrays |= {"embeddings": rows, "gallery": gallery}
     return {name: values for name, values in arrays.items() if values is not None}
 
 

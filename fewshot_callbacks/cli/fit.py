@@ -16,7 +16,7 @@ import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -232,7 +232,6 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
             trainer_defaults={"callbacks": recorder},
             parser_kwargs={"prog": "fewshot"}
             | {command: {"default_config_files": [str(DEFAULTS)]} for command in ("fit", "validate", "test")},
-            save_config_callback=SaveConfigCallback,
             save_config_kwargs={"overwrite": True},
         )
     except MisconfigurationException as error:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from traceback import walk_tb
 from typing import Any
 
 from fewshot_callbacks import __version__
@@ -160,7 +161,5 @@ def one_line(error: Exception) -> str:
 
 
 def _is_ours(error: Exception) -> bool:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("fewshot_callbacks")
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("fewshot_callbacks")

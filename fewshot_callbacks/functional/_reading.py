@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -173,6 +173,12 @@ def check_matrix(embeddings: Tensor | Stored, name: str, call: str) -> None:
         raise ValueError(f"{call}: {name} is empty (shape {tuple(embeddings.shape)}). Pass at least one item.")
     if embeddings.shape[1] == 0:
         raise ValueError(f"{call}: {name} has no dimensions (shape {tuple(embeddings.shape)}).")
+
+
+def refuse_unknown(call: str, name: str, value: Any, known: Any, fix: str) -> None:
+    """Refuse a setting that is none of the words of a `Literal`."""
+    if value not in get_args(known):
+        raise ValueError(f"{call}: there is no {name}={value!r}. {fix}")
 
 
 def check_seed(call: str, name: str, seed: Any) -> int:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fewshot_callbacks._extras import needs
 from fewshot_callbacks._terminal import as_text
-from fewshot_callbacks.functional._reading import as_labels, as_tensor
+from fewshot_callbacks.functional._reading import as_labels, as_tensor, refuse_unknown
 from fewshot_callbacks.functional.episodes import split_episodes
 
 if TYPE_CHECKING:
@@ -175,20 +175,12 @@ def training_dynamics(
 
 
 def check_centering(centering: str, owner: str) -> None:
-    """Refuse a centering that there is not.
-
-    Args:
-        centering: Name of a centring.
-        owner: Who was given it, for the message.
-
-    Raises:
-        ValueError: It is none of `Centering`.
-    """
-    if centering not in get_args(Centering):
-        raise ValueError(
-            f"{owner}: there is no centering={centering!r}. Choose 'points', the average embedding (the text of the paper), "
-            "or 'coordinates', each embedding's own mean (the authors' program)."
-        )
+    """Refuse a centering that there is not, which this owner was given."""
+    fix = (
+        "Choose 'points', the average embedding (the text of the paper), or 'coordinates', each embedding's own mean (the "
+        "authors' program)."
+    )
+    refuse_unknown(owner, "centering", centering, Centering, fix)
 
 
 def _exact(embeddings: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
-from fewshot_callbacks.engine.nearest import nearest_items
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional._reading import (
@@ -23,7 +22,7 @@ from fewshot_callbacks.functional._reading import (
     read_labels,
     refuse_words_beside_integers,
 )
-from fewshot_callbacks.functional.neighbours import compared_sets, positive_whole, scores_of
+from fewshot_callbacks.functional.neighbours import compared_sets, positive_whole, search
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share
 from fewshot_callbacks.functional.retrieval.registry import Metric
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
@@ -139,7 +138,7 @@ def knn_accuracy(
         tensor([1., 1., 0.], dtype=torch.float64)
     """
     ks = [positive_whole(_CALL, "k", each, "Pass numbers of neighbours, such as (10, 20).") for each in several(k)]
-    memory_bytes(_CALL, memory_mb)
+    memory = memory_bytes(_CALL, memory_mb)
     normal_quantile(confidence)
     if temperature is not None and not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
         raise ValueError(
@@ -163,9 +162,9 @@ def knn_accuracy(
             "with labels of the queries, or none for leave-one-out."
         )
     candidates = len(others) - int(bank is None)
-    search = _Search(*compared, classes.numpy(), of_others.numpy(), similarity, memory_mb)
+    voters = _Search(*compared, classes.numpy(), of_others.numpy(), similarity, memory)
     own = np.arange(share.processes.rank, len(rows), share.processes.count)
-    hits = search.hits(own, [each for each in ks if each <= candidates], temperature)
+    hits = voters.hits(own, [each for each in ks if each <= candidates], temperature)
     per_query, kept = {}, same > 0
     places = torch.cat([torch.from_numpy(each) for each in share.processes.gather(own)])
     for each in dict.fromkeys(ks):
@@ -234,7 +233,7 @@ class _Search:
         classes: Of the queries, numbered from 0 on with those of the bank.
         of_bank: Classes of the bank.
         similarity: How they are compared.
-        memory_mb: See `nearest`.
+        memory: Budget of a search, in bytes.
     """
 
     rows: Tensor
@@ -242,7 +241,7 @@ class _Search:
     classes: Int[np.ndarray, "queries"]
     of_bank: Int[np.ndarray, "bank"]
     similarity: Similarity
-    memory_mb: float | None
+    memory: float
 
     def hits(
         self, queries: Int[np.ndarray, "queries"], ks: list[int], temperature: float | None
@@ -269,6 +268,7 @@ class _Search:
         Equal rows of the bank are searched once. Where more than k rows tie, a second search has room for all of them.
         """
         distinct, row = np.unique(vectors.pairs.gallery_twin, return_inverse=True)
+        places = slice(None) if len(distinct) == len(row) else distinct
         names = int(self.of_bank.max()) + 1
         pairs, count = np.unique(row * names + self.of_bank, return_counts=True)
         of_row, voted = np.divmod(pairs, names)
@@ -280,7 +280,9 @@ class _Search:
         while len(todo):
             beyond = np.zeros(len(queries), np.int64)
             for part in _split(todo, step):
-                found, scores, beyond[part] = self._nearest(vectors, queries[part], distinct, own[part], room)
+                found, scores, beyond[part] = search(
+                    vectors, queries[part], places, own[part], [], min(room, len(distinct)), self.memory
+                )
                 for some in _split(np.flatnonzero(beyond[part] == 0), VOTES_AT_ONCE // min(len(pairs), room * most)):
                     there = found[some] >= 0
                     query, near = np.nonzero(there)[0], found[some][there]
@@ -290,27 +292,9 @@ class _Search:
                     if is_self:
                         itself = queries[part[some]][query]
                         items = items - ((of_row[at] == row[itself]) & (voted[at] == self.classes[itself]))
-                    yield part[some], _Votes(query, voted[at], np.repeat(scores[some][there], length), items)
+                    yield part[some], _Votes(query, voted[at], np.repeat(scores.numpy()[some][there], length), items)
             todo, room = np.flatnonzero(beyond), room + int(beyond.max())
             step = VOTES_AT_ONCE // room
-
-    def _nearest(
-        self,
-        vectors: Vectors,
-        queries: Int[np.ndarray, "queries"],
-        distinct: Int[np.ndarray, "rows"],
-        own: Int[np.ndarray, "queries"],
-        room: int,
-    ) -> tuple[Int[np.ndarray, "queries room"], Float[np.ndarray, "queries room"], Int[np.ndarray, "queries"]]:
-        """Return the nearest of the different rows, their scores, and how many more tie with the last."""
-        whole, every = len(distinct) == len(vectors.pairs.gallery), np.arange(len(vectors.pairs.queries))
-        if not (whole and np.array_equal(queries, every)):  # the whole bank is not copied
-            vectors = vectors.take(queries, slice(None) if whole else distinct)
-            vectors.one_set = False  # a row that stands for several items is a candidate of its own
-        found, scores, beyond = nearest_items(
-            vectors, own.astype(np.int32), [], min(room, len(distinct)), memory_bytes(_CALL, self.memory_mb)
-        )
-        return found, scores_of(vectors, scores).numpy(), beyond
 
 
 def _split(index: Int[np.ndarray, "queries"], step: int) -> list[Int[np.ndarray, "_"]]:

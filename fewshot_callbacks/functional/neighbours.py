@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.nearest import nearest_items, pairs_from
 from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.engine.relevance import Ints
 from fewshot_callbacks.engine.vectors import Floats, Similarity, Vectors, check_similarity
 from fewshot_callbacks.functional._reading import (
     Labels,
@@ -60,6 +61,27 @@ def compared_sets(
 def scores_of(vectors: Vectors, scores: Floats) -> Float[Tensor, "*shape"]:
     """Return scores as a user reads them; NaN for -inf."""
     return torch.from_numpy(np.where(np.isinf(scores), np.nan, vectors.to_user(scores)))
+
+
+def search(
+    vectors: Vectors, queries: Ints, items: Any, own: Ints, exclusions: Any, k: int, memory: float
+) -> tuple[Ints, Float[Tensor, "queries k"], Ints]:
+    """Return the first k of some items for some queries, their scores, and how many more tie with the last.
+
+    Args:
+        vectors: Of all queries and items.
+        queries: Index of each.
+        items: Their indices, or a slice of all, which are not copied.
+        own: Which of the items each query is; -1 for none.
+        exclusions: As in `engine.nearest.nearest_items`.
+        k: How many.
+        memory: Budget in bytes.
+    """
+    if not (isinstance(items, slice) and np.array_equal(queries, np.arange(len(vectors.pairs.queries)))):
+        vectors = vectors.take(queries, items)
+        vectors.one_set = False  # `own` says who is no candidate: a row that stands for several items is one
+    found, scores, left_out = nearest_items(vectors, own.astype(np.int32), exclusions, k, memory)
+    return found, scores_of(vectors, scores), left_out
 
 
 def positive_whole(
@@ -241,13 +263,12 @@ def nearest(
         if (of_query := codes[f"query_{kind}"]) is not None and (of_item := codes[f"gallery_{kind}"]) is not None
     ]
     of_queries, of_items = _labels(labels, gallery, gallery_labels, items, others)
-    every = len(index) == items and bool((index == torch.arange(items)).all())
-    own = index.numpy().astype(np.int32) if gallery_rows is None else np.full(len(index), -1, np.int32)
-    if not every:  # some of one set are compared with all of it
-        rows, gallery_rows = rows[index], rows if gallery_rows is None else gallery_rows
+    own = some = index.numpy()
+    if gallery_rows is not None:
+        rows, some, own = rows[index], np.arange(len(index)), np.full(len(index), -1)
     with computing() as threads:
         vectors = Vectors(rows, gallery_rows, similarity, threads=threads)
-        found, scores, left_out = nearest_items(vectors, own, exclusions, k, memory)
+        found, read, left_out = search(vectors, some, slice(None), own, exclusions, k, memory)
     if not bool((found >= 0).any()):
         raise ValueError(
             f"{_CALL}: none of the {len(index)} queries has a candidate. "
@@ -257,7 +278,7 @@ def nearest(
     relevant = None
     if of_queries is not None and of_items is not None:
         relevant = (indices >= 0) & (of_items[indices] == of_queries[index][:, None])
-    beyond, read = torch.from_numpy(left_out), scores_of(vectors, scores)
+    beyond = torch.from_numpy(left_out)
     return Neighbours(index, indices, read, _tied(read, beyond), beyond, relevant)
 
 

@@ -107,24 +107,13 @@ class SoftHistograms(NamedTuple):
     relevant: Float[Tensor, "queries bins"]
 
 
-def soft_histograms(
-    queries: Float[Tensor, "queries dim"], gallery: Float[Tensor, "items dim"], relevance: Relevance, bins: Bins
-) -> SoftHistograms:
-    """Compute histograms of each query's scores, with gradients.
-
-    Args:
-        queries: Embeddings whose products are the scores (of length 1 for cosines and distances), in float32 or float64.
-        gallery: Embeddings; for one set the very tensor of the queries.
-        relevance: Which candidates are relevant to each query.
-        bins: The bins of the scores.
-
-    Returns:
-        Histograms over all candidates, and over the relevant ones.
-    """
-    return SoftHistograms(*_SoftHistograms.apply(queries, gallery, relevance, bins))
-
-
 class _SoftHistograms(torch.autograd.Function):
+    """Histograms of each query's scores over all candidates and over the relevant ones, with gradients.
+
+    Scores are the products of embeddings (of length 1 for cosines and distances), in float32 or float64; for one set the
+    gallery is the very tensor of the queries.
+    """
+
     @staticmethod
     def forward(ctx: Any, queries: Tensor, gallery: Tensor, relevance: Relevance, bins: Bins) -> tuple[Tensor, Tensor]:
         ctx.relevance, ctx.bins = relevance, bins
@@ -234,8 +223,8 @@ def _steps(gradient: Float[Tensor, "queries bins"]) -> Float[Tensor, "queries in
     return torch.nn.functional.pad(gradient.diff(dim=1), (1, 2))
 
 
-def check_bins(call: str, score: str, count: int, low: float, high: float) -> Bins:
-    """Bins of these settings.
+def check_bins(call: str, score: str, count: int, low: float, high: float) -> None:
+    """Refuse settings of no bins.
 
     Raises:
         ValueError: Where there is no such score, fewer than two bins, or no range.
@@ -248,7 +237,6 @@ def check_bins(call: str, score: str, count: int, low: float, high: float) -> Bi
         )
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"{call}(low={low}, high={high}) is not a range. Pass low < high, such as low=0, high=1.")
-    return Bins(score, count, float(low), float(high))  # type: ignore[arg-type]
 
 
 OnEmpty = Literal["raise", "zero"]
@@ -445,7 +433,7 @@ class SoftAveragePrecisionLoss(nn.Module):
         relevance = Relevance(queries_of.to(queries.device), items_of.to(queries.device), own=gallery is None)
         # Autocast would round the products to half precision, and with them the places of scores among the bins.
         with torch.autocast(queries.device.type, enabled=False):
-            histograms = soft_histograms(queries, items, relevance, self._bins(queries.shape[1]))
+            histograms = SoftHistograms(*_SoftHistograms.apply(queries, items, relevance, self._bins(queries.shape[1])))
         return (tie_aware_average_precision if self.similarity == "hamming" else soft_average_precision)(histograms)
 
     def _bins(self, dim: int) -> Bins:

@@ -2,11 +2,13 @@
 
 import math
 from abc import abstractmethod
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from fewshot_callbacks.functional._reading import refuse_unknown
 
 Distance = Literal["euclidean", "unit_euclidean", "angular"]
 """How far apart two embeddings are: as they are, or on the unit sphere by the chord or by the arc."""
@@ -128,20 +130,9 @@ def on_unit_sphere(embeddings: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*s
 
 
 def check_distance(distance: str, owner: str) -> None:
-    """Refuse a distance that there is not.
-
-    Args:
-        distance: Name of a distance.
-        owner: Who was given it, for the message.
-
-    Raises:
-        ValueError: It is none of `Distance`.
-    """
-    if distance not in get_args(Distance):
-        raise ValueError(
-            f"{owner}: there is no distance={distance!r}. Choose 'euclidean', or on the unit sphere 'unit_euclidean' "
-            "or 'angular'."
-        )
+    """Refuse a distance that there is not, which this owner was given."""
+    fix = "Choose 'euclidean', or on the unit sphere 'unit_euclidean' or 'angular'."
+    refuse_unknown(owner, "distance", distance, Distance, fix)
 
 
 class DistanceHead(nn.Module):
@@ -370,17 +361,6 @@ def _scored(head: nn.Module, query: Tensor, points: Tensor) -> Tensor:
 
 
 def check_representation(representation: str, owner: str) -> None:
-    """Refuse a representation that there is not.
-
-    Args:
-        representation: Name of a representation.
-        owner: Who was given it, for the message.
-
-    Raises:
-        ValueError: It is none of `Representation`.
-    """
-    if representation not in get_args(Representation):
-        raise ValueError(
-            f"{owner}: there is no representation={representation!r}. Choose 'mean', the prototype of a class, or "
-            "'nearest', its support point nearest to the query."
-        )
+    """Refuse a representation that there is not, which this owner was given."""
+    fix = "Choose 'mean', the prototype of a class, or 'nearest', its support point nearest to the query."
+    refuse_unknown(owner, "representation", representation, Representation, fix)

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fewshot_callbacks.functional import Share, embedding_health, health
+from fewshot_callbacks.functional import Moments, Share, embedding_health, health
 from tests.thread_processes import in_threads
 
 NUMBERS = health.names_of(labels=True, k=10)
@@ -185,9 +186,9 @@ def test_a_sample_holds_the_uniformity_of_all_and_not_the_order(monkeypatch: pyt
 
 def test_moments_merge_in_any_order_and_an_offset_costs_no_digit() -> None:
     points = items()[0].double()
-    parts = [health.Moments.of(part + 1e6) for part in points.split(13)]
+    parts = [Moments.of(part + 1e6) for part in points.split(13)]
     for order in (parts, parts[::-1]):
-        merged = health._merged(order)
+        merged = reduce(Moments.merge, order)
         torch.testing.assert_close(merged.scatter, torch.cov(points.T) * (len(points) - 1), rtol=1e-8, atol=1e-8)
 
 

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack, get_args
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from fewshot_callbacks.functional._reading import (
     check_seed,
     default_mode,
     joined_labels,
+    refuse_unknown,
     refuse_words_beside_integers,
     word_code,
 )
@@ -237,11 +238,8 @@ def grouped_recall(
         >>> result.at[1], result.groups
         (1.0, 4)
     """
-    if unmatched not in get_args(Unmatched):
-        raise ValueError(
-            f"{_CALL}: there is no unmatched={unmatched!r}. Pass 'exclude' to leave queries without a match out of the "
-            "mean, or 'miss' to count them as misses."
-        )
+    fix = "Pass 'exclude' to leave queries without a match out of the mean, or 'miss' to count them as misses."
+    refuse_unknown(_CALL, "unmatched", unmatched, Unmatched, fix)
     end = "_miss" if unmatched == "miss" else ""
     checked = replace(
         RetrievalSettings.checked(grouped_recall, settings, GroupedOptions),

@@ -227,7 +227,7 @@ def collect_inputs(
         ValueError: As `evaluate_retrieval` does; the same in every process.
     """
     given = {"labels": labels, "gallery_labels": gallery_labels, **ids_and_groups}
-    embeddings, gallery, given = _of_shards(embeddings, gallery, given, labelled=relevance is None)
+    embeddings, gallery, given = of_shards(embeddings, gallery, given, labelled=relevance is None)
     labels, gallery_labels = given.pop("labels", None), given.pop("gallery_labels", None)
     processes, same_set = held.processes, gallery is None
     if relevance is not None:
@@ -271,7 +271,7 @@ def collect_inputs(
     )
 
 
-def _of_shards(
+def of_shards(
     embeddings: Any, gallery: Any, given: dict[str, Any], *, labelled: bool
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Fill in what the files of embeddings hold beside them, where nothing else was given."""
