@@ -187,6 +187,19 @@ def test_missing_labels_name_the_batch_and_the_argument(batch: Any, what: str) -
         reader().read({"embeddings": E}, batch, "test_step")
 
 
+@pytest.mark.parametrize(
+    ("labels", "batch", "what"),
+    [
+        ("y", {"x": E}, r"\(labels='y'\): the batch is a mapping with the keys 'x' and has"),
+        (2, (E, L), r"\(labels=2\): the batch is a tuple of 2 and has"),
+        ("y", (E, L), r"\(labels='y'\): the batch is a tuple of 2 and has"),
+    ],
+)
+def test_labels_that_are_not_where_the_argument_says(labels: Any, batch: Any, what: str) -> None:
+    with pytest.raises(ValueError, match=f"Monitor{what} no such entry"):
+        reader(labels=labels).read({"embeddings": E}, batch, "test_step")
+
+
 # ------------------------------------------------------------------------------------------------- what is no embedding
 
 
