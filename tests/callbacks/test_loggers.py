@@ -235,6 +235,13 @@ def test_a_fast_run_draws_and_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_the_first_rank_alone_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_trainer = trainer(default_root_dir=tmp_path)
+    monkeypatch.setattr(type(a_trainer), "is_global_zero", False)
+    log_figures(a_trainer, {NAME: pytest.fail}, policy())
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_first_rank_asks_the_others_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, "log_dir", property(lambda trainer: pytest.fail("all ranks would have to ask")))
     log_figures(trainer(logger=CSVLogger(tmp_path)), {NAME: red_figure}, policy())
