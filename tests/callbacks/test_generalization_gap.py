@@ -43,6 +43,14 @@ def expected(net: Net, some: Any = slice(None), some_val: Any = slice(None), **s
     return {f"gap/{name}": value for name, value in generalization_gap(*reports).metrics().items()}
 
 
+class Thawed(Net):
+    """Its encoder is given the points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Identity()
+
+
 @pytest.mark.parametrize("batch_size", [1, 47, 64])
 def test_what_is_logged_is_what_the_functions_say(batch_size: int) -> None:
     net = Embeds()
@@ -77,28 +85,26 @@ def test_a_seeded_subset_is_read_and_nothing_else() -> None:
     assert {key: logged[key] for key in KEYS} == close(wanted)
 
 
+class Maps(Net):
+    """Its forward gives a mapping."""
+
+    def forward(self, points: Tensor) -> Any:
+        return {"embeddings": self.embed(points)}
+
+
 @pytest.mark.parametrize(
-    "how", ["submodule", "embed submodule", "function", "function with labels", "mapping", "step keys"]
+    ("make", "settings"),
+    [
+        (Embeds, {"source": "encoder", "embed": lambda module, batch: module(batch[0])}),
+        (Thawed, {"source": "encoder"}),
+        (Thawed, {"embed": "encoder"}),
+        (Net, {"embed": lambda module, batch: module.embed(batch[0])}),
+        (Net, {"embed": lambda module, batch: (module.embed(batch[0]), batch[1])}),
+        (Maps, {}),
+    ],
 )
-def test_ways_to_embed(how: str) -> None:
-    class Other(Net):
-        def forward(self, points: Tensor) -> Any:
-            return {"embeddings": self.embed(points)} if how == "mapping" else None
-
-    class Encoder(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.frozen = nn.Identity()
-
-    net = Encoder() if "submodule" in how else Embeds() if how == "step keys" else Other()
-    settings: dict[str, Any] = {
-        "submodule": {"source": "encoder"},
-        "embed submodule": {"embed": "encoder"},
-        "function": {"embed": lambda module, batch: module.embed(batch[0])},
-        "function with labels": {"embed": lambda module, batch: (module.embed(batch[0]), batch[1])},
-        "mapping": {},
-        "step keys": {},
-    }[how]
+def test_ways_to_embed(make: Callable[[], Net], settings: dict[str, Any]) -> None:
+    net = make()
     logged = validated(gap_monitor(**settings), net)
     assert {key: logged[key] for key in KEYS} == close(expected(net))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from fewshot_callbacks.callbacks import RetrievalPanels
@@ -60,6 +61,18 @@ def validated(net: Net, loaders: Any, panels: RetrievalPanels, monitor: Any = No
 def by_value(batch: Any, place: int) -> str:
     """Show an item of a batch as its first value."""
     return str(float(batch[0][place][0]))
+
+
+class Adds(AsGiven):
+    """Its step returns more of each batch."""
+
+    def __init__(self, **more: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.more = more
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        added = {name: of(*batch) for name, of in self.more.items()}
+        return super().validation_step(batch, batch_idx) | added
 
 
 @pytest.fixture
@@ -114,11 +127,8 @@ def test_the_worst_are_those_of_a_report_none_perfect_and_three_of_a_class_at_mo
 
 
 def test_what_is_excluded_is_no_neighbour(drawn: Drawn) -> None:
-    class Grouped(AsGiven):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            return super().validation_step(batch, batch_idx) | {"camera": (batch[0][:, 0] > 0.3).long()}
-
-    validated(Grouped(), loader(DATA), told(sample=36), retrieval(exclude="camera"))
+    net = Adds(camera=lambda points, _: (points[:, 0] > 0.3).long())
+    validated(net, loader(DATA), told(sample=36), retrieval(exclude="camera"))
     camera = (DATA.tensors[0][:, 0] > 0.3).tolist()
     rows = drawn.figures["sample_queries"][0]
     assert all(camera[int(row[0])] != camera[int(each[0])] for row in rows for each in row[3])
@@ -140,11 +150,8 @@ def test_the_gallery_of_another_loader(drawn: Drawn) -> None:
 
 
 def test_a_gallery_by_a_flag(drawn: Drawn) -> None:
-    class Flagged(AsGiven):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            return super().validation_step(batch, batch_idx) | {"gallery": batch[0][:, 0] > 0.3}
-
-    validated(Flagged(), loader(DATA), told(), retrieval(gallery="gallery"))
+    net = Adds(gallery=lambda points, _: points[:, 0] > 0.3)
+    validated(net, loader(DATA), told(), retrieval(gallery="gallery"))
     in_gallery = DATA.tensors[0][:, 0] > 0.3
     rows = drawn.figures["sample_queries"][0]
     assert not any(in_gallery[int(row[0])] for row in rows)
@@ -173,23 +180,17 @@ def test_a_sample_of_queries_is_searched_for_the_worst(drawn: Drawn) -> None:
 
 
 def test_words_for_labels_and_names_of_classes(drawn: Drawn) -> None:
-    class Worded(AsGiven):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            return super().validation_step(batch, batch_idx) | {"labels": [f"kind {n}" for n in batch[1].tolist()]}
-
-    validated(Worded(), loader(DATA), told())
+    net = Adds(labels=lambda _, labels: [f"kind {n}" for n in labels.tolist()])
+    validated(net, loader(DATA), told())
     kinds = [f"kind {label}" for label in DATA.tensors[1].tolist()]
     assert all(row[1] == kinds[int(row[0])] for row in drawn.figures["sample_queries"][0])
     validated(AsGiven(), loader(DATA), told(names={-7: "owl"}))
     names = ["owl" if label == -7 else str(label) for label in DATA.tensors[1].tolist()]
     assert all(row[1] == names[int(row[0])] for row in drawn.figures["sample_queries"][-1])
-
-
-def test_names_are_those_of_the_data_set(drawn: Drawn) -> None:
     data = TensorDataset(DATA.tensors[0], (DATA.tensors[1] + 7) // 10)
     data.classes = [f"kind {number}" for number in range(6)]
     validated(AsGiven(), loader(Subset(data, range(20))), told())
-    assert all(row[1] == f"kind {data.tensors[1][int(row[0])]}" for row in drawn.figures["sample_queries"][0])
+    assert all(row[1] == f"kind {data.tensors[1][int(row[0])]}" for row in drawn.figures["sample_queries"][-1])
 
 
 def test_equal_embeddings_are_told_as_ties(drawn: Drawn) -> None:

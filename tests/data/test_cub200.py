@@ -1,13 +1,10 @@
 """CUB-200-2011: the lists are read, the split is that of the paper, and what is missing is named."""
 
-import pickle
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
-from torch.utils.data import DataLoader
 
 from fewshot_callbacks.data import CUB200
 from fewshot_callbacks.data.cub200 import cub_split
@@ -53,15 +50,6 @@ def test_each_image_has_the_label_of_its_class(birds: Path, split: str) -> None:
     expected = torch.tensor([CLASSES.index(names[label]) for label in labels.tolist()])
     assert (drawn - expected).abs().max() <= 2  # a JPEG is not exact
     assert labels.bincount().tolist() == [2] * len(names)
-
-
-def test_it_goes_into_workers_of_any_loader_and_grey_images_are_read_as_colour(broken: Path) -> None:
-    Image.new("L", (9, 9), 100).save(CUB200(broken, "test").files[0])
-    images = pickle.loads(pickle.dumps(CUB200(broken, "test", transform=PLAIN)))
-    pixels, labels = (torch.cat(parts) for parts in zip(*DataLoader(images, 7, num_workers=1), strict=True))
-    assert torch.equal(pixels, everything(images)[0])
-    assert torch.equal(labels, images.labels)
-    assert pixels.shape[1] == 3
 
 
 @pytest.mark.parametrize("name", ["images", "classes.txt", "images.txt", "image_class_labels.txt"])

@@ -147,17 +147,21 @@ def test_boxes_are_cut_to_the_image_and_names_are_the_objects(logos: Path) -> No
 
 
 def test_what_is_missing_is_named_with_the_archive(logos: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        FileNotFoundError, match=r"holds no 'nowhere/LogoDet-3K'\. Unpack LogoDet-3K\.zip from the page"
-    ):
+    words = r"holds no 'nowhere/LogoDet-3K'\. Unpack LogoDet-3K\.zip from the page"
+    with pytest.raises(FileNotFoundError, match=words):
         LogoDet3K(tmp_path / "nowhere")
     for category in ("Sports", "Food"):
         (logos / "LogoDet-3K" / category).rename(tmp_path / category)
-    with pytest.raises(
-        FileNotFoundError, match=r"2 of the 9 categories are not in .*; the first is 'Food'\. Unpack .* par"
-    ):
+    words = r"2 of the 9 categories are not in .*; the first is 'Food'\. Unpack .* par"
+    with pytest.raises(FileNotFoundError, match=words):
         LogoDet3K(logos)
     assert LogoDet3K(logos, **TINY, partial=True).counts.classes == len(BRANDS) - 3
+    with pytest.raises(ValueError, match=r"leaves train and val and test without a class\. It has 0 classes with at l"):
+        LogoDet3K(logos, **{**TINY, "min_boxes": 3}, partial=True)
+    data = LogoDet3K(logos, **{**TINY, "val_share": 0.0}, partial=True)
+    assert data.splits == ("train", "test")
+    with pytest.raises(ValueError, match=r"no validation split: val_share is 0\. Use a positive share"):
+        data.with_split("val")
 
 
 def test_annotations_without_image_and_files_that_cannot_be_read(logos: Path) -> None:
@@ -177,12 +181,3 @@ def test_annotations_without_image_and_files_that_cannot_be_read(logos: Path) ->
     counts = LogoDet3K(logos, **TINY, partial=True).counts
     assert counts == LogoCounts(13, 26, 0, 0, 0, 1, 1)
     assert counts.in_words().endswith(", 1 missing image and 1 unreadable file.")
-
-
-def test_a_split_without_classes_is_refused(logos: Path) -> None:
-    with pytest.raises(ValueError, match=r"leaves train and val and test without a class\. It has 0 classes with at l"):
-        LogoDet3K(logos, **{**TINY, "min_boxes": 3})
-    data = LogoDet3K(logos, **{**TINY, "val_share": 0.0})
-    assert data.splits == ("train", "test")
-    with pytest.raises(ValueError, match=r"no validation split: val_share is 0\. Use a positive share"):
-        data.with_split("val")

@@ -94,6 +94,10 @@ def test_incomplete_sets_are_refused_with_counts(published: Path, few: Path) -> 
         Omniglot(published)
     with pytest.raises(ValueError, match=r"images_background holds 4 characters; published are 964\. Unpack .* par"):
         Omniglot(few)
+    shutil.rmtree(few / "omniglot-py" / "images_evaluation")
+    words = r"few/omniglot-py holds no 'images_evaluation'\. Unpack images_background\.zip and .* or pass download=True"
+    with pytest.raises(FileNotFoundError, match=words):
+        Omniglot(few, val_alphabets=FEW, partial=True)
 
 
 def test_ink_is_high_and_images_are_resized(few: Path) -> None:
@@ -128,13 +132,6 @@ def test_alphabets_are_chosen_by_name(few: Path) -> None:
     assert (len(data.class_names), data.splits) == (4, ("train", "test"))
     with pytest.raises(ValueError, match=r"There is no validation split: val_alphabets is empty\. Name alpha"):
         data.with_split("val")
-
-
-def test_missing_folders_are_named_with_the_archive(few: Path) -> None:
-    words = r"few/omniglot-py holds no 'images_evaluation'\. Unpack images_background\.zip and .* or pass download=True"
-    shutil.rmtree(few / "omniglot-py" / "images_evaluation")
-    with pytest.raises(FileNotFoundError, match=words):
-        Omniglot(few, val_alphabets=FEW, partial=True)
 
 
 def test_archives_are_fetched_checked_and_unpacked(few: Path, tmp_path: Path, served, monkeypatch) -> None:

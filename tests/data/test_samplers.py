@@ -1,17 +1,10 @@
 """The batch samplers: episodes and class-balanced batches, the same for any workers and ranks, fresh at each epoch."""
 
-import json
-import sys
-from collections import Counter
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.data import ClassBalancedBatchSampler, EpisodicBatchSampler
@@ -115,48 +108,6 @@ def test_training_needs_a_part_for_each_process(monkeypatch: pytest.MonkeyPatch,
 def test_wrong_settings_of_episodes_fail_in_the_constructor(as_users_run_it, sizes, words) -> None:
     with pytest.raises(ValueError, match=words):
         episodes(**sizes)
-
-
-class Writer(LightningModule):
-    """Leaves what its process has seen in a file."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder, self.weight = folder, torch.nn.Parameter(torch.zeros(1))
-        self.seen: dict[str, list[list[int]]] = {"train": [], "val": []}
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        self.seen["train"].append(batch[0].tolist())
-        return self.weight.square().sum()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-    def validation_step(self, batch, batch_idx):
-        self.seen["val"].append(batch[0].tolist())
-
-    def on_fit_end(self):
-        (self.folder / f"{self.global_rank}.json").write_text(json.dumps(self.seen))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="torch survives a fork on Linux alone")
-def test_two_processes_of_a_trainer_split_the_episodes_and_repeat_none(tmp_path: Path) -> None:
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
-    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp_fork", max_epochs=2, num_sanity_val_steps=0, **quiet)
-    made = {"train": {"number": 7}, "val": {"number": 6, "fixed": True}}
-    trainer.fit(Writer(tmp_path), *(DataLoader(ITEMS, batch_sampler=episodes(**each)) for each in made.values()))
-    zero, one = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    expected = {name: episodes(**each) for name, each in made.items()}
-    for name in made:
-        epochs = [list(expected[name])[:6] for _ in range(2)]
-        assert zero[name] == [episode for epoch in epochs for episode in epoch[0::2]]
-        assert one[name] == [episode for epoch in epochs for episode in epoch[1::2]]
-    assert set(Counter(map(tuple, zero["val"] + one["val"])).values()) == {2}  # once in each of the two epochs
 
 
 # ----------------------------------------------------------------------------------------------- class-balanced batches

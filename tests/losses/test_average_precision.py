@@ -1,6 +1,7 @@
 """Average precision as a loss, held against loops in float64 and against the exact metric."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -42,9 +43,8 @@ def test_equals_loops(similarity, seed, items, bins, low):
     labels = torch.randint(0, 3, (items,), generator=generator)
     loss = SoftAveragePrecisionLoss(bins, low=low, high=1.0, similarity=similarity, on_empty="zero")
     scores = scores_of(embeddings, embeddings, similarity)
-    of_two = loss.average_precisions(
-        embeddings, labels, embeddings[1:], labels[1:] % 2
-    )  # a gallery without some classes
+    # against a gallery without some classes
+    of_two = loss.average_precisions(embeddings, labels, embeddings[1:], labels[1:] % 2)
     for query in range(items):
         relevant = (labels[1:] % 2 == labels[query]).tolist()
         of_query = by_loops(scores[query, 1:].tolist(), relevant, bins, low, 1.0)
@@ -57,9 +57,8 @@ def test_equals_loops(similarity, seed, items, bins, low):
     found = loss.average_precisions(embeddings, labels)
     assert found.tolist() == pytest.approx(expected, abs=1e-10, nan_ok=True)
     present = [value for value in expected if not math.isnan(value)]
-    assert float(loss(embeddings, labels)) == pytest.approx(
-        1 - sum(present) / len(present) if present else 0.0, abs=1e-10
-    )
+    mean = 1 - sum(present) / len(present) if present else 0.0
+    assert float(loss(embeddings, labels)) == pytest.approx(mean, abs=1e-10)
 
 
 def clear_of_kinks(embeddings: Tensor, similarity: str, bins: int) -> bool:
@@ -83,15 +82,10 @@ def test_gradients_are_those_of_finite_differences(similarity, remade, monkeypat
         embeddings.requires_grad_()
         loss = SoftAveragePrecisionLoss(7, similarity=similarity)
         gallery = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-        for check in (
-            torch.autograd.gradcheck,
-            torch.autograd.gradgradcheck,
-        ):  # the second as of a penalty on the first
-            assert check(lambda values, loss=loss: loss(values, labels), (embeddings,))
-            assert check(
-                lambda values, others, loss=loss: loss(values, labels, others, torch.arange(5) % 3),
-                (embeddings, gallery),
-            )
+        of_two = partial(loss, labels=labels, gallery_labels=torch.arange(5) % 3)
+        for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):  # as of a penalty on the first
+            assert check(partial(loss, labels=labels), (embeddings,))
+            assert check(lambda one, other, of_two=of_two: of_two(one, gallery=other), (embeddings, gallery))
         (first,) = torch.autograd.grad(loss(embeddings, labels), embeddings)
         (again,) = torch.autograd.grad(loss(embeddings, labels), embeddings, create_graph=True)
         torch.testing.assert_close(again, first)

@@ -1,5 +1,6 @@
-"""Heads against the formulas: logits, gradients and limits."""
+"""Heads and what represents a class, against the formulas: logits, gradients and limits."""
 
+import itertools
 import math
 
 import pytest
@@ -15,14 +16,17 @@ from fewshot_callbacks.protonet import (
     Representation,
     SoftmaxHead,
     SupportClassifier,
+    class_logits,
     make_head,
     prototypes,
     squared_distances,
 )
-from tests.protonet.slow_distances import DISTANCES, slow_distance
+from fewshot_callbacks.protonet.heads import check_representation
 
+DISTANCES: list[Distance] = ["euclidean", "unit_euclidean", "angular"]
 HEADS = [SoftmaxHead(), DistanceRatioHead()]
 EVERY_HEAD = [kind(distance=distance) for kind in (SoftmaxHead, DistanceRatioHead) for distance in DISTANCES]
+each_head = pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
 
 
 def query_at_distances(*distances: float) -> tuple[Tensor, Tensor]:
@@ -30,17 +34,34 @@ def query_at_distances(*distances: float) -> tuple[Tensor, Tensor]:
     return torch.zeros(1, len(distances)), torch.diag(torch.tensor(distances))
 
 
-def slow_logits(head: nn.Module, query: Tensor, points: Tensor) -> Tensor:
-    """The definition, one pair at a time, in float64."""
-    assert isinstance(head, DistanceHead)
-    out = torch.empty(len(query), len(points), dtype=torch.float64)
+def slow_distance(q: list[float], p: list[float], distance: Distance) -> float:
+    """Between two vectors, in float64."""
+    if distance == "euclidean":
+        return math.dist(q, p)
+    lengths = math.hypot(*q), math.hypot(*p)
+    if 0.0 in lengths:
+        return 1.0 if distance == "unit_euclidean" else math.pi / 2
+    cosine = math.fsum(a * b for a, b in zip(q, p, strict=True)) / math.prod(lengths)
+    chord = math.dist([a / lengths[0] for a in q], [b / lengths[1] for b in p])
+    return chord if distance == "unit_euclidean" else math.acos(min(max(cosine, -1.0), 1.0))
+
+
+def slow_logits(head: DistanceHead, query: Tensor, support: Tensor, representation: Representation = "mean") -> Tensor:
+    """One query and one class at a time, in float64; the distance of a class first, then its logit."""
+    out = torch.empty(len(query), len(support), dtype=torch.float64)
     for i, q in enumerate(query.tolist()):
-        for c, p in enumerate(points.tolist()):
-            squared = slow_distance(q, p, head.distance) ** 2
-            if isinstance(head, DistanceRatioHead):
-                out[i, c] = -math.exp(head.log_rho.item()) * math.log(math.sqrt(squared + 1e-10))
+        for c, shots in enumerate(support.tolist()):
+            if representation == "nearest":
+                distance = min(slow_distance(q, shot, head.distance) for shot in shots)
             else:
-                out[i, c] = -squared
+                directions = [[x / (math.hypot(*shot) or 1.0) for x in shot] for shot in shots]
+                columns = zip(*(shots if head.distance == "euclidean" else directions), strict=True)
+                mean = [math.fsum(column) / len(shots) for column in columns]
+                distance = slow_distance(q, mean, head.distance)
+            if isinstance(head, DistanceRatioHead):
+                out[i, c] = -math.exp(head.log_rho.item()) * math.log(math.sqrt(distance**2 + 1e-10))
+            else:
+                out[i, c] = -(distance**2)
     return out
 
 
@@ -70,10 +91,40 @@ def test_logits_equal_the_definition(head: DistanceHead, dtype: torch.dtype, tol
         points[1] = query[3]  # a distance of zero
     logits = head(query, points)
     assert logits.dtype == dtype
-    torch.testing.assert_close(logits.double(), slow_logits(head, query, points), rtol=tolerance, atol=tolerance)
+    expected = slow_logits(head, query, points[:, None])
+    torch.testing.assert_close(logits.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
+@given(
+    ways=st.integers(1, 4),
+    shots=st.integers(1, 4),
+    queries=st.integers(1, 5),
+    head=st.sampled_from(EVERY_HEAD),
+    representation=st.sampled_from(["mean", "nearest"]),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=80, deadline=None)
+def test_logits_of_several_shots_equal_the_definition(
+    ways: int, shots: int, queries: int, head: DistanceHead, representation: Representation, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(queries, 3, generator=generator, dtype=torch.float64)
+    support = torch.randn(ways, shots, 3, generator=generator, dtype=torch.float64)
+    logits = class_logits(head, query, support, representation).detach()
+    torch.testing.assert_close(logits, slow_logits(head, query, support, representation), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("representation", ["mean", "nearest"])
+@each_head
+def test_several_episodes_at_once_equal_a_loop(head: DistanceHead, representation: Representation) -> None:
+    query, support = torch.randn(2, 3, 7, 5), torch.randn(2, 3, 4, 2, 5)
+    together = class_logits(head, query, support, representation)
+    for e in itertools.product(range(2), range(3)):
+        one = class_logits(head, query[e], support[e], representation)
+        torch.testing.assert_close(one, together[e], rtol=0, atol=0)
+
+
+@each_head
 def test_a_large_common_offset_cancels_nothing(head: nn.Module) -> None:
     query, points = torch.randint(-8, 8, (30, 16)).float() / 8, torch.randint(-8, 8, (5, 16)).float() / 8
     # Sums of eighths and 2**14 are exact in float32, so the differences of the shifted points are the same numbers.
@@ -81,7 +132,7 @@ def test_a_large_common_offset_cancels_nothing(head: nn.Module) -> None:
     torch.testing.assert_close(shifted, head(query, points), rtol=0.0, atol=0.0)
 
 
-@pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
+@each_head
 def test_gradients_equal_finite_differences(head: nn.Module) -> None:
     query = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     points = torch.randn(2, 2, 4, dtype=torch.float64, requires_grad=True)
@@ -92,70 +143,69 @@ def test_gradients_equal_finite_differences(head: nn.Module) -> None:
         pytest.skip("this version of torch cannot differentiate torch.cdist twice")
 
 
-def test_log_rho_is_learned() -> None:
-    head = DistanceRatioHead()
-    logits = head(torch.randn(4, 3), torch.randn(2, 3))
-    nn.functional.cross_entropy(logits, torch.tensor([0, 1, 0, 1])).backward()
+def test_the_nearest_support_point_and_log_rho_get_gradients() -> None:
+    support, head = torch.tensor([[[0.0], [3.0]], [[9.0], [7.0]]], requires_grad=True), DistanceRatioHead()
+    logits = class_logits(head, torch.tensor([[1.0]]), support, "nearest")
+    nn.functional.cross_entropy(logits, torch.tensor([0])).backward()
+    assert support.grad is not None
+    assert (support.grad != 0).flatten().tolist() == [True, False, False, True]
     assert head.log_rho.grad is not None
     assert head.log_rho.grad.isfinite()
     assert head.log_rho.grad != 0
-    assert dict(head.named_parameters()).keys() == {"log_rho"}
 
 
-@pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
+@each_head
 @pytest.mark.parametrize(("queries", "ways"), [(0, 3), (1, 1), (3, 0)])
 def test_small_sizes(head: nn.Module, queries: int, ways: int) -> None:
     assert head(torch.randn(2, queries, 4), torch.randn(2, ways, 4)).shape == (2, queries, ways)
 
 
-@pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_embeddings_give_float32_logits(head: nn.Module, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("head", [*HEADS, DistanceRatioHead().to(torch.bfloat16)], ids=["softmax", "dr", "half dr"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_half_precision_embeddings_and_autocast_give_float32_logits(head: DistanceHead, dtype: torch.dtype) -> None:
     query, points = torch.randn(7, 5).to(dtype), torch.randn(4, 5).to(dtype)
-    expected = slow_logits(head, query, points).float()
     logits = head(query, points)
-    assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
-def test_autocast_changes_nothing(head: nn.Module) -> None:
-    query, points = torch.randn(7, 5), torch.randn(4, 5)
-    expected = head(query, points)
+    assert logits.dtype == getattr(head, "rho", logits).dtype == torch.float32
+    torch.testing.assert_close(logits, slow_logits(head, query, points[:, None]).float(), rtol=1e-5, atol=1e-5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = head(query, points)
+        assert head(query, points).equal(logits)
         assert torch.is_autocast_enabled("cpu")
-    assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, expected, rtol=0.0, atol=0.0)
-
-
-def test_a_head_in_half_precision_still_computes_in_float32() -> None:
-    head = DistanceRatioHead().to(torch.bfloat16)
-    logits = head(torch.randn(3, 2).bfloat16(), torch.randn(2, 2).bfloat16())
-    assert logits.dtype == head.rho.dtype == torch.float32
 
 
 def test_prototypes_are_means_over_the_shots() -> None:
     support = torch.randn(2, 3, 4, 5)
-    expected = torch.stack([sum(support[:, :, k] for k in range(4)) / 4])[0]  # type: ignore[arg-type]
-    torch.testing.assert_close(prototypes(support), expected)
+    torch.testing.assert_close(prototypes(support), sum(support[:, :, k] for k in range(4)) / 4)
     torch.testing.assert_close(prototypes(support[:, :, :1]), support[:, :, 0], rtol=0.0, atol=0.0)
     assert prototypes(support.bfloat16()).dtype == torch.float32
     assert prototypes(support.double()).dtype == torch.float64
 
 
-def test_heads_by_name() -> None:
-    module = nn.Identity()
+def test_any_module_is_a_head() -> None:
+    class DotProduct(nn.Module):
+        def forward(self, query: Tensor, points: Tensor) -> Tensor:
+            return query @ points.mT
+
+    head, query, support = DotProduct(), torch.tensor([[1.0, 0.0]]), torch.tensor([[[1.0, 0.0], [3.0, 0.0]]])
+    assert make_head(head) is head
+    assert class_logits(head, query, support).item() == 2.0
+    assert class_logits(head, query, support, "nearest").item() == 3.0
+
+
+def test_what_is_no_head_is_refused(as_users_run_it: None) -> None:
     assert isinstance(make_head("softmax"), SoftmaxHead)
     assert isinstance(make_head("dr"), DistanceRatioHead)
-    assert make_head(module) is module
     with pytest.raises(ValueError, match=r"There is no head 'cosine'. Choose 'softmax' or 'dr', or pass an nn.Module"):
         make_head("cosine")
-
-
-def test_log_rho_must_be_finite() -> None:
     with pytest.raises(ValueError, match="log_rho=inf is not finite"):
         DistanceRatioHead(math.inf)
+    with pytest.raises(ValueError, match=r"SoftmaxHead: there is no distance='cosine'\. Choose 'euclidean'"):
+        SoftmaxHead("cosine")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"ProtoNet: there is no representation='median'\. Choose 'mean'"):
+        check_representation("median", "ProtoNet")
+    for representation in ("mean", "nearest"):
+        with pytest.raises(ValueError, match=r"support of shape \(3, 0, 2\) has 0 shots\. Give .* shot >= 1"):
+            class_logits(SoftmaxHead(), torch.zeros(1, 2), torch.zeros(3, 0, 2), representation)
+    assert repr(DistanceRatioHead(distance="angular")) == "DistanceRatioHead(rho=7.389, distance='angular')"
 
 
 # ------------------------------------------------------------------------------------------------------- the unit sphere
@@ -258,17 +308,3 @@ def test_at_a_prototype_the_confidence_goes_to_one_and_the_others_to_zero(
             assert float(confidence[c]) >= before - 1e-6
             before = float(confidence[c])
         torch.testing.assert_close(confidence.double(), torch.eye(3, dtype=torch.float64)[c], rtol=0.0, atol=1e-6)
-
-
-def test_an_unknown_distance_is_refused(as_users_run_it: None) -> None:
-    with pytest.raises(ValueError, match=r"SoftmaxHead: there is no distance='cosine'\. Choose 'euclidean'"):
-        SoftmaxHead("cosine")  # type: ignore[arg-type]
-
-
-def test_a_head_shows_its_distance() -> None:
-    assert repr(DistanceRatioHead(distance="angular")) == "DistanceRatioHead(rho=7.389, distance='angular')"
-
-
-def test_prototypes_on_the_sphere_are_means_of_directions() -> None:
-    support = torch.tensor([[[10.0, 0.0], [0.0, 1.0]]])
-    torch.testing.assert_close(prototypes(support, on_sphere=True), torch.tensor([[0.5, 0.5]]))

@@ -112,30 +112,31 @@ class Recorder(Callback):
 # --- training
 
 
-@pytest.mark.parametrize("head", ["softmax", "dr"])
-def test_it_learns(head: Any) -> None:
+def test_it_learns() -> None:
     data = dataset(noise=1.5, classes=8, per_class=20, size=16)
-    net = ProtoNet("conv4", head, in_channels=1, evaluation=PROTOCOL, shots=2)
+    net = ProtoNet("conv4", "softmax", in_channels=1, evaluation=PROTOCOL, shots=2)
     recorder = Recorder()
     trainer(max_steps=40, callbacks=[recorder]).fit(net, episodes_loader(data, fixed=False, episodes=40))
     losses = [logged["train/loss"].item() for logged in recorder.logged]
-    assert ("train/rho" in recorder.logged[0]) == (head == "dr")
+    assert "train/rho" not in recorder.logged[0]
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
     trainer().test(net, images_loader(data, batch_size=64), verbose=False)
     result = net.evaluation_results["test"]
     assert result.mean > 0.9 > 1 / 3 + 5 * result.ci95
 
 
-def test_a_training_step_is_the_cross_entropy_of_the_queries() -> None:
-    net = model(backbone=nn.Flatten(), head="dr")
+@pytest.mark.parametrize("representation", ["mean", "nearest"])
+def test_a_training_step_is_the_cross_entropy_of_the_queries(representation: Any) -> None:
+    net = model(backbone=nn.Flatten(), head="dr", representation=representation)
     images, labels = dataset().tensors
     order = torch.randperm(len(labels))  # rows come in any order
     images, labels = images[order], labels[order]
     losses, hits, x = [], [], images.flatten(1).double()
-    rows = {int(c): (labels == c).nonzero().flatten() for c in labels.unique()}
-    for position, own in enumerate(rows.values()):
+    rows = [(labels == c).nonzero().flatten() for c in labels.unique()]
+    support = [x[own[:2]].mean(0, keepdim=True) if representation == "mean" else x[own[:2]] for own in rows]
+    for position, own in enumerate(rows):
         for row in own[2:]:
-            distances = torch.stack([(x[row] - x[other[:2]].mean(0)).square().sum() for other in rows.values()])
+            distances = torch.stack([(x[row] - points).square().sum(1).min() for points in support])
             logits = -math.exp(2.0) / 2 * (distances + 1e-10).log()
             losses.append(-logits.log_softmax(0)[position].item())
             hits.append(float(logits.argmax() == position))
@@ -147,8 +148,7 @@ def test_a_training_step_is_the_cross_entropy_of_the_queries() -> None:
     assert recorder.logged[0]["train/rho"].item() == pytest.approx(math.exp(2.0), rel=1e-5)
 
 
-@pytest.mark.parametrize("representation", ["mean", "nearest"])
-def test_several_episodes_in_a_batch_give_the_mean_of_their_losses(representation: Any) -> None:
+def test_several_episodes_in_a_batch_give_the_mean_of_their_losses() -> None:
     data = dataset()
     sampler = EpisodicBatchSampler(data.tensors[1], **SIZES, episodes=6, seed=5, fixed=True)
     together = EpisodicBatchSampler(data.tensors[1], **SIZES, episodes=6, seed=5, fixed=True, episodes_per_batch=3)
@@ -157,7 +157,6 @@ def test_several_episodes_in_a_batch_give_the_mean_of_their_losses(representatio
         recorder = Recorder()
         net = model(
             backbone=nn.Sequential(nn.Flatten(), nn.Linear(16, 4)),
-            representation=representation,
             episodes_per_batch=episodes,
             learning_rate=rate,
         )
@@ -171,22 +170,6 @@ def test_several_episodes_in_a_batch_give_the_mean_of_their_losses(representatio
     for metric in ("train/loss", "train/accuracy"):
         means = [sum(float(one[metric]) for one in singles[i : i + 3]) / 3 for i in (0, 3)]
         assert [float(three[metric]) for three in triples] == pytest.approx(means, rel=1e-5)
-
-
-@pytest.mark.parametrize("kind", [SoftmaxHead, DistanceRatioHead])
-@pytest.mark.parametrize("distance", ["euclidean", "unit_euclidean", "angular"])
-@pytest.mark.parametrize("representation", ["mean", "nearest"])
-def test_every_combination_of_head_distance_and_representation_trains_and_evaluates(
-    kind: Any, distance: Any, representation: Any
-) -> None:
-    net = trained(model(head=kind(distance=distance), representation=representation))
-    run = trainer()
-    run.test(net, images_loader(), verbose=False)
-    episodes = sample_episodes(dataset().tensors[1], ways=3, shots=2, queries=4, episodes=20, seed=5)
-    with torch.no_grad():
-        embeddings = net.eval()(dataset().tensors[0])
-    expected = evaluate_episodes(embeddings, dataset().tensors[1], net.head, episodes, representation=representation)
-    assert net.evaluation_results["test"] == expected
 
 
 @pytest.mark.parametrize(
@@ -258,7 +241,7 @@ def test_a_backbone_that_gives_feature_maps_is_refused() -> None:
 # --- evaluation
 
 
-def forward_each_episode(net: ProtoNet, data: TensorDataset) -> tuple[list[float], EpisodeList]:
+def forward_each_episode(net: ProtoNet, data: TensorDataset, representation: str) -> tuple[list[float], EpisodeList]:
     """The slow road: every episode on its own through the network, one query at a time."""
     images, labels = data.tensors
     episodes = sample_episodes(labels, ways=3, shots=2, queries=4, episodes=20, seed=5)
@@ -267,9 +250,9 @@ def forward_each_episode(net: ProtoNet, data: TensorDataset) -> tuple[list[float
     with torch.no_grad():
         for episode in episodes.indices:
             embedded = net.backbone(images[episode.flatten()]).double().unflatten(0, (3, 6))
-            means = [row[:2].mean(0) for row in embedded]
+            support = [row[:2].mean(0, keepdim=True) if representation == "mean" else row[:2] for row in embedded]
             hits = [
-                min(range(3), key=lambda c: float((query - means[c]).norm())) == way
+                min(range(3), key=lambda c: float((query - support[c]).norm(dim=1).min())) == way
                 for way, row in enumerate(embedded)
                 for query in row[2:]
             ]
@@ -277,13 +260,15 @@ def forward_each_episode(net: ProtoNet, data: TensorDataset) -> tuple[list[float
     return accuracies, episodes
 
 
-@pytest.mark.parametrize("head", ["softmax", "dr"])
-@pytest.mark.parametrize("stage", ["val", "test"])
-def test_embedding_each_image_once_equals_forwarding_each_episode(head: Any, stage: str) -> None:
-    net, run = trained(model(head=head)), trainer()
+@pytest.mark.parametrize(
+    ("head", "stage", "representation"),
+    [("softmax", "val", "mean"), ("dr", "test", "mean"), ("softmax", "test", "nearest"), ("dr", "val", "nearest")],
+)
+def test_embedding_each_image_once_equals_forwarding_each_episode(head: Any, stage: str, representation: Any) -> None:
+    net, run = trained(model(head=head, representation=representation)), trainer()
     evaluate = run.validate if stage == "val" else run.test
     (logged,) = evaluate(net, images_loader(), verbose=False)
-    accuracies, episodes = forward_each_episode(net, dataset())
+    accuracies, episodes = forward_each_episode(net, dataset(), representation)
     values = torch.tensor(accuracies, dtype=torch.float64)
     result = net.evaluation_results[stage]
     assert 0.4 < result.mean < 1.0  # neither chance nor certain: the comparison says something
@@ -312,13 +297,17 @@ def test_a_validation_has_its_own_number_of_episodes(given: int | None) -> None:
         assert net.evaluation_results[stage].episodes_hash == expected.hash
 
 
-def test_whole_episodes_give_what_images_give() -> None:
-    net = trained(model())
+def test_whole_episodes_give_what_images_give_and_a_limit_names_its_own() -> None:
+    net, loader = trained(model(representation="nearest")), episodes_loader()
     trainer().test(net, images_loader(), verbose=False)
     net.evaluation_batches = "episodes"
-    (logged,) = trainer().validate(net, episodes_loader(), verbose=False)
+    (logged,) = trainer().validate(net, loader, verbose=False)
     assert net.evaluation_results["val"] == net.evaluation_results["test"]
     assert logged.keys() == {f"val/{key}" for key in KEYS}
+    trainer(limit_test_batches=6).test(net, loader, verbose=False)
+    result = net.evaluation_results["test"]
+    assert result.n == 6
+    assert result.episodes_hash == loader.batch_sampler.episode_list.first(6).hash  # type: ignore[union-attr]
 
 
 @pytest.mark.filterwarnings("ignore:.*sampler has shuffling enabled")
@@ -421,14 +410,6 @@ def test_embeddings_that_are_not_finite_give_nan(mode: Any) -> None:
     assert math.isnan(logged["test/accuracy"])
 
 
-def test_limited_episodes_are_named_by_their_own_hash() -> None:
-    net, loader = model(evaluation_batches="episodes"), episodes_loader()
-    trainer(limit_test_batches=6).test(net, loader, verbose=False)
-    result = net.evaluation_results["test"]
-    assert result.n == 6
-    assert result.episodes_hash == loader.batch_sampler.episode_list.first(6).hash  # type: ignore[union-attr]
-
-
 def test_episodes_without_a_list_have_no_hash() -> None:
     images, labels = dataset().tensors
     rows = torch.cat([(labels == c).nonzero().flatten()[:6] for c in labels.unique()[:3]])
@@ -455,12 +436,9 @@ def test_batch_statistics_change_the_result_and_are_logged() -> None:
     for flag in (False, True):
         net = model(evaluation_batches="episodes", batch_statistics=flag)
         net.load_state_dict(weights)
-        for stage in ("val", "test"):
-            run = trainer()
-            (values,) = (run.validate if stage == "val" else run.test)(net, episodes_loader(), verbose=False)
-            logged[flag] = values
-            assert values[f"{stage}/batch_statistics"] == float(flag)
-            assert net.evaluation_results[stage].batch_statistics is flag
+        (logged[flag],) = trainer().test(net, episodes_loader(), verbose=False)
+        assert logged[flag]["test/batch_statistics"] == float(flag)
+        assert net.evaluation_results["test"].batch_statistics is flag
     assert logged[False]["test/accuracy"] != logged[True]["test/accuracy"]
     assert logged[False]["test/episodes_hash"] == logged[True]["test/episodes_hash"]
 
@@ -500,8 +478,7 @@ def test_mixed_precision_evaluates_the_same_episodes() -> None:
 
 
 def test_predictions_are_embeddings_with_labels() -> None:
-    net = model()
-    outputs = trainer().predict(net, images_loader())
+    outputs = trainer().predict(model(), images_loader())
     assert outputs is not None
     assert torch.cat([batch["labels"] for batch in outputs]).equal(dataset().tensors[1])  # type: ignore[call-overload, index]
     assert outputs[0]["embeddings"].shape == (5, 6)  # type: ignore[call-overload, index]
@@ -519,14 +496,7 @@ def test_hits_share_ties_and_keep_nan() -> None:
     torch.testing.assert_close(batch[0], hits, equal_nan=True)
 
 
-def test_a_collapsed_model_is_at_chance() -> None:
-    labels = torch.arange(4).repeat(9)
-    episodes = sample_episodes(labels, ways=4, shots=1, queries=3, episodes=10)
-    result = evaluate_episodes(torch.ones(36, 5), labels, SoftmaxHead(), episodes)
-    assert (result.mean, result.std) == (0.25, 0.0)
-
-
-@pytest.mark.parametrize("numbers_at_once", [1, 500, 2**22])
+@pytest.mark.parametrize("numbers_at_once", [1, 500])
 def test_pieces_do_not_matter(numbers_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fewshot_callbacks.protonet.evaluation.NUMBERS_AT_ONCE", numbers_at_once)
     labels = torch.arange(4).repeat(9)
