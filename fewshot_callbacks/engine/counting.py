@@ -291,9 +291,8 @@ def mirror_scores(relevant, offset, first, last, out):
         for p in range(relevant.start[i], relevant.stop[i]):
             j, at = relevant.items[p], offset[i] + p - relevant.start[i]
             if j < i:
-                out[at] = out[
-                    offset[j] + place(relevant.items, relevant.start[j], relevant.stop[j], i) - relevant.start[j]
-                ]
+                start = relevant.start[j]
+                out[at] = out[offset[j] + place(relevant.items, start, relevant.stop[j], i) - start]
 
 
 @allocating

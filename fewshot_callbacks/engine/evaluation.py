@@ -223,9 +223,8 @@ class Evaluation:
         self.sample = Sample(every.astype(np.float64), pairs / len(every) if len(every) else 0.0)
         some = Positives.at(knots[:: max(1, len(knots) // THRESHOLDS)], [(knots, 1)])
         by = self._total / max(1, some.total)
-        some = Positives(
-            some.scores, (some.reach * by).astype(np.int64), (some.above * by).astype(np.int64), self._total
-        )
+        reach, above = ((counts * by).astype(np.int64) for counts in (some.reach, some.above))
+        some = Positives(some.scores, reach, above, self._total)
         wanted = self.foresee(some, self.sample.reaching(some.scores), float(pairs)) if len(some.scores) else ()
         return collector(self._estimates, self.sample, wanted, some.scores)
 

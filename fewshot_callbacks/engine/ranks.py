@@ -119,11 +119,8 @@ class Ranks(NamedTuple):
 
     def best(self) -> tuple[Floats, Ints]:
         """Return of each query the highest score of its relevant items, -inf of none, and how many have it."""
-        sizes, best, tied = (
-            np.diff(self.start),
-            np.full(len(self.start) - 1, -np.inf),
-            np.zeros(len(self.start) - 1, int),
-        )
+        sizes = np.diff(self.start)
+        best, tied = np.full(len(sizes), -np.inf), np.zeros(len(sizes), int)
         some = sizes > 0
         best[some] = self.scores[self.start[1:][some] - 1]
         for part in split(len(sizes), 64):  # not a number more for each pair at once

@@ -325,9 +325,8 @@ class Vectors:
             other = self._remainders[0]
             return twice * (own * self._longest + (lengths + own) * other + 2.0**-20 * (sizes + other))
         halves = precision == "float16"
-        of_sum = (
-            (1 + halves) * min(ROUNDOFF[precision], 2.0**-24) * (self.columns + 12)
-        )  # halves are summed up in float32
+        # halves are summed up in float32
+        of_sum = (1 + halves) * min(ROUNDOFF[precision], 2.0**-24) * (self.columns + 12)
         relative = 1.02 * of_sum / (1 - of_sum) + 2.0**-50 + halves * 2.1 * ROUNDOFF["float16"]
         tiniest = self.columns * (2.0**-960 if precision == "float64" else 2.0**-120)  # what is too small to be held
         if halves:
