@@ -21,6 +21,7 @@ from fewshot_callbacks.protonet import (
     EpisodeProtocol,
     ProtoNet,
     SoftmaxHead,
+    SupportClassifier,
     evaluate_episodes,
     prototypes,
 )
@@ -210,6 +211,17 @@ def test_new_classes_are_learned_from_a_few_images() -> None:
         assert classifier.predict(image[None]).tolist() == [int(label)]
     assert all(part.training for part in net.modules())
     assert all(value.equal(before[name]) for name, value in net.state_dict().items())
+
+
+def test_new_classes_are_represented_as_in_training() -> None:
+    net = model(representation="nearest").eval()
+    images, labels = dataset().tensors
+    support = (labels[:, None] == labels).tril().sum(1) <= 3  # the first three of each class
+    found = net.support_classifier(images[support], labels[support]).probabilities(images[~support])
+    with torch.no_grad():
+        embeddings = net(images)
+    by_hand = SupportClassifier(net.head, "nearest").fit(embeddings[support], labels[support])
+    assert found.allclose(by_hand.probabilities(embeddings[~support]), atol=1e-6)
 
 
 def test_steps_hand_embeddings_to_callbacks() -> None:
