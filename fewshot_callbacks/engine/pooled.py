@@ -316,20 +316,20 @@ def collector(estimates: Estimates, sample: Sample, wanted: Sequence[Wanted], sc
     if pairs <= room:
         return Collector(estimates, -math.inf, (pairs + estimates.shape[0]) * estimates.threads)
     if not len(sample.estimates) or not len(scores):
-        return Collector(estimates, -math.inf, room, None if not len(scores) else _histogram_range(scores))
+        return Collector(estimates, -math.inf, room, None if not len(scores) else _histogram_range(scores, estimates))
     needs = SLACK * np.array(wanted).reshape(-1, 2) / (2 if estimates.mutual else 1) / processes.count
     collected = max(needs[:, 0][needs[:, 0] <= room].max(initial=0), needs[:, 1][needs[:, 1] <= room].max(initial=0))
     proved = bool((needs <= room).all())
     share = max(collected, min(room, FEWEST) // 4) * processes.count / max(1, pairs)
     cut = float(sample.estimates[len(sample.estimates) - 1 - int(min(1.0, share) * (len(sample.estimates) - 1))])
     capacity = min(room, int(2 * collected) + FEWEST)
-    return Collector(estimates, cut - 1e-6, capacity, None if proved else _histogram_range(scores))
+    return Collector(estimates, cut - 1e-6, capacity, None if proved else _histogram_range(scores, estimates))
 
 
-def _histogram_range(scores: Floats) -> tuple[float, float]:
-    """Return where the bins lie; each is wider than what float32 rounds when it finds the bin of an estimate."""
-    low, high = float(scores[0]), float(scores[-1])
-    width = max((high - low) / HISTOGRAM_BINS, 2.0**-20 * max(abs(low), abs(high)), 2.0**-100)
+def _histogram_range(scores: Floats, estimates: Estimates) -> tuple[float, float]:
+    """Return where the bins lie; each is wider than what is rounded when the bin of an estimate is found."""
+    low, high, rounded = float(scores[0]), float(scores[-1]), 2.0 ** (-49 if estimates.precision == "float64" else -20)
+    width = max((high - low) / HISTOGRAM_BINS, rounded * max(abs(low), abs(high)), 2.0**-100)
     return low - 2 * width, low + HISTOGRAM_BINS * width
 
 
