@@ -27,14 +27,9 @@ from fewshot_callbacks.plots.scores import (
 )
 from fewshot_callbacks.report.findings import Model, confusions, sample_of_classes
 
-FIGURES = (
-    "score_histograms",
-    "precision_recall",
-    "error_tradeoff",
-    "recall_at_k",
-    "weakest_classes",
-    "confused_classes",
-)
+# Those of all pairs together.
+OF_PAIRS = ("score_histograms", "precision_recall", "error_tradeoff")
+FIGURES = (*OF_PAIRS, "recall_at_k", "weakest_classes", "confused_classes")
 # Queries, at most, whose first neighbours tell which classes are confused.
 ASKED = 1000
 
@@ -55,8 +50,7 @@ class ScorePlots(PictureCallback):
 
     The operating points are those of the monitor's settings: the best F1 or a threshold, `recall@precision` and
     `fnmr@fmr`; where it asks for no metric of all pairs together, as by default for targets with several labels, the first
-    three figures are left out. Nothing is drawn in the sanity check, and an error
-    never ends the run.
+    three figures are left out, with a warning. Nothing is drawn in the sanity check, and an error never ends the run.
 
     Args:
         figures: Names of the figures to draw, from the list above; by default all.
@@ -117,6 +111,13 @@ class ScorePlots(PictureCallback):
 
     def _of_pairs(self, report: RetrievalReport, where: str) -> dict[str, Callable[[], Figure]]:
         if report.pooled is None:
+            missing = [name for name in OF_PAIRS if name in self.figures]
+            if missing:
+                self._policy.warn(
+                    f"ScorePlots leaves out {', '.join(missing)} of {where}, since its RetrievalMonitor asks for no metric "
+                    "of all pairs. Ask for one, RetrievalMonitor(metrics=(..., 'f1')), or leave these names out of figures.",
+                    "no pairs",
+                )
             return {}
         counts, marks, errors = report.pair_counts, *operating_marks(report)
         # The legend shows four decimals: an area that is known less well would show digits that are wrong.

@@ -433,8 +433,7 @@ def _digest(text: str) -> str:
 def _render(
     model: Model, other: Model | None, findings: Findings, data: dict[str, Any], left_out: Sequence[str], title: str
 ) -> bytes:
-    report, pooled = model.report, model.report.pooled
-    sampled_below = -math.inf if pooled is None else pooled.pair_counts.sampled_below
+    report = model.report
     differences = {} if other is None else compare_reports(report, other.report)
     return fill(
         "report.html.jinja",
@@ -452,8 +451,6 @@ def _render(
         worst=len(findings.worst),
         searchable=len(findings.searchable),
         left_out=left_out,
-        tolerance="" if pooled is None else f"{pooled.pair_counts.tolerance:.1g}",
-        sampled_below=f"{sampled_below:.4f}" if math.isfinite(sampled_below) else "",
         has_recall=report.per_query.get("recall@1") is not None,
         data=_json(data),
     )
