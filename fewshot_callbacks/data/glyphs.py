@@ -236,8 +236,6 @@ class Glyphs(FewShotDataset):
     face_names: tuple[str, ...] = FACES
 
     def __init__(self, split: Split = "train", *, size: int = 32, min_faces: int = 10) -> None:
-        if split not in SCRIPTS_OF:
-            raise ValueError(f"There is no split {split!r}. Use one of {', '.join(map(repr, SCRIPTS_OF))}.")
         if size < 8:
             raise ValueError(f"size is {size}; glyphs cannot be distinguished below 8 pixels. Use size >= 8.")
         if not 1 <= min_faces <= len(FACES):
@@ -248,6 +246,8 @@ class Glyphs(FewShotDataset):
         self._choose(split)
 
     def _choose(self, split: Split) -> None:
+        if split not in SCRIPTS_OF:
+            raise ValueError(f"There is no split {split!r}. Use one of {', '.join(map(repr, SCRIPTS_OF))}.")
         drawn = self._drawn
         inside = torch.tensor([script in SCRIPTS_OF[split] for script in drawn.scripts])  # (classes,)
         items = inside[drawn.classes]  # (images,)

@@ -57,7 +57,5 @@ kernel = _compiler()
 inlined = _compiler(forceinline=True)
 # For what is inlined before types are known, and so takes part in the loop of each type.
 always_inlined = _compiler(inline="always")
-# For loops that call what allocates: a sort, a partition.
-allocating = _compiler(_nrt=True)
 # For sums whose bound holds in every order.
 any_order = _compiler(fastmath={"reassoc", "contract", "nsz"})

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fewshot_callbacks.engine.compiled import allocating, always_inlined, inlined, kernel
+from fewshot_callbacks.engine.compiled import always_inlined, inlined, kernel
 from fewshot_callbacks.engine.exact import LANES, close_score, columns_of, exact_score, exact_scores_beside
 from fewshot_callbacks.engine.relevance import is_candidate, place
 
@@ -293,17 +293,3 @@ def mirror_scores(relevant, offset, first, last, out):
             if j < i:
                 start = relevant.start[j]
                 out[at] = out[offset[j] + place(relevant.items, start, relevant.stop[j], i) - start]
-
-
-@allocating
-def sort_each(offset, first, last, values, places, number):
-    """Sort the thresholds of each query, and count them; where `places` has room, write which of them stands where."""
-    for n in range(first, last):
-        some = values[offset[n] : offset[n + 1]]
-        if places.shape[0] > 0:
-            order = np.argsort(some, kind="mergesort")
-            places[offset[n] : offset[n + 1]] = order
-            some[:] = some[order]
-        else:
-            some.sort()
-        number[n] = (some < np.inf).sum()

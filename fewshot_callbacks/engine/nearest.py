@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshot_callbacks.engine.compiled import allocating, kernel
+from fewshot_callbacks.engine.compiled import kernel
 from fewshot_callbacks.engine.counting import MARGIN, RUN, highest_of, read_run
 from fewshot_callbacks.engine.exact import exact_score, exact_scores, workspace
 from fewshot_callbacks.engine.options import Precision, current_options, split, work_off
@@ -142,24 +142,6 @@ def _settle_some(pairs, first, last, k, kept, work):
         _settle(pairs, i, k, kept, work)
 
 
-@allocating
-def _reaching(estimates, cut):
-    """Return the rows and columns of a tile whose estimates reach a cut, and how many there are."""
-    height, width = estimates.shape
-    number = 0
-    for r in range(height):
-        for c in range(width):
-            number += estimates[r, c] >= cut
-    rows, columns = np.empty(number, np.int64), np.empty(number, np.int64)
-    at = 0
-    for r in range(height if number else 0):
-        for c in range(width):
-            if estimates[r, c] >= cut:
-                rows[at], columns[at] = r, c
-                at += 1
-    return rows, columns
-
-
 # Pairs that are looked at at once, and listed beyond twice what is asked for: some 60 and 80 bytes of each are in use.
 STRIPE, HELD = 2**15, 2**16
 
@@ -199,7 +181,10 @@ class HighestPairs:
 
     def _see_rows(self, tile: Tile, some: slice) -> None:
         reach = self.estimates.largest_error * MARGIN + abs(self._cut) * 2.0**-23 + 2.0**-125
-        rows, columns = _reaching(tile.estimates[some], tile.estimates.dtype.type(self._cut - reach))
+        estimates = tile.estimates[some]
+        rows, columns = np.divmod(
+            np.flatnonzero(estimates >= estimates.dtype.type(self._cut - reach)), estimates.shape[1]
+        )
         if not len(rows):
             return
         rows, columns = rows + tile.row + some.start, columns + tile.column

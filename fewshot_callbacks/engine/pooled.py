@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine import device
-from fewshot_callbacks.engine.compiled import allocating, kernel
+from fewshot_callbacks.engine.compiled import kernel
 from fewshot_callbacks.engine.counting import MARGIN, RUN, bin_of
 from fewshot_callbacks.engine.exact import close_score
 from fewshot_callbacks.engine.layout import EVERY
@@ -34,8 +34,9 @@ from fewshot_callbacks.engine.vectors import Floats
 # Of the scores of relevant pairs: as fine as errors of float32 let them be, and 0.25 MB for each thread, which stay in
 # the cache of a core. What is not collected is known up to the pairs of a bin or two.
 HISTOGRAM_BINS = 2**15
-# A cut that every negative reaches, since no score is below -1, nor any estimate far from it; masked pairs do not.
-BELOW_ALL = -4.0
+# A cut that every negative reaches, since no score is below -1, nor any estimate far from it; masked pairs do not. And one
+# that none reaches.
+BELOW_ALL, ABOVE_ALL = -4.0, 4.0
 
 
 class Bag(NamedTuple):
@@ -56,11 +57,21 @@ class Bag(NamedTuple):
 HELD = ("values", "rows", "columns", "cut", "filled", "histogram")
 
 
-@allocating
+@kernel
 def _raise_cut(bag):
-    """Make room in a full bag: drop the lower half."""
-    middle = np.partition(bag.values, bag.values.shape[0] // 2)[bag.values.shape[0] // 2]
-    bag.cut[0] = np.nextafter(middle, bag.values.dtype.type(np.inf))
+    """Make room in a full bag: drop the lower half, or up to three quarters, and all of one value together."""
+    room, number = bag.values.shape[0], bag.values.dtype.type
+    low, high = bag.cut[0], number(ABOVE_ALL)
+    middle = number(0.5) * (low + high)
+    while low < middle < high:
+        reaching = 0
+        for value in bag.values:
+            reaching += value >= middle
+        if room <= 4 * reaching and 2 * reaching <= room:
+            break
+        low, high = (middle, high) if 2 * reaching > room else (low, middle)
+        middle = number(0.5) * (low + high)
+    bag.cut[0] = middle if low < middle else high
     kept = 0
     for n in range(bag.filled[0]):
         if bag.values[n] >= bag.cut[0]:
@@ -69,7 +80,7 @@ def _raise_cut(bag):
     bag.filled[0] = kept
 
 
-@allocating
+@kernel
 def _put(bag, i, j, number, estimate, pairs):
     """Put a pair into a bag, if it belongs there."""
     value = estimate
@@ -86,13 +97,13 @@ def _put(bag, i, j, number, estimate, pairs):
     bag.filled[0] = n + 1
 
 
-@allocating
+@kernel
 def _put_all(bag, rows, columns, number, estimates, pairs):
     for n in range(estimates.shape[0]):
         _put(bag, rows[n], columns[n], number, estimates[n], pairs)
 
 
-@allocating
+@kernel
 def _collect(estimates, first_row, first_column, number, bag, pairs, bins_of):
     """Collect the pairs of a tile; put all into the histogram where it is wanted.
 

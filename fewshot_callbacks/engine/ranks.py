@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,6 @@ from fewshot_callbacks.engine.counting import (
     count_tile,
     fill_tables,
     mirror_scores,
-    sort_each,
     sum_counters,
     threshold_scores,
 )
@@ -147,7 +147,7 @@ def relevant_scores(
     relevance, threads, first = estimates.relevance, estimates.vectors.threads, queries.start
     lists, every = relevance.relevant, queries == slice(0, estimates.shape[0])
     offset = np.append(0, np.cumsum(lists.sizes[queries]))
-    out, number = np.full(offset[-1], np.inf), np.zeros(len(offset), np.int64)
+    out = np.full(offset[-1], np.inf)
     order = np.argsort(lists.start[queries], kind="stable")  # what queries share a list of stays in the cache
     some = split(len(offset) - 1, 64)
     mirrored = relevance.mutual and every and not once
@@ -166,10 +166,22 @@ def relevant_scores(
         work_off(some, lambda some, _: mirror_scores(lists, offset, some.start, some.stop, out), threads)
     places = np.empty(len(out) if placed else 0, np.int32)
     if ordered:
-        work_off(some, lambda some, _: sort_each(offset, some.start, some.stop, out, places, number[1:]), threads)
+        work_off(some, lambda some, _: _sort_each(offset[some.start : some.stop + 1], out, places), threads)
     kept = out < np.inf
+    start = np.searchsorted(np.flatnonzero(kept), offset)
     scores, places = out[kept], places[kept] if placed else places
-    return np.cumsum(number), scores, places, made if estimates.processes.count == 1 else scores.copy()
+    return start, scores, places, made if estimates.processes.count == 1 else scores.copy()
+
+
+def _sort_each(offset: Ints, values: Floats, places: NDArray[np.int32]) -> None:
+    """Sort the thresholds of each query; where `places` has room, write which of them stands where."""
+    for start, stop in pairwise(offset.tolist()):
+        some = values[start:stop]
+        if len(places):
+            places[start:stop] = order = some.argsort(kind="stable")
+            some[:] = some[order]
+        else:
+            some.sort()
 
 
 def new_side(start: Ints, thresholds: Floats, error: Floats, precision: Precision, bins: int, threads: int) -> Side:
