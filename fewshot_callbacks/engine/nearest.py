@@ -182,11 +182,10 @@ class HighestPairs:
     def _see_rows(self, tile: Tile, some: slice) -> None:
         reach = self.estimates.largest_error * MARGIN + abs(self._cut) * 2.0**-23 + 2.0**-125
         estimates = tile.estimates[some]
-        rows, columns = np.divmod(
-            np.flatnonzero(estimates >= estimates.dtype.type(self._cut - reach)), estimates.shape[1]
-        )
-        if not len(rows):
+        lowest = estimates.dtype.type(self._cut - reach)
+        if estimates.max() < lowest:
             return
+        rows, columns = np.divmod(np.flatnonzero(estimates >= lowest), estimates.shape[1])
         rows, columns = rows + tile.row + some.start, columns + tile.column
         scores = np.empty(len(rows))
         exact_scores(tile.part.vectors.pairs, rows, columns, scores, workspace())
