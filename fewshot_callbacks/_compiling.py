@@ -18,7 +18,7 @@ from numba.core.event import Event, Listener, register
 # Seconds of compiling, together, after which it is said. A shorter pause is nothing to wonder about, and words about it
 # would be in the way.
 AFTER = 2.0
-WORDS = "Compiling kernels of fewshot_callbacks: about half a minute on two cores, and kept for later runs."
+WORDS = "Compiling kernels of fewshot_callbacks: about twenty seconds on two cores, and kept for later runs."
 
 
 @functools.cache

@@ -38,7 +38,7 @@ def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         except RuntimeError:  # no folder can be written: neither beside the module, nor the user's, nor NUMBA_CACHE_DIR
             warnings.warn(
                 "numba finds no folder in which it can keep the compiled loops of fewshot_callbacks: each process compiles "
-                "them anew, in about half a minute. Name a folder that can be written in NUMBA_CACHE_DIR.",
+                "them anew, in about twenty seconds. Name a folder that can be written in NUMBA_CACHE_DIR.",
                 stacklevel=1,  # one place for all loops, so that it is shown once
             )
             return numba.njit(**OPTIONS | options)(function)

@@ -317,7 +317,7 @@ def exact_scores(pairs, rows, columns, out, work):
     for p in range(rows.shape[0]):
         query, item = pairs.query_twin[rows[p]], pairs.gallery_twin[columns[p]]
         if query != last_query or item != last_item:
-            score = exact_score(pairs, rows[p], columns[p], work)
+            score = exact_score(pairs, np.int64(rows[p]), np.int64(columns[p]), work)  # one loop, whatever they are
             last_query, last_item = query, item
         out[p] = score
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -243,7 +244,8 @@ class RankCounter:
         """Return what one thread works in; where all would change the same counters, it has its own."""
         side = self.side
         if self.shared:
-            side = side._replace(hits=np.zeros(len(side.hits), np.int64), ties=np.zeros(len(side.ties), np.int64))
+            wide = np.int32 if math.prod(self.estimates.shape) < 2**31 else np.int64
+            side = side._replace(hits=np.zeros(len(side.hits), wide), ties=np.zeros(len(side.ties), wide))
             self._own.append(side)
         self._place(side, guests=False)
         dtype = np.float64 if self.estimates.precision == "float64" else np.float32
@@ -324,7 +326,7 @@ class RankCounter:
             each = 2 if self.estimates.mutual else 1
             nothing = np.zeros(len(self.thresholds) + 1, np.int64)
             hits, ties = (each * sum((getattr(own, name) for own in self._own), nothing) for name in ("hits", "ties"))
-            side = side._replace(hits=hits, ties=ties)
+            return Ranks(self.start, self.thresholds, hits[:0:-1].cumsum()[::-1], ties[:-1].cumsum())
         above, tied = np.empty((2, len(self.thresholds)), side.hits.dtype)
         sum_counters(side, above, tied)
         return Ranks(self.start, self.thresholds, above, tied)
