@@ -29,11 +29,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import _scatter_kernel
 from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, read_labels
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
-from fewshot_callbacks.functional.neighbours import Neighbours, nearest, positive_whole
+from fewshot_callbacks.functional.knn import NeighbourSearch, Votes
+from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share
+from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
 
 _CALL = "embedding_health"
@@ -48,8 +52,6 @@ TILE = 2048
 CLASSES_AT_ONCE = 512
 # Items whose pairs give the uniformity of a larger set: half a million pairs, in 8 MB.
 SAMPLE = 1024
-# Neighbours that are listed at most, to see who else is as near as the last of k.
-WIDEST = 256
 # Where vectors differ by less than this share of their length, only float32's rounding is left of them.
 ROUNDING = 1e-6
 # Ranks below this are a collapse: in docs/embedding_health.md all networks that collapsed had fewer in the end, and no
@@ -462,75 +464,42 @@ def _of_neighbours(rows: Float[Tensor, "items dim"], share: Share, k: int, found
         notes.append(f"hubness and intrinsic_dimension are NaN: {k} neighbours need more than {items} items.")
         return
     held = processes.gather((rows, share.query_places))
-    whole = torch.cat([part for part, _ in held])
+    whole = torch.cat([part for part, _ in held]) + 0.0  # of two zeros of different sign
     if share.query_places is not None:
         whole = whole[torch.cat([torch.as_tensor(places) for _, places in held]).argsort()]
-    number, first, counts = _groups(whole)
+    with computing() as threads:
+        vectors, alike = Vectors(whole, None, "euclidean", threads=threads), np.zeros(items, np.int64)
+        first, number, counts = np.unique(vectors.pairs.query_twin, return_inverse=True, return_counts=True)
+        own = np.arange(processes.rank, len(first), processes.count)
+        often, logs = np.zeros(len(first)), list[float]()
+        search = NeighbourSearch(whole, None, alike, alike, "euclidean", memory_bytes(_CALL, None))
+        for some, votes in search.votes(vectors, first[own], k) if len(own) else ():
+            [portion], equal = votes.portions([k]), counts[own[some]]
+            often += np.bincount(votes.row, portion * votes.items * equal[votes.query], len(first))
+            logs += _log_ratios(votes, equal)
     found["duplicates"] = int((counts[number] > 1).sum())
-    queries = torch.arange(processes.rank, len(first), processes.count)
-    occurrence, logs = torch.zeros(len(first), dtype=torch.float64), []
-    for width in (k, k + WIDEST) if len(first) > 1 else ():
-        if not len(queries):
-            break
-        near = nearest(whole[first], queries=queries, k=width, similarity="euclidean")
-        shares = _shares(near, counts, k)
-        if width == k:
-            logs = _log_ratios(near, counts)
-        # who else is as near as the last one matters, where that one gets a place
-        cut = (near.left_out > 0) & (shares[:, -1] > 0)
-        of_query = shares * counts[near.queries, None]
-        occurrence.index_add_(0, near.indices[~cut].clamp(min=0).flatten(), of_query[~cut].flatten())
-        queries = near.queries[cut]
-    everyone = processes.gather((occurrence, logs, len(queries) if len(first) > 1 else 0))
-    ratios = [ratio for _, some, _ in everyone for ratio in some]
+    everyone = processes.gather((often, logs))
+    ratios = [ratio for _, some in everyone for ratio in some]
     total = math.fsum(ratios)
     found["intrinsic_dimension"] = (len(ratios) - 1) / total if len(ratios) > 1 and total > 0 else math.nan
     if math.isnan(found["intrinsic_dimension"]):
         notes.append(
             "intrinsic_dimension is NaN: no item has two nearest neighbours at different distances other than 0."
         )
-    if unknown := sum(cut for *_, cut in everyone):
-        notes.append(
-            f"hubness is NaN: more than {k + WIDEST} others are as near to {unknown:,} items as neighbour {k} is, so that "
-            "it is arbitrary who is a neighbour."
-        )
-        return
-    # the other items of an item's group are its neighbours, and it is theirs
-    often = (sum(part for part, *_ in everyone) + (counts - 1).clamp(max=k))[number]
-    found["antihubs"] = float((often == 0).double().mean())
-    largest = often.argsort(descending=True, stable=True)[:5].tolist()
-    found["hubs"] = tuple((item, float(often[item])) for item in largest)
-    apart = often - often.mean()
+    named = torch.from_numpy((sum(part for part, _ in everyone) / counts)[number])
+    found["antihubs"] = float((named == 0).double().mean())
+    largest = named.argsort(descending=True, stable=True)[:5].tolist()
+    found["hubs"] = tuple((item, float(named[item])) for item in largest)
+    apart = named - named.mean()
     variance = float(apart.square().mean())
     found["hubness"] = float(apart.pow(3).mean()) / variance**1.5 if variance > 1e-20 else math.nan  # beyond rounding
     if math.isnan(found["hubness"]):
         notes.append("hubness is NaN: all items are neighbours equally often.")
 
 
-def _groups(rows: Float[Tensor, "items dim"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Number the distinct rows: number of each item's row, the first item of each, how many items have it."""
-    held = np.ascontiguousarray((rows + 0.0).numpy())  # of two zeros of different sign
-    keys = held.view(np.dtype((np.void, held.itemsize * held.shape[1])))[:, 0]
-    _, first, number, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
-    return torch.from_numpy(number.reshape(-1)), torch.from_numpy(first), torch.from_numpy(counts)
-
-
-def _shares(near: Neighbours, counts: Int[Tensor, "distinct"], k: int) -> Float[Tensor, "queries listed"]:
-    """Return the share of a place that each item of a listed row gets: 1, or less where it is as near as the last of k."""
-    size = counts[near.indices.clamp(min=0)] * (near.indices >= 0)
-    begins = torch.ones_like(size, dtype=torch.bool)
-    begins[:, 1:] = near.scores[:, 1:] != near.scores[:, :-1]
-    run = begins.flatten().cumsum(0) - 1  # rows of one distance
-    in_run = torch.zeros(int(run[-1]) + 1, dtype=size.dtype).index_add_(0, run, size.flatten())
-    before = (size.cumsum(dim=1) - size)[begins]
-    left = (k - (counts[near.queries] - 1))[:, None] - before[run].view_as(size)
-    shares: Tensor = (left.double() / in_run[run].view_as(size).clamp(min=1)).clamp(0, 1)
-    return shares
-
-
-def _log_ratios(near: Neighbours, counts: Int[Tensor, "distinct"]) -> list[float]:
-    """Return the logs of the second over the first distance, of items without an equal one."""
-    own = counts[near.queries] == 1
-    second = torch.where(counts[near.indices[:, 0]] > 1, near.scores[:, 0], near.scores[:, 1])
-    ratios: list[float] = (second / near.scores[:, 0])[own].log().tolist()
+def _log_ratios(votes: Votes, equal: Int[np.ndarray, "queries"]) -> list[float]:
+    """Return the logs of the second over the first distance, of queries without an equal item."""
+    first = np.flatnonzero(votes.begins)[equal == 1]
+    following = np.where(votes.items[first] > 1, first, np.minimum(first + 1, len(votes.score) - 1))
+    ratios: list[float] = np.log(votes.score[following] / votes.score[first]).tolist()
     return ratios

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
@@ -75,15 +75,33 @@ class KnnReport(Values):
         return self.tables() | {"confidence": or_none(self.confidence)} | sizes
 
 
-class _Votes(NamedTuple):
-    """Neighbours of some queries, those of each together, the nearest first."""
+class Votes(NamedTuple):
+    """Neighbours of some queries, those of each together, the nearest first, and all that are as near as the last."""
 
     query: Int[np.ndarray, "votes"]
+    row: Int[np.ndarray, "votes"]
+    """number of each neighbour's row among the distinct ones"""
     voted: Int[np.ndarray, "votes"]
     """class of each neighbour"""
     score: Float[np.ndarray, "votes"]
     items: Int[np.ndarray, "votes"]
-    """items of the bank that are this neighbour: equal rows of one class"""
+    """items of the bank that are this neighbour: equal rows of one class, without the query itself"""
+
+    @property
+    def begins(self) -> Bool[np.ndarray, "votes"]:
+        """Whether a neighbour is the nearest of its query."""
+        return np.append(True, self.query[1:] != self.query[:-1])
+
+    def portions(self, ks: Sequence[int]) -> Iterator[Float[np.ndarray, "votes"]]:
+        """Yield, for each k, the share of a place that each item gets: 1, or less where it is as near as the last of k."""
+        begins = self.begins
+        is_new = begins | np.append(True, self.score[1:] != self.score[:-1])
+        level = np.cumsum(is_new) - 1  # of equal scores
+        size = np.bincount(level, self.items)
+        before = np.cumsum(size) - size
+        before -= before[level[begins]][self.query[is_new]]
+        for k in ks:
+            yield np.clip((k - before) / np.maximum(size, 1), 0, 1)[level]
 
 
 @default_mode()
@@ -162,7 +180,7 @@ def knn_accuracy(
             "with labels of the queries, or none for leave-one-out."
         )
     candidates = len(others) - int(bank is None)
-    voters = _Search(*compared, classes.numpy(), of_others.numpy(), similarity, memory)
+    voters = NeighbourSearch(*compared, classes.numpy(), of_others.numpy(), similarity, memory)
     own = np.arange(share.processes.rank, len(rows), share.processes.count)
     hits = voters.hits(own, [each for each in ks if each <= candidates], temperature)
     per_query, kept = {}, same > 0
@@ -224,7 +242,7 @@ def _whole(
 
 
 @dataclass(frozen=True)
-class _Search:
+class NeighbourSearch:
     """Finds who votes for whom.
 
     Attributes:
@@ -255,14 +273,14 @@ class _Search:
             # equal rows of one class have equal values: a model that has collapsed is not searched for each of its items
             alike = vectors.pairs.query_twin[queries] * (self.classes.max() + 1) + self.classes[queries]
             _, first, back = np.unique(alike, return_index=True, return_inverse=True)
-            for some, votes in self._votes(vectors, queries[first], max(ks)):
+            for some, votes in self.votes(vectors, queries[first], max(ks)):
                 for key, of_some in _hits(votes, self.classes[queries[first][some]], ks, temperature).items():
                     out[key][some] = of_some
         return {key: values[back] for key, values in out.items()}
 
-    def _votes(
+    def votes(
         self, vectors: Vectors, queries: Int[np.ndarray, "queries"], k: int
-    ) -> Iterator[tuple[Int[np.ndarray, "some"], _Votes]]:
+    ) -> Iterator[tuple[Int[np.ndarray, "some"], Votes]]:
         """Yield some of the queries, by index, and their neighbours, with all that are as near as the k-th.
 
         Equal rows of the bank are searched once. Where more than k rows tie, a second search has room for all of them.
@@ -292,7 +310,8 @@ class _Search:
                     if is_self:
                         itself = queries[part[some]][query]
                         items = items - ((of_row[at] == row[itself]) & (voted[at] == self.classes[itself]))
-                    yield part[some], _Votes(query, voted[at], np.repeat(scores.numpy()[some][there], length), items)
+                    score = np.repeat(scores.numpy()[some][there], length)
+                    yield part[some], Votes(query, of_row[at], voted[at], score, items)
             todo, room = np.flatnonzero(beyond), room + int(beyond.max())
             step = VOTES_AT_ONCE // room
 
@@ -304,19 +323,14 @@ def _split(index: Int[np.ndarray, "queries"], step: int) -> list[Int[np.ndarray,
 
 
 def _hits(
-    votes: _Votes, own: Int[np.ndarray, "queries"], ks: list[int], temperature: float | None
+    votes: Votes, own: Int[np.ndarray, "queries"], ks: list[int], temperature: float | None
 ) -> dict[str, Float[np.ndarray, "queries"]]:
     """Return of each query with votes the share of the orders of ties in which its own class is among the first."""
-    query, _, score, items = votes
-    begins = np.append(True, query[1:] != query[:-1])
-    is_new = begins | np.append(True, score[1:] != score[:-1])
-    level = np.cumsum(is_new) - 1  # of equal scores
-    size = np.bincount(level, items)
-    before = np.cumsum(size) - size
-    before -= before[level[begins]][query[is_new]]
-    weight = np.ones(len(query))
+    query, score, weight = votes.query, votes.score, np.ones(len(votes.query))
     if temperature is not None:
-        weight = np.exp((score - score[begins][query]) / temperature)  # of the nearest 1, so that nothing overflows
+        weight = np.exp(
+            (score - score[votes.begins][query]) / temperature
+        )  # of the nearest 1, so that nothing overflows
     classes = int(max(own.max(), votes.voted.max())) + 1
     named, ballot = np.unique(query * classes + votes.voted, return_inverse=True)
     voter = named // classes
@@ -324,9 +338,8 @@ def _hits(
     place = np.minimum(np.searchsorted(named, wanted), len(named) - 1)
     has = named[place] == wanted
     found = {}
-    for k in ks:
-        portion = np.clip((k - before) / np.maximum(size, 1), 0, 1)[level]
-        total = np.bincount(ballot, portion * items * weight)
+    for k, portion in zip(ks, votes.portions(ks), strict=True):
+        total = np.bincount(ballot, portion * votes.items * weight)
         mine = np.where(has, total[place], 0.0)
         more = np.bincount(voter, total > mine[voter] * (1 + SAME), len(own))
         equal = np.bincount(voter, np.abs(total - mine[voter]) <= mine[voter] * SAME, len(own))

@@ -101,19 +101,12 @@ def test_each_number_is_that_of_its_definition(case: str, monkeypatch: pytest.Mo
 
 def test_who_is_equally_near_is_found_beyond_the_list() -> None:
     """The corners of a simplex, one of them moved outwards: all the others share their places."""
-    points = torch.eye(40, dtype=torch.float64)
+    points = torch.eye(300, dtype=torch.float64)
     points[7] *= 3
     found = embedding_health(points, k=4)
     expected = of_neighbours(points.numpy(), 4)
     assert found.hubness == pytest.approx(expected["hubness"])
-    assert found.antihubs == 1 / 40
-
-
-def test_a_tie_of_very_many_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "WIDEST", 3)
-    found = embedding_health(torch.eye(40), k=4)
-    assert math.isnan(found.hubness)
-    assert "more than 7 others are as near to 40 items as neighbour 4 is" in " ".join(found.notes)
+    assert found.antihubs == 1 / 300
 
 
 def test_authors_formulas() -> None:
