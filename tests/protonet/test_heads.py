@@ -1,6 +1,5 @@
 """Heads and what represents a class, against the formulas: logits, gradients and limits."""
 
-import itertools
 import math
 
 import pytest
@@ -74,9 +73,7 @@ def slow_logits(head: DistanceHead, query: Tensor, support: Tensor, representati
         (DistanceRatioHead(math.log(2.0)), (2.0, 4.0), 0.80000, 0.22314),
     ],
 )
-def test_table_1_of_the_distance_ratio_paper(
-    head: nn.Module, distances: tuple[float, float], probability: float, loss: float
-) -> None:
+def test_table_1_of_the_distance_ratio_paper(head: nn.Module, distances, probability: float, loss: float) -> None:
     logits = head(*(x.double() for x in query_at_distances(*distances)))
     assert logits.softmax(dim=-1)[0, 0].item() == pytest.approx(probability, abs=5e-6)
     assert nn.functional.cross_entropy(logits, torch.tensor([0])).item() == pytest.approx(loss, rel=2e-5)
@@ -96,32 +93,20 @@ def test_logits_equal_the_definition(head: DistanceHead, dtype: torch.dtype, tol
 
 
 @given(
-    ways=st.integers(1, 4),
-    shots=st.integers(1, 4),
-    queries=st.integers(1, 5),
+    sizes=st.tuples(*[st.integers(1, 4)] * 3),
     head=st.sampled_from(EVERY_HEAD),
     representation=st.sampled_from(["mean", "nearest"]),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=80, deadline=None)
-def test_logits_of_several_shots_equal_the_definition(
-    ways: int, shots: int, queries: int, head: DistanceHead, representation: Representation, seed: int
-) -> None:
+@settings(max_examples=50, deadline=None)
+def test_logits_of_several_shots_and_episodes_equal_the_definition(sizes, head, representation, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
-    query = torch.randn(queries, 3, generator=generator, dtype=torch.float64)
-    support = torch.randn(ways, shots, 3, generator=generator, dtype=torch.float64)
-    logits = class_logits(head, query, support, representation).detach()
-    torch.testing.assert_close(logits, slow_logits(head, query, support, representation), rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize("representation", ["mean", "nearest"])
-@each_head
-def test_several_episodes_at_once_equal_a_loop(head: DistanceHead, representation: Representation) -> None:
-    query, support = torch.randn(2, 3, 7, 5), torch.randn(2, 3, 4, 2, 5)
-    together = class_logits(head, query, support, representation)
-    for e in itertools.product(range(2), range(3)):
-        one = class_logits(head, query[e], support[e], representation)
-        torch.testing.assert_close(one, together[e], rtol=0, atol=0)
+    ways, shots, queries = sizes
+    query = torch.randn(2, queries, 3, generator=generator, dtype=torch.float64)
+    support = torch.randn(2, ways, shots, 3, generator=generator, dtype=torch.float64)
+    logits = class_logits(head, query[None], support[None], representation).detach()[0]
+    expected = [slow_logits(head, *episode, representation) for episode in zip(query, support, strict=True)]
+    torch.testing.assert_close(logits, torch.stack(expected), rtol=1e-8, atol=1e-8)
 
 
 @each_head
@@ -134,8 +119,7 @@ def test_a_large_common_offset_cancels_nothing(head: nn.Module) -> None:
 
 @each_head
 def test_gradients_equal_finite_differences(head: nn.Module) -> None:
-    query = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    points = torch.randn(2, 2, 4, dtype=torch.float64, requires_grad=True)
+    query, points = (torch.randn(2, n, 4, dtype=torch.float64, requires_grad=True) for n in (3, 2))
     assert torch.autograd.gradcheck(head, (query, points))
     try:
         assert torch.autograd.gradgradcheck(head, (query, points))
@@ -147,9 +131,7 @@ def test_the_nearest_support_point_and_log_rho_get_gradients() -> None:
     support, head = torch.tensor([[[0.0], [3.0]], [[9.0], [7.0]]], requires_grad=True), DistanceRatioHead()
     logits = class_logits(head, torch.tensor([[1.0]]), support, "nearest")
     nn.functional.cross_entropy(logits, torch.tensor([0])).backward()
-    assert support.grad is not None
     assert (support.grad != 0).flatten().tolist() == [True, False, False, True]
-    assert head.log_rho.grad is not None
     assert head.log_rho.grad.isfinite()
     assert head.log_rho.grad != 0
 
@@ -172,12 +154,11 @@ def test_half_precision_embeddings_and_autocast_give_float32_logits(head: Distan
         assert torch.is_autocast_enabled("cpu")
 
 
-def test_prototypes_are_means_over_the_shots() -> None:
+def test_prototypes_are_means_over_the_shots_in_at_least_float32() -> None:
     support = torch.randn(2, 3, 4, 5)
     torch.testing.assert_close(prototypes(support), sum(support[:, :, k] for k in range(4)) / 4)
-    torch.testing.assert_close(prototypes(support[:, :, :1]), support[:, :, 0], rtol=0.0, atol=0.0)
-    assert prototypes(support.bfloat16()).dtype == torch.float32
-    assert prototypes(support.double()).dtype == torch.float64
+    given = (torch.bfloat16, torch.float32, torch.float64)
+    assert [prototypes(support.to(dtype)).dtype for dtype in given] == [torch.float32, torch.float32, torch.float64]
 
 
 def test_any_module_is_a_head() -> None:
@@ -187,25 +168,35 @@ def test_any_module_is_a_head() -> None:
 
     head, query, support = DotProduct(), torch.tensor([[1.0, 0.0]]), torch.tensor([[[1.0, 0.0], [3.0, 0.0]]])
     assert make_head(head) is head
-    assert class_logits(head, query, support).item() == 2.0
-    assert class_logits(head, query, support, "nearest").item() == 3.0
+    assert [class_logits(head, query, support, kind).item() for kind in ("mean", "nearest")] == [2.0, 3.0]
 
 
-def test_what_is_no_head_is_refused(as_users_run_it: None) -> None:
+def test_heads_by_name_and_in_print() -> None:
     assert isinstance(make_head("softmax"), SoftmaxHead)
     assert isinstance(make_head("dr"), DistanceRatioHead)
-    with pytest.raises(ValueError, match=r"There is no head 'cosine'. Choose 'softmax' or 'dr', or pass an nn.Module"):
-        make_head("cosine")
-    with pytest.raises(ValueError, match="log_rho=inf is not finite"):
-        DistanceRatioHead(math.inf)
-    with pytest.raises(ValueError, match=r"SoftmaxHead: there is no distance='cosine'\. Choose 'euclidean'"):
-        SoftmaxHead("cosine")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"ProtoNet: there is no representation='median'\. Choose 'mean'"):
-        check_representation("median", "ProtoNet")
-    for representation in ("mean", "nearest"):
-        with pytest.raises(ValueError, match=r"support of shape \(3, 0, 2\) has 0 shots\. Give .* shot >= 1"):
-            class_logits(SoftmaxHead(), torch.zeros(1, 2), torch.zeros(3, 0, 2), representation)
     assert repr(DistanceRatioHead(distance="angular")) == "DistanceRatioHead(rho=7.389, distance='angular')"
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        (lambda: make_head("cosine"), r"There is no head 'cosine'. Choose 'softmax' or 'dr', or pass an nn.Module"),
+        (lambda: DistanceRatioHead(math.inf), "log_rho=inf is not finite"),
+        (lambda: SoftmaxHead("cosine"), r"SoftmaxHead: there is no distance='cosine'\. Choose 'euclidean'"),
+        (
+            lambda: check_representation("median", "ProtoNet"),
+            r"ProtoNet: there is no representation='median'\. Choose 'mean'",
+        ),
+        (
+            lambda: class_logits(SoftmaxHead(), torch.zeros(1, 2), torch.zeros(3, 0, 2), "nearest"),
+            r"support of shape \(3, 0, 2\) has 0 shots\. Give .* shot >= 1",
+        ),
+    ],
+    ids=["head", "log_rho", "distance", "representation", "shots"],
+)
+def test_what_is_no_head_is_refused(as_users_run_it: None, refused, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        refused()
 
 
 # ------------------------------------------------------------------------------------------------------- the unit sphere
@@ -218,18 +209,9 @@ def test_small_angles_keep_their_digits() -> None:
     assert large == pytest.approx(math.pi, abs=1e-5)
 
 
-@pytest.mark.parametrize("distance", DISTANCES[1:])
-def test_only_directions_count_on_the_sphere(distance: Distance) -> None:
-    query, points = torch.randn(4, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
-    lengths = torch.tensor([[0.1], [1.0], [3.0], [700.0]], dtype=torch.float64)
-    torch.testing.assert_close(
-        squared_distances(lengths * query, 5 * points, distance), squared_distances(query, points, distance)
-    )
-
-
 @pytest.mark.parametrize("head", EVERY_HEAD, ids=repr)
 @pytest.mark.parametrize("place", [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
-@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16 autocast"])
+@pytest.mark.parametrize("kind", ["float64", "bfloat16 autocast"])
 def test_gradients_are_finite_where_points_meet(head: DistanceHead, place: list[float], kind: str) -> None:
     dtype = torch.float64 if kind == "float64" else torch.float32
     query = torch.tensor([place], dtype=dtype, requires_grad=True)
@@ -238,11 +220,7 @@ def test_gradients_are_finite_where_points_meet(head: DistanceHead, place: list[
         loss = nn.functional.cross_entropy(head(query @ torch.eye(3, dtype=dtype), points), torch.tensor([0]))
     loss.backward()
     assert loss.isfinite()
-    assert query.grad is not None
-    assert points.grad is not None
-    assert query.grad.isfinite().all()
-    assert points.grad.isfinite().all()
-    assert max(query.grad.abs().max(), points.grad.abs().max()) < 1e3  # and no blow-up at length 0
+    assert torch.cat([query.grad, points.grad]).abs().max() < 1e3  # no NaN, and no blow-up at length 0
 
 
 @given(
@@ -253,7 +231,7 @@ def test_gradients_are_finite_where_points_meet(head: DistanceHead, place: list[
     dtype=st.sampled_from([torch.float32, torch.float64]),
     autocast=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_scaling_all_embeddings_changes_no_distance_ratio_probability(
     scale: float, seed: int, shots: int, representation: Representation, dtype: torch.dtype, autocast: bool
 ) -> None:
@@ -293,10 +271,8 @@ def test_the_scale_shows_below_the_documented_distance() -> None:
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_at_a_prototype_the_confidence_goes_to_one_and_the_others_to_zero(
-    distance: Distance, dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_at_a_prototype_the_confidence_goes_to_one_and_the_others_to_zero(distance: Distance, dtype) -> None:
     """Equations 7 and 8, approached along a line: the confidence in the class of the point rises to 1."""
     points = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, -1.0]], dtype=torch.float64)
     head = DistanceRatioHead(distance=distance)
