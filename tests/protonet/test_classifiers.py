@@ -8,14 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fewshot_callbacks.protonet import (
-    ClassVectors,
-    DistanceRatioHead,
-    Representation,
-    SoftmaxHead,
-    SupportClassifier,
-    class_logits,
-)
+from fewshot_callbacks.protonet import ClassVectors, DistanceRatioHead, SoftmaxHead, SupportClassifier, class_logits
 
 
 @given(
@@ -25,7 +18,7 @@ from fewshot_callbacks.protonet import (
     seed=st.integers(0, 2**16),
 )
 @settings(max_examples=30, deadline=None)
-def test_equals_the_logits_of_an_episode(shots: int, representation: Representation, distance, seed: int) -> None:
+def test_equals_the_logits_of_an_episode(shots, representation, distance, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     support = torch.randn(4, shots, 3, generator=generator, dtype=torch.float64)
     query = torch.randn(5, 3, generator=generator, dtype=torch.float64)
@@ -36,13 +29,13 @@ def test_equals_the_logits_of_an_episode(shots: int, representation: Representat
     classifier.fit(support.flatten(0, 1)[shuffled], labels.repeat_interleave(shots)[shuffled])
     expected = class_logits(head, query, support, representation).detach()
     torch.testing.assert_close(classifier(query).detach(), expected, rtol=1e-9, atol=1e-9)
-    assert classifier.classes.tolist() == labels.tolist()
+    assert classifier.classes.equal(labels)
     assert classifier.predict(query).tolist() == labels[expected.argmax(1)].tolist()
     torch.testing.assert_close(classifier.probabilities(query), expected.softmax(-1), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("representation", "logits"), [("mean", [-64.0, 0.0]), ("nearest", [-64.0, -1.0])])
-def test_classes_of_different_sizes(representation: Representation, logits: list[float]) -> None:
+def test_classes_of_different_sizes(representation: str, logits: list[float]) -> None:
     classifier = SupportClassifier(SoftmaxHead(), representation).fit(torch.zeros(2, 3), torch.tensor([0, 1]))
     classifier.fit(torch.tensor([[0.0], [2.0], [9.0]]), torch.tensor([1, 1, 0]))  # in place of the first
     torch.testing.assert_close(classifier(torch.tensor([[1.0]])), torch.tensor([logits], dtype=torch.float64))
@@ -64,7 +57,8 @@ def test_what_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize("ask", ["probabilities", "predict"])
 def test_no_class_is_named_for_what_is_not_finite(ask: str) -> None:
     classifier = SupportClassifier(SoftmaxHead(), "nearest", embed=lambda items: items)
-    classifier.fit(torch.eye(2), torch.tensor([5, 6]))
+    classifier.fit(torch.eye(2).bfloat16(), torch.tensor([5, 6]))
+    assert classifier.probabilities(torch.eye(2).bfloat16()).dtype == torch.float32
     queries = torch.tensor([[1.0, 0.0], [math.nan, 1.0], [1.0, 0.0]])
     message = rf"SupportClassifier.{ask}: 1 of 3 rows of embeddings hold NaN or Inf, the first at index 1. .*drop them"
     with pytest.raises(ValueError, match=message):
@@ -77,18 +71,12 @@ def test_no_class_is_named_for_what_is_not_finite(ask: str) -> None:
 
 def test_class_vectors_name_no_class_for_what_is_not_finite() -> None:
     layer = ClassVectors(2, 2, SoftmaxHead())
+    assert repr(layer).startswith("ClassVectors(\n  classes=2, dim=2")
     with pytest.raises(ValueError, match=r"ClassVectors.probabilities: 1 of 3 rows of embeddings hold NaN or Inf"):
         layer.probabilities(torch.tensor([[1.0, 0.0], [-math.inf, 1.0], [1.0, 0.0]]))
     layer.vectors.data.fill_(math.nan)
     with pytest.raises(ValueError, match=r"ClassVectors.probabilities: the logits of 1 of 1 .* its class vectors"):
         layer.probabilities(torch.zeros(1, 2))
-
-
-def test_half_precision_embeddings_give_float32_probabilities() -> None:
-    classifier = SupportClassifier(DistanceRatioHead()).fit(torch.eye(2).bfloat16(), torch.tensor([0, 1]))
-    probabilities = classifier.probabilities(torch.eye(2).bfloat16())
-    assert probabilities.dtype == torch.float32
-    torch.testing.assert_close(probabilities, torch.eye(2))
 
 
 def test_class_vectors_learn_as_an_ordinary_classifier() -> None:
@@ -106,11 +94,3 @@ def test_class_vectors_learn_as_an_ordinary_classifier() -> None:
     assert probabilities.argmax(1).eq(labels).all()
     torch.testing.assert_close(layer.probabilities(layer.vectors), torch.eye(3), rtol=0.0, atol=1e-6)
     torch.testing.assert_close(layer.probabilities(7 * embeddings), probabilities, rtol=0.0, atol=1e-6)
-
-
-def test_class_vectors_take_any_head() -> None:
-    layer = ClassVectors(4, 2, SoftmaxHead("unit_euclidean"))
-    assert layer(torch.randn(3, 2)).shape == (3, 4)
-    assert repr(layer).startswith("ClassVectors(\n  classes=4, dim=2")
-    with pytest.raises(ValueError, match=r"ClassVectors\(classes=0, dim=2\): both must be at least 1"):
-        ClassVectors(0, 2)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -74,8 +74,7 @@ def gradients(module: nn.Module, images: torch.Tensor, labels: torch.Tensor, *, 
     return [parameter.grad for parameter in module.parameters()]
 
 
-def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
 
 
 @settings(max_examples=20, deadline=None)
@@ -144,10 +143,8 @@ def test_no_more_than_one_graph_is_alive() -> None:
 
 def test_a_fit_in_pieces_is_one_of_whole_batches() -> None:
     by_value = {"gradient_clip_val": 0.002, "gradient_clip_algorithm": "value"}
-    for loss, options in (
-        (SoftAveragePrecisionLoss(5), by_value),
-        (Proxies(), {"accumulate_grad_batches": 3, "gradient_clip_val": 0.01}),
-    ):
+    by_norm = {"accumulate_grad_batches": 3, "gradient_clip_val": 0.01}
+    for loss, options in ((SoftAveragePrecisionLoss(5), by_value), (Proxies(), by_norm)):
         start, whole, pieces = weights(EmbeddingModule(backbone(), loss)), fit(loss, **options), fit(loss, 4, **options)
         assert weights(pieces) == pytest.approx(weights(whole), abs=1e-10)
         assert weights(whole) != pytest.approx(start, abs=1e-4)
@@ -155,10 +152,8 @@ def test_a_fit_in_pieces_is_one_of_whole_batches() -> None:
 
 
 def test_half_precision() -> None:
-    whole, pieces, exact = (
-        weights(fit(Proxies(), size, precision=precision))
-        for size, precision in ((None, "bf16-mixed"), (4, "bf16-mixed"), (None, "64-true"))
-    )
+    whole, pieces = (weights(fit(Proxies(), size, precision="bf16-mixed")) for size in (None, 4))
+    exact = weights(fit(Proxies()))
     assert pieces == pytest.approx(whole, abs=2e-2)
     assert pieces == pytest.approx(exact, abs=5e-2)
     assert pieces != pytest.approx(exact, abs=1e-6)  # it was half precision
@@ -169,9 +164,7 @@ def test_float16_with_a_scaled_loss(similarity, micro_batch) -> None:
     """As Lightning does with precision="16-mixed", which it has for accelerators alone."""
     loss = SoftAveragePrecisionLoss(7, similarity=similarity)
     module = EmbeddingModule(backbone(), loss, micro_batch=micro_batch)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    before = weights(module)
+    optimizer, scaler = torch.optim.SGD(module.parameters()), torch.amp.GradScaler("cpu", init_scale=2.0**10)
     with torch.autocast("cpu", dtype=torch.float16):
         embeddings = module(IMAGES)
         embeddings.retain_grad()
@@ -183,38 +176,33 @@ def test_float16_with_a_scaled_loss(similarity, micro_batch) -> None:
     loss(exact, LABELS).backward()
     torch.testing.assert_close(embeddings.grad.float() / 2**10, exact.grad, rtol=1e-3, atol=1e-7)
     scaler.unscale_(optimizer)
-    assert all(torch.isfinite(parameter.grad).all() for parameter in module.parameters())
     reference = EmbeddingModule(backbone(), loss)
     reference(IMAGES).backward(exact.grad)
     for one, other in zip(module.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0.01 * float(other.grad.abs().max()))
-    scaler.step(optimizer)
-    assert weights(module) != pytest.approx(before, abs=1e-5)
 
 
 class Kept(Callback):
     """What each process has trained and logged, in a file of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
     def on_train_end(self, trainer, module) -> None:
         logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        torch.save((weights(module), logged), self.folder / f"{trainer.world_size} {trainer.global_rank}.pt")
+        torch.save((weights(module), logged), f"{trainer.world_size} {trainer.global_rank}.pt")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch survives a fork on Linux alone")
 @pytest.mark.parametrize("loss", [SoftAveragePrecisionLoss(5), Proxies()], ids=["soft AP", "proxies"])
-def test_two_processes_train_as_one(loss, tmp_path) -> None:
+def test_two_processes_train_as_one(loss, tmp_path, monkeypatch) -> None:
     """Ten items of one process and five of the other, in pieces of four, are the fifteen of one."""
-    fit(loss, 4, Kept(tmp_path))
-    fit(loss, 4, Kept(tmp_path), strategy="ddp_fork", devices=2)
-    one, *two = (torch.load(tmp_path / f"{name}.pt") for name in ("1 0", "2 0", "2 1"))
-    for found, logged in two:
-        assert found == pytest.approx(one[0], abs=1e-6)
-        assert logged == pytest.approx(one[1], abs=1e-6)
+    monkeypatch.chdir(tmp_path)
+    fit(loss, 4, Kept())
+    fit(loss, 4, Kept(), strategy="ddp_fork", devices=2)
+    (one, logged), *two = (torch.load(f"{name}.pt") for name in ("1 0", "2 0", "2 1"))
+    for found, also_logged in two:
+        assert found == pytest.approx(one, abs=1e-6)
+        assert also_logged == pytest.approx(logged, abs=1e-6)
     ranked = {"train/soft_AP", "train/batch_AP"} if isinstance(loss, SoftAveragePrecisionLoss) else set()
-    assert set(one[1]) == {"train/loss", *ranked}
+    assert set(logged) == {"train/loss", *ranked}
 
 
 def noted(module: EmbeddingModule, items, batch_size: int = 10) -> list[tuple[dict[str, float], dict]]:
@@ -262,9 +250,9 @@ def test_other_losses_log_their_loss_alone_and_words_are_labels() -> None:
         assert labels.dtype == torch.int64
         return embeddings.square().mean()
 
-    words = [("owl", "wren")[label % 2] for label in LABELS.tolist()]
-    ((logged, _), *_) = noted(EmbeddingModule(backbone(), loss), list(zip(IMAGES, words, strict=True)))
-    assert set(logged) == {"train/loss"}
+    pairs = [(image, ("owl", "wren")[label % 2]) for image, label in DATA]
+    steps = noted(EmbeddingModule(backbone(), loss, micro_batch=15), pairs, batch_size=20)
+    assert [set(logged) for logged, _ in steps] == [{"train/loss"}] * 2  # the last batch is one piece
 
 
 def test_a_batch_without_a_pair_has_no_average_precision() -> None:
@@ -287,45 +275,15 @@ def test_monitors_attach_without_an_argument() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"micro_batch": 0}, r"micro_batch=0.*Use 1 or more, or None"),
-        ({"ap_every_n_steps": -1}, r"ap_every_n_steps=-1.*0 for never"),
-        ({"learning_rate": 0.0}, r"learning_rate=0\.0.*positive"),
-        ({"loss": 3}, r"loss 3 cannot be called"),  # checked types would refuse it first
-    ],
-    ids=str,
-)
-def test_wrong_settings_fail_in_the_constructor(wrong, words, as_users_run_it) -> None:
-    with pytest.raises(ValueError, match=words):
-        EmbeddingModule(**({"backbone": nn.Identity(), "loss": SoftAveragePrecisionLoss()} | wrong))
-
-
-@pytest.mark.parametrize(
     ("changed", "words"),
     [
         ({"micro_batch": 11}, r"micro_batch=11\): the batch has 10"),
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, r"CrossEntropyLoss returned a tensor of shape \(10,\).*scal"),
         ({"loss": lambda embeddings, labels: 0.5}, r"returned a float.*scalar"),
-        ({"backbone": nn.Sequential(nn.Linear(4, 4), nn.Unflatten(1, (2, 2)))}, r"gave shape \(10, 2, 2\) for 10"),
         ({"backbone": nn.LSTM(4, 3)}, r"LSTM gave a tuple for 10 images"),
     ],
-    ids=["micro_batch", "no scalar", "no tensor", "no matrix", "no embedding"],
 )
 def test_what_cannot_be_trained_is_said(changed, words) -> None:
     module = EmbeddingModule(**({"backbone": nn.Linear(4, 2), "loss": SoftAveragePrecisionLoss()} | changed))
     with pytest.raises(ValueError, match=words):
         noted(module, TensorDataset(IMAGES, LABELS % 2))
-
-
-def test_a_smaller_last_batch_is_embedded_whole() -> None:
-    module = EmbeddingModule(Watched(), SoftAveragePrecisionLoss(), micro_batch=10)
-    noted(module, TensorDataset(IMAGES, LABELS % 2), batch_size=24)
-    assert sorted(module.backbone.rows) == [6, *[8] * 6]
-
-
-def test_losses_of_pytorch_metric_learning() -> None:
-    loss = pytest.importorskip("pytorch_metric_learning.losses").ArcFaceLoss(6, 3)
-    (before,) = copy.deepcopy(list(loss.parameters()))
-    noted(EmbeddingModule(backbone(), loss, micro_batch=4), DATA, batch_size=15)
-    assert not torch.equal(next(loss.parameters()), before)
