@@ -1,5 +1,6 @@
 """Glyphs: distinct classes, unseen scripts, a cache that heals, an augmentation that repeats."""
 
+import itertools
 import unicodedata
 from collections import defaultdict
 from pathlib import Path
@@ -9,16 +10,7 @@ import pytest
 import torch
 
 from fewshot_callbacks.data import Glyphs, augment_glyphs, glyphs
-from fewshot_callbacks.data.glyphs import (
-    FACES,
-    LOOK_ALIKE,
-    SCRIPTS_OF,
-    DrawnGlyphs,
-    _look_alikes,
-    cache_file,
-    load_drawing,
-    script_of,
-)
+from fewshot_callbacks.data.glyphs import SCRIPTS_OF, DrawnGlyphs, _look_alikes, cache_file, load_drawing
 
 
 @pytest.fixture(scope="module")
@@ -28,40 +20,19 @@ def splits() -> dict[str, Glyphs]:
 
 def test_splits_are_disjoint_in_characters_scripts_and_images(splits: dict[str, Glyphs]) -> None:
     owners = defaultdict(set)
-    for glyph_set in splits.values():
+    for name, glyph_set in splits.items():
         for image, label in zip(glyph_set.images.numpy(), glyph_set.labels.tolist(), strict=True):
             owners[image.tobytes()].add(glyph_set.class_names[label])
-    assert [found for found in owners.values() if len(found) > 1] == []
-    characters = [set(splits[name].class_names) for name in ("train", "val", "test")]
-    assert sum(map(len, characters)) == len(set.union(*characters))
-    for name, glyph_set in splits.items():
         assert set(glyph_set.scripts) == set(SCRIPTS_OF[name])
-        assert [script_of(c) for c in glyph_set.class_names] == list(glyph_set.scripts)
+        assert [glyphs.script_of(c) for c in glyph_set.class_names] == list(glyph_set.scripts)
+    assert max(map(len, owners.values())) == 1
+    characters = [set(glyph_set.class_names) for glyph_set in splits.values()]
+    assert sum(map(len, characters)) == len(set.union(*characters))
     for word in ("GREEK", "CYRILLIC", "ARMENIAN", "GEORGIAN"):
         assert not any(word in unicodedata.name(c) for c in splits["train"].class_names)
-
-
-def test_known_look_alikes_are_settled_for_the_first_script(splits: dict[str, Glyphs]) -> None:
-    where = {c: name for name, glyph_set in splits.items() for c in glyph_set.class_names}
-    for latin, others in {"A": "\u0391\u0410", "O": "\u039f\u041e", "c": "\u0441", "e": "\u0435"}.items():
-        # Greek Alpha and Omicron, Cyrillic A, O, es and ie
-        assert where[latin] == "train"
-        assert not set(others) & set(where)
-    assert where["Φ"] == "val"
-    assert "Ф" not in where or where["Ф"] == "test"
-
-
-def test_every_face_of_a_kept_class_really_holds_the_character(splits: dict[str, Glyphs]) -> None:
-    from matplotlib.ft2font import FT2Font
-
-    held = [set(FT2Font(f"{mpl.get_data_path()}/fonts/ttf/{face}.ttf").get_charmap()) for face in FACES]
-    for glyph_set in splits.values():
-        per_class = defaultdict(list)
-        for label, face in zip(glyph_set.labels.tolist(), glyph_set.faces.tolist(), strict=True):
-            assert ord(glyph_set.class_names[label]) in held[face]
-            per_class[label].append(face)
-        assert sorted(per_class) == list(range(len(glyph_set.class_names)))
-        assert all(len(set(faces)) == len(faces) >= 10 for faces in per_class.values())
+    # look-alikes are settled for the first script: Greek Alpha and Omicron, Cyrillic A, O, es and ie, ef of Phi
+    assert [set("AOce") <= characters[0], "Φ" in characters[1]] == [True, True]
+    assert not set("\u0391\u039f\u0410\u041e\u0441\u0435") & set.union(*characters)
 
 
 def test_images_have_ink_in_the_middle_and_paper_around_it(splits: dict[str, Glyphs]) -> None:
@@ -73,57 +44,43 @@ def test_images_have_ink_in_the_middle_and_paper_around_it(splits: dict[str, Gly
         assert ((first + last) - 31).abs().max() <= 2
 
 
-def test_look_alikes_are_those_that_a_double_loop_finds() -> None:
+def test_look_alikes_are_the_close_ones_of_all_pairs() -> None:
     glyph_set = Glyphs("val")
-    of_face = glyph_set.images[glyph_set.faces == 0, 0].numpy()[:120]
-    drawings = dict(enumerate(of_face))
-    drawings[200], drawings[201] = of_face[5].copy(), of_face[9].copy()
-    drawings[201][16, 16] ^= 7  # nearly the same
-    drawings[202] = (of_face[5] * 0.91).astype(of_face.dtype)  # 0.8 % of the squared ink away
-    expected = []
-    keys = list(drawings)
-    for i, one in enumerate(keys):
-        for other in keys[i + 1 :]:
-            a, b = drawings[one].astype(float), drawings[other].astype(float)
-            if ((a - b) ** 2).sum() <= LOOK_ALIKE * max((a**2).sum(), (b**2).sum()):
-                expected.append((chr(one), chr(other)))
-    assert (chr(5), chr(200)) in expected
-    assert (chr(9), chr(201)) in expected
-    assert (chr(5), chr(202)) in expected
-    assert _look_alikes({chr(key): image for key, image in drawings.items()}) == expected
+    of_face = glyph_set.images[glyph_set.faces == 0, 0].numpy()[:60]
+    drawings = {chr(number): image for number, image in enumerate(of_face)}
+    drawings["x"], drawings["y"] = of_face[5].copy(), of_face[9].copy()
+    drawings["y"][16, 16] ^= 7  # nearly the same
+    drawings["z"] = (of_face[5] * 0.91).astype(of_face.dtype)  # 0.8 % of the squared ink away
+    pixels = {name: image.astype(float) for name, image in drawings.items()}
+    expected = [
+        (one, other)
+        for (one, a), (other, b) in itertools.combinations(pixels.items(), 2)
+        if ((a - b) ** 2).sum() <= 0.01 * max((a**2).sum(), (b**2).sum())
+    ]
+    assert {(chr(5), "x"), (chr(9), "y"), (chr(5), "z")} <= set(expected)
+    assert _look_alikes(drawings) == expected
     assert _look_alikes({}) == []
 
 
 def test_items_are_floats_and_batches_are_items_stacked(splits: dict[str, Glyphs]) -> None:
-    glyph_set = splits["test"]
-    images, labels = glyph_set.batch([5, 0, 700])
-    assert images.dtype == torch.float32
-    assert images.min() >= 0
-    assert 0.5 < images.max() <= 1
-    for position, index in enumerate((5, 0, 700)):
-        image, label = glyph_set[index]
-        assert torch.equal(image, images[position])
-        assert torch.equal(image, glyph_set.images[index].float() / 255)
-        assert label == labels[position] == glyph_set.labels[index]
+    glyph_set, chosen = splits["test"], [5, 0, 700]
+    images, labels = glyph_set.batch(chosen)
+    torch.testing.assert_close(images, glyph_set.images[chosen] / 255, rtol=0, atol=0)
+    assert torch.equal(labels, glyph_set.labels[chosen])
+    torch.testing.assert_close(glyph_set[700], (images[2], int(labels[2])), rtol=0, atol=0)
     assert glyph_set.batch([])[0].shape == (0, 1, 32, 32)
 
 
 class Pen:
     """Stands for `draw_glyphs`: a tiny drawing, and how often it was made."""
 
-    def __init__(self) -> None:
-        self.drawn = 0
+    drawn = 0
 
     def __call__(self, size: int, min_faces: int) -> DrawnGlyphs:
         self.drawn += 1
-        return DrawnGlyphs(
-            images=torch.arange(3 * size * size, dtype=torch.uint8).reshape(3, 1, size, size),
-            classes=torch.tensor([0, 0, 1]),
-            faces=torch.tensor([0, 1, 0]),
-            characters=("a", "ж"),
-            scripts=("Latin", "Cyrillic"),
-            look_alikes=(0, 1, 2, 3, 4, 5),
-        )
+        images = torch.arange(3 * size * size, dtype=torch.uint8).reshape(3, 1, size, size)
+        classes, faces = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])
+        return DrawnGlyphs(images, classes, faces, ("a", "ж"), ("Latin", "Cyrillic"), (0, 1, 2, 3, 4, 5))
 
 
 @pytest.fixture
@@ -149,24 +106,20 @@ def test_the_second_time_nothing_is_drawn(pen: Pen, monkeypatch: pytest.MonkeyPa
     assert pen.drawn == 5  # the cache depends on all of these
 
 
-@pytest.mark.parametrize("damage", ["garbage", "half", "empty", "other content"])
+@pytest.mark.parametrize("damage", ["half", "other content"])
 def test_a_damaged_cache_is_drawn_again(pen: Pen, damage: str) -> None:
-    first = load_drawing()
-    file = cache_file()
-    if damage == "other content":
-        torch.save({"images": torch.zeros(3)}, file)
+    first, file = load_drawing(), cache_file()
+    if damage == "half":
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     else:
-        content = file.read_bytes()
-        file.write_bytes({"garbage": b"not a tensor", "half": content[: len(content) // 2], "empty": b""}[damage])
+        torch.save({"images": torch.zeros(3)}, file)
     with pytest.warns(UserWarning, match=r"The glyph cache .* cannot be read .*Drawing it again"):
         assert torch.equal(load_drawing().images, first.images)
     assert torch.equal(load_drawing().images, first.images)  # healed: no warning any more
     assert pen.drawn == 2
 
 
-def test_a_folder_that_cannot_be_written_is_only_a_warning(
-    pen: Pen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_written_is_only_a_warning(pen: Pen, monkeypatch) -> None:
     def full(content: object, file: Path) -> None:
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
@@ -176,11 +129,6 @@ def test_a_folder_that_cannot_be_written_is_only_a_warning(
         assert len(load_drawing().images) == 3
     assert list(cache_file().parent.iterdir()) == []
 
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv("FEWSHOT_CALLBACKS_CACHE", str(tmp_path / "file" / "deep"))
-    with pytest.warns(UserWarning, match=r"cannot be kept in .* FEWSHOT_CALLBACKS_CACHE"):
-        assert len(load_drawing().images) == 3
-
 
 def test_augmentation_repeats_with_its_generator_and_leaves_the_global_state_alone() -> None:
     images = Glyphs("val").batch(range(40))[0]
@@ -189,13 +137,8 @@ def test_augmentation_repeats_with_its_generator_and_leaves_the_global_state_alo
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
-    assert one.shape == images.shape
-    assert one.min() >= 0
-    assert one.max() <= 1
-    torch.manual_seed(5)
-    loose = augment_glyphs(images)
-    torch.manual_seed(5)
-    assert torch.equal(loose, augment_glyphs(images))
+    assert (one.shape, one.min() >= 0, one.max() <= 1) == (images.shape, True, True)
+    assert not torch.equal(augment_glyphs(images), augment_glyphs(images))  # of the global state
     assert augment_glyphs(images[:0]).shape == (0, 1, 32, 32)
 
 

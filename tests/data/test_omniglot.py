@@ -1,12 +1,6 @@
 """Omniglot: the published sets, whole alphabets to validate on, ink high; what is missing is named."""
 
-import hashlib
-import os
 import shutil
-import threading
-import zipfile
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest.mock import patch
 
@@ -16,142 +10,97 @@ from PIL import Image
 from torchvision import datasets
 
 from fewshot_callbacks.data import Omniglot, omniglot
-from tests.data.trees import SPLITS, everything
+from tests.data.trees import everything, names_of
 
-SIZES = {"images_background": (964, 30), "images_evaluation": (659, 20)}
-FEW = ("Korean",)
-
-
-def write_tree(root: Path, sizes: dict[str, tuple[int, int]], drawings: int = 2) -> Path:
-    """Characters dealt to alphabets in turn; the last alphabets of the background set bear published names."""
-    root.mkdir(parents=True, exist_ok=True)
-    Image.new("1", (105, 105), 1).save(root / "drawing.png")
-    for name, (characters, alphabets) in sizes.items():
-        names = [f"{name[7:10]}{i:02}" for i in range(alphabets)]
-        if name == "images_background":
-            names[-len(omniglot.VALIDATION_ALPHABETS) :] = omniglot.VALIDATION_ALPHABETS[-alphabets:]
-        for i in reversed(range(characters)):
-            folder = root / "omniglot-py" / name / names[i % alphabets] / f"character{i // alphabets + 1:02}"
-            folder.mkdir(parents=True)
-            for j in range(drawings):
-                os.link(root / "drawing.png", folder / f"{i:04}_{j + 1:02}.png")
-    return root
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tree(tmp_path_factory.mktemp("published"), SIZES)
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def served(tmp_path: Path):
-    """A folder and its address."""
-    folder = tmp_path / "served"
-    folder.mkdir()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield folder, f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+ALPHABETS = ("Armenian", "Korean", "N_Ko", "Tagalog", "Tifinagh")
+SETS = ("images_background", "images_evaluation")
 
 
 @pytest.fixture
 def few(tmp_path: Path) -> Path:
-    """Five characters of two alphabets to train and validate on, two to test on."""
-    root = write_tree(tmp_path / "few", {"images_evaluation": (2, 1)})
-    for i, place in enumerate(("Greek/character02", "Greek/character01", "Korean/character01", "Korean/character02")):
-        folder = root / "omniglot-py" / "images_background" / place
-        folder.mkdir(parents=True)
-        for j in range(2):
-            image = Image.new("1", (105, 105), 1)
-            image.paste(0, (0, 0, 105, 15 * (i + 1)))  # rows of ink
-            image.save(folder / f"{i:04}_{j + 1:02}.png")
-    return root
+    """Two characters to train on, one of each alphabet to validate on, two to test on; each drawn twice."""
+    background = ["Greek/character02", "Greek/character01", *(f"{alphabet}/character01" for alphabet in ALPHABETS)]
+    places = [*(f"{SETS[0]}/{place}" for place in background), *(f"{SETS[1]}/Tibetan/character0{i}" for i in (1, 2))]
+    for i, place in enumerate(places):
+        (tmp_path / "few" / "omniglot-py" / place).mkdir(parents=True)
+        image = Image.new("1", (105, 105), 1)
+        image.paste(0, (0, 0, 105, 15 * (i + 1) % 105))  # rows of ink
+        for j in (1, 2):
+            image.save(tmp_path / "few" / "omniglot-py" / place / f"{i:04}_{j:02}.png")
+    return tmp_path / "few"
 
 
-def test_the_published_sets_and_whole_alphabets_to_validate_on(published: Path, monkeypatch) -> None:
-    monkeypatch.setattr(omniglot, "DRAWINGS", 2)
-    data = Omniglot(published)
-    names = {split: data.with_split(split).class_names for split in SPLITS}
-    alphabets = {split: {name.split("/")[0] for name in of} for split, of in names.items()}
-    assert (len(names["train"]) + len(names["val"]), len(names["test"])) == (964, 659)
-    assert alphabets["val"] == {"Armenian", "Korean", "N_Ko", "Tagalog", "Tifinagh"}
-    assert (len(alphabets["train"]), len(alphabets["test"])) == (25, 20)
-    assert not alphabets["train"] & alphabets["val"]
-    assert not set(names["train"]) & set(names["test"])
-    assert names["test"] == tuple(sorted(names["test"]))
-    assert data.labels.bincount().tolist() == [2] * len(names["train"])
-
-
-def test_incomplete_sets_are_refused_with_counts(published: Path, few: Path) -> None:
-    with pytest.raises(ValueError, match=r"964 classes \('Armenian/character01'.* 20 drawings; the first has 2\. Unp"):
-        Omniglot(published)
-    with pytest.raises(ValueError, match=r"images_background holds 4 characters; published are 964\. Unpack .* par"):
+def test_whole_alphabets_of_the_published_sets_are_validated_on(few: Path, monkeypatch) -> None:
+    monkeypatch.setattr(omniglot, "CHARACTERS", dict(zip(SETS, (7, 2), strict=True)))
+    with pytest.raises(ValueError, match=r"7 classes \('Armenian/character01'.* 20 drawings; the first has 2\. Unp"):
         Omniglot(few)
-    shutil.rmtree(few / "omniglot-py" / "images_evaluation")
-    words = r"few/omniglot-py holds no 'images_evaluation'\. Unpack images_background\.zip and .* or pass download=True"
-    with pytest.raises(FileNotFoundError, match=words):
-        Omniglot(few, val_alphabets=FEW, partial=True)
+    monkeypatch.setattr(omniglot, "DRAWINGS", 2)
+    data = Omniglot(few)
+    assert names_of(data) == {
+        "train": {"Greek/character01", "Greek/character02"},
+        "val": {f"{alphabet}/character01" for alphabet in ALPHABETS},
+        "test": {"Tibetan/character01", "Tibetan/character02"},
+    }
+    assert data.labels.bincount().tolist() == [2, 2]
 
 
 def test_ink_is_high_and_images_are_resized(few: Path) -> None:
-    images = Omniglot(few, image_size=7, val_alphabets=FEW, partial=True)
+    images = Omniglot(few, image_size=7, partial=True)
     assert images.class_names == ("Greek/character01", "Greek/character02")
     pixels, labels = everything(images)
     assert labels.tolist() == [0, 0, 1, 1]
-    assert pixels.shape == (4, 1, 7, 7)
     rows = torch.tensor([2, 2, 1, 1])  # character01 was drawn second; a row of 7 is 15 of 105
     expected = (torch.arange(7) < rows[:, None]).float()[:, None, :, None].expand(-1, -1, -1, 7)
-    assert torch.allclose(pixels, expected, atol=0.3)  # the edge is smoothed
+    torch.testing.assert_close(pixels, expected, atol=0.3, rtol=0)  # the edge is smoothed
     assert torch.equal(pixels, everything(images.augmented())[0])
-    assert Omniglot(few, "test", val_alphabets=FEW, partial=True)[0][0].shape == (1, 28, 28)
+    without = Omniglot(few, val_alphabets=(), partial=True)
+    assert (len(without.class_names), without.splits) == (7, ("train", "test"))
+    assert Omniglot(few, "test", partial=True)[0][0].shape == (1, 28, 28)
 
 
 def test_nothing_depends_on_the_order_of_the_listing(few: Path) -> None:
-    files = Omniglot(few, val_alphabets=FEW, partial=True).files
+    files = Omniglot(few, partial=True).files
     iterdir, glob = Path.iterdir, Path.glob
     with (
         patch.object(Path, "iterdir", lambda self: iter(sorted(iterdir(self), reverse=True))),
         patch.object(Path, "glob", lambda self, pattern: iter(sorted(glob(self, pattern), reverse=True))),
     ):
-        assert Omniglot(few, val_alphabets=FEW, partial=True).files == files
+        assert Omniglot(few, partial=True).files == files
 
 
-def test_alphabets_are_chosen_by_name(few: Path) -> None:
-    with pytest.raises(ValueError, match=r"has 'Armenian', which is not an alpha.* Choose among Greek, Korean\."):
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"partial": False}, r"images_background holds 7 characters; published are 964\. Unpack .* par"),
+        ({"val_alphabets": ("Irish",)}, r"has 'Irish', which is not an alpha.* Choose among Armenian, Greek, Korean"),
+        ({"val_alphabets": ("Greek", *ALPHABETS)}, r"leaves train without a class\. Hold out fewer alphabets"),
+        ({"val_alphabets": (), "split": "val"}, r"no validation split: val_alphabets is empty\. Name alpha"),
+    ],
+)
+def test_what_leaves_no_split_or_is_incomplete_is_refused(few: Path, settings: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Omniglot(few, **{"partial": True, **settings})
+
+
+def test_a_missing_set_is_named_with_the_archives(few: Path) -> None:
+    shutil.rmtree(few / "omniglot-py" / "images_evaluation")
+    words = r"few/omniglot-py holds no 'images_evaluation'\. Unpack images_background\.zip and .* or pass download=True"
+    with pytest.raises(FileNotFoundError, match=words):
         Omniglot(few, partial=True)
-    with pytest.raises(ValueError, match=r"leaves train without a class\. Hold out fewer alphabets"):
-        Omniglot(few, val_alphabets=("Greek", "Korean"), partial=True)
-    data = Omniglot(few, val_alphabets=(), partial=True)
-    assert (len(data.class_names), data.splits) == (4, ("train", "test"))
-    with pytest.raises(ValueError, match=r"There is no validation split: val_alphabets is empty\. Name alpha"):
-        data.with_split("val")
 
 
-def test_archives_are_fetched_checked_and_unpacked(few: Path, tmp_path: Path, served, monkeypatch) -> None:
-    (folder, address), root = served, tmp_path / "new"
-    sums = {}
-    for name in SIZES:
-        with zipfile.ZipFile(folder / f"{name}.zip", "w") as archive:
-            for file in sorted((few / "omniglot-py" / name).rglob("*.png")):
-                archive.write(file, file.relative_to(few / "omniglot-py"))
-        sums[name] = hashlib.md5((folder / f"{name}.zip").read_bytes()).hexdigest()
-    monkeypatch.setattr(datasets.Omniglot, "download_url_prefix", address)
-    monkeypatch.setattr(datasets.Omniglot, "zips_md5", {**sums, "images_evaluation": "0" * 32})
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    settings = {"val_alphabets": FEW, "partial": True, "download": True}
-    with pytest.raises(RuntimeError, match="corrupted"):
-        Omniglot(root, **settings)
-    monkeypatch.setattr(datasets.Omniglot, "zips_md5", sums)
-    data = Omniglot(root, **settings)
-    assert (len(data.class_names), *(len(data.with_split(split)) for split in SPLITS)) == (2, 4, 4, 4)
-    for name in SIZES:
-        (folder / f"{name}.zip").unlink()
-        (root / "omniglot-py" / f"{name}.zip").unlink()
-    Omniglot(root, **settings)  # the folders are there: nothing is fetched
+def test_archives_that_are_missing_are_fetched_with_their_checksums(few: Path, tmp_path: Path, monkeypatch) -> None:
+    fetched = []
+
+    def fetch(address: str, folder: str, *, filename: str, md5: str) -> None:
+        fetched.append((address, filename, md5))
+        shutil.copytree(
+            few / "omniglot-py" / filename.removesuffix(".zip"), Path(folder, filename.removesuffix(".zip"))
+        )
+
+    monkeypatch.setattr("torchvision.datasets.utils.download_and_extract_archive", fetch)
+    for _ in range(2):  # the second time the folders are there: nothing is fetched
+        data = Omniglot(tmp_path / "new", partial=True, download=True)
+        published, sums = datasets.Omniglot.download_url_prefix, datasets.Omniglot.zips_md5
+        assert fetched == [(f"{published}/{name}.zip", f"{name}.zip", sums[name]) for name in SETS]
+    assert names_of(data) == names_of(Omniglot(few, partial=True))

@@ -9,7 +9,6 @@ from fewshot_callbacks.data import FewShotDataset, PhotoTransform
 from fewshot_callbacks.data.dataset import Batch
 
 SPLITS = ("train", "val", "test")
-SMALL = PhotoTransform(image_size=8)
 PLAIN = PhotoTransform(image_size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
@@ -24,10 +23,18 @@ def everything(images: FewShotDataset) -> Batch:
     return images.batch(range(len(images)))
 
 
+def names_of(data: FewShotDataset) -> dict[str, set[str]]:
+    """The classes of each split."""
+    return {split: set(data.with_split(split).class_names) for split in SPLITS}
+
+
 def draw(file: Path, colour: tuple[int, int, int] = (0, 0, 0), size: tuple[int, int] = (12, 10)) -> None:
     """An image of one colour, in a folder that is made if need be."""
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).save(file)
+
+
+CLASSES = [f"{i + 1:03}.Bird_{(i * 77) % 200:03}" for i in range(200)]
 
 
 def write_tree(root: Path) -> Path:
@@ -43,9 +50,6 @@ def write_tree(root: Path) -> Path:
     return root
 
 
-CLASSES = [f"{i + 1:03}.Bird_{(i * 77) % 200:03}" for i in range(200)]
-
-
 def write_lists(folder: Path, paths: list[str], labels: list[str]) -> None:
     (folder / "classes.txt").write_text("".join(f"{i + 1} {name}\n" for i, name in enumerate(CLASSES)))
     (folder / "images.txt").write_text("\n".join(paths) + "\n")
@@ -57,10 +61,7 @@ CLASSES_OF_FOLDERS = {"train": ("ant", "bee", "cat"), "val": ("dog", "eel"), "te
 
 def write_folders(root: Path) -> Path:
     """Four images of each class; the red of an image is its number, from 1, in the order of splits and classes."""
-    colour = 0
-    for split, classes in CLASSES_OF_FOLDERS.items():
-        for name in classes:
-            for i in range(4):
-                colour += 1
-                draw(root / split / name / f"{i}.png", (colour, 2 * colour, 255 - colour), (20, 10))
+    places = [(split, name, i) for split, classes in CLASSES_OF_FOLDERS.items() for name in classes for i in range(4)]
+    for colour, (split, name, i) in enumerate(places, start=1):
+        draw(root / split / name / f"{i}.png", (colour, 2 * colour, 255 - colour), (20, 10))
     return root

@@ -8,14 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fewshot_callbacks.protonet import (
-    ClassVectors,
-    DistanceRatioHead,
-    Representation,
-    SoftmaxHead,
-    SupportClassifier,
-    class_logits,
-)
+from fewshot_callbacks.protonet import ClassVectors, DistanceRatioHead, SoftmaxHead, SupportClassifier, class_logits
 
 
 @given(
@@ -24,40 +17,34 @@ from fewshot_callbacks.protonet import (
     distance=st.sampled_from(["euclidean", "unit_euclidean", "angular"]),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=40, deadline=None)
-def test_equals_the_logits_of_an_episode(shots: int, representation: Representation, distance: str, seed: int) -> None:
+@settings(max_examples=30, deadline=None)
+def test_equals_the_logits_of_an_episode(shots, representation, distance, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     support = torch.randn(4, shots, 3, generator=generator, dtype=torch.float64)
     query = torch.randn(5, 3, generator=generator, dtype=torch.float64)
     labels = torch.tensor([-3, 0, 5, 2**40])
     shuffled = torch.randperm(4 * shots, generator=generator)
-    head = DistanceRatioHead(distance=distance)  # type: ignore[arg-type]
+    head = DistanceRatioHead(distance=distance)
     classifier = SupportClassifier(head, representation)
     classifier.fit(support.flatten(0, 1)[shuffled], labels.repeat_interleave(shots)[shuffled])
     expected = class_logits(head, query, support, representation).detach()
     torch.testing.assert_close(classifier(query).detach(), expected, rtol=1e-9, atol=1e-9)
-    assert classifier.classes is not None
-    assert classifier.classes.tolist() == labels.tolist()
+    assert classifier.classes.equal(labels)
     assert classifier.predict(query).tolist() == labels[expected.argmax(1)].tolist()
     torch.testing.assert_close(classifier.probabilities(query), expected.softmax(-1), rtol=1e-9, atol=1e-9)
 
 
-def test_classes_of_different_sizes() -> None:
-    for representation, logits in (("mean", [-64.0, 0.0]), ("nearest", [-64.0, -1.0])):
-        classifier = SupportClassifier(SoftmaxHead(), representation).fit(torch.zeros(2, 3), torch.tensor([0, 1]))
-        classifier.fit(torch.tensor([[0.0], [2.0], [9.0]]), torch.tensor([1, 1, 0]))  # in place of the first
-        torch.testing.assert_close(classifier(torch.tensor([[1.0]])), torch.tensor([logits], dtype=torch.float64))
+@pytest.mark.parametrize(("representation", "logits"), [("mean", [-64.0, 0.0]), ("nearest", [-64.0, -1.0])])
+def test_classes_of_different_sizes(representation: str, logits: list[float]) -> None:
+    classifier = SupportClassifier(SoftmaxHead(), representation).fit(torch.zeros(2, 3), torch.tensor([0, 1]))
+    classifier.fit(torch.tensor([[0.0], [2.0], [9.0]]), torch.tensor([1, 1, 0]))  # in place of the first
+    torch.testing.assert_close(classifier(torch.tensor([[1.0]])), torch.tensor([logits], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("ask", ["forward", "probabilities", "predict"])
-def test_nothing_is_known_before_the_support(ask: str) -> None:
-    classifier = SupportClassifier(DistanceRatioHead())
-    with pytest.raises(ValueError, match=r"SupportClassifier has no support set yet.*fit\(support_embeddings"):
-        getattr(classifier, ask)(torch.zeros(1, 2))
-
-
-def test_bad_supports_are_refused() -> None:
+def test_what_does_not_fit_is_refused() -> None:
     classifier = SupportClassifier(SoftmaxHead())
+    with pytest.raises(ValueError, match=r"SupportClassifier has no support set yet.*fit\(support_embeddings"):
+        classifier.predict(torch.zeros(1, 2))
     with pytest.raises(ValueError, match=r"SupportClassifier.fit: embeddings is empty"):
         classifier.fit(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"SupportClassifier.fit.*not finite|SupportClassifier.fit: .*NaN"):
@@ -67,42 +54,29 @@ def test_bad_supports_are_refused() -> None:
         classifier(torch.zeros(1, 3))
 
 
-@pytest.mark.parametrize("embed", [None, lambda items: items])
 @pytest.mark.parametrize("ask", ["probabilities", "predict"])
-@pytest.mark.parametrize("bad", [math.nan, -math.inf])
-def test_no_class_is_named_for_what_is_not_finite(bad, ask, embed) -> None:
-    classifier = SupportClassifier(SoftmaxHead(), "nearest", embed=embed).fit(torch.eye(2), torch.tensor([5, 6]))
-    queries = torch.eye(2)[[0, 1, 0]]
-    queries[1, 0] = bad
+def test_no_class_is_named_for_what_is_not_finite(ask: str) -> None:
+    classifier = SupportClassifier(SoftmaxHead(), "nearest", embed=lambda items: items)
+    classifier.fit(torch.eye(2).bfloat16(), torch.tensor([5, 6]))
+    assert classifier.probabilities(torch.eye(2).bfloat16()).dtype == torch.float32
+    queries = torch.tensor([[1.0, 0.0], [math.nan, 1.0], [1.0, 0.0]])
     message = rf"SupportClassifier.{ask}: 1 of 3 rows of embeddings hold NaN or Inf, the first at index 1. .*drop them"
     with pytest.raises(ValueError, match=message):
         getattr(classifier, ask)(queries)
-    assert len(getattr(classifier, ask)(queries[:1])) == 1
-    assert len(getattr(classifier, ask)(queries[:0])) == 0
-    with pytest.raises(ValueError, match=r"ClassVectors.probabilities: 1 of 3 rows of embeddings hold NaN or Inf"):
-        ClassVectors(4, 2).probabilities(queries)
+    assert [len(getattr(classifier, ask)(queries[:number])) for number in (0, 1)] == [0, 1]
+    message = rf"{ask}: the logits of 1 of 2 embeddings are not finite, the first at index 1"
+    with pytest.raises(ValueError, match=message):  # distances that overflow
+        getattr(classifier, ask)(torch.tensor([[0.0, 1.0], [1e200, 0.0]], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("ask", ["probabilities", "predict"])
-def test_distances_that_overflow_name_no_class(ask: str) -> None:
-    classifier = SupportClassifier(SoftmaxHead()).fit(torch.eye(2), torch.tensor([5, 6]))
-    queries = torch.tensor([[0.0, 1.0], [1e200, 0.0]], dtype=torch.float64)
-    with pytest.raises(
-        ValueError, match=rf"{ask}: the logits of 1 of 2 embeddings are not finite, the first at index 1"
-    ):
-        getattr(classifier, ask)(queries)
+def test_class_vectors_name_no_class_for_what_is_not_finite() -> None:
     layer = ClassVectors(2, 2, SoftmaxHead())
-    with torch.no_grad():
-        layer.vectors.fill_(math.nan)
+    assert repr(layer).startswith("ClassVectors(\n  classes=2, dim=2")
+    with pytest.raises(ValueError, match=r"ClassVectors.probabilities: 1 of 3 rows of embeddings hold NaN or Inf"):
+        layer.probabilities(torch.tensor([[1.0, 0.0], [-math.inf, 1.0], [1.0, 0.0]]))
+    layer.vectors.data.fill_(math.nan)
     with pytest.raises(ValueError, match=r"ClassVectors.probabilities: the logits of 1 of 1 .* its class vectors"):
-        layer.probabilities(queries[:1])
-
-
-def test_half_precision_embeddings_give_float32_probabilities() -> None:
-    classifier = SupportClassifier(DistanceRatioHead()).fit(torch.eye(2).bfloat16(), torch.tensor([0, 1]))
-    probabilities = classifier.probabilities(torch.eye(2).bfloat16())
-    assert probabilities.dtype == torch.float32
-    torch.testing.assert_close(probabilities, torch.eye(2))
+        layer.probabilities(torch.zeros(1, 2))
 
 
 def test_class_vectors_learn_as_an_ordinary_classifier() -> None:
@@ -111,21 +85,12 @@ def test_class_vectors_learn_as_an_ordinary_classifier() -> None:
     labels = torch.arange(90) % 3
     embeddings = 4 * torch.eye(3)[labels] + 0.3 * torch.randn(90, 3, generator=generator)
     layer = ClassVectors(classes=3, dim=3)
-    optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
-    for _ in range(300):
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
+    for _ in range(100):
         optimizer.zero_grad()
         nn.functional.cross_entropy(layer(embeddings), labels).backward()
         optimizer.step()
-    assert layer(embeddings).argmax(1).eq(labels).all()
+    probabilities = layer.probabilities(embeddings)
+    assert probabilities.argmax(1).eq(labels).all()
     torch.testing.assert_close(layer.probabilities(layer.vectors), torch.eye(3), rtol=0.0, atol=1e-6)
-    torch.testing.assert_close(
-        layer.probabilities(7 * embeddings), layer.probabilities(embeddings), rtol=0.0, atol=1e-6
-    )
-
-
-def test_class_vectors_take_any_head() -> None:
-    layer = ClassVectors(4, 2, SoftmaxHead("unit_euclidean"))
-    assert layer(torch.randn(3, 2)).shape == (3, 4)
-    assert repr(layer).startswith("ClassVectors(\n  classes=4, dim=2")
-    with pytest.raises(ValueError, match=r"ClassVectors\(classes=0, dim=2\): both must be at least 1"):
-        ClassVectors(0, 2)
+    torch.testing.assert_close(layer.probabilities(7 * embeddings), probabilities, rtol=0.0, atol=1e-6)

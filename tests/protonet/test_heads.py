@@ -1,6 +1,5 @@
 """Heads and what represents a class, against the formulas: logits, gradients and limits."""
 
-import itertools
 import math
 
 import pytest
@@ -9,32 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fewshot_callbacks.protonet import (
-    Distance,
-    DistanceHead,
-    DistanceRatioHead,
-    Representation,
-    SoftmaxHead,
-    SupportClassifier,
-    class_logits,
-    make_head,
-    prototypes,
-    squared_distances,
-)
-from fewshot_callbacks.protonet.heads import check_representation
+from fewshot_callbacks.protonet import DistanceRatioHead, SoftmaxHead, SupportClassifier, class_logits, make_head
+from fewshot_callbacks.protonet.heads import DistanceHead, prototypes, squared_distances
 
-DISTANCES: list[Distance] = ["euclidean", "unit_euclidean", "angular"]
+DISTANCES = ["euclidean", "unit_euclidean", "angular"]
 HEADS = [SoftmaxHead(), DistanceRatioHead()]
 EVERY_HEAD = [kind(distance=distance) for kind in (SoftmaxHead, DistanceRatioHead) for distance in DISTANCES]
 each_head = pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
 
 
-def query_at_distances(*distances: float) -> tuple[Tensor, Tensor]:
-    """A query at the origin, and one prototype on each axis."""
-    return torch.zeros(1, len(distances)), torch.diag(torch.tensor(distances))
-
-
-def slow_distance(q: list[float], p: list[float], distance: Distance) -> float:
+def slow_distance(q: list[float], p: list[float], distance: str) -> float:
     """Between two vectors, in float64."""
     if distance == "euclidean":
         return math.dist(q, p)
@@ -46,7 +29,7 @@ def slow_distance(q: list[float], p: list[float], distance: Distance) -> float:
     return chord if distance == "unit_euclidean" else math.acos(min(max(cosine, -1.0), 1.0))
 
 
-def slow_logits(head: DistanceHead, query: Tensor, support: Tensor, representation: Representation = "mean") -> Tensor:
+def slow_logits(head: DistanceHead, query: Tensor, support: Tensor, representation: str = "mean") -> Tensor:
     """One query and one class at a time, in float64; the distance of a class first, then its logit."""
     out = torch.empty(len(query), len(support), dtype=torch.float64)
     for i, q in enumerate(query.tolist()):
@@ -74,54 +57,30 @@ def slow_logits(head: DistanceHead, query: Tensor, support: Tensor, representati
         (DistanceRatioHead(math.log(2.0)), (2.0, 4.0), 0.80000, 0.22314),
     ],
 )
-def test_table_1_of_the_distance_ratio_paper(
-    head: nn.Module, distances: tuple[float, float], probability: float, loss: float
-) -> None:
-    logits = head(*(x.double() for x in query_at_distances(*distances)))
+def test_table_1_of_the_distance_ratio_paper(head: nn.Module, distances, probability: float, loss: float) -> None:
+    logits = head(torch.zeros(1, 2).double(), torch.tensor(distances).double().diag())  # a prototype on each axis
     assert logits.softmax(dim=-1)[0, 0].item() == pytest.approx(probability, abs=5e-6)
     assert nn.functional.cross_entropy(logits, torch.tensor([0])).item() == pytest.approx(loss, rel=2e-5)
 
 
-@pytest.mark.parametrize("head", EVERY_HEAD, ids=repr)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-10)])
-def test_logits_equal_the_definition(head: DistanceHead, dtype: torch.dtype, tolerance: float) -> None:
-    query, points = torch.randn(7, 5, dtype=dtype), torch.randn(4, 5, dtype=dtype)
-    query[0] = 0.0  # an embedding without a direction
-    if not head.on_sphere:
-        points[1] = query[3]  # a distance of zero
-    logits = head(query, points)
-    assert logits.dtype == dtype
-    expected = slow_logits(head, query, points[:, None])
-    torch.testing.assert_close(logits.double(), expected, rtol=tolerance, atol=tolerance)
-
-
 @given(
-    ways=st.integers(1, 4),
-    shots=st.integers(1, 4),
-    queries=st.integers(1, 5),
+    sizes=st.tuples(*[st.integers(1, 4)] * 3),
     head=st.sampled_from(EVERY_HEAD),
     representation=st.sampled_from(["mean", "nearest"]),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=80, deadline=None)
-def test_logits_of_several_shots_equal_the_definition(
-    ways: int, shots: int, queries: int, head: DistanceHead, representation: Representation, seed: int
-) -> None:
+@settings(max_examples=50, deadline=None)
+def test_logits_of_several_shots_and_episodes_equal_the_definition(sizes, head, representation, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
-    query = torch.randn(queries, 3, generator=generator, dtype=torch.float64)
-    support = torch.randn(ways, shots, 3, generator=generator, dtype=torch.float64)
-    logits = class_logits(head, query, support, representation).detach()
-    torch.testing.assert_close(logits, slow_logits(head, query, support, representation), rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize("representation", ["mean", "nearest"])
-@each_head
-def test_several_episodes_at_once_equal_a_loop(head: DistanceHead, representation: Representation) -> None:
-    query, support = torch.randn(2, 3, 7, 5), torch.randn(2, 3, 4, 2, 5)
-    together = class_logits(head, query, support, representation)
-    for e in itertools.product(range(2), range(3)):
-        one = class_logits(head, query[e], support[e], representation)
-        torch.testing.assert_close(one, together[e], rtol=0, atol=0)
+    ways, shots, queries = sizes
+    query = torch.randn(2, queries, 3, generator=generator, dtype=torch.float64)
+    support = torch.randn(2, ways, shots, 3, generator=generator, dtype=torch.float64)
+    query[0, 0] = 0.0  # an embedding without a direction
+    if not head.on_sphere:
+        support[1, 0] = query[1, 0]  # a distance of zero
+    logits = class_logits(head, query[None], support[None], representation).detach()[0]
+    expected = [slow_logits(head, *episode, representation) for episode in zip(query, support, strict=True)]
+    torch.testing.assert_close(logits, torch.stack(expected), rtol=1e-8, atol=1e-8)
 
 
 @each_head
@@ -132,83 +91,38 @@ def test_a_large_common_offset_cancels_nothing(head: nn.Module) -> None:
     torch.testing.assert_close(shifted, head(query, points), rtol=0.0, atol=0.0)
 
 
-@each_head
-def test_gradients_equal_finite_differences(head: nn.Module) -> None:
-    query = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    points = torch.randn(2, 2, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(head, (query, points))
-    try:
-        assert torch.autograd.gradgradcheck(head, (query, points))
-    except NotImplementedError:
-        pytest.skip("this version of torch cannot differentiate torch.cdist twice")
-
-
 def test_the_nearest_support_point_and_log_rho_get_gradients() -> None:
     support, head = torch.tensor([[[0.0], [3.0]], [[9.0], [7.0]]], requires_grad=True), DistanceRatioHead()
     logits = class_logits(head, torch.tensor([[1.0]]), support, "nearest")
     nn.functional.cross_entropy(logits, torch.tensor([0])).backward()
-    assert support.grad is not None
     assert (support.grad != 0).flatten().tolist() == [True, False, False, True]
-    assert head.log_rho.grad is not None
-    assert head.log_rho.grad.isfinite()
-    assert head.log_rho.grad != 0
+    assert 0 < abs(head.log_rho.grad.item()) < math.inf
 
 
-@each_head
-@pytest.mark.parametrize(("queries", "ways"), [(0, 3), (1, 1), (3, 0)])
-def test_small_sizes(head: nn.Module, queries: int, ways: int) -> None:
-    assert head(torch.randn(2, queries, 4), torch.randn(2, ways, 4)).shape == (2, queries, ways)
-
-
-@pytest.mark.parametrize("head", [*HEADS, DistanceRatioHead().to(torch.bfloat16)], ids=["softmax", "dr", "half dr"])
+@pytest.mark.parametrize("head", [*EVERY_HEAD, DistanceRatioHead().to(torch.bfloat16)], ids=repr)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_half_precision_embeddings_and_autocast_give_float32_logits(head: DistanceHead, dtype: torch.dtype) -> None:
     query, points = torch.randn(7, 5).to(dtype), torch.randn(4, 5).to(dtype)
     logits = head(query, points)
     assert logits.dtype == getattr(head, "rho", logits).dtype == torch.float32
     torch.testing.assert_close(logits, slow_logits(head, query, points[:, None]).float(), rtol=1e-5, atol=1e-5)
+    assert prototypes(points[:, None]).dtype == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert head(query, points).equal(logits)
         assert torch.is_autocast_enabled("cpu")
 
 
-def test_prototypes_are_means_over_the_shots() -> None:
-    support = torch.randn(2, 3, 4, 5)
-    torch.testing.assert_close(prototypes(support), sum(support[:, :, k] for k in range(4)) / 4)
-    torch.testing.assert_close(prototypes(support[:, :, :1]), support[:, :, 0], rtol=0.0, atol=0.0)
-    assert prototypes(support.bfloat16()).dtype == torch.float32
-    assert prototypes(support.double()).dtype == torch.float64
-
-
-def test_any_module_is_a_head() -> None:
+def test_a_head_has_a_name_or_is_any_module() -> None:
     class DotProduct(nn.Module):
         def forward(self, query: Tensor, points: Tensor) -> Tensor:
             return query @ points.mT
 
     head, query, support = DotProduct(), torch.tensor([[1.0, 0.0]]), torch.tensor([[[1.0, 0.0], [3.0, 0.0]]])
     assert make_head(head) is head
-    assert class_logits(head, query, support).item() == 2.0
-    assert class_logits(head, query, support, "nearest").item() == 3.0
-
-
-def test_what_is_no_head_is_refused(as_users_run_it: None) -> None:
+    assert [class_logits(head, query, support, kind).item() for kind in ("mean", "nearest")] == [2.0, 3.0]
     assert isinstance(make_head("softmax"), SoftmaxHead)
-    assert isinstance(make_head("dr"), DistanceRatioHead)
-    with pytest.raises(ValueError, match=r"There is no head 'cosine'. Choose 'softmax' or 'dr', or pass an nn.Module"):
-        make_head("cosine")
-    with pytest.raises(ValueError, match="log_rho=inf is not finite"):
-        DistanceRatioHead(math.inf)
-    with pytest.raises(ValueError, match=r"SoftmaxHead: there is no distance='cosine'\. Choose 'euclidean'"):
-        SoftmaxHead("cosine")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"ProtoNet: there is no representation='median'\. Choose 'mean'"):
-        check_representation("median", "ProtoNet")
-    for representation in ("mean", "nearest"):
-        with pytest.raises(ValueError, match=r"support of shape \(3, 0, 2\) has 0 shots\. Give .* shot >= 1"):
-            class_logits(SoftmaxHead(), torch.zeros(1, 2), torch.zeros(3, 0, 2), representation)
-    assert repr(DistanceRatioHead(distance="angular")) == "DistanceRatioHead(rho=7.389, distance='angular')"
-
-
-# ------------------------------------------------------------------------------------------------------- the unit sphere
+    assert repr(make_head("dr")) == "DistanceRatioHead(rho=7.389)"
+    assert repr(SoftmaxHead("angular")) == "SoftmaxHead(distance='angular')"
 
 
 def test_small_angles_keep_their_digits() -> None:
@@ -218,18 +132,9 @@ def test_small_angles_keep_their_digits() -> None:
     assert large == pytest.approx(math.pi, abs=1e-5)
 
 
-@pytest.mark.parametrize("distance", DISTANCES[1:])
-def test_only_directions_count_on_the_sphere(distance: Distance) -> None:
-    query, points = torch.randn(4, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
-    lengths = torch.tensor([[0.1], [1.0], [3.0], [700.0]], dtype=torch.float64)
-    torch.testing.assert_close(
-        squared_distances(lengths * query, 5 * points, distance), squared_distances(query, points, distance)
-    )
-
-
 @pytest.mark.parametrize("head", EVERY_HEAD, ids=repr)
 @pytest.mark.parametrize("place", [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
-@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16 autocast"])
+@pytest.mark.parametrize("kind", ["float64", "bfloat16 autocast"])
 def test_gradients_are_finite_where_points_meet(head: DistanceHead, place: list[float], kind: str) -> None:
     dtype = torch.float64 if kind == "float64" else torch.float32
     query = torch.tensor([place], dtype=dtype, requires_grad=True)
@@ -238,65 +143,40 @@ def test_gradients_are_finite_where_points_meet(head: DistanceHead, place: list[
         loss = nn.functional.cross_entropy(head(query @ torch.eye(3, dtype=dtype), points), torch.tensor([0]))
     loss.backward()
     assert loss.isfinite()
-    assert query.grad is not None
-    assert points.grad is not None
-    assert query.grad.isfinite().all()
-    assert points.grad.isfinite().all()
-    assert max(query.grad.abs().max(), points.grad.abs().max()) < 1e3  # and no blow-up at length 0
+    assert torch.cat([query.grad, points.grad]).abs().max() < 1e3  # no NaN, and no blow-up at length 0
 
 
 @given(
-    scale=st.floats(min_value=1.0, max_value=1e3),
-    seed=st.integers(min_value=0, max_value=2**16),
-    shots=st.integers(min_value=1, max_value=3),
+    scale=st.floats(1.0, 1e3),
+    seed=st.integers(0, 2**16),
+    shots=st.integers(1, 3),
     representation=st.sampled_from(["mean", "nearest"]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
     autocast=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_scaling_all_embeddings_changes_no_distance_ratio_probability(
-    scale: float, seed: int, shots: int, representation: Representation, dtype: torch.dtype, autocast: bool
+    scale, seed, shots, representation, dtype, autocast
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    support = torch.randn(3 * shots, 4, generator=generator, dtype=torch.float64)
-    query = torch.randn(6, 4, generator=generator, dtype=torch.float64)
-    labels = torch.arange(3).repeat_interleave(shots)
-    head = DistanceRatioHead()
+    support, query = (torch.randn(n, 4, generator=generator, dtype=torch.float64).to(dtype) for n in (3 * shots, 6))
     # Scaling float32 numbers rounds them, which is not the head's doing: powers of two scale without.
     scale = scale if dtype == torch.float64 else 2.0 ** round(math.log2(scale))
-    query, support = query.to(dtype), support.to(dtype)
     if torch.cdist(query, support).min() < 0.02:
         return  # the 1e-10 under the square root shows there
+    classifier, labels = (
+        SupportClassifier(DistanceRatioHead(), representation),
+        torch.arange(3).repeat_interleave(shots),
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        one, other = (
-            SupportClassifier(head, representation).fit(s * support, labels).probabilities(s * query)
-            for s in (1.0, scale)
-        )
+        one, other = (classifier.fit(s * support, labels).probabilities(s * query) for s in (1.0, scale))
     assert one.dtype == dtype
     torch.testing.assert_close(other, one, rtol=0.0, atol=1e-6)
 
 
-def test_the_scale_shows_below_the_documented_distance() -> None:
-    head = DistanceRatioHead()
-
-    def moved(distance: float) -> float:
-        """How much a thousandfold scale moves the probability of two points, one 1.3 times as far as the other."""
-        query, points = query_at_distances(distance, 1.3 * distance)
-        small, large = (head(s * query.double(), s * points.double()).softmax(-1)[0, 0] for s in (1.0, 1e3))
-        return (small - large).abs().item()
-
-    documented = 3.6e-3 * math.sqrt(head.rho.item())
-    assert moved(documented) < 1e-6
-    assert moved(documented / 10) > 1e-6
-    query, points = query_at_distances(1e-7, 1.3e-7)
-    torch.testing.assert_close(head(query, points).softmax(-1).detach(), torch.full((1, 2), 0.5), rtol=0.0, atol=1e-3)
-
-
 @pytest.mark.parametrize("distance", DISTANCES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_at_a_prototype_the_confidence_goes_to_one_and_the_others_to_zero(
-    distance: Distance, dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_at_a_prototype_the_confidence_goes_to_one_and_the_others_to_zero(distance: str, dtype) -> None:
     """Equations 7 and 8, approached along a line: the confidence in the class of the point rises to 1."""
     points = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, -1.0]], dtype=torch.float64)
     head = DistanceRatioHead(distance=distance)

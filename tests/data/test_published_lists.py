@@ -1,0 +1,122 @@
+"""CUB-200-2011 and mini-ImageNet: the published lists and splits decide, and what is missing is named."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fewshot_callbacks.data import CUB200, MiniImageNet
+from fewshot_callbacks.data.cub200 import cub_split
+from tests.data.trees import CLASSES, PLAIN, SPLITS, draw, everything, write_lists, write_tree
+
+BIRDS = {  # the rule in the words of the paper's program: even, 1 of 4, 3 of 4
+    "train": [name for i, name in enumerate(CLASSES) if i % 2 == 0],
+    "val": [name for i, name in enumerate(CLASSES) if i % 4 == 1],
+    "test": [name for i, name in enumerate(CLASSES) if i % 4 == 3],
+}
+LABELS = [f"n{(i * 7919) % 100 + 1500000:08}" for i in range(100)]  # in no order
+PUBLISHED = {"train": LABELS[:64], "val": LABELS[64:80], "test": LABELS[80:]}
+
+
+@pytest.fixture(scope="module")
+def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("birds"))
+
+
+@pytest.fixture
+def broken(birds: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(birds, tmp_path / "broken")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_split_is_that_of_the_paper_and_each_image_has_the_label_of_its_class(birds: Path, split: str) -> None:
+    data, names = CUB200(birds, split, transform=PLAIN), BIRDS[split]
+    assert data.class_names == tuple(names)
+    assert len(names) == (100 if split == "train" else 50)
+    pixels, labels = everything(data)
+    drawn = (pixels[:, :2].amax(dim=(1, 2, 3)) * 255).round().int()
+    expected = torch.tensor([CLASSES.index(names[label]) for label in labels.tolist()])
+    assert (drawn - expected).abs().max() <= 2  # a JPEG is not exact
+    assert labels.bincount().tolist() == [2] * len(names)
+    with pytest.raises(ValueError, match="class_id is 0; the classes of CUB-200-2011 are counted from 1"):
+        cub_split(0)
+
+
+def test_missing_images_are_counted_and_partial_goes_on(broken: Path) -> None:
+    folder = broken / "CUB_200_2011" / "images"
+    shutil.rmtree(folder / CLASSES[4])
+    first = f"{CLASSES[199]}/Bird_1.jpg"  # the lists begin with the last class
+    (folder / first).unlink()
+    words = rf"3 of the 400 images of images\.txt .*; the first is '{first}'\. Unpack .* partial="
+    with pytest.raises(FileNotFoundError, match=words):
+        CUB200(broken)
+    data = CUB200(broken, partial=True)
+    assert data.class_names == tuple(name for name in BIRDS["train"] if name != CLASSES[4])
+    assert len(data.with_split("test")) == 99
+    (broken / "CUB_200_2011" / "images.txt").unlink()
+    words = r"CUB_200_2011 holds no 'images\.txt'\. Unpack CUB_200_2011\.tgz from the Cal"
+    with pytest.raises(FileNotFoundError, match=words):
+        CUB200(broken, partial=True)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "partial", "words"),
+    [
+        (range(195), range(195), False, r"train has 98 of 100; val has 49 of 50; test has 48 of 50\. Unpack .*, or pass"),
+        (range(3), range(3), True, r"leaves test without a class\. Unpack CUB_200_2011\.tgz from"),
+        ((0, 1), (0,), False, r"has 2 images and image_class_labels\.txt 1, .*; image 2 is in only one"),
+        ((0,), (200,), False, r"has the class 201, which classes\.txt does not name"),
+        ((0, None), (0,), False, r"Line 2 of .*images\.txt is 'two', not a number and a name\. Unpack CUB"),
+    ],
+    ids=["few", "no test", "no label", "no class", "no list"],
+)  # fmt: skip
+def test_lists_that_do_not_fit_are_refused(broken: Path, images, labels, partial: bool, words: str) -> None:
+    paths = ["two" if i is None else f"{n} {CLASSES[i]}/Bird_0.jpg" for n, i in enumerate(images, start=1)]
+    write_lists(broken / "CUB_200_2011", paths, [f"{n} {i + 1}" for n, i in enumerate(labels, start=1)])
+    with pytest.raises(ValueError, match=words):
+        CUB200(broken, partial=partial)
+
+
+def write_mini(root: Path, published: dict[str, list[str]] = PUBLISHED) -> Path:
+    """Two images of each class, the lists going around the classes; red is the class, green the number of an image."""
+    for split, labels in published.items():
+        rows = [(f"{label}{number:08}.jpg", label, number) for number in (1, 2) for label in labels]
+        for file, label, number in rows:
+            draw(root / "images" / file, (2 * LABELS.index(label), 40 * number, 0))
+        lines = [f"{file},{label}" for file, label, _ in rows]
+        (root / f"{split}.csv").write_text("\n".join(["filename,label", *lines]))
+    return root
+
+
+@pytest.mark.parametrize("split", PUBLISHED)
+def test_the_lists_of_mini_imagenet_decide(tmp_path: Path, split: str) -> None:
+    served = MiniImageNet(write_mini(tmp_path), split, transform=PLAIN)
+    assert served.class_names == tuple(sorted(PUBLISHED[split]))
+    pixels, labels = everything(served)
+    drawn = (pixels.amax(dim=(2, 3)) * 255).round().int()  # (items, 3)
+    expected = [(2 * LABELS.index(label), 40 * number) for number in (1, 2) for label in PUBLISHED[split]]
+    assert (drawn[:, :2] - torch.tensor(expected)).abs().max() <= 3  # the order is the list's
+    assert [served.class_names[label] for label in labels.tolist()] == PUBLISHED[split] * 2
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("n01.jpg,n01532829\n", r"val\.csv begins with \['n01\.jpg', .*, not with filename,label"),
+        ("", r"val\.csv begins with \[\], not with filename,label"),
+        ("filename,label\nn01.jpg\n", r"Line 2 of .*val\.csv is \['n01\.jpg'\], not a file name and"),
+        (LABELS[3:4], r"train\.csv and val\.csv share 1 class \('n.*Use train\.csv, val\.csv and"),
+        (LABELS[64:65], r"train has 5 of 64; val has 1 of 16; test has 4 of 20\. Put train\.csv, .* partial=True"),
+        (None, r"holds no 'val\.csv'\. Put train\.csv, val\.csv and test"),
+    ],
+    ids=["no header", "empty", "no row", "shared", "few", "missing"],
+)
+def test_lists_of_mini_imagenet_that_are_none_or_others_are_refused(tmp_path: Path, content, words: str) -> None:
+    write_mini(tmp_path, {"train": LABELS[:5], "test": LABELS[80:84]})
+    if isinstance(content, str):
+        (tmp_path / "val.csv").write_text(content)
+    elif content is not None:
+        write_mini(tmp_path, {"val": content})
+    with pytest.raises((FileNotFoundError, ValueError), match=words):
+        MiniImageNet(tmp_path)
