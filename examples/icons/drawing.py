@@ -44,7 +44,7 @@ class DrawnIcons:
         names: Names of the classes, in alphabetical order.
         contexts: For each class, the context that most of its images have ("Actions", "Applications", ...).
         family_names: In alphabetical order; those without an image are among them.
-        circles: For each family, the first family of those that drew on each other; see `_icon_copies.circles`.
+        circles: For each family, the first family of those that drew on each other; see `copies.circles`.
         counts: What each rule left out, by its name in `RULES`.
     """
 
