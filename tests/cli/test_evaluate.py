@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -179,9 +180,15 @@ def broken_stream(path):
     path.write_bytes(content)
 
 
+def no_array(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("embeddings.npy", b"hello")
+
+
 DAMAGED = "is damaged, or not an .npz file of plain arrays (embeddings"
 DAMAGES = {
     "a broken stream": (broken_stream, f"{DAMAGED}: Error -3 while decompressing"),
+    "no array": (no_array, f"{DAMAGED} is no array"),
     "pickled objects": (lambda path: np.savez(path, embeddings=np.array([{}])), f"{DAMAGED}: Object arrays cannot"),
     "nothing": (lambda path: path.unlink(), "does not exist."),
     "a text": (lambda path: path.write_text("hello"), "is not an .npz file of plain arrays."),
