@@ -11,33 +11,19 @@ import pytest
 import torch
 
 
-def sampled(cases: Iterable[Any], count: int, seed: int = 0) -> list[Any]:
-    """Mark all cases but a seeded sample as exhaustive: `make test` runs the sample, `make test-all` every case.
-
-    Args:
-        cases: the parameters of each case; a tuple stands for several.
-        count: how many are in the sample.
-        seed: of the sample.
-    """
-    cases = list(cases)
-    chosen = set(random.Random(seed).sample(range(len(cases)), count))
-    return [
-        pytest.param(
-            *(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.exhaustive] * (i not in chosen)
-        )
-        for i, case in enumerate(cases)
-    ]
-
-
 def sampled_product(*axes: Iterable[Any], count: int, seed: int = 0) -> list[Any]:
-    """A `sampled` of all combinations, whose sample holds every value of every axis: it is drawn until it does."""
+    """All combinations; those outside a seeded sample are marked as exhaustive: `make test` runs the sample alone.
+
+    The sample has `count` of them, and is drawn until it holds every value of every axis.
+    """
     axes = tuple(tuple(axis) for axis in axes)
     cases = list(itertools.product(*axes))
     for draw in itertools.count(seed):
-        found = sampled(cases, count, draw)
-        kept = [case.values for case in found if not case.marks]
+        chosen = set(random.Random(draw).sample(range(len(cases)), count))
+        kept = [cases[i] for i in chosen]
         if all({case[i] for case in kept} == set(axis) for i, axis in enumerate(axes)):
-            return found
+            marks = [[] if i in chosen else [pytest.mark.exhaustive] for i in range(len(cases))]
+            return [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
     raise AssertionError("never reached")
 
 
@@ -46,3 +32,21 @@ def made(n=600, classes=40, dim=24, noise=1.0, seed=0):
     labels = torch.arange(n) % classes
     centres = torch.randn(classes, dim, generator=generator)
     return centres[labels] + noise * torch.randn(n, dim, generator=generator), labels
+
+
+def first_classes(number: int) -> Any:
+    """A drawing of the glyphs with the first classes of each split alone, so that what trains on them takes seconds."""
+    from fewshot_callbacks.data.glyphs import SCRIPTS_OF, DrawnGlyphs, load_drawing  # not for tests of the maths
+
+    drawn = load_drawing()
+    of_splits = [[c for c, script in enumerate(drawn.scripts) if script in scripts] for scripts in SCRIPTS_OF.values()]
+    kept = sorted(c for classes in of_splits for c in classes[:number])
+    items = torch.isin(drawn.classes, torch.tensor(kept))
+    return DrawnGlyphs(
+        drawn.images[items],
+        torch.searchsorted(torch.tensor(kept), drawn.classes[items]),
+        drawn.faces[items],
+        tuple(drawn.characters[c] for c in kept),
+        tuple(drawn.scripts[c] for c in kept),
+        drawn.look_alikes,
+    )

@@ -26,7 +26,7 @@ hook = install_import_hook(MODULES, "tests.typechecker.typechecked")
 import jaxtyping  # noqa: E402 - after the hook
 import torch  # noqa: E402
 
-from tests import gloo_processes  # noqa: E402
+from tests import cases, gloo_processes  # noqa: E402
 
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other make small tensors ten times slower
 
@@ -39,9 +39,8 @@ hypothesis.settings.load_profile("repeatable")
 FIRST = (
     "engine/test_processes.py",
     "plots/test_scores.py",  # compiles nothing, so that two processes do not begin with compiling the same
-    *("engine/test_budget.py", "test_extras.py", "docs/test_recipes.py", "cli/test_evaluate.py", "test_compiling.py"),
-    *("test_journal.py", "callbacks/test_distributed.py", "cli/test_fit.py", "cli/test_demo.py"),
-    "studies/test_train_on_average_precision.py",
+    *("engine/test_budget.py", "test_extras.py", "docs/test_recipes.py", "cli/test_evaluate.py", "cli/test_fit.py"),
+    *("callbacks/test_distributed.py", "cli/test_demo.py", "studies/test_train_on_average_precision.py"),
 )
 """Files of tens of seconds: whoever began one of them last would let the other processes of pytest-xdist wait."""
 
@@ -76,6 +75,15 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True, scope="session")
 def _cache_folder(shared_folder: Path) -> None:
     os.environ["FEWSHOT_CALLBACKS_CACHE"] = str(shared_folder / "cache")
+
+
+@pytest.fixture(scope="module")
+def few_glyphs() -> Iterator[None]:
+    """What trains on the glyphs sees the first 30 classes of each split, so that it takes seconds."""
+    drawn = cases.first_classes(30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fewshot_callbacks.data.glyphs.load_drawing", lambda *_: drawn)
+        yield
 
 
 @pytest.fixture(scope="session")

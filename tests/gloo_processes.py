@@ -31,11 +31,8 @@ def folder_of(shared: Path, module: str, count: int, backend: str = "gloo") -> P
 def answers(shared: Path, module: str, count: int, backend: str = "gloo") -> list[Any]:
     """What each process of a group has answered, in the order of their ranks.
 
-    Args:
-        shared: a folder that all test processes (pytest-xdist) have in common.
-        module: the module of jobs.
-        count: how many processes the group has.
-        backend: of torch.distributed; "without CPU" refuses tensors on the CPU, as NCCL does.
+    The folder is one that all test processes (pytest-xdist) have in common. The backend is that of torch.distributed;
+    "without CPU" refuses tensors on the CPU, as NCCL does.
     """
     folder = shared / module
     with FileLock(f"{folder}.lock"):

@@ -10,15 +10,12 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from fewshot_callbacks._image_files import image_size, images_below, read_image
 
 
-@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I;16L"])
+@pytest.mark.parametrize("mode", ["I;16", "I;16B"])
 def test_greys_of_16_bits_become_8_bits(mode: str, tmp_path: Path) -> None:
     """Against the definition: the nearest of 256 levels."""
     values = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
     picture = Image.frombytes(mode, (16, 16), values.astype(">u2" if mode == "I;16B" else "<u2").tobytes())
-    try:
-        picture.save(tmp_path / "1.tif")
-    except OSError as error:  # older versions of Pillow write no I;16L
-        pytest.skip(str(error))
+    picture.save(tmp_path / "1.tif")
     image = read_image(tmp_path / "1.tif")
     assert image.mode == "L"
     assert np.asarray(image).flatten().tolist() == list(range(256))
@@ -32,12 +29,6 @@ def test_a_tiff_of_12_bits_is_scaled_by_its_12_bits(tmp_path: Path) -> None:
         tags[tag] = value
     (tmp_path / "1.tif").write_bytes(b"II*\x00\x08\x00\x00\x00" + tags.tobytes(8) + bytes([0xFF, 0xF8, 0x00]))
     assert np.asarray(read_image(tmp_path / "1.tif")).tolist() == [[255, 128]]
-
-
-def test_other_modes_are_left_as_they_are(tmp_path: Path) -> None:
-    for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
-        Image.new(mode, (4, 3)).save(tmp_path / "1.png")
-        assert (read_image(tmp_path / "1.png").mode, read_image(tmp_path / "1.png").size) == (mode, (4, 3))
 
 
 def test_whatever_cannot_be_read_is_one_kind_of_error(tmp_path: Path) -> None:

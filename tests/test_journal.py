@@ -18,8 +18,8 @@ from tests.thread_processes import in_threads
 
 LABELS = torch.randint(0, 40, (600,), generator=torch.Generator().manual_seed(0))
 VECTORS = torch.randn(600, 24, generator=torch.Generator().manual_seed(1)) + 1.5 * torch.eye(40, 24)[LABELS]
+PIECES = {"memory_mb": 0.05}  # of half precision, which is converted piece by piece
 METRICS = ("mAP", "recall@1", "f1", "recall@precision0.9", "eer", "auc_pr", "grouped_recall@1")
-OF = {"files": "some"}
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +28,10 @@ def often(monkeypatch):
     clock = SimpleNamespace(monotonic=itertools.count().__next__)
     for name, value in (("time", clock), ("EVERY", 40), ("RARELY", 0)):
         monkeypatch.setattr(f"fewshot_callbacks.journal.{name}", value)
+
+
+def journal_of(folder, processes=ALONE):
+    return Journal(folder / "state", {"files": "some"}, processes)
 
 
 class Killed(BaseException):
@@ -52,9 +56,8 @@ def test_what_was_killed_goes_on(tmp_path, engine):
     known, _ = evaluated(VECTORS, LABELS, engine=engine)
     for after in (0.0, 0.5, 0.95):
         with pytest.raises(Killed):
-            evaluated(VECTORS, LABELS, Journal(tmp_path / "state", OF, ALONE), after=after, engine=engine)
-    journal = Journal(tmp_path / "state", OF, ALONE)
-    report, seen = evaluated(VECTORS, LABELS, journal, engine=engine)
+            evaluated(VECTORS, LABELS, journal_of(tmp_path), after=after, engine=engine)
+    report, seen = evaluated(VECTORS, LABELS, journal_of(tmp_path), engine=engine)
     assert_same(known, report)
     assert seen[0] > 0.4 * seen[-1]  # that much was not done again
     assert not (tmp_path / "state").exists()
@@ -63,12 +66,11 @@ def test_what_was_killed_goes_on(tmp_path, engine):
 def test_pieces_of_files_are_not_read_again(tmp_path):
     np.savez(tmp_path / "all.npz", embeddings=VECTORS.numpy().astype(np.float16))
     shards = Shards(tmp_path / "all.npz", labels=LABELS.numpy())
-    known, _ = evaluated(shards, None, memory_mb=0.05)
+    known, _ = evaluated(shards, None, **PIECES)
     for after in (0.3, 0.7):
-        journal = Journal(tmp_path / "state", OF, ALONE)
         with pytest.raises(Killed):
-            evaluated(shards, None, journal, after=after, memory_mb=0.05)
-    report, seen = evaluated(shards, None, Journal(tmp_path / "state", OF, ALONE), memory_mb=0.05)
+            evaluated(shards, None, journal_of(tmp_path), after=after, **PIECES)
+    report, seen = evaluated(shards, None, journal_of(tmp_path), **PIECES)
     assert_same(known, report)
     assert seen[0] > 0.5 * seen[-1]
 
@@ -81,9 +83,8 @@ def test_processes_go_on_from_a_moment_that_all_have(tmp_path, monkeypatch, stor
     def work(process, after=None):
         places = torch.arange(600)[process.rank :: 3]
         rows = VECTORS[places].half() if stored else VECTORS[places]
-        options = {"share": Share(process, places, places), "memory_mb": 0.05 if stored else None}
-        journal = Journal(tmp_path / "state", OF, process)
-        return evaluated(rows, LABELS[places], journal, after=after, **options)[0]
+        options = {"share": Share(process, places, places)} | (PIECES if stored else {})
+        return evaluated(rows, LABELS[places], journal_of(tmp_path, process), after=after, **options)[0]
 
     for after in (0.3, 0.7):
         assert Killed in [*map(type, in_threads(3, lambda process, after=after: work(process, after=after)))]
@@ -94,9 +95,9 @@ def test_processes_go_on_from_a_moment_that_all_have(tmp_path, monkeypatch, stor
 
 
 def test_another_evaluation_is_refused(tmp_path):
-    Journal(tmp_path / "state", {"files": "one", "settings": {"ties": "mean"}}, ALONE)
-    with pytest.raises(ValueError, match=r"another evaluation, by its files \(one, now two\)\. Delete the folder"):
-        Journal(tmp_path / "state", {"files": "two", "settings": {"ties": "mean"}}, ALONE)
+    journal_of(tmp_path)
+    with pytest.raises(ValueError, match=r"another evaluation, by its files \(some, now two\)\. Delete the folder"):
+        Journal(tmp_path / "state", {"files": "two"}, ALONE)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_text("")
     with pytest.raises(ValueError, match="is no folder for the state of an evaluation"):
@@ -110,5 +111,5 @@ def test_a_full_disk_does_not_end_the_evaluation(tmp_path, monkeypatch):
     known, _ = evaluated(VECTORS, LABELS)
     monkeypatch.setattr(np, "savez", full)
     with pytest.warns(UserWarning, match="could not be written: .*No space left on device. It goes on"):
-        report, _ = evaluated(VECTORS, LABELS, Journal(tmp_path / "state", OF, ALONE))
+        report, _ = evaluated(VECTORS, LABELS, journal_of(tmp_path))
     assert_same(known, report)

@@ -26,8 +26,7 @@ class Thread(Processes):
     """One of several, which meet in a room."""
 
     def __init__(self, room: _Room, rank: int, count: int) -> None:
-        self._room, self.rank, self.count = room, rank, count
-        self.most_received = 0
+        self._room, self.rank, self.count, self.most_received = room, rank, count, 0
 
     def _gather(self, mine: Any) -> list[Any]:
         self._room.held[self.rank] = mine

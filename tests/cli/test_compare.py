@@ -9,17 +9,18 @@ import pytest
 
 from fewshot_callbacks.cli.compare import DYNAMICS, RECORD, TrainingRecord, best_checkpoint
 from fewshot_callbacks.cli.main import main
-from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, compare_dynamics
+from fewshot_callbacks.functional import compare_dynamics
 from tests.cli.words import CONFIGS, MONITORS, QUIET
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     """A working directory in which nothing may be left behind."""
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.chdir(tmp_path / "cwd")
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     yield
-    assert [file.name for file in (tmp_path / "cwd").iterdir()] in ([], ["runs"])
+    assert list(folder.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
@@ -37,26 +38,17 @@ def runs(few_glyphs, tmp_path_factory):
     return [folder / "runs" / f"version_{i}" for i in (0, 1)]
 
 
-def words(runs):
-    return [str(run) for run in runs]
+def compared(capsys, *words):
+    """What the command prints."""
+    capsys.readouterr()
+    assert main(["compare", *map(str, words)]) == 0
+    return capsys.readouterr().out
 
 
 def test_both_are_tested_on_the_same_episodes_and_their_steps_compared(runs, capsys):
-    assert main(["compare", *words(runs)]) == 0
-    screen = " ".join(capsys.readouterr().out.split())
-    for word in ("accuracy", "mAP", "recall@1", "norm ratio", "con-div", "the same for both", "dr minus softmax"):
-        assert word in screen
-    assert "6 and 6 measured steps" in screen
-    assert "stopped" not in screen
-    assert "may come from that alone" not in screen
-
-
-def test_json_holds_what_the_table_shows(runs, capsys):
-    capsys.readouterr()
-    assert main(["compare", *words(runs), "--json", "--names", "one", "two"]) == 0
-    result = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert [run["name"] for run in result["runs"]] == ["one", "two"]
-    assert [(run["epochs"], run["steps"]) for run in result["runs"]] == [(2, 6), (2, 6)]
+    printed = compared(capsys, *runs, "--json", "--names", "one", "two")
+    result = json.loads(printed, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert [(run["name"], run["epochs"], run["steps"]) for run in result["runs"]] == [("one", 2, 6), ("two", 2, 6)]
     assert result["notes"] == []
     first, second = (run["test"] for run in result["runs"])
     assert first["episodes_hash"] == second["episodes_hash"]
@@ -68,31 +60,17 @@ def test_json_holds_what_the_table_shows(runs, capsys):
     assert result["dynamics"] == expected.to_dict()
 
 
-def test_files_alone_are_compared_by_their_steps(runs, tmp_path, capsys):
-    history = DynamicsHistory((1,), (StepDynamics(1.0, 0.5, 0.9, 1.1),))
-    (tmp_path / "mine").mkdir()
-    history.save(tmp_path / "mine" / DYNAMICS)
-    assert main(["compare", str(tmp_path / "mine"), str(runs[1] / DYNAMICS)]) == 0
-    screen = capsys.readouterr().out
-    assert "mine" in screen
-    assert "version_1" in screen
-    assert "mine holds no config.yaml." in screen
-    assert "1 and 6 measured steps" in screen
-
-
 def test_steps_alone_when_asked_for(runs, capsys):
-    assert main(["compare", *words(runs), "--test", "false"]) == 0
-    screen = capsys.readouterr().out
-    assert "Not tested: as requested." in screen
-    assert "con-alpha" in screen
+    screen = compared(capsys, *runs, "--test", "false")
+    for words in ("Not tested: as requested.", "con-alpha", "norm ratio", "con-div", "6 and 6 measured steps"):
+        assert words in screen
 
 
 def test_an_interrupted_run_is_told_before_the_table(runs, tmp_path, capsys):
     # the first run as an interrupt leaves it, of ten epochs; the second as one that was trained for more steps
     interrupted, longer = tmp_path / "interrupted", tmp_path / "longer"
-    for run, copy, change in zip(
-        runs, (interrupted, longer), ({"max_epochs": 10, "ended": False}, {"steps": 12}), strict=True
-    ):
+    changes = {"max_epochs": 10, "ended": False}, {"steps": 12}
+    for run, copy, change in zip(runs, (interrupted, longer), changes, strict=True):
         shutil.copytree(run, copy)
         replace(TrainingRecord.of(run), **change).save(copy)
     told = [
@@ -100,34 +78,35 @@ def test_an_interrupted_run_is_told_before_the_table(runs, tmp_path, capsys):
         "softmax was trained for 2 epochs (6 steps), dr for 2 (12): a difference between the two may come from that "
         "alone.",
     ]
-    assert main(["compare", str(interrupted), str(longer), "--test", "false"]) == 0
-    assert capsys.readouterr().out.splitlines()[:2] == told
-    files = [str(folder / DYNAMICS) for folder in (interrupted, longer)]
-    assert main(["compare", *files, "--names", "softmax", "dr", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    assert compared(capsys, interrupted, longer, "--test", "false").splitlines()[:2] == told
+    files = [folder / DYNAMICS for folder in (interrupted, longer)]
+    result = json.loads(compared(capsys, *files, "--names", "softmax", "dr", "--json"))
     assert result["notes"] == told
     assert [(run["epochs"], run["steps"]) for run in result["runs"]] == [(2, 6), (2, 12)]
 
 
-def test_what_is_missing_is_named(runs, tmp_path, capsys):
-    assert main(["compare", str(runs[0]), str(tmp_path / "nothing")]) == 1
-    assert f"There is no {tmp_path / 'nothing'}. Give the folder of a run" in capsys.readouterr().err
-    assert main(["compare", str(runs[0]), str(tmp_path)]) == 1
-    assert (
-        f"{tmp_path} holds no {DYNAMICS}, and nothing can be tested ({tmp_path} holds no config"
-        in capsys.readouterr().err
-    )
-
-    untested = tmp_path / "untested"
-    shutil.copytree(runs[0], untested, ignore=shutil.ignore_patterns("*.ckpt"))
-    assert main(["compare", str(runs[1]), str(untested)]) == 1
-    assert "holds no checkpoint" in capsys.readouterr().err
-
+def test_runs_without_steps_are_compared_by_their_tests_alone(runs, tmp_path, capsys):
     unmeasured = tmp_path / "unmeasured"
     shutil.copytree(runs[0], unmeasured, ignore=shutil.ignore_patterns(DYNAMICS))
     (unmeasured / RECORD).write_text("{")  # a damaged record is none
-    assert main(["compare", str(runs[1]), str(unmeasured)]) == 0
-    assert f"there is no {unmeasured / DYNAMICS}." in capsys.readouterr().out
+    screen = " ".join(compared(capsys, unmeasured, runs[1]).split())
+    assert f"there is no {unmeasured / DYNAMICS}." in screen
+    for words in ("accuracy", "mAP", "recall@1", "the same for both", "version_1 minus unmeasured"):
+        assert words in screen
+    assert "stopped" not in screen
+    assert "may come from that alone" not in screen
+
+
+def test_what_is_missing_is_named(runs, tmp_path, capsys):
+    untested = tmp_path / "untested"
+    shutil.copytree(runs[0], untested, ignore=shutil.ignore_patterns("*.ckpt"))
+    for other, words in (
+        (tmp_path / "nothing", f"There is no {tmp_path / 'nothing'}. Give the folder of a run"),
+        (tmp_path, f"{tmp_path} holds no {DYNAMICS}, and nothing can be tested ({tmp_path} holds no config"),
+        (untested, "holds no checkpoint"),
+    ):
+        assert main(["compare", str(runs[1]), str(other)]) == 1
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", ["checkpoints", "."])

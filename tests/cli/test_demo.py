@@ -1,52 +1,64 @@
-"""`fewshot demo`: its table, its files, and the same results from the same seed."""
+"""`fewshot demo`: its table, its files, and what an interrupt leaves."""
 
 import io
 import json
+import logging
 import signal
 from contextlib import redirect_stdout
 
 import pytest
-import yaml
 
 from fewshot_callbacks.cli import demo
-from fewshot_callbacks.cli.demo import smooth
 from fewshot_callbacks.cli.main import main
-from fewshot_callbacks.data.glyphs import load_drawing
 from fewshot_callbacks.plots.style import METHODS
 from fewshot_callbacks.protonet import ProtoNet
-from tests.cli.conftest import first_classes
-from tests.cli.words import CONFIGS
+from tests.cases import first_classes
 from tests.plots.legible import assert_legible
 
 QUICK = ["--epochs", "1", "--episodes", "2", "--test_episodes", "10"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def glyphs():
-    """As many classes as two groups of Grouped Recall need."""
-    drawn = first_classes(load_drawing(), 100)
-    with pytest.MonkeyPatch.context() as patch:
+@pytest.fixture(scope="module")
+def demo_of(tmp_path_factory):
+    """Its folder, which held an earlier demo; what Ctrl-C in one before it left there; what it printed; and remarks."""
+    drawn = first_classes(100)  # as many as two groups of Grouped Recall need
+    folder, before = tmp_path_factory.mktemp("demo") / "first", signal.getsignal(signal.SIGINT)
+    folder.mkdir()
+    (folder / "results.json").write_text("[]")
+    remarks, handler = [], logging.Handler()
+    handler.emit = lambda record: remarks.append(record.getMessage())
+    logging.getLogger("lightning.pytorch").addHandler(handler)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as screen:
         patch.setattr("fewshot_callbacks.data.glyphs.load_drawing", lambda *_: drawn)
-        yield
-
-
-@pytest.fixture(scope="module")
-def screen():
-    """What the first demo printed on a screen of 80 columns."""
-    return io.StringIO()
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, glyphs, screen):
-    folder = tmp_path_factory.mktemp("demo") / "first"
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(screen):
         patch.setenv("COLUMNS", "80")
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(ProtoNet, "test_step", interrupted)
+            status = main(["demo", "--output", str(folder), *QUICK])
+            signal.signal(signal.SIGINT, before)  # which Lightning ignores from then on
+        left = status, [path.name for path in folder.parent.rglob("*")]
         assert main(["demo", "--output", str(folder), *QUICK]) == 0
-    return folder
+    logging.getLogger("lightning.pytorch").removeHandler(handler)
+    return folder, left, screen.getvalue(), remarks
 
 
-def test_every_column_is_whole_on_a_screen_of_80_columns(finished, screen):
-    lines = screen.getvalue().splitlines()
+@pytest.fixture
+def finished(demo_of):
+    return demo_of[0]
+
+
+def test_ctrl_c_leaves_an_earlier_demo_and_a_whole_one_replaces_it(demo_of):
+    folder, left, _, remarks = demo_of
+    assert left == (130, ["first", "results.json"])
+    assert len(list(folder.iterdir())) > 1
+    assert remarks == []  # of Lightning, such as that there is no GPU
+
+
+def test_every_column_is_whole_on_a_screen_of_80_columns(demo_of):
+    lines = demo_of[2].splitlines()
     table = lines[next(i for i, line in enumerate(lines) if "never seen in training" in line) :]
     head = next(line for line in table if "accuracy" in line)
     assert head.split() == ["accuracy", "%", "mAP", "R@1", "GR@1", "of", "50", "R@P.5", "F1", "J"]
@@ -55,7 +67,7 @@ def test_every_column_is_whole_on_a_screen_of_80_columns(finished, screen):
     assert all(len(line) <= 80 and "…" not in line for line in table[: table.index(rows[-1]) + 5])
 
 
-def test_it_leaves_curves_logs_checkpoints_and_results(finished, capsys):
+def test_it_leaves_curves_logs_checkpoints_and_results(finished):
     assert (finished / "curves.png").read_bytes()[:4] == b"\x89PNG"
     rows = json.loads((finished / "results.json").read_text())
     assert [row["name"] for row in rows] == ["random", "softmax", "dr", "soft_ap"]
@@ -69,47 +81,11 @@ def test_it_leaves_curves_logs_checkpoints_and_results(finished, capsys):
     assert [path.name for path in finished.parent.iterdir()] == ["first"]
 
 
-def test_soft_ap_sees_as_many_images_and_is_tested_as_it_was_kept(finished):
+def test_soft_ap_takes_as_many_steps_and_is_tested_as_it_was_kept(finished):
     steps = [len(demo.read_metric(finished / name / "metrics.csv", "train/loss")[0]) for name in demo.TRAINED]
     assert steps == [2, 2, 2]
     random, _, _, soft = json.loads((finished / "results.json").read_text())
     assert soft["retrieval"]["metrics"] != random["retrieval"]["metrics"]  # the weights that were trained
-    episodes, batches = (
-        yaml.safe_load((CONFIGS / f"demo_{name}.yaml").read_text())["data"]["init_args"]["train"]
-        for name in ("protonet", "soft_ap")
-    )
-    assert batches["classes_per_batch"] == episodes["ways"]
-    assert batches["items_per_class"] == episodes["shots"] + episodes["queries"]
-
-
-def values(folder):
-    """Everything but times and places."""
-    rows = json.loads((folder / "results.json").read_text())
-    for row in rows:
-        del row["checkpoint"], row["retrieval"]["seconds"]
-    return rows
-
-
-def test_ctrl_c_leaves_an_earlier_demo_and_a_whole_one_replaces_it(finished, tmp_path, monkeypatch, caplog):
-    words, before = ["demo", "--output", str(tmp_path / "demo"), *QUICK], signal.getsignal(signal.SIGINT)
-    (tmp_path / "demo").mkdir()
-    (tmp_path / "demo/results.json").write_text("[]")
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ProtoNet, "test_step", interrupted)
-        try:
-            assert main(words) == 130
-        finally:
-            signal.signal(signal.SIGINT, before)  # which Lightning ignores from then on
-    assert [path.name for path in tmp_path.rglob("*")] == ["demo", "results.json"]
-    assert main(words) == 0
-    assert "GPU available" not in caplog.text  # nor any other remark of Lightning
-    assert values(tmp_path / "demo") == values(finished)
-    names = [sorted(file.name for file in folder.iterdir()) for folder in (tmp_path / "demo", finished)]
-    assert names[0] == names[1]
 
 
 def test_it_replaces_no_folder_of_something_else(tmp_path, capsys):
@@ -130,7 +106,4 @@ def test_curves_of_seeds_are_one_line_in_its_interval(seeds):
     assert words == ["softmax", "DR", "soft AP", *(["95 % interval of the mean of 5 seeds"] if seeds > 1 else [])]
     assert "exponential mean, factor 0.9" in figure.legends[0].get_title().get_text()
     assert [line.get_color() for line in figure.axes[1].lines] == [METHODS[name].colour for name in demo.TRAINED]
-
-
-def test_smooth_passes_over_what_is_undefined():
-    assert smooth([2.0, float("nan"), 2.0]) == pytest.approx([2.0, 2.0, 2.0])
+    assert demo.smooth([2.0, float("nan"), 2.0]) == pytest.approx([2.0, 2.0, 2.0])  # passes over what is undefined
