@@ -76,9 +76,9 @@ def test_equals_loops_over_groups(case, unmatched, data):
         assert report.to_dict()["grouped"]["unmatched"] == unmatched
 
 
-@pytest.mark.parametrize("size", [2, 3, 7])
-def test_drawn_groups_are_those_of_label_groups(size):
-    embeddings, labels = made(20, 3)
+@pytest.mark.parametrize(("size", "noise"), [(2, 1.5), (3, 0.0), (7, 1.5)])  # also without a single miss
+def test_drawn_groups_are_those_of_label_groups(size, noise):
+    embeddings, labels = made(20, 3, noise)
     splits = label_groups(labels, size, seed=4, repeats=3).tolist()
     given = [grouped_recall(embeddings, labels, k=(1, size - 1), label_groups=split) for split in splits]
     drawn = grouped_recall(embeddings, labels, k=(1, size - 1), label_groups=size, seed=4, repeats=3)
