@@ -68,8 +68,7 @@ def test_larger_sets_equal_a_sorted_reference(noise):
     expected = np.interp(0, -(1 - match - false_match)[between], false_match[between])
     assert report["eer"] == pytest.approx(expected, abs=2 / int(relevant.sum()))
     recalls = [recall for _, _, recall in report.curve]
-    assert recalls == sorted(recalls)
-    assert recalls[-1] == 1.0
+    assert (recalls, recalls[-1]) == (sorted(recalls), 1.0)
     assert 20 < len(recalls) <= 200
     assert all(0 < precision <= 1 for _, precision, _ in report.curve)
     if noise == 3.0:  # neither perfect nor at chance
@@ -242,7 +241,12 @@ class TestMetrics:
         assert report.metrics() == {key: whole[key] for key in asked}
         assert report.per_query["mAP"].tolist() == whole.per_query["mAP"].tolist()
 
-    def test_a_single_class_has_no_error_rates(self):
+    def test_error_rates_cross_inside_a_tie_and_a_single_class_has_none(self):
+        scores = torch.tensor([3.0, 1, 1, 1, 1, 0, 0])[
+            :, None
+        ]  # FNMR falls from 2/3 to 0 where FMR rises from 0 to 1/2
+        tied = evaluate_retrieval(torch.ones(1, 1), [1], scores, [1] * 3 + [0] * 4, similarity="dot", metrics="eer")
+        assert tied["eer"] == pytest.approx(2 / 7, abs=1e-12)
         report = evaluate_retrieval(torch.randn(20, 4), [0] * 20, metrics=("fnmr@fmr0.1", "eer"))
         assert all(map(math.isnan, report.values.values()))
 
@@ -279,8 +283,7 @@ def test_progress_ends_at_all_pairs_and_never_falls_back(memory_mb):
     report = evaluate_retrieval(torch.randn(1000, 8), labels, **options, progress=lambda *now: seen.append(now))
     assert (report.pair_counts.relevant, report.pair_counts.irrelevant) == (1000 * 49, 1000 * 950)
     assert {total for _, total in seen} == {10**6}
-    assert seen == sorted(seen)
-    assert seen[-1] == (10**6, 10**6)
+    assert (seen, seen[-1]) == (sorted(seen), (10**6, 10**6))
 
 
 def test_a_budget_that_cannot_be_kept_is_told_and_changes_no_number():
@@ -295,11 +298,9 @@ def test_a_budget_that_cannot_be_kept_is_told_and_changes_no_number():
 
 def test_one_by_hand_and_a_sample_of_its_queries():
     plan = plan_evaluation(1000, 2000, 128)
-    assert plan.pairs == 2_000_000
-    assert plan.floating_point_operations == 512_000_000  # 2 * 2e6 * 128
+    assert (plan.pairs, plan.floating_point_operations) == (2_000_000, 512_000_000)  # 2 * 2e6 * 128
     assert (plan.query_bytes, plan.gallery_bytes, plan.copy_bytes) == (1000 * 128 * 4, 2000 * 128 * 4, 0)
-    assert plan.matrix_bytes == 8_000_000
-    assert plan.memory_bytes == 512 * 10**6
+    assert (plan.matrix_bytes, plan.memory_bytes) == (8_000_000, 512 * 10**6)
     assert plan_evaluation(10, 10, 4, relevant=0).tiles == 1
     some = plan_evaluation(1000, 2000, 128, max_queries=100)
     assert (some.queries, some.pairs, some.floating_point_operations) == (100, 200_000, 2 * 200_000 * 128)
@@ -388,8 +389,7 @@ def test_an_embedding_far_longer_than_the_others_is_named(similarity, longer, sa
     told = [note for note in notes_of(embeddings, torch.arange(40) % 4, similarity=similarity) if "as long as" in note]
     named = "Gallery row 17 is 2e+03 times as long as the median embedding."
     assert [note.startswith(named) and "diverged batch" in note for note in told] == [True] * said
-    few = torch.eye(12, 4)  # eight rows of zeros
-    assert not any("as long as" in note for note in notes_of(few, similarity=similarity))
+    assert not any("as long as" in note for note in notes_of(torch.eye(12, 4), similarity=similarity))  # zeros
 
 
 def test_false_match_rates_below_one_irrelevant_pair_of_the_drawn_queries_are_named():
