@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -23,9 +24,32 @@ class TooManyOrdersError(Exception):
     """Tied candidates can be ordered in more ways than are worth enumerating: a property test rejects such an example."""
 
 
+def arrangements(grades):
+    """All different orders of some grades, each of which is as likely."""
+    if not grades:
+        yield []
+    for first in sorted(set(grades)):
+        rest = list(grades)
+        rest.remove(first)
+        yield from ([first, *more] for more in arrangements(rest))
+
+
+def orders(groups, ties: str, cap: int = 5000):
+    """Grades in ranked order, given those of each group of tied candidates: all orders (expected), the best or the worst."""
+    if ties != "expected":
+        yield [grade for group in groups for grade in sorted(group, reverse=ties == "optimistic")]
+        return
+    factorial = math.factorial
+    counts = [factorial(len(g)) // math.prod(map(factorial, Counter(g).values())) for g in groups]
+    if math.prod(counts) > cap:
+        raise TooManyOrdersError
+    for parts in itertools.product(*map(arrangements, groups)):
+        yield [grade for part in parts for grade in part]
+
+
 @dataclass
 class BruteForce:
-    """All metrics of a small set of embeddings by their definitions."""
+    """All metrics of a small set of embeddings by their definitions; labels may be zeros and ones (items, labels)."""
 
     queries: np.ndarray
     query_labels: np.ndarray
@@ -38,93 +62,59 @@ class BruteForce:
     query_groups: np.ndarray | None = None
     gallery_groups: np.ndarray | None = None
     scores: list[np.ndarray] = field(default_factory=list)
-    relevance: list[np.ndarray] = field(default_factory=list)
+    grades: list[np.ndarray] = field(default_factory=list)
+    """1 for the same label, or the number of labels that both have"""
 
     def __post_init__(self) -> None:
         same = self.gallery is None
         gallery = self.queries if same else self.gallery
         labels = self.query_labels if same else self.gallery_labels
         groups = self.query_groups if same else self.gallery_groups
-        for i, query in enumerate(self.queries):
-            keep = [
-                j
-                for j in range(len(gallery))
-                if not (same and i == j)
-                and not (self.query_ids is not None and self.query_ids[i] == self.gallery_ids[j])
-                and not (self.query_groups is not None and self.query_groups[i] == groups[j])
-            ]
+        for i, (query, mine) in enumerate(zip(self.queries, self.query_labels, strict=True)):
+            left_out = np.arange(len(gallery)) == i if same else np.zeros(len(gallery), bool)
+            for own, other in ((self.query_ids, self.gallery_ids), (self.query_groups, groups)):
+                left_out |= False if own is None else own[i] == other
+            keep = np.flatnonzero(~left_out)
+            shared = [int((mine & labels[j]).sum()) if mine.ndim else int(mine == labels[j]) for j in keep]
             self.scores.append(np.array([self.score(query, gallery[j]) for j in keep]))
-            self.relevance.append(np.array([labels[j] == self.query_labels[i] for j in keep], dtype=bool))
+            self.grades.append(np.array(shared, dtype=int))
 
     def score(self, a: np.ndarray, b: np.ndarray) -> float:
         a, b = a.astype(np.float64), b.astype(np.float64)
         if self.similarity == "euclidean":
             return -math.sqrt(math.fsum((a - b) ** 2))
+        if self.similarity == "hamming":
+            return -float((a != b).sum())
         dot = math.fsum(a * b)  # correctly rounded, so that equal sums are equal
         if self.similarity == "dot":
             return dot
         norms = math.sqrt(math.fsum(a * a) * math.fsum(b * b))
         return dot / norms if norms else 0.0
 
-    def orders(self, i: int, cap: int = 5000):
-        """Relevance in ranked order: all orders of tied candidates (expected), or the best or the worst."""
-        score, relevant = self.scores[i], self.relevance[i]
-        groups = [relevant[score == value] for value in sorted(set(score), reverse=True)]
-        if self.ties != "expected":
-            yield np.concatenate([np.sort(g)[:: -1 if self.ties == "optimistic" else 1] for g in groups])
-            return
-        choices = [sorted(set(itertools.combinations(range(len(g)), int(g.sum())))) for g in groups]
-        if math.prod(len(c) for c in choices) > cap:
-            raise TooManyOrdersError
-        for places in itertools.product(*choices):
-            ranked = []
-            for group, place in zip(groups, places, strict=True):
-                part = np.zeros(len(group), dtype=bool)
-                part[list(place)] = True
-                ranked.append(part)
-            yield np.concatenate(ranked)
+    @property
+    def relevance(self) -> list[np.ndarray]:
+        return [grades > 0 for grades in self.grades]
 
     @property
     def matched(self) -> list[int]:
         return [i for i, relevant in enumerate(self.relevance) if relevant.any()]
 
+    def values(self, metrics) -> dict[str, list[float]]:
+        """Metrics of one order, by name, for each query: the mean over all orders of its candidates; NaN without a match."""
+        rows = []
+        for score, grades in zip(self.scores, self.grades, strict=True):
+            groups = [grades[score == value].tolist() for value in sorted(set(score), reverse=True)]
+            every = orders(groups, self.ties) if any(grades) else ()
+            values = [[of(order) for of in metrics.values()] for order in every]
+            rows.append(np.mean(values, axis=0) if values else [math.nan] * len(metrics))
+        return dict(zip(metrics, np.transpose(rows).tolist(), strict=True))
+
     def mean(self, of) -> float:
-        return float(np.mean([np.mean([of(order) for order in self.orders(i)]) for i in self.matched]))
+        return float(np.nanmean(self.values({"": of})[""]))
 
     @property
     def mean_average_precision(self) -> float:
-        return self.mean(lambda r: np.mean([r[: k + 1].mean() for k in np.flatnonzero(r)]))
-
-    @property
-    def map_at_r(self) -> float:
-        def of(r):
-            total = int(r.sum())
-            return sum(r[: k + 1].mean() for k in np.flatnonzero(r) if k < total) / total
-
-        return self.mean(of)
-
-    @property
-    def r_precision(self) -> float:
-        return self.mean(lambda r: r[: int(r.sum())].mean())
-
-    def recall_at(self, k: int) -> float:
-        return self.mean(lambda r: float(r[:k].any()))
-
-    def ir_recall_at(self, k: int) -> float:
-        return self.mean(lambda r: ir_recall_at(r, k))
-
-    def precision_at(self, k: int) -> float:
-        return self.mean(lambda r: precision_at(r, k))
-
-    def average_precision_at(self, k: int, divisor: str) -> float:
-        return self.mean(lambda r: average_precision_at(r, k, divisor))
-
-    @property
-    def mean_reciprocal_rank(self) -> float:
-        return self.mean(reciprocal_rank)
-
-    def ndcg_at(self, k: int) -> float:
-        return self.mean(lambda r: ndcg_at(r, k))
+        return self.mean(average_precision)
 
     def pooled(self, threshold: float) -> tuple[int, int, int]:
         scores, relevant = np.concatenate(self.scores), np.concatenate(self.relevance)
@@ -150,40 +140,70 @@ class BruteForce:
         return 0.0
 
 
-# Metrics of one order: whether the first, the second, ... candidate is relevant. At least one is.
+# Metrics of one order: the grade of the first, the second, ... candidate. At least one is not 0.
 
 
-def ir_recall_at(order, k: int) -> float:
-    return float(Fraction(sum(bool(hit) for hit in order[:k]), sum(bool(hit) for hit in order)))
+def hits(order) -> list[int]:
+    """Ranks of the relevant candidates."""
+    return [rank for rank, grade in enumerate(order, start=1) if grade]
+
+
+def average_precision(order, k: float = math.inf, divisor: str = "relevant") -> float:
+    ranks = hits(order)
+    found = [number / rank for number, rank in enumerate(ranks, start=1) if rank <= k]
+    by = {"min": min(len(ranks), k), "relevant": len(ranks), "found": len(found)}[divisor]
+    return sum(found) / by if found else 0.0
+
+
+def recall_at(order, k: int) -> float:
+    return float(any(order[:k]))
 
 
 def precision_at(order, k: int) -> float:
-    return sum(bool(hit) for hit in order[:k]) / k
+    return len(hits(order[:k])) / k
 
 
-def average_precision_at(order, k: int, divisor: str) -> float:
-    order = [bool(hit) for hit in order]
-    total, found = 0.0, 0
-    for rank, hit in enumerate(order[:k], start=1):
-        if hit:
-            found += 1
-            total += found / rank
-    if found == 0:
-        return 0.0
-    return total / {"min": min(sum(order), k), "relevant": sum(order), "found": found}[divisor]
+def precision_up_to_last(order, k: int) -> float:
+    """The authors' program: kq = min(largest rank of a relevant item, k)."""
+    return precision_at(order, min(k, hits(order)[-1]))
 
 
-def reciprocal_rank(order) -> float:
-    return 1 / (1 + [bool(hit) for hit in order].index(True))
+def trapezoids(order) -> float:
+    """The authors' program: old and new recall and precision at each hit."""
+    ranks = hits(order)
+    before = [(number / (rank - 1) if rank > 1 else 1.0) for number, rank in enumerate(ranks)]
+    after = [number / rank for number, rank in enumerate(ranks, start=1)]
+    return sum(before + after) / 2 / len(ranks)
 
 
-def ndcg_at(order, k: int) -> float:
-    order = [bool(hit) for hit in order]
-
-    def dcg(hits):
-        return math.fsum(1 / math.log2(rank + 1) for rank, hit in enumerate(hits[:k], start=1) if hit)
+def ndcg(order, k: int, gain: str = "exponential") -> float:
+    def dcg(grades):
+        worth = [2**grade - 1 if gain == "exponential" else grade for grade in grades[:k]]
+        return math.fsum(value / math.log2(rank + 1) for rank, value in enumerate(worth, start=1))
 
     return dcg(order) / dcg(sorted(order, reverse=True))
+
+
+def rank_metrics(k: int):
+    """Every metric of ranks, at rank k where it has one: its key, and its value of one order."""
+    return {
+        "mAP": average_precision,
+        "map@r": lambda order: average_precision(order, len(hits(order))),
+        "r_precision": lambda order: precision_at(order, len(hits(order))),
+        "mrr": lambda order: 1 / hits(order)[0],
+        f"mrr@{k}": lambda order: 1 / hits(order)[0] if hits(order)[0] <= k else 0.0,
+        "minp": lambda order: len(hits(order)) / hits(order)[-1],
+        "ap_trapezoid": trapezoids,
+        **{
+            f"map@{k}_{by}": lambda order, by=by: average_precision(order, k, by) for by in ("min", "relevant", "found")
+        },
+        f"recall@{k}": lambda order: recall_at(order, k),
+        f"ir_recall@{k}": lambda order: len(hits(order[:k])) / len(hits(order)),
+        f"precision@{k}": lambda order: precision_at(order, k),
+        f"precision@{k}_last": lambda order: precision_up_to_last(order, k),
+        f"ndcg@{k}": lambda order: ndcg(order, k),
+        f"ndcg@{k}_linear": lambda order: ndcg(order, k, "linear"),
+    }
 
 
 def prototype_accuracy(
@@ -199,35 +219,31 @@ def prototype_accuracy(
     """
     same = gallery is None
     gallery, gallery_labels = (queries, query_labels) if same else (gallery, gallery_labels)
-
-    def averaged(vector):
-        vector = vector.astype(np.float64)
-        length = math.sqrt(math.fsum(vector * vector))
-        return list(map(Fraction, (vector / length if length and similarity == "cosine" else vector).tolist()))
+    fractions = np.vectorize(Fraction, otypes=[object])
 
     def mean(members):
-        return [Fraction(float(sum(component) / len(members))) for component in zip(*members, strict=True)]
+        return fractions((members.sum(axis=0) / len(members)).astype(np.float64))
 
     def score(a, b):
         if similarity == "euclidean":
-            return -root(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
-        dot = sum(x * y for x, y in zip(a, b, strict=True))
+            return -root(((a - b) ** 2).sum())
+        dot = (a * b).sum()
         if similarity == "dot" or not dot:
             return float(dot)
-        return math.copysign(root(dot * dot / (sum(x * x for x in a) * sum(y * y for y in b))), dot)
+        return math.copysign(root(dot * dot / ((a * a).sum() * (b * b).sum())), dot)
 
-    items = [averaged(item) for item in gallery]
-    members = {label: [j for j in range(len(items)) if gallery_labels[j] == label] for label in gallery_labels.tolist()}
-    prototypes = {label: mean([items[j] for j in own]) for label, own in members.items()}
-    values = []
-    for i, query in enumerate(queries):
-        own = int(query_labels[i])
-        others = [items[j] for j in members.get(own, []) if not (same and i == j)]
-        if not others:
+    rows = gallery.astype(np.float64)
+    if similarity == "cosine":
+        rows = rows / np.array([math.sqrt(math.fsum(row * row)) or 1.0 for row in rows]).reshape(-1, 1)
+    items, values = fractions(rows), []
+    prototypes = {label: mean(items[gallery_labels == label]) for label in set(gallery_labels.tolist())}
+    for i, (query, own) in enumerate(zip(fractions(queries.astype(np.float64)), query_labels.tolist(), strict=True)):
+        others = (gallery_labels == own) & ~(same & (np.arange(len(items)) == i))
+        if not others.any():
             values.append(math.nan)
             continue
-        vector = list(map(Fraction, query.tolist()))
-        scores = {label: score(vector, mean(others) if label == own else prototypes[label]) for label in prototypes}
+        means = prototypes | {own: mean(items[others])}
+        scores = {label: score(query, prototype) for label, prototype in means.items()}
         best = [label for label in scores if scores[label] == max(scores.values())]
         values.append(1 / len(best) if own in best else 0.0)
     return values

@@ -3,9 +3,6 @@
 import torch
 from hypothesis import strategies as st
 
-OUTLIERS = st.sampled_from([None, 1e3, 1e10, "largest"])
-
-
 LABEL_VALUES = st.sampled_from([0, 1, 2, 3, -1, -7, 2**24, 2**24 + 1, 2**61, 2**61 + 1, -(2**62), 2**63 - 1, -(2**63)])
 
 
@@ -40,7 +37,7 @@ def extreme_sets(draw):
     exponents = [-widest, -8, 0, 3] if dtype == torch.float16 else [-widest, -30, -8, 0, 18, 30, widest]
     embeddings *= 10.0 ** draw(st.sampled_from(exponents))
     embeddings = embeddings.to(dtype).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
-    outlier = draw(OUTLIERS)
+    outlier = draw(st.sampled_from([None, 1e3, 1e10, "largest"]))
     if outlier is not None:
         place = draw(st.integers(0, items - 1))
         limit = 1e300 if dtype == torch.float64 else torch.finfo(dtype).max

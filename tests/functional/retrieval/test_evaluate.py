@@ -1,6 +1,5 @@
-"""`evaluate_retrieval` against brute force, scikit-learn and itself on other orders, scales, budgets and devices."""
+"""`evaluate_retrieval` against brute force, scikit-learn and itself on other orders, scales, budgets and samples."""
 
-import dataclasses
 import json
 import math
 import warnings
@@ -14,252 +13,140 @@ from sklearn.metrics import average_precision_score, roc_curve
 
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from fewshot_callbacks.functional import evaluate_retrieval, plan_evaluation
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, collect_inputs
 from tests.cases import made
-from tests.functional.brute_force import BruteForce
+from tests.functional.retrieval.cases import check_all_metrics, retrieval_cases
+from tests.reports import assert_same
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
 
 
-@st.composite
-def retrieval_cases(draw):
-    """Small sets with many ties (few values, few dimensions), singletons, distractors, both forms."""
-    seed = draw(st.integers(0, 2**32 - 1))
-    rng = np.random.default_rng(seed)
-    dim = draw(st.integers(1, 5))
-    kind = draw(st.sampled_from(["grid", "codes", "real", "offset", "collapsed", "repeated"]))
-    classes = draw(st.integers(1, 5))
-
-    def vectors(n: int) -> np.ndarray:
-        if kind == "grid":
-            return rng.integers(-1, 2, (n, dim)).astype(np.float32)
-        if kind == "codes":
-            return rng.choice([-1.0, 1.0], (n, dim)).astype(np.float32)
-        if kind == "collapsed":
-            return np.full((n, dim), 0.3, dtype=np.float32)
-        if kind == "repeated":
-            return np.tile(rng.normal(size=(2, dim)), (n, 1))[:n].astype(np.float32)
-        return (rng.normal(size=(n, dim)) + (1000.0 if kind == "offset" else 0.0)).astype(np.float32)
-
-    n = draw(st.integers(2, 9))
-    case = {"queries": vectors(n), "query_labels": rng.integers(0, classes, n) * 2**61 - 5}
-    if draw(st.booleans()):
-        m = draw(st.integers(1, 9))
-        case |= {"gallery": vectors(m), "gallery_labels": rng.integers(0, classes + 1, m) * 2**61 - 5}
-        if draw(st.booleans()):
-            case |= {"query_ids": rng.integers(0, 6, n), "gallery_ids": rng.integers(0, 6, m)}
-        if draw(st.booleans()):
-            case |= {"query_groups": rng.integers(0, 6, n), "gallery_groups": rng.integers(0, 6, m)}
-    elif draw(st.booleans()):
-        case |= {"query_groups": rng.integers(0, 6, n)}
-    elif draw(st.booleans()):  # the same items twice, some of which have copies
-        ids = rng.permutation(n) // draw(st.integers(1, 2))
-        case |= {"gallery": case["queries"].copy(), "gallery_labels": case["query_labels"].copy()}
-        case |= {"query_ids": ids, "gallery_ids": ids.copy()}
-    case["similarity"] = draw(st.sampled_from(SIMILARITIES))
-    case["ties"] = draw(st.sampled_from(["expected", "optimistic", "pessimistic"]))
-    return case
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(retrieval_cases(SIMILARITIES), st.integers(1, 6), st.sampled_from([None, (0.0, 1.0), (-0.5, 0.25)]))
+def test_equals_brute_force(case, k, bounds):
+    check_all_metrics(case, k, threshold_bounds=bounds)
 
 
-def evaluate(case, **kwargs):
-    case = {key: torch.as_tensor(value) if isinstance(value, np.ndarray) else value for key, value in case.items()}
-    return evaluate_retrieval(case.pop("queries"), case.pop("query_labels"), **case, **{"label_groups": None} | kwargs)
-
-
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(retrieval_cases(), st.sampled_from([None, (0.0, 1.0), (-0.5, 0.25)]))
-def test_equals_brute_force(case, bounds):
-    expected = BruteForce(**case)
-    if not expected.matched:
-        with pytest.raises(ValueError, match=r"has .* its class"):
-            evaluate(case)
-        return
-    low, high = bounds or (-math.inf, math.inf)
-    report = evaluate(
-        case,
-        metrics=(
-            *("mAP", "map@r", "r_precision", "recall@1", "recall@2", "recall@5", "ir_recall@1", "ir_recall@3", "f1"),
-            *("recall@precision0.3", "recall@precision0.75", "recall@precision1"),
-        ),
-        threshold_bounds=bounds,
-    )
-    assert report.mAP == pytest.approx(expected.mean_average_precision, abs=1e-12)
-    assert report["map@r"] == pytest.approx(expected.map_at_r, abs=1e-12)
-    assert report["r_precision"] == pytest.approx(expected.r_precision, abs=1e-12)
-    for k in (1, 2, 5):
-        assert report[f"recall@{k}"] == pytest.approx(expected.recall_at(k), abs=1e-12)
-    for k, value in report.at("ir_recall@{k}").items():
-        assert value == pytest.approx(expected.ir_recall_at(k), abs=1e-12)
-    assert len(report.at("ir_recall@{k}")) == 2
-    assert report.queries_without_match == len(expected.scores) - len(expected.matched)
-    assert report["f1"] == pytest.approx(expected.best_f1, abs=1e-12)
-    for precision, point in report.at_precision.items():
-        assert point.recall == pytest.approx(expected.recall_at_precision(precision, low, high), abs=1e-12)
-
-
-@settings(max_examples=100, deadline=None)
-@given(retrieval_cases(), st.floats(-1, 1))
+@settings(max_examples=50, deadline=None)
+@given(retrieval_cases(SIMILARITIES), st.floats(-1, 1))
 @example({"queries": np.zeros((2, 1), np.float32), "query_labels": np.zeros(2, int), "similarity": "euclidean"}, -1.0)
 def test_fixed_threshold(case, threshold):
-    expected = BruteForce(**case)
-    if expected.matched:
-        report = evaluate(case, threshold=threshold)
-        found = (report.decision.true_positives, report.decision.false_positives, report.decision.false_negatives)
-        if case["similarity"] == "cosine" or not np.isclose(np.concatenate(expected.scores), threshold).any():
-            assert found == expected.pooled(threshold)
+    check_all_metrics(case, 1, threshold=threshold)
 
 
-def fast_reference(embeddings, labels):
-    """mAP, Recall@1 and best F1 of a set without ties, by sorting whole rows in float64."""
-    unit = torch.nn.functional.normalize(embeddings.double(), dim=1)
-    scores = unit @ unit.T
-    same = labels[:, None] == labels[None, :]
-    scores.fill_diagonal_(-2)
-    same.fill_diagonal_(False)
-    ranked = same.gather(1, scores.argsort(1, descending=True))
-    hits = ranked.double().cumsum(1)
-    rank = torch.arange(1, len(labels) + 1)
-    average = (hits / rank * ranked).sum(1) / ranked.sum(1)
-    off = ~torch.eye(len(labels), dtype=torch.bool)
-    pairs, order = same[off], scores[off].argsort(descending=True)
-    tp = pairs[order].double().cumsum(0)
-    f1 = 2 * tp / (torch.arange(1, len(tp) + 1) + pairs.sum())
-    return float(average.mean()), float(ranked[:, 0].double().mean()), float(f1.max())
-
-
-@pytest.mark.parametrize("noise", [0.3, 1.0, 3.0, 100.0])
+@pytest.mark.parametrize("noise", [0.3, 3.0, 100.0])
 def test_larger_sets_equal_a_sorted_reference(noise):
-    embeddings, labels = made(noise=noise)
-    report = evaluate_retrieval(embeddings, labels)
-    assert (report.mAP, report["recall@1"], report["f1"]) == pytest.approx(
-        fast_reference(embeddings, labels), abs=1e-12
-    )
+    embeddings, labels = made(300, 20, 12, noise=noise)
+    unit = torch.nn.functional.normalize(embeddings.double(), dim=1)
+    scores, same = (unit @ unit.T).fill_diagonal_(-2), (labels[:, None] == labels).fill_diagonal_(False)
+    asked = (*DEFAULT_METRICS, "fnmr@fmr0.001", "fnmr@fmr0.01", "fnmr@fmr0.2", "eer")
+    report = evaluate_retrieval(embeddings, labels, metrics=asked)
+    ranked = same.gather(1, scores.argsort(1, descending=True)).double()
+    average = (ranked.cumsum(1) / torch.arange(1, 301) * ranked).sum(1) / ranked.sum(1)
+    expected = average.mean().item(), ranked[:, 0].mean().item()
+    assert (report.mAP, report["recall@1"]) == pytest.approx(expected, abs=1e-12)
+    others = ~torch.eye(300, dtype=torch.bool)
+    pairs, relevant = scores[others], same[others]
+    tp = relevant[pairs.argsort(descending=True)].double().cumsum(0)
+    f1 = 2 * tp / (torch.arange(1, len(tp) + 1) + relevant.sum())
+    assert report["f1"] == pytest.approx(f1.max().item(), abs=1e-12)
+    area = average_precision_score(relevant, pairs)
+    assert report.auc_pr.low - 1e-9 <= area <= report.auc_pr.high + 1e-9
+    assert report.auc_pr.error < 0.01
+    exact = evaluate_retrieval(embeddings, labels, metrics=("auc_pr",))
+    assert exact.auc_pr.error < 1e-12
+    assert exact["auc_pr"] == pytest.approx(area, abs=1e-9)
+    false_match, match, _ = roc_curve(relevant, pairs, drop_intermediate=False)
+    negatives = int((~relevant).sum())
+    for rate, point in report.at_false_match_rate.items():
+        allowed = false_match <= np.floor(rate * negatives + 1e-9) / negatives + 1e-15
+        assert point.false_non_match_rate == pytest.approx(1 - match[allowed].max(), abs=1e-9)
+        assert point.false_match_rate <= rate
+    crossing = np.flatnonzero(1 - match <= false_match)[0]
+    between = slice(crossing - 1, crossing + 1)
+    expected = np.interp(0, -(1 - match - false_match)[between], false_match[between])
+    assert report["eer"] == pytest.approx(expected, abs=2 / int(relevant.sum()))
+    recalls = [recall for _, _, recall in report.curve]
+    assert (recalls, recalls[-1]) == (sorted(recalls), 1.0)
+    assert 20 < len(recalls) <= 200
+    assert all(0 < precision <= 1 for _, precision, _ in report.curve)
+    if noise == 3.0:  # neither perfect nor at chance
+        assert [name for name, (low, high) in report.intervals.items() if not low < report[name] < high] == []
 
 
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("kind", ["real", "codes", "collapsed", "repeated", "near-collapsed", "few-classes"])
-def test_memory_threads_order_and_scale_change_nothing(similarity, kind):
-    embeddings, labels = made(300, 3 if kind == "few-classes" else 20, 16)
-    labels[:40] = labels[0]  # classes of different size
-    if kind == "codes":
-        embeddings = embeddings.sign()
-    elif kind == "collapsed":
-        embeddings = embeddings[:1].expand(300, -1)
-    elif kind == "repeated":
-        embeddings = embeddings[torch.arange(300) % 7]
-    elif kind == "near-collapsed":
-        embeddings = 1 + 1e-4 * embeddings
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(0, 2**32), st.integers(3, 60), st.sampled_from([0.0, 0.5, 2.0]), st.booleans(),
+    st.sampled_from(SIMILARITIES), st.sampled_from([{"threads": 1}, {"precision": "bytes"}, {"precision": "float64"}]),
+)  # fmt: skip
+def test_order_memory_threads_and_precision_do_not_change_a_bit(seed, items, noise, two_sets, similarity, engine):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 12, (items,), generator=generator).repeat(2) * 5 - 2**40
+    embeddings = (labels[:, None] % 7 + noise * torch.randn(2 * items, 4, generator=generator)).round(decimals=1)
+    order, other = (torch.randperm(len(labels), generator=generator) for _ in range(2))
     options = {
+        "metrics": ("mAP", "recall@2", "ndcg@5", "macro_mAP", "f1", "recall@precision0.5", "grouped_recall@2"),
+        "label_groups": 3 if len(labels.unique()) >= 3 else None,
         "similarity": similarity,
-        "label_groups": 3 if kind == "few-classes" else 5,
-        "metrics": (*DEFAULT_METRICS, "recall@precision0.5"),
     }
-    report = evaluate_retrieval(embeddings, labels, **options)
-    assert report == evaluate_retrieval(embeddings, labels, memory_mb=0.5, **options)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        assert report == evaluate_retrieval(embeddings, labels, **options)
-    finally:
-        torch.set_num_threads(threads)
-    order = torch.randperm(300)
-    shuffled = evaluate_retrieval(embeddings[order], labels[order], **options)
-    assert shuffled.metrics() == report.metrics()
-    assert shuffled.decision == report.decision
-    if similarity != "cosine" or kind == "codes":
-        scaled = evaluate_retrieval(embeddings * 4, labels, **options)
-        assert scaled.mAP == report.mAP
-        assert scaled["f1"] == report["f1"]
+    sets, permuted = (embeddings, labels), (embeddings[order], labels[order])
+    if two_sets:
+        sets, permuted = (*sets, *sets), (*permuted, embeddings[other], labels[other])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Grouped recall over 1 group")
+        report, again = evaluate_retrieval(*sets, **options), evaluate_retrieval(*permuted, **options)
+        assert evaluate_retrieval(*sets, **options, memory_mb=0.5) == report
+        with engine_options(**engine):
+            assert evaluate_retrieval(*sets, **options) == report
+    assert (repr(again.intervals), again) == (repr(report.intervals), report)
 
 
-def test_collapsed_embeddings_are_at_chance():
-    labels = torch.arange(10).repeat_interleave(6)
-    report = evaluate_retrieval(torch.ones(60, 8), labels, label_groups=None)
-    n, r = 59, 5
-    chance = sum((1 + (i - 1) * (r - 1) / (n - 1)) / i for i in range(1, n + 1)) / n
-    assert report.mAP == pytest.approx(chance, abs=1e-12)
-    assert report["recall@1"] == pytest.approx(r / n, abs=1e-12)
+def test_a_distance_of_zero_has_no_sign():
+    report = evaluate_retrieval(torch.ones(4, 2), torch.arange(4) // 2, similarity="euclidean", label_groups=None)
+    assert math.copysign(1.0, report.decision.threshold) == 1.0
 
 
-@pytest.mark.parametrize("capacity_mb", [0.4, 512])
-def test_coarse_groups_are_refined_until_exact(capacity_mb):
-    embeddings, labels = made(600, 20, 6, noise=2.0)  # 17,000 relevant pairs, more than the small budget holds
-    report = evaluate_retrieval(embeddings, labels, memory_mb=capacity_mb, metrics=("mAP", "recall@1", "f1"))
-    assert report["f1"] == pytest.approx(fast_reference(embeddings, labels)[2], abs=1e-12)
-
-
-class TestScores:
-    @pytest.mark.parametrize("similarity", SIMILARITIES)
-    @pytest.mark.parametrize("precision", ["bytes", "float64"])
-    def test_the_precision_of_products_changes_nothing(self, similarity, precision):
-        embeddings, labels = made(200, 10, 12, noise=3.0)
-        report = evaluate_retrieval(embeddings, labels, similarity=similarity)
-        with engine_options(precision=precision):
-            assert evaluate_retrieval(embeddings, labels, similarity=similarity) == report
-
-    def test_a_distance_of_zero_has_no_sign(self):
-        report = evaluate_retrieval(torch.ones(4, 2), torch.arange(4) // 2, similarity="euclidean", label_groups=None)
-        assert math.copysign(1.0, report.decision.threshold) == 1.0
-
-    @pytest.mark.parametrize("similarity", SIMILARITIES)
-    def test_zeros_of_either_sign_are_equal(self, similarity):
-        queries = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1e-30]])
-        labels = torch.tensor([0, 1, 0, 1, 0])
-        report = evaluate_retrieval(queries, labels, similarity=similarity, label_groups=None)
-        assert report == evaluate_retrieval(queries + 0.0, labels, similarity=similarity, label_groups=None)
-
-    def test_a_loose_matmul_setting_is_put_back_and_changes_nothing(self):
-        embeddings, labels = made(100, 10, 64)
-        expected = evaluate_retrieval(embeddings, labels)
-        before = torch.get_float32_matmul_precision()
-        try:
-            torch.set_float32_matmul_precision("medium")
-            assert evaluate_retrieval(embeddings, labels) == expected
-            assert torch.get_float32_matmul_precision() == "medium"
-        finally:
-            torch.set_float32_matmul_precision(before)
+def test_a_cosine_does_not_see_the_length_of_an_embedding():
+    embeddings, labels = torch.randn(60, 8), torch.arange(60) % 6
+    longer = 2.0 ** torch.randint(-20, 20, (60, 1)) * embeddings  # powers of two round nothing
+    options = {"label_groups": 3, "metrics": (*DEFAULT_METRICS, "eer")}
+    report, other = (evaluate_retrieval(rows, labels, **options) for rows in (embeddings, longer))
+    assert report.intervals == other.intervals
+    assert report.decision == other.decision
+    assert evaluate_retrieval(longer, labels, **options, similarity="dot").mAP != report.mAP
 
 
 class TestInput:
-    def test_accepts_numpy_half_precision_and_any_integers(self):
+    def test_accepts_numpy_half_and_mixed_precision_any_integers_and_gradients(self):
         embeddings, labels = made(80, 8, 16)
         expected = evaluate_retrieval(embeddings.half().float(), labels)
-        assert evaluate_retrieval(embeddings.half(), labels.to(torch.uint8)) == dataclasses.replace(expected)
+        halves = embeddings.half().requires_grad_()
+        assert evaluate_retrieval(halves, labels.to(torch.uint8)) == expected
+        assert halves.grad is None
         from_numpy = evaluate_retrieval(embeddings.half().float().numpy(), (labels - 4 + 2**62).numpy())
         assert from_numpy.mAP == expected.mAP
-
-    def test_gradients_are_left_alone(self):
-        embeddings, labels = made(40, 4, 8)
-        embeddings.requires_grad_()
-        assert evaluate_retrieval(embeddings, labels, label_groups=None).mAP > 0
-        assert embeddings.grad is None
+        wide, targets = embeddings.double(), torch.nn.functional.one_hot(labels)
+        for y in (labels, targets):
+            found = evaluate_retrieval(halves[:40], y[:40], wide[40:], y[40:], label_groups=None)
+            assert found == evaluate_retrieval(halves[:40].double(), y[:40], wide[40:], y[40:], label_groups=None)
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"labels": torch.arange(7)}, r"40 embeddings, but 7 labels. Both must come"),
             ({"embeddings": torch.randn(40)}, r"shape \(items, dim\); got shape \(40,\). For a single item"),
             ({"embeddings": torch.randn(40, 2, 2)}, r"Flatten what belongs to one item: embeddings.flatten\(1\)"),
             ({"embeddings": torch.zeros(40, 2, dtype=torch.long)}, r"floating-point embeddings; got torch.int64"),
             ({"labels": torch.randn(40)}, r"integer labels; got torch.float32.*labels.long\(\)"),
-            ({"labels": torch.full((40, 3), 2)}, r"120 entries are neither 0 nor 1"),
+            ({"labels": torch.full((40, 3), 2)}, r"labels have shape \(40, 3\), and 120 entries are neither 0 nor 1"),
             ({"embeddings": torch.randn(0, 4), "labels": torch.arange(0)}, r"embeddings is empty"),
-            (
-                {"labels": torch.arange(40)},
-                r"none of the 40 queries has another item.*each of the 40 labels occurs once",
-            ),
+            ({"labels": torch.arange(40)}, r"none of the 40 queries .*each of the 40 labels occurs once"),
             ({"gallery": torch.randn(3, 8)}, r"gallery without gallery_labels"),
             ({"gallery_labels": torch.arange(3)}, r"gallery_labels without gallery"),
-            ({"gallery": torch.randn(3, 9), "gallery_labels": torch.arange(3)}, r"dimension 8, the gallery has 9"),
-            (
-                {"gallery": torch.randn(3, 8), "gallery_labels": torch.arange(3) + 99},
-                r"0 of the queries' 4 labels occur",
-            ),
+            ({"gallery": torch.randn(3, 9), "gallery_labels": [0] * 3}, r"dimension 8, the gallery has 9"),
+            ({"gallery": torch.randn(3, 8), "gallery_labels": [9] * 3}, r"0 of the queries' 4 labels occur"),
             ({"embeddings": torch.empty(40, 0)}, r"embeddings has no dimensions \(shape \(40, 0\)\)"),
-            (
-                {"labels": torch.arange(40) // 2, "query_groups": torch.arange(40) // 2},
-                r"none of the 40 queries has another item of its class that ids or groups do not exclude",
-            ),
+            ({"query_groups": torch.arange(40) % 4}, r"none .* of its class that ids or groups do not exclude"),
             ({"query_ids": torch.arange(40)}, r"ids are for two sets"),
         ],
     )
@@ -275,271 +162,253 @@ class TestInput:
             evaluate_retrieval(embeddings, labels)
 
 
-EVERYTHING = {
-    "metrics": (
-        *("mAP", "mrr", "map@5_min", "map@10_found", "map@3_relevant", "recall@1", "recall@7", "ir_recall@4"),
-        *("precision@3", "ndcg@5", "prototype_accuracy", "macro_mAP", "grouped_recall@1", "grouped_recall@2"),
-        *("auc_pr", "recall@precision0.9", "fnmr@fmr0.01", "fnmr@fmr0.001", "eer"),
-    ),
-    "label_groups": 5,
-}
+VECTORS, PLACES, LABELS = torch.arange(240).sin().view(40, 6), torch.arange(40), [f"class {n % 7}" for n in range(40)]
 
 
-def test_names_of_metrics_are_those_of_the_report():
-    report = evaluate_retrieval(*made(100, 20, 8), **EVERYTHING)
-    assert tuple(report.metrics()) == EVERYTHING["metrics"]
-    assert tuple(json.loads(json.dumps(report.to_dict()))["metrics"]) == EVERYTHING["metrics"]
-    assert tuple(evaluate_retrieval(*made(100, 20, 8)).metrics()) == DEFAULT_METRICS
-    for order in (("f1", "mAP"), ("eer", "macro_recall@1", "recall@1")):
-        assert tuple(evaluate_retrieval(*made(100, 20, 8), metrics=order).metrics()) == order
-    assert tuple(evaluate_retrieval(*made(100, 20, 8), metrics="f1").metrics()) == ("f1",)
+@pytest.mark.parametrize(
+    ("similarity", "two", "max_queries"), [("cosine", False, None), ("cosine", True, 15), ("hamming", True, None)]
+)
+def test_places_put_the_items_of_one_process_in_order(similarity, two, max_queries):
+    queries = VECTORS > 0 if similarity == "hamming" else VECTORS
+    order, other, labels = torch.randperm(40), torch.randperm(30), torch.arange(40) % 7
+    sets = {"embeddings": queries, "labels": labels, "query_groups": PLACES % 9}
+    mixed = {name: part[order] for name, part in sets.items()}
+    if two:
+        gallery = {"gallery": queries[:30].flip(1), "gallery_labels": labels[:30], "gallery_groups": PLACES[:30] % 9}
+        sets |= gallery
+        mixed |= {name: part[other] for name, part in gallery.items()}
+    options = {"label_groups": 3, "max_queries": max_queries, "similarity": similarity}
+    if similarity == "cosine":
+        options["metrics"] = (*DEFAULT_METRICS, "prototype_accuracy", "opis@fmr0.5")
+    share = Share(query_places=order, gallery_places=other if two else None)
+    assert_same(evaluate_retrieval(**sets, **options), evaluate_retrieval(**mixed, **options, share=share))
 
 
-def test_what_was_not_asked_for_is_no_quiet_number():
-    report = evaluate_retrieval(*made(100, 20, 8), metrics=("f1", "recall@2"))
-    for missing in (lambda: report.mAP, lambda: report["mAP"]):
-        with pytest.raises(
-            LookupError, match=r"this report has no 'mAP', but f1, recall@2. Ask for it .*metrics=\('mAP', "
-        ):
-            missing()
-    with pytest.raises(ValueError, match="there is no metric 'recal@2'; did you mean 'recall@2'"):
-        report["recal@2"]
-    assert report.at("recall@{k}") == {2: report["recall@2"]}
+@pytest.mark.parametrize("places", [None, PLACES])
+def test_one_set_in_order_is_not_copied(places):
+    inputs = collect_inputs("test", Share(query_places=places), VECTORS, LABELS, None, None)
+    assert inputs.queries is inputs.gallery
+    assert inputs.queries.data_ptr() == VECTORS.data_ptr()
 
 
-OF_PAIRS = ("decision", "at_precision", "at_false_match_rate", "auc_pr", "curve", "pair_counts")
+def test_the_same_items_twice_are_one_set():
+    def one_set(gallery=VECTORS, labels=LABELS, ids=PLACES, query_ids=PLACES):
+        sets = VECTORS, LABELS, gallery.clone(), labels
+        return collect_inputs("test", EVERYTHING, *sets, query_ids=query_ids, gallery_ids=ids).as_one_set()
+
+    one = one_set()
+    assert one.same_set
+    assert one.queries is one.gallery
+    assert one.codes["query_ids"] is one.codes["gallery_ids"] is None
+    kept = one_set(ids=PLACES // 2, query_ids=PLACES // 2)
+    assert kept.same_set
+    assert kept.codes["query_ids"].tolist() == kept.codes["gallery_ids"].tolist() == (PLACES // 2).tolist()
+    others = {"gallery": VECTORS.flip(0)}, {"labels": LABELS[::-1]}, {"ids": PLACES.flip(0)}
+    for other in (*others, {"ids": None, "query_ids": None}):  # without ids a copy is a match
+        assert not one_set(**other).same_set
 
 
-@pytest.mark.parametrize("name", OF_PAIRS)
-def test_pairs_are_counted_where_that_was_asked_for(name):
-    data, asked = made(100, 20, 8), ("mAP", "recall@2")
-    report = evaluate_retrieval(*data, metrics=asked)
-    with pytest.raises(
-        LookupError, match=r"counted no pairs, since none of mAP, recall@2 is of .* metrics=\('f1', ...\)"
-    ):
-        getattr(report, name)
-    assert not {"curve", "auc_pr_bounds", "thresholds_at_precision"} & report.to_dict().keys()
-    whole = evaluate_retrieval(*data, metrics=(*asked, "f1"))
-    assert (report.metrics(), report.per_query["mAP"].tolist()) == (
-        {key: whole[key] for key in asked},
-        whole.per_query["mAP"].tolist(),
-    )
-    for one in ({"threshold": 0.5}, {"metrics": ("eer", "mAP")}, {"metrics": ("opis@fmr0.1",)}):
-        getattr(evaluate_retrieval(*data, **{"metrics": asked} | one), name)
-    assert whole.to_dict()["curve"]
+class TestMetrics:
+    def test_keys_of_the_report_are_those_that_were_asked_for_in_their_order(self):
+        asked = ("eer", "map@3_found", "macro_recall@1", "recall@7", "grouped_recall@2", "auc_pr", "fnmr@fmr0.01")
+        report = evaluate_retrieval(*made(100, 20, 8), metrics=asked)
+        assert tuple(report.metrics()) == tuple(json.loads(json.dumps(report.to_dict()))["metrics"]) == asked
+        assert tuple(evaluate_retrieval(*made(100, 20, 8)).metrics()) == DEFAULT_METRICS
 
+    def test_what_was_not_asked_for_is_no_quiet_number(self):
+        report = evaluate_retrieval(*made(100, 20, 8), metrics=("f1", "recall@2"))
+        assert (report.grouped, report.notes) == (None, ())
+        for missing in (lambda: report.mAP, lambda: report["mAP"]):
+            with pytest.raises(LookupError, match=r"no 'mAP', but f1, recall@2. Ask for it .*metrics=\('mAP', "):
+                missing()
+        with pytest.raises(ValueError, match="there is no metric 'recal@2'; did you mean 'recall@2'"):
+            report["recal@2"]
+        assert report.at("recall@{k}") == {2: report["recall@2"]}
+        assert [key in report for key in ("recall@2", "mAP", 0)] == [True, False, False]
 
-def test_every_metric_equals_its_loop():
-    embeddings, labels = made(120, 15, 6, noise=2.0)
-    report = evaluate_retrieval(embeddings, labels, **EVERYTHING)
-    loops = BruteForce(embeddings.numpy(), labels.numpy())
-    assert report["mrr"] == pytest.approx(loops.mean_reciprocal_rank, abs=1e-12)
-    assert report["precision@3"] == pytest.approx(loops.precision_at(3), abs=1e-12)
-    assert report["ir_recall@4"] == pytest.approx(loops.ir_recall_at(4), abs=1e-12)
-    assert report["ndcg@5"] == pytest.approx(loops.ndcg_at(5), abs=1e-12)
-    for k, divisor in ((5, "min"), (10, "found"), (3, "relevant")):
-        expected = loops.average_precision_at(k, divisor)
-        assert report.metrics()[f"map@{k}_{divisor}"] == pytest.approx(expected, abs=1e-12)
-    of_classes = report.per_class()["mAP"]
-    assert set(of_classes) == set(labels.tolist())
-    assert report["macro_mAP"] == pytest.approx(sum(of_classes.values()) / len(of_classes), abs=1e-12)
+    def test_pairs_are_counted_where_that_was_asked_for(self):
+        data, asked = made(100, 20, 8), ("mAP", "recall@2")
+        report, whole = evaluate_retrieval(*data, metrics=asked), evaluate_retrieval(*data, metrics=(*asked, "f1"))
+        others = ({"threshold": 0.5}, {"metrics": ("eer", "mAP")}, {"metrics": ("opis@fmr0.1",)})
+        counted = [whole, *(evaluate_retrieval(*data, **{"metrics": asked} | one) for one in others)]
+        for name in ("decision", "at_precision", "at_false_match_rate", "auc_pr", "curve", "pair_counts"):
+            with pytest.raises(LookupError, match=r"counted no pairs, since none of mAP, recall@2 .*=\('f1', ...\)"):
+                getattr(report, name)
+            for other in counted:
+                getattr(other, name)
+        assert not {"curve", "auc_pr_bounds", "thresholds_at_precision"} & report.to_dict().keys()
+        assert whole.to_dict()["curve"]
+        assert report.metrics() == {key: whole[key] for key in asked}
+        assert report.per_query["mAP"].tolist() == whole.per_query["mAP"].tolist()
 
-
-class TestPooledRates:
-    def pairs(self, embeddings, labels):
-        scores = (
-            torch.nn.functional.normalize(embeddings.double()) @ torch.nn.functional.normalize(embeddings.double()).T
-        )
-        others = ~torch.eye(len(labels), dtype=torch.bool)
-        return scores[others].numpy(), (labels[:, None] == labels)[others].numpy()
-
-    @pytest.mark.parametrize("noise", [0.3, 1.0, 3.0, 100.0])
-    def test_equal_scikit_learn(self, noise):
-        embeddings, labels = made(300, 20, 12, noise=noise)
-        report = evaluate_retrieval(
-            embeddings,
-            labels,
-            label_groups=None,
-            metrics=(*DEFAULT_METRICS, "fnmr@fmr0.001", "fnmr@fmr0.01", "fnmr@fmr0.2", "eer"),
-        )
-        scores, relevant = self.pairs(embeddings, labels)
-        area = average_precision_score(relevant, scores)
-        assert report.auc_pr.low - 1e-9 <= area <= report.auc_pr.high + 1e-9
-        assert report.auc_pr.error < 0.01
-        exact = evaluate_retrieval(embeddings, labels, label_groups=None, metrics=(*DEFAULT_METRICS, "auc_pr"))
-        assert exact.auc_pr.error < 1e-12
-        assert exact.metrics()["auc_pr"] == pytest.approx(area, abs=1e-9)
-        assert "auc_pr" not in report.metrics()
-        false_match, match, _ = roc_curve(relevant, scores, drop_intermediate=False)
-        for rate, point in report.at_false_match_rate.items():
-            allowed = false_match <= np.floor(rate * (~relevant).sum() + 1e-9) / (~relevant).sum() + 1e-15
-            assert point.false_non_match_rate == pytest.approx(1 - match[allowed].max(), abs=1e-9)
-            assert point.false_match_rate <= rate
-        crossing = np.flatnonzero(1 - match <= false_match)[0]
-        between = slice(crossing - 1, crossing + 1)
-        gap = (1 - match - false_match)[between]
-        expected = np.interp(0, -gap, false_match[between])
-        assert report["eer"] == pytest.approx(expected, abs=2 / relevant.sum())
-
-    def test_a_single_class_has_no_error_rates(self):
-        embeddings, _ = made(20, 2, 4)
-        report = evaluate_retrieval(
-            embeddings, torch.zeros(20, dtype=torch.int64), metrics=(*DEFAULT_METRICS, "fnmr@fmr0.1", "eer")
-        )
-        assert math.isnan(report.metrics()["fnmr@fmr0.1"])
-        assert math.isnan(report["eer"])
-
-    def test_the_curve_is_a_thinned_one(self):
-        report = evaluate_retrieval(*made(300, 20, 12, noise=2.0), label_groups=None)
-        recalls = [recall for _, _, recall in report.curve]
-        assert recalls == sorted(recalls)
-        assert recalls[-1] == 1.0
-        assert 20 < len(recalls) <= 200
-        assert all(0 < precision <= 1 for _, precision, _ in report.curve)
+    def test_error_rates_cross_inside_a_tie_and_a_single_class_has_none(self):
+        scores = torch.tensor([3.0, 1, 1, 1, 1, 0, 0])[
+            :, None
+        ]  # FNMR falls from 2/3 to 0 where FMR rises from 0 to 1/2
+        tied = evaluate_retrieval(torch.ones(1, 1), [1], scores, [1] * 3 + [0] * 4, similarity="dot", metrics="eer")
+        assert tied["eer"] == pytest.approx(2 / 7, abs=1e-12)
+        report = evaluate_retrieval(torch.randn(20, 4), [0] * 20, metrics=("fnmr@fmr0.1", "eer"))
+        assert all(map(math.isnan, report.values.values()))
 
 
 class TestSample:
     def test_a_sample_is_near_the_whole_and_says_what_it_is(self):
-        embeddings, labels = made(2000, 40, 16, noise=2.0)
-        whole = evaluate_retrieval(embeddings, labels, label_groups=None)
-        part = evaluate_retrieval(embeddings, labels, label_groups=None, max_queries=500)
-        assert (part.queries, part.gallery, part.is_estimate, whole.is_estimate) == (500, 2000, True, False)
+        data = made(800, 40, 16, noise=2.0)
+        whole, part = evaluate_retrieval(*data), evaluate_retrieval(*data, max_queries=200)
+        assert (part.queries, part.gallery, part.is_estimate, whole.is_estimate) == (200, 800, True, False)
         low, high = part.intervals["mAP"]
-        margin = high - low
-        assert low - margin < whole.mAP < high + margin
-        assert "500 of 2,000 queries were drawn (seed 0)" in part.notes[0]
-        assert evaluate_retrieval(embeddings, labels, label_groups=None, max_queries=500) == part
-        assert evaluate_retrieval(embeddings, labels, label_groups=None, max_queries=500, seed=1) != part
+        assert low - (high - low) < whole.mAP < high + (high - low)
+        assert "200 of 800 queries were drawn (seed 0)" in part.notes[0]
+        assert evaluate_retrieval(*data, max_queries=200) == part
+        assert evaluate_retrieval(*data, max_queries=200, seed=1).drawn.tolist() != part.drawn.tolist()
+        assert evaluate_retrieval(*data, max_queries=800) == whole  # which is no sample
 
     def test_each_class_gives_its_share(self):
         labels = torch.tensor([0] * 100 + [1] * 300 + [2] * 600)
-        options = {"label_groups": None, "metrics": "recall@1"}
-        drawn = evaluate_retrieval(torch.randn(1000, 2), labels, max_queries=100, seed=3, **options).drawn
+        drawn = evaluate_retrieval(torch.randn(1000, 2), labels, max_queries=100, seed=3, metrics="recall@1").drawn
         assert torch.bincount(labels[drawn]).tolist() == [10, 30, 60]
-
-    def test_as_many_as_there_are_is_no_sample(self):
-        embeddings, labels = made(100, 10, 8)
-        assert evaluate_retrieval(embeddings, labels, max_queries=100) == evaluate_retrieval(embeddings, labels)
 
     def test_a_drawn_query_is_no_candidate_of_itself(self):
         embeddings, labels = made(60, 20, 8, noise=50.0)
-        whole = evaluate_retrieval(embeddings, labels, label_groups=None)
-        part = evaluate_retrieval(embeddings, labels, label_groups=None, max_queries=59)
-        same = [
-            label for label, value in whole.per_class()["mAP"].items() if part.per_class()["mAP"].get(label) == value
-        ]
-        assert len(same) >= 19  # all but the class that lost a query
-
-
-def test_auto_is_a_device_that_is_there():
-    embeddings, labels = made(100, 10, 8)
-    assert evaluate_retrieval(embeddings, labels, device="auto").mAP == evaluate_retrieval(embeddings, labels).mAP
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("noise", [0.3, 3.0])
-def test_the_same_on_a_gpu(noise):
-    embeddings, labels = made(3000, 60, 130, noise=noise)
-    assert evaluate_retrieval(embeddings, labels, device="cuda") == evaluate_retrieval(embeddings, labels)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32), st.integers(3, 60), st.sampled_from([0.5, 2.0]), st.booleans())
-def test_the_order_of_the_data_does_not_change_a_bit_of_the_report(seed, items, noise, two_sets):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 12, (items,), generator=generator).repeat(2) * 5 - 2**40
-    embeddings = (labels[:, None] % 7 + noise * torch.randn(2 * items, 4, generator=generator)).round(decimals=1)
-    order, other = (torch.randperm(len(labels), generator=generator) for _ in range(2))
-    options = {
-        "metrics": ("mAP", "recall@1", "recall@2", "ndcg@5", "macro_mAP", "f1", "grouped_recall@1", "grouped_recall@2"),
-        "label_groups": 3,
-        "similarity": "euclidean",
-    }
-    if len(labels.unique()) < 3:
-        options |= {"label_groups": None}
-    sets, permuted = (embeddings, labels), (embeddings[order], labels[order])
-    if two_sets:
-        sets, permuted = (*sets, *sets), (*permuted, embeddings[other], labels[other])
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Grouped recall over 1 group")
-        report, again = evaluate_retrieval(*sets, **options), evaluate_retrieval(*permuted, **options)
-    assert repr(again.intervals) == repr(report.intervals)
-    assert again.metrics() == report.metrics()
-    assert again == report
-
-
-def test_intervals_hold_their_means():
-    report = evaluate_retrieval(*made(600, 40, 8, noise=2.0))
-    for name, interval in report.intervals.items():
-        assert interval.low < report.metrics()[name] < interval.high
+        whole, part = (evaluate_retrieval(embeddings, labels, max_queries=n).per_class()["mAP"] for n in (None, 59))
+        assert sum(part.get(label) == value for label, value in whole.items()) >= 19  # all but that of the lost query
 
 
 @pytest.mark.parametrize("memory_mb", [0.3, 512])
-def test_progress_never_falls_back(memory_mb):
+def test_progress_ends_at_all_pairs_and_never_falls_back(memory_mb):
     """Where all pairs are counted once more, the total was doubled, and the bar fell from 100 to 50 %."""
     seen = []
-    options = {
-        "metrics": (*DEFAULT_METRICS, "recall@precision0.05", "recall@precision0.06"),
-        "memory_mb": memory_mb,
-        "progress": lambda *now: seen.append(now),
-    }
-    evaluate_retrieval(torch.randn(1000, 8), torch.arange(1000) % 20, **options)
+    options = {"metrics": (*DEFAULT_METRICS, "recall@precision0.05", "recall@precision0.06"), "memory_mb": memory_mb}
+    labels = torch.arange(1000) % 20
+    report = evaluate_retrieval(torch.randn(1000, 8), labels, **options, progress=lambda *now: seen.append(now))
+    assert (report.pair_counts.relevant, report.pair_counts.irrelevant) == (1000 * 49, 1000 * 950)
     assert {total for _, total in seen} == {10**6}
-    assert seen == sorted(seen)
-    assert seen[-1] == (10**6, 10**6)
+    assert (seen, seen[-1]) == (sorted(seen), (10**6, 10**6))
 
 
-@pytest.mark.parametrize("memory_mb", [3.0, 0.4, 1e-6])
-def test_small_budgets_change_no_number_and_one_that_cannot_be_kept_is_told(memory_mb):
-    embeddings, labels = made(600, 20, 6, noise=2.0)
-    report = evaluate_retrieval(embeddings, labels, memory_mb=memory_mb, label_groups=5)
-    assert report == evaluate_retrieval(embeddings, labels, label_groups=5)
-    told = report.memory_note
-    assert (told is not None) == (memory_mb < 1)
-    if told is not None:
-        assert report.messages[-1] == told
-        assert f"budget of {memory_mb:g} MB cannot be kept" in told
-        enough = float(told.split("memory_mb=")[1].split(" ")[0])
-        assert evaluate_retrieval(embeddings, labels, memory_mb=enough).memory_note is None
+def test_a_budget_that_cannot_be_kept_is_told_and_changes_no_number():
+    data = made(600, 20, 6, noise=2.0)  # 17,000 relevant pairs, more than the budget holds
+    report, whole = evaluate_retrieval(*data, memory_mb=0.4), evaluate_retrieval(*data)
+    assert (report, whole.memory_note) == (whole, None)
+    assert report.messages[-1] == report.memory_note
+    assert "budget of 0.4 MB cannot be kept" in report.memory_note
+    enough = float(report.memory_note.split("memory_mb=")[1].split(" ")[0])
+    assert evaluate_retrieval(*data, memory_mb=enough).memory_note is None
 
 
-def test_no_k_of_grouped_recall_leaves_it_out() -> None:
-    embeddings, labels = torch.randn(60, 4), torch.arange(60) % 20  # classes enough for two groups of 10
-    report = evaluate_retrieval(embeddings, labels, metrics=("mAP", "recall@1"))
-    assert report.grouped is None
-    assert report.notes == ()
-    assert report.mAP == evaluate_retrieval(embeddings, labels, label_groups=None).mAP
+def test_one_by_hand_and_a_sample_of_its_queries():
+    plan = plan_evaluation(1000, 2000, 128)
+    assert (plan.pairs, plan.floating_point_operations) == (2_000_000, 512_000_000)  # 2 * 2e6 * 128
+    assert (plan.query_bytes, plan.gallery_bytes, plan.copy_bytes) == (1000 * 128 * 4, 2000 * 128 * 4, 0)
+    assert (plan.matrix_bytes, plan.memory_bytes) == (8_000_000, 512 * 10**6)
+    assert plan_evaluation(10, 10, 4, relevant=0).tiles == 1
+    some = plan_evaluation(1000, 2000, 128, max_queries=100)
+    assert (some.queries, some.pairs, some.floating_point_operations) == (100, 200_000, 2 * 200_000 * 128)
+    assert some.query_bytes == plan.query_bytes  # all of them are there to be drawn from
+    assert some.tile[0] <= 100
+    assert plan_evaluation(1000, 2000, 128, max_queries=5000) == plan
 
 
-ONE = torch.tensor([[1.0, 0.0]])
-FAR = torch.tensor([[-0.5, math.sqrt(0.75)], [-1.0, 0.0]])  # its match, and behind it another
+sizes = st.integers(1, 300_000)
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes, sizes, st.integers(1, 4096), st.floats(-2, 4), st.integers(0, 5000))
+def test_tiles_cover_every_pair_and_keep_to_the_budget_or_the_least_that_is_possible(n, m, dim, power, relevant):
+    plan = plan_evaluation(n, m, dim, memory_mb=10**power, relevant=relevant)
+    rows, columns = plan.tile
+    assert 1 <= rows <= n
+    assert 1 <= columns <= m
+    assert plan.tiles == math.ceil(n / rows) * math.ceil(m / columns)
+    assert plan.needed_bytes <= max(plan.memory_bytes, plan.least_bytes)
+    assert plan.least_bytes == plan_evaluation(n, m, dim, memory_mb=1e-6, relevant=relevant).needed_bytes
+
+
+WRONG = [
+    *(({name: 0}, f"{name}=0 must be positive") for name in ("queries", "gallery", "dim", "memory_mb", "max_queries")),
+    *(({"relevant": one}, f"relevant={one!r} must be a whole number, such as 1000") for one in (2.5, "9", True)),
+    ({"relevant": -1}, "relevant=-1 must not be negative"),
+    ({"dtype": "int4"}, "dtype='int4' is unknown. Choose one of int8, uint8, float16, bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_refuses_what_makes_no_sense(as_users_run_it, change, message):
+    with pytest.raises(ValueError, match=f"plan_evaluation: {message}"):
+        plan_evaluation(**{"queries": 10, "gallery": 10, "dim": 4} | change)
+
+
+def test_half_precision_is_copied_and_float64_is_not():
+    for dtype, size, copied in (("bfloat16", 2, 4), ("float64", 8, 0)):
+        one, two = (plan_evaluation(1000, gallery, 16, dtype=dtype) for gallery in (1000, 500))
+        assert (one.query_bytes, one.gallery_bytes, one.copy_bytes) == (16_000 * size, 16_000 * size, 16_000 * copied)
+        assert (two.gallery_bytes, two.copy_bytes) == (8_000 * size, 24_000 * copied)
+
+
+# ------------------------------------------------------------------------- what the report notes
+
+TWELVE = torch.arange(12) % 3
+
+
+def notes_of(embeddings, labels=TWELVE, **options):
+    return evaluate_retrieval(embeddings, labels, label_groups=None, **options).notes
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "hamming"])
+def test_a_collapse_is_one_vector_and_no_more(similarity):
+    vectors = torch.tensor([[1.0, 1, 1], [1, -1, 1], [-1, 1, 1], [-1, -1, 1]])
+    for distinct in (1, 2, 3, 4):
+        said = "The embeddings have collapsed: all are the same vector, and every ranking is at chance level."
+        if distinct > 1:  # of a collapse it goes without saying
+            said = "12 of 12 queries have relevant items that tie with irrelevant ones."
+        assert notes_of(vectors[torch.arange(12) // 3 % distinct], similarity=similarity) == (said,), distinct
+
+
+def test_ties_are_spoken_of_where_more_than_a_hundredth_of_the_queries_has_some():
+    for items, said in ((200, False), (198, True)):
+        embeddings = torch.randn(items, 8, generator=torch.Generator().manual_seed(0))
+        embeddings[2] = embeddings[0]  # of two classes: each ties for the other of both
+        told = (f"2 of {items} queries have relevant items that tie with irrelevant ones.",) if said else ()
+        assert notes_of(embeddings, torch.arange(items) // 2) == told
+
+
+def test_a_vector_of_length_zero_is_counted_where_that_matters():
+    embeddings = torch.randn(12, 4)
+    embeddings[[3, 7]] = 0
+    assert "2 embeddings have length zero: their cosine similarity to everything is 0." in notes_of(embeddings)
+    assert not any("zero" in note for note in notes_of(embeddings, similarity="dot"))
 
 
 @pytest.mark.parametrize(
-    ("settings", "recall"),
-    [
-        ({}, 1.0),
-        ({"threshold_bounds": (-1.0, 1.0)}, 1.0),
-        ({"threshold_bounds": (0.0, 1.0)}, 0.0),
-        ({"similarity": "dot"}, 1.0),
-        ({"similarity": "euclidean"}, 1.0),
-    ],
+    ("similarity", "longer", "said"),
+    [("dot", 2000, True), ("euclidean", 2000, True), ("dot", 500, False), ("cosine", 2000, False)],
 )
-def test_every_threshold_may_be_chosen_unless_bounds_are_given(settings, recall):
-    report = evaluate_retrieval(ONE, torch.tensor([0]), FAR, torch.tensor([0, 1]), label_groups=None, **settings)
-    assert report.mAP == 1.0
-    assert report["recall@precision0.95"] == recall
+def test_an_embedding_far_longer_than_the_others_is_named(similarity, longer, said):
+    embeddings = torch.nn.functional.normalize(torch.randn(40, 8), dim=1)
+    embeddings[17] *= longer
+    told = [note for note in notes_of(embeddings, torch.arange(40) % 4, similarity=similarity) if "as long as" in note]
+    named = "Gallery row 17 is 2e+03 times as long as the median embedding."
+    assert [note.startswith(named) and "diverged batch" in note for note in told] == [True] * said
+    assert not any("as long as" in note for note in notes_of(torch.eye(12, 4), similarity=similarity))  # zeros
 
 
-def test_a_cosine_does_not_see_the_length_of_an_embedding():
-    generator = torch.Generator().manual_seed(0)
-    embeddings, labels = torch.randn(60, 8, generator=generator), torch.arange(60) % 6
-    lengths = 2.0 ** torch.randint(-20, 20, (60, 1), generator=generator)  # powers of two round nothing
-    report, other = (
-        evaluate_retrieval(rows, labels, label_groups=3, metrics=(*DEFAULT_METRICS, "eer"))
-        for rows in (embeddings, lengths * embeddings)
-    )
-    assert report.intervals == other.intervals
-    assert report.decision == other.decision
-    dot = evaluate_retrieval(lengths * embeddings, labels, label_groups=3, similarity="dot")
-    assert dot.mAP != report.mAP
+def test_false_match_rates_below_one_irrelevant_pair_of_the_drawn_queries_are_named():
+    embeddings = torch.randn(12, 4)  # 12 queries, 8 irrelevant items each
+    for rates, told in (((1 / 96, 0.1), None), ((0.1, 0.0104), "0.0104"), ((1e-3, 1 / 96, 1e-6), "0.001, 1e-06")):
+        assert notes_of(embeddings, metrics=[f"fnmr@fmr{rate!r}" for rate in rates]) == (() if told is None else (
+            "A false match rate below 0.0104 (1 / 96) cannot be measured with 96 irrelevant pairs: at "
+            f"{told} the threshold only excludes all of these, and new data may exceed the rate.",
+        ))  # fmt: skip
+    assert notes_of(embeddings[:6], [0] * 6, metrics="fnmr@fmr0.1") == ()  # where there is no such pair
+    note = notes_of(torch.randn(400, 4), torch.arange(400) % 4, metrics="fnmr@fmr0.0001", max_queries=10)[1]
+    assert "0.000333 (1 / 3,000) cannot be measured with 3,000 irrelevant pairs: at 0.0001" in note
+
+
+def test_a_printed_report_has_each_metric_in_a_line_with_its_interval_and_the_notes():
+    report = evaluate_retrieval(torch.randn(60, 8), torch.arange(60) % 20, metrics=(*DEFAULT_METRICS, "eer"))
+    first, *lines = str(report).splitlines()
+    assert first == "60 queries, 60 gallery items, 20 classes"
+    assert [line.split()[0] for line in lines[: len(report.values)]] == list(report.values)
+    low, high = report.intervals["mAP"]
+    assert lines[0].split() == ["mAP", f"{report.mAP:.4f}", f"({low:.4f}", "to", f"{high:.4f})"]
+    assert tuple(lines[len(report.values) :]) == report.messages

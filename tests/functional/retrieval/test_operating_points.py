@@ -1,4 +1,4 @@
-"""Operating points of all pairs against their definitions: every threshold is tried, in float64 and with loops."""
+"""Decisions over all pairs: operating points where every threshold is tried, with loops, and the counts for plots."""
 
 import math
 
@@ -11,120 +11,161 @@ from hypothesis import strategies as st
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.operating_points import false_match_rate, precision_of
+from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
+from tests.cases import made
 
 PRECISIONS = (0.05, 0.3, 0.5, 0.56, 0.6, 2 / 3, 0.75, 0.9, 1.0)
-AT_PRECISIONS = tuple(f"recall@precision{precision!r}" for precision in PRECISIONS)
 
 
-def lowest_point(scores, relevant, precision, thresholds):
+def reaching(pairs, threshold):
+    """Relevant and other pairs that reach a threshold."""
+    tp = sum(hit for score, hit in pairs if score >= threshold)
+    return tp, sum(score >= threshold for score, _ in pairs) - tp
+
+
+def lowest_point(pairs, precision, thresholds):
     """Counts at the smallest of some thresholds with this precision."""
     for threshold in sorted(thresholds):
-        tp = sum(bool(hit) for score, hit in zip(scores, relevant, strict=True) if score >= threshold)
-        fp = sum(not hit for score, hit in zip(scores, relevant, strict=True) if score >= threshold)
+        tp, fp = reaching(pairs, threshold)
         if tp and tp / (tp + fp) >= precision:
             return threshold, tp, fp
     return math.nan, 0, 0
 
 
-def lowest_relevant(scores, relevant, rate):
-    """Threshold and rates at the smallest relevant score with at most this false match rate."""
-    negatives = sum(not hit for hit in relevant)
-    for threshold in sorted({float(score) for score, hit in zip(scores, relevant, strict=True) if hit}):
-        fp = sum(not hit for score, hit in zip(scores, relevant, strict=True) if score >= threshold)
-        if fp / negatives <= rate:
-            return threshold, fp / negatives
-    return math.nan, 0.0
-
-
-def one_query(scores, relevant, **kwargs):
+def one_query(pairs, **kwargs):
     """A query of 1.0 against items that are their scores: every pair is one decision, and no score is rounded."""
-    items = torch.tensor(scores, dtype=torch.float64)[:, None]
-    labels = torch.tensor([0 if hit else 1 for hit in relevant])
-    return evaluate_retrieval(
-        torch.ones(1, 1, dtype=torch.float64), torch.tensor([0]), items, labels, similarity="dot", **kwargs
-    )  # fmt: skip
+    scores, relevant = zip(*pairs, strict=True)
+    items, query = torch.tensor(scores, dtype=torch.float64)[:, None], torch.ones(1, 1, dtype=torch.float64)
+    return evaluate_retrieval(query, [1], items, [int(hit) for hit in relevant], similarity="dot", **kwargs)
 
 
 def triple(point):
     return point.threshold, point.true_positives, point.false_positives
 
 
-def same(found, expected):
-    return found == expected or (math.isnan(found[0]) and math.isnan(expected[0]) and found[1:] == expected[1:])
-
-
 BOUNDS = st.sampled_from([-math.inf, math.inf, -3.0, -0.5, 0.0, 1.0, 2.5])
 PAIRS = st.lists(
     st.tuples(st.sampled_from([-2, -1, -0.5, 0, 0.25, 1, 2, 3, 4, 5]), st.booleans()), min_size=1, max_size=30
-)
-
-
+).filter(lambda pairs: any(hit for _, hit in pairs))
+RATES = st.lists(st.fractions(0, 1, max_denominator=30).filter(lambda rate: 0 < rate < 1).map(float), max_size=4)
 FEW = {"knots": 2, "collected": 2}
 """Room for so little that pairs are counted and listed again."""
 
 
 @pytest.mark.parametrize("options", [{}, {"plain": True}, FEW, {"precision": "bytes", **FEW}], ids=str)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(pairs=PAIRS, low=BOUNDS, high=BOUNDS)
-@example(pairs=[(4, True), (3, False), (2, True), (2, False), (1, False), (0, False)], low=0.0, high=math.inf)
-@example(pairs=[(5, True)] * 3 + [(4, False)] * 2 + [(-1, True)], low=-math.inf, high=math.inf)
-def test_recall_at_precision_is_that_of_the_smallest_of_all_thresholds(options, pairs, low, high):
-    scores, relevant = zip(*pairs, strict=True)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pairs=PAIRS, low=BOUNDS, high=BOUNDS, rates=RATES)
+@example(pairs=[(4, 1), (3, 0), (2, 1), (2, 0), (1, 0), (0, 0)], low=0.0, high=math.inf, rates=[0.5])
+@example(pairs=[(5 + n / 32, n < 14) for n in range(25)], low=0.0, high=2.0, rates=[])  # 14 of 25 is 0.56
+@example(pairs=[(5, 1)] * 3 + [(4, 0)] * 2 + [(-1, 1)], low=-math.inf, high=math.inf, rates=[])
+def test_recall_at_precision_is_that_of_the_smallest_of_all_thresholds(options, pairs, low, high, rates):
+    """And false match rates, as they are reported, that of the smallest relevant score."""
     low, high = min(low, high), max(low, high)
-    if not any(relevant):
-        return
+    keys = [f"recall@precision{precision!r}" for precision in PRECISIONS]
     with engine_options(**options):
-        report = one_query(scores, relevant, metrics=AT_PRECISIONS, threshold_bounds=(low, high))
+        asked = [*keys, *(f"fnmr@fmr{rate!r}" for rate in rates)]
+        report = one_query(pairs, metrics=asked, threshold_bounds=(low, high))
     bounds = {bound for bound in (low, high) if math.isfinite(bound)}
-    every = {float(score) for score in scores if low <= score <= high} | bounds
-    hits = {float(score) for score, hit in pairs if hit and low <= score <= high} | (bounds & {high})
-    for precision in PRECISIONS:
-        expected = lowest_point(scores, relevant, precision, hits)
-        assert same(triple(report.at_precision[precision]), expected), precision
-        _, tp, _ = lowest_point(scores, relevant, precision, every)
-        assert report[f"recall@precision{precision!r}"] == tp / sum(relevant)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    pairs=PAIRS,
-    rates=st.lists(st.fractions(0, 1, max_denominator=30).filter(lambda r: 0 < r < 1), max_size=4),
-    options=st.sampled_from([{}, FEW]),
-)
-def test_false_match_rates_are_compared_as_they_are_reported(pairs, rates, options):
-    scores, relevant = zip(*pairs, strict=True)
-    if not any(relevant) or all(relevant):
-        return
-    rates = tuple(float(rate) for rate in rates)
-    with engine_options(**options):
-        report = one_query(scores, relevant, metrics=["mAP", *(f"fnmr@fmr{rate!r}" for rate in rates)])
-    for rate in rates:
-        threshold, reached = lowest_relevant(scores, relevant, rate)
+    every = {score for score, _ in pairs if low <= score <= high} | bounds
+    hits, negatives = {score for score, hit in pairs if hit}, sum(not hit for _, hit in pairs)
+    inside = {score for score in hits if low <= score <= high} | (bounds & {high})
+    for precision, key in zip(PRECISIONS, keys, strict=True):
+        expected = lowest_point(pairs, precision, inside)  # NaN is NaN here
+        np.testing.assert_array_equal(triple(report.at_precision[precision]), expected)
+        _, tp, _ = lowest_point(pairs, precision, every)
+        assert report[key] == tp / sum(hit for _, hit in pairs)
+    for rate in rates if negatives else ():
+        rates_at = ((at, reaching(pairs, at)[1] / negatives) for at in sorted(hits))
+        expected = next((found for found in rates_at if found[1] <= rate), (math.nan, 0.0))
         point = report.at_false_match_rate[rate]
-        assert point.threshold == pytest.approx(threshold, abs=0, nan_ok=True)
-        assert point.false_match_rate == reached
+        np.testing.assert_array_equal((point.threshold, point.false_match_rate), expected)
 
 
-@pytest.mark.parametrize(("tp", "fp", "precision"), [(14, 11, 0.56), (7, 3, 0.7), (29, 71, 0.29), (19, 1, 0.95)])
-def test_a_precision_that_is_reached_exactly_is_reached(tp, fp, precision):
-    assert precision_of(np.array([tp]), np.array([fp])) >= precision
-    assert false_match_rate(np.array([fp]), tp + fp).tolist() == [fp / (tp + fp)]
-    scores = np.linspace(5, 6, tp + fp)
-    relevant = np.arange(tp + fp) < tp
-    for bounds in ((0.0, 2.0), (5.0, 6.0), (-math.inf, math.inf), (-math.inf, 2.0), (0.0, math.inf)):
-        key = f"recall@precision{precision}"
-        report = one_query(scores.tolist(), relevant, metrics=key, threshold_bounds=bounds)
-        assert report[key] == 1.0, bounds
-        assert triple(report.at_precision[precision]) == (min(5.0, bounds[1]), tp, fp)
+# ------------------------------------------------------------------------------------ counts at a few hundred thresholds
 
 
-def test_the_threshold_is_a_relevant_score_though_a_smaller_one_has_the_precision():
-    gallery = torch.tensor([[1, 0], [0.9, 0.19**0.5], [0.5, 0.75**0.5]])
-    report = evaluate_retrieval(
-        torch.tensor([[1.0, 0]]), torch.tensor([0]), gallery, torch.tensor([0, 0, 1]),
-        metrics=(*DEFAULT_METRICS, "recall@precision0.6"), threshold_bounds=(0, 1), label_groups=None,
-    )  # fmt: skip
-    point = report.at_precision[0.6]
-    assert (point.true_positives, point.false_positives, point.precision, point.recall) == (2, 0, 1.0, 1.0)
-    assert point.threshold == pytest.approx(0.9, abs=1e-7)  # from 0.0 on two of three would be relevant
+def count_reaching(scores, thresholds):
+    return len(scores) - np.searchsorted(scores, thresholds)
+
+
+def scores_of_pairs(vectors, labels, similarity):
+    """Ascending scores of relevant and of irrelevant pairs."""
+    rows = vectors.double()
+    if similarity == "cosine":
+        rows = torch.nn.functional.normalize(rows, dim=1)
+    scores = -torch.cdist(rows, rows) if similarity == "euclidean" else rows @ rows.T
+    same = labels[:, None] == labels
+    others = ~torch.eye(len(labels), dtype=torch.bool)
+    return scores[same & others].sort().values.numpy(), scores[~same].sort().values.numpy()
+
+
+@pytest.mark.parametrize(("similarity", "plain"), [("cosine", False), ("dot", True), ("euclidean", False)])
+def test_counts_are_those_of_all_pairs_and_the_operating_points_are_among_them(similarity, plain):
+    vectors, labels = made(400, 34, noise=0.8)
+    asked = (*DEFAULT_METRICS, "recall@precision0.5")
+    with engine_options(plain=plain):
+        report = evaluate_retrieval(vectors, labels, similarity=similarity, metrics=asked)
+    counts, (relevant, irrelevant) = report.pair_counts, scores_of_pairs(vectors, labels, similarity)
+    assert (counts.relevant, counts.irrelevant) == (len(relevant), len(irrelevant))
+    assert (np.diff(counts.thresholds) >= 0).all()
+    assert len(counts.thresholds) <= 500
+    reach = counts.tolerance * 1.001 + 1e-9
+    for counted, scores in ((counts.true_positives, relevant), (counts.false_positives, irrelevant)):
+        assert (counted <= count_reaching(scores, counts.thresholds - reach)).all()
+        assert (counted >= count_reaching(scores, counts.thresholds + reach)).all()
+    assert (counts.relevant_counts.sum(), counts.irrelevant_counts.sum()) == (len(relevant), len(irrelevant))
+    assert counts.sampled_below == -math.inf
+    for point in (report.decision, *report.at_precision.values()):
+        at = int(np.flatnonzero(counts.thresholds == point.threshold)[0])
+        assert counts.true_positives[at] == point.true_positives
+        assert counts.false_positives[at] == point.false_positives
+
+
+def test_what_a_screen_has_not_counted_is_estimated_from_a_sample_and_said():
+    vectors, labels = made(1200, 100, noise=0.3)
+    with engine_options(collected=2**14):
+        counts = evaluate_retrieval(vectors, labels).pair_counts
+    _, irrelevant = scores_of_pairs(vectors, labels, "cosine")
+    true = count_reaching(irrelevant, counts.thresholds)
+    above = counts.thresholds > counts.sampled_below + counts.tolerance
+    assert math.isfinite(counts.sampled_below)
+    assert above.any()
+    assert not above.all()
+    assert (counts.false_positives[above] <= count_reaching(irrelevant, counts.thresholds[above] - 1e-3)).all()
+    assert (counts.false_positives[above] >= count_reaching(irrelevant, counts.thresholds[above] + 1e-3)).all()
+    assert np.abs(counts.false_positives - true)[~above].max() < 0.06 * len(irrelevant)
+    assert counts.irrelevant_counts.sum() == len(irrelevant)
+
+
+def test_codes_are_counted_at_each_distance():
+    codes, labels = torch.randint(0, 2, (200, 16)), torch.arange(200) % 10
+    counts = evaluate_retrieval(codes, labels, similarity="hamming").pair_counts
+    distances = (codes[:, None] != codes).sum(2)
+    same = (labels[:, None] == labels).fill_diagonal_(False)
+    expected = [int((same & (-distances >= threshold)).sum()) for threshold in counts.thresholds]
+    assert counts.true_positives.tolist() == expected
+    assert (counts.tolerance, counts.sampled_below) == (0.0, -math.inf)
+    assert counts.thresholds.tolist() == counts.thresholds.round().tolist()
+    smallest = int((distances + 99 * torch.eye(200)).min())
+    assert counts.edges.tolist() == list(range(-int(distances.max()), -smallest + 2))
+    assert counts.relevant_counts.tolist() == [int((same & (-distances == edge)).sum()) for edge in counts.edges[:-1]]
+
+
+def test_rates_of_no_pairs_are_not_numbers():
+    counts = evaluate_retrieval(torch.randn(8, 3), [1] * 8).pair_counts
+    assert (counts.relevant, counts.irrelevant, counts.irrelevant_counts.sum()) == (56, 0, 0)
+    assert np.isnan(counts.false_match_rate).all()
+    empty = np.array([0])
+    counts = PairCounts(np.array([0.5]), empty, empty, 0, 0, np.array([0.0, 1.0]), empty, empty)
+    rates = counts.recall, counts.precision, counts.false_match_rate, counts.false_non_match_rate, counts.at(0.5)
+    assert np.isnan(np.concatenate(rates)).all()
+
+
+def test_thresholds_are_dense_where_false_matches_change():
+    """A curve over false match rates is read on a logarithmic axis: from 30 on, no step doubles the count.
+
+    In 4,096 dimensions the scores of irrelevant pairs have a standard deviation of 3 of the evenly spaced thresholds.
+    """
+    false_positives = evaluate_retrieval(*made(600, 50, 4096, noise=0.1)).pair_counts.false_positives
+    counted = np.unique(false_positives[false_positives >= 30])
+    assert (counted[1:] < 2 * counted[:-1]).all()

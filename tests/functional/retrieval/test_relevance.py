@@ -1,7 +1,5 @@
 """Relevance as it is given: one road for labels, judgements, grades, ignored items and several labels an item."""
 
-import math
-
 import numpy as np
 import pytest
 import scipy.sparse
@@ -10,20 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.functional import Relevance, Share, evaluate_retrieval
+from tests.functional.brute_force import rank_metrics
 from tests.thread_processes import in_threads
 
-METRICS = (
-    *("mAP", "map@r", "r_precision", "mrr", "mrr@3", "recall@1", "recall@5", "ir_recall@4", "map@5_found", "minp"),
-    *("precision@3", "ndcg@4", "ap_trapezoid", "precision", "recall", "f1", "threshold", "recall@precision0.3", "eer"),
-    "auc_pr",
-)
-
-
-def dcg(gains, k):
-    return sum(gain / math.log2(rank + 2) for rank, gain in enumerate(gains[:k]))
+METRICS = (*rank_metrics(3), "precision", "recall", "f1", "threshold", "recall@precision0.3", "eer", "auc_pr")
 
 
 def assert_equal(one, other):
+    assert not isinstance(other, BaseException), other
     for name in ("values", "intervals", "queries_without_match", "queries_with_ties", "decision", "at_precision"):
         assert repr(getattr(one, name)) == repr(getattr(other, name)), name  # NaN is NaN
     for name, values in one.per_query.items():
@@ -35,7 +27,7 @@ def a_set(seed, n=60, dim=4, classes=7):
     return torch.from_numpy(np.rint(2 * rng.normal(size=(n, dim))).astype(np.float32)), rng.integers(0, classes, n)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([None, 15]), st.booleans(), st.integers(1, 3))
 def test_lists_of_classes_are_labels(seed, two, max_queries, groups, count):
     """Every value, interval and operating point to the last bit, whichever process holds what."""
@@ -64,34 +56,23 @@ def test_lists_of_classes_are_labels(seed, two, max_queries, groups, count):
         assert_equal(truth, report)
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    st.integers(0, 10**6), st.booleans(), st.sampled_from(["expected", "optimistic", "pessimistic"]),
-    st.sampled_from(["cosine", "hamming"]), st.booleans(),
-)  # fmt: skip
-def test_label_sets_in_any_form_are_the_same(seed, two, ties, similarity, groups):
-    rng = np.random.default_rng(seed)
-    embeddings, gallery = (torch.from_numpy(rng.integers(0, 2, (n, 5)) * 2.0 - 1) for n in (40, 30))
-    targets, others = (torch.from_numpy((rng.random((n, 6)) < 0.3).astype(np.int64)) for n in (40, 30))
-    more = (gallery, others) if two else (None, None)
-    metrics = ("mAP", "map@r", "recall@1", "precision@3", "ndcg@3", "ndcg@20", "ndcg@100", "ndcg@3_linear")
-    options = {"metrics": metrics, "ties": ties, "similarity": similarity}
-    if groups:
-        options |= {"query_groups": torch.arange(40) % 9} | ({"gallery_groups": torch.arange(30) % 9} if two else {})
-    truth = evaluate_retrieval(embeddings, targets, *more, **options)
-    sparse = [None if side is None else scipy.sparse.csr_matrix(side.numpy()) for side in (targets, more[1])]
-    lists = [
-        None if side is None else [row.nonzero().flatten().tolist() for row in side] for side in (targets, more[1])
-    ]
-    for sides in ((targets, more[1]), sparse, lists):
-        report = evaluate_retrieval(embeddings, gallery=more[0], relevance=Relevance.from_label_sets(*sides), **options)
-        assert dict(report.values) == dict(truth.values)
-        for name in metrics:
-            assert torch.equal(report.per_query[name].nan_to_num(-1), truth.per_query[name].nan_to_num(-1))
-        assert report.intervals == truth.intervals
+@pytest.mark.parametrize(("two", "ties"), [(False, "expected"), (True, "optimistic"), (True, "pessimistic")])
+def test_label_sets_in_any_form_are_the_same(two, ties):
+    embeddings, gallery = (torch.randn(n, 5).sign() for n in (40, 30))
+    targets, others = ((torch.rand(n, 6) < 0.3).long() for n in (40, 30))
+    gallery, others = (gallery, others) if two else (None, None)
+    options = {"metrics": ("mAP", "ndcg@3", "ndcg@100", "ndcg@3_linear", "f1"), "ties": ties}
+    truth = evaluate_retrieval(embeddings, targets, gallery, others, **options)
+    for form in (
+        lambda side: side,
+        lambda side: scipy.sparse.csr_matrix(side.numpy()),
+        lambda side: [row.nonzero().flatten().tolist() for row in side],
+    ):
+        relevance = Relevance.from_label_sets(*(None if side is None else form(side) for side in (targets, others)))
+        assert_equal(truth, evaluate_retrieval(embeddings, gallery=gallery, relevance=relevance, **options))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.sampled_from([1, 2]))
 def test_judgements_are_those_of_loops_over_all_documents(seed, k, at_least):
     rng = np.random.default_rng(seed)
@@ -100,37 +81,17 @@ def test_judgements_are_those_of_loops_over_all_documents(seed, k, at_least):
     judged = {
         name: {ids[item]: int(rng.integers(0, 4)) for item in rng.choice(15, 6, replace=False)} for name in names[1:]
     }
-    relevance = Relevance.from_judgements(judged, names, ids, at_least=at_least)
-    metrics = ("mAP", "mrr", f"ndcg@{k}", f"ndcg@{k}_linear", f"ir_recall@{k}")
-    report = evaluate_retrieval(queries, gallery=documents, relevance=relevance, similarity="dot", metrics=metrics)
+    relevance, metrics = Relevance.from_judgements(judged, names, ids, at_least=at_least), rank_metrics(k)
+    sets = {"gallery": documents, "relevance": relevance}
+    report = evaluate_retrieval(queries, **sets, similarity="dot", metrics=tuple(metrics))
     for row, name in enumerate(names):
         order = np.argsort(-(documents @ queries[row]))
         grades = [judged.get(name, {}).get(ids[item], 0) for item in order]
         grades = [grade if grade >= at_least else 0 for grade in grades]
-        hits = [rank for rank, grade in enumerate(grades, 1) if grade]
-        values = {key: float(report.per_query[key][row]) for key in metrics}
-        if not hits:
-            assert all(map(math.isnan, values.values()))
-            continue
-        wanted = {
-            "mAP": sum(n / rank for n, rank in enumerate(hits, 1)) / len(hits),
-            "mrr": 1 / hits[0],
-            f"ir_recall@{k}": sum(rank <= k for rank in hits) / len(hits),
-        }
-        for key, gain in ((f"ndcg@{k}", lambda grade: 2**grade - 1), (f"ndcg@{k}_linear", lambda grade: grade)):
-            gains = [*map(gain, grades)]
-            wanted[key] = dcg(gains, k) / dcg(sorted(gains, reverse=True), k)
-        assert values == pytest.approx(wanted, abs=1e-12)
+        wanted = {key: of(grades) if any(grades) else np.nan for key, of in metrics.items()}
+        found = {key: float(report.per_query[key][row]) for key in metrics}
+        assert found == pytest.approx(wanted, abs=1e-12, nan_ok=True)
     assert report.queries_without_match >= 1
-
-
-def test_ignored_items_take_up_no_rank():
-    embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [1.0, 0.3]])
-    gallery = embeddings[1:]
-    junk = Relevance.from_lists([[1]], ignored=[[0]], gallery=3)
-    assert evaluate_retrieval(embeddings[:1], gallery=gallery, relevance=junk, metrics="mrr").values["mrr"] == 1.0
-    alone = Relevance.from_lists([[1]], gallery=3)
-    assert evaluate_retrieval(embeddings[:1], gallery=gallery, relevance=alone, metrics="mrr").values["mrr"] == 0.5
 
 
 def test_what_is_there_of_it():
@@ -139,43 +100,37 @@ def test_what_is_there_of_it():
     assert repr(relevance) == "Relevance(2 queries, 2 gallery items, 2 relevant pairs, 0 ignored)"
     assert relevance.unknown == 1
     assert (relevance.relevant.items.tolist(), relevance.grades.tolist()) == ([1, 1], [3.0, 1.0])
-    assert (
-        repr(Relevance.from_label_sets([{"a"}, {"a"}]))
-        == "Relevance(2 queries in one set, 2 relevant pairs, 0 ignored)"
-    )
     report = evaluate_retrieval(torch.eye(3), relevance=Relevance.from_lists([[1], [0], []]))
     assert str(report).startswith("3 queries, 3 gallery items\nmAP")
     assert "1 of 3 queries have no match" in report.notes[0]
 
 
-JUDGED = {"a": {"x": 1}}
+def judged(judgements, queries=("a",), items=("x",), **options):
+    return Relevance.from_judgements(judgements, queries, items, **options)
+
+
+JUDGED, SETS = {"a": {"x": 1}}, Relevance.from_label_sets
 WRONG = [
-    (
-        lambda: Relevance.from_judgements(JUDGED, ["b"], ["x"]),
-        r"no query has the ids 'a' \(1 in all\) of the judgements",
-    ),
-    (lambda: Relevance.from_judgements(JUDGED, ["a"], ["y"]), r"no item has the ids 'x' .* unknown='ignore'"),
-    (lambda: Relevance.from_judgements(JUDGED, ["a", "a"], ["x"]), "query_ids holds 'a' in rows 0 and 1"),
-    (lambda: Relevance.from_judgements(JUDGED, ["a"], ["x"], unknown="?"), r"unknown='\?'. Pass 'error' or 'ignore'"),
-    (lambda: Relevance.from_judgements({"a": {"x": -1}}, ["a"], ["x"]), "1 grades are wrong: -1 is negative"),
-    (lambda: Relevance.from_judgements({"a": {"x": math.inf}}, ["a"], ["x"]), "inf is no finite positive number"),
-    (lambda: Relevance.from_judgements({"a": {"x": "much"}}, ["a"], ["x"]), "the grade 'much' is no number"),
-    (lambda: Relevance.from_judgements((["a", "a"], ["x", "x"], [1, 2]), ["a"], ["x"]), "judged twice with two grades"),
-    (lambda: Relevance.from_judgements((["a"], ["x", "x"]), ["a"], ["x"]), "judgements of lengths 1, 2 must be"),
-    (
-        lambda: Relevance.from_lists([[0]], [[0]], gallery=2),
-        "1 pairs are both relevant and ignored, such as query 0 and item 0",
-    ),
+    (lambda: judged(JUDGED, ["b"]), r"no query has the ids 'a' \(1 in all\) of the judgements"),
+    (lambda: judged(JUDGED, items=["y"]), r"no item has the ids 'x' .* unknown='ignore'"),
+    (lambda: judged(JUDGED, ["a", "a"]), "query_ids holds 'a' in rows 0 and 1"),
+    (lambda: judged(JUDGED, unknown="?"), r"unknown='\?'. Pass 'error' or 'ignore'"),
+    (lambda: judged({"a": {"x": -1}}), "1 grades are wrong: -1 is negative"),
+    (lambda: judged((["a"], ["x"], [np.inf])), "inf is no finite positive number"),
+    (lambda: judged({"a": {"x": "much"}}), "the grade 'much' is no number"),
+    (lambda: judged((["a", "a"], ["x", "x"], [1, 2])), "judged twice with two grades"),
+    (lambda: judged((["a"], ["x", "x"])), "judgements of lengths 1, 2 must be"),
+    (lambda: Relevance.from_lists([[0]], [[0]], gallery=2), "1 pairs are both relevant and ignored, .*0 and item 0"),
     (lambda: Relevance.from_lists([[2]], gallery=2), r"relevant\[0\] holds 2, but there are 2 gallery items"),
     (lambda: Relevance.from_lists([[0.5]], gallery=2), r"relevant\[0\] holds float64. Pass indices"),
     (lambda: Relevance.from_lists([[1, 1]], gallery=2), r"relevant\[0\] holds an item twice"),
     (lambda: Relevance.from_lists([[1]], [], gallery=2), "1 lists of relevant items, but 0 of ignored ones"),
     (lambda: Relevance.from_lists([[1]], gallery=2, grades=[[]]), "grades must have the lengths"),
     (lambda: Relevance.from_lists([[1]], gallery=2, clusters=[0, 1]), r"clusters of shape \(2,\)"),
-    (lambda: Relevance.from_label_sets(torch.tensor([[0, 2]])), "1 of 2 entries of targets are neither 0 nor 1"),
-    (lambda: Relevance.from_label_sets([[0, 0]]), r"targets\[0\] holds a label twice"),
-    (lambda: Relevance.from_label_sets(torch.ones(2, 3), torch.ones(2, 4)), "targets have 3 labels, gallery_targets 4"),
-    (lambda: Relevance.from_label_sets(torch.ones(3)), r"targets have shape \(3,\)"),
+    (lambda: SETS(torch.tensor([[0, 2]])), "1 of 2 entries of targets are neither 0 nor 1"),
+    (lambda: SETS([[0, 0]]), r"targets\[0\] holds a label twice"),
+    (lambda: SETS(torch.ones(2, 3), torch.ones(2, 4)), "targets have 3 labels, gallery_targets 4"),
+    (lambda: SETS(torch.ones(3)), r"targets have shape \(3,\)"),
 ]
 
 
@@ -189,17 +144,85 @@ def test_what_is_wrong_is_said(make, words):
     ("arguments", "words"),
     [
         ({"labels": [0, 0, 1]}, "relevance and labels both say who is relevant"),
-        ({"relevance": None}, "labels is a NoneType; expected a list"),
-        ({"relevance": Relevance.from_lists([[1], [0]])}, "2 queries in one set.* but there are 3 queries in one set"),
+        ({"relevance": Relevance.from_lists([[1], [0]])}, "2 queries in one set.* there are 3 queries in one set"),
         (
             {"relevance": Relevance.from_lists([[1], [0], []], gallery=3)},
-            "3 gallery items.* but there are 3 queries in one",
+            "3 gallery items.* there are 3 queries in one",
         ),
         ({"relevance": Relevance.from_lists([[], [], []])}, "none of the 3 queries has a relevant candidate"),
         ({"metrics": ("mAP", "macro_mAP")}, "macro_mAP cannot be computed where .* relevance is given"),
-        ({"metrics": "prototype_accuracy"}, "prototype_accuracy cannot be computed"),
+        ({"metrics": "opis@fmr0.1"}, r"opis@fmr0\.1 cannot be computed where items have several labels"),
     ],
 )
 def test_what_does_not_fit_an_evaluation_is_said(arguments, words):
     with pytest.raises(ValueError, match=words):
         evaluate_retrieval(torch.eye(3), **{"relevance": Relevance.from_lists([[1], [0], []])} | arguments)
+
+
+# The values of trec_eval, ranx and sentence-transformers, where no scores tie.
+
+QUERIES, DOCUMENTS, K = 40, 300, 10
+QUERY_NAMES, DOCUMENT_NAMES = [f"q{i}" for i in range(QUERIES)], [f"d{j}" for j in range(DOCUMENTS)]
+
+
+def judged_by_all():
+    """Queries and documents, their grades, and their scores by name."""
+    rng = np.random.default_rng(0)
+    data = tuple(torch.from_numpy(rng.normal(size=(n, 8))) for n in (QUERIES, DOCUMENTS))
+    grades = {
+        query: {f"d{j}": int(rng.integers(0, 4)) for j in rng.choice(DOCUMENTS, 12, replace=False)}
+        for query in QUERY_NAMES
+    }
+    for of_query in grades.values():
+        of_query[next(iter(of_query))] = 1  # no query without a relevant document
+    scores = (data[0] @ data[1].T).tolist()
+    run = {query: dict(zip(DOCUMENT_NAMES, row, strict=True)) for query, row in zip(QUERY_NAMES, scores, strict=True)}
+    return data, grades, run
+
+
+def compare(theirs, data, grades):
+    relevance = Relevance.from_judgements(grades, QUERY_NAMES, DOCUMENT_NAMES)
+    options = {"relevance": relevance, "similarity": "dot", "metrics": tuple(theirs)}
+    assert evaluate_retrieval(data[0], gallery=data[1], **options).values == pytest.approx(theirs, abs=1e-12)
+
+
+def test_trec_eval():
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    data, grades, run = judged_by_all()
+    names = {
+        "map": "mAP", "recip_rank": "mrr", "recall_10": "ir_recall@10", "P_10": "precision@10",
+        "ndcg_cut_10": "ndcg@10_linear", "map_cut_10": "map@10_relevant",
+    }  # fmt: skip
+    found = pytrec_eval.RelevanceEvaluator(grades, set(names)).evaluate(run)
+    theirs = {ours: float(np.mean([of_query[name] for of_query in found.values()])) for name, ours in names.items()}
+    compare(theirs, data, grades)
+
+
+@pytest.mark.filterwarnings("ignore")  # of its compiled loops
+def test_ranx():
+    ranx = pytest.importorskip("ranx")
+    data, grades, run = judged_by_all()
+    names = {"map": "mAP", "mrr@10": "mrr@10", "recall@10": "ir_recall@10", "precision@10": "precision@10",
+             "ndcg@10": "ndcg@10_linear", "ndcg_burges@10": "ndcg@10", "hit_rate@10": "recall@10"}  # fmt: skip
+    relevant = {query: {item: grade for item, grade in of_query.items() if grade} for query, of_query in grades.items()}
+    found = ranx.evaluate(ranx.Qrels(relevant), ranx.Run(run), list(names))
+    compare({ours: float(found[name]) for name, ours in names.items()}, data, grades)
+
+
+def test_sentence_transformers():
+    evaluation = pytest.importorskip("sentence_transformers.evaluation")
+    data, grades, run = judged_by_all()
+    relevant = {query: {item for item, grade in of_query.items() if grade} for query, of_query in grades.items()}
+    evaluator = evaluation.InformationRetrievalEvaluator(
+        dict.fromkeys(QUERY_NAMES, ""), dict.fromkeys(DOCUMENT_NAMES, ""), relevant,
+        mrr_at_k=[K], ndcg_at_k=[K], accuracy_at_k=[K], precision_recall_at_k=[K], map_at_k=[K],
+        score_functions={"dot": lambda one, other: one @ other.T},
+    )  # fmt: skip
+    found = evaluator.compute_metrics([
+        [{"corpus_id": document, "score": score} for document, score in row.items()] for row in run.values()
+    ])  # fmt: skip
+    names = {"mrr@k": "mrr@10", "accuracy@k": "recall@10", "precision@k": "precision@10", "recall@k": "ir_recall@10",
+             "map@k": "map@10_min"}  # fmt: skip
+    compare({ours: float(found[name][K]) for name, ours in names.items()}, data, grades)
+    binary = {query: dict.fromkeys(items, 1) for query, items in relevant.items()}
+    compare({"ndcg@10_linear": float(found["ndcg@k"][K])}, data, binary)
