@@ -179,6 +179,8 @@ class Shards:
         stop = max(start, stop)
         empty: Any = np.empty if isinstance(self.dtype, np.dtype) else torch.empty
         joined = empty((stop - start, self.shape[1]), dtype=self.dtype)
+        if start == stop:  # a list column without rows has no dim
+            return joined
         for index in range(bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop)):
             begin, end = self._starts[index : index + 2]
             if begin == end:

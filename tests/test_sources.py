@@ -29,7 +29,7 @@ def table(rows, lists="fixed", **columns):
         "any": lambda: pa.ListArray.from_arrays(ends.astype(np.int32), values),
         "large": lambda: pa.LargeListArray.from_arrays(ends, values),
         "tensor": lambda: pa.FixedShapeTensorArray.from_numpy_ndarray(rows),
-    }[lists]()
+    }[lists if len(rows) else "fixed"]()
     return pa.table({**columns, "embeddings": vectors})
 
 
@@ -89,6 +89,12 @@ def test_any_slice_of_any_files_is_that_of_the_array(tmp_path_factory, data):
     row = data.draw(st.integers(0, len(whole) - 1))
     number, file = re.fullmatch(r"row (\d+) of (.*)", shards.where(row)).groups()
     assert Shards(file)[int(number) : int(number) + 1].tobytes() == whole[row : row + 1].tobytes()
+
+
+def test_no_rows_after_a_step_back_have_the_dim(tmp_path):
+    feather("large", chunksize=5)(tmp_path / "a.feather", matrix(6))
+    shards = Shards(tmp_path / "a.feather")
+    assert [shards[some].shape for some in (slice(6), slice(1, 0))] == [(6, 3), (0, 3)]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in WRITERS if not kind.endswith(".npy")])
