@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.functional.episodes import sample_episodes, split_episode, split_episodes
-from tests.functional.episodes.cases import LABELS
+
+LABELS = torch.arange(60) % 6
 
 
 @given(st.permutations(list(range(12))), st.integers(1, 3))
@@ -40,7 +41,6 @@ def test_split_undoes_what_the_sampler_does_and_lets_gradients_through() -> None
         (2, [0, 1], 1, r"1-shot leaves no query: each of the 2 classes has 1 row\. Draw more images"),
         (3, [0, 0], 1, "3 embeddings came with 2 labels"),
         (0, [], 1, "The episode is empty: 0 embeddings"),
-        (2, [0, 0], 0, "shots is 0"),
     ],
 )
 def test_what_is_no_episode_is_refused_in_words(rows: int, labels: list[int], shots: int, words: str) -> None:
@@ -48,26 +48,15 @@ def test_what_is_no_episode_is_refused_in_words(rows: int, labels: list[int], sh
         split_episode(torch.randn(rows, 2), torch.tensor(labels, dtype=torch.int64), shots=shots)
 
 
-@given(
-    episodes=st.integers(1, 4),
-    ways=st.integers(1, 4),
-    shots=st.integers(1, 3),
-    queries=st.integers(1, 3),
-    seed=st.integers(0, 999),
-)
-@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 999))
+@settings(max_examples=40, deadline=None)
 def test_several_episodes_are_cut_as_each_by_itself(
     episodes: int, ways: int, shots: int, queries: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    labels = torch.stack(
-        [
-            (torch.randperm(9, generator=generator)[:ways] - 4).repeat(shots + queries)[
-                torch.randperm(ways * (shots + queries), generator=generator)
-            ]
-            for _ in range(episodes)
-        ]
-    )
+    size = ways * (shots + queries)
+    classes = torch.rand(episodes, 9, generator=generator).argsort(dim=1)[:, :ways] - 4
+    labels = classes.repeat(1, shots + queries)[:, torch.randperm(size, generator=generator)]
     embeddings = torch.randn(labels.numel(), 2, generator=generator)
     support, query = split_episodes(embeddings, labels.flatten(), shots=shots, episodes=episodes)
     for e, rows in enumerate(embeddings.chunk(episodes)):
@@ -82,13 +71,11 @@ def test_several_episodes_are_cut_as_each_by_itself(
         (
             [0, 0, 1, 1, 2, 2],
             4,
-            r"6 embeddings with labels of shape \(6,\) do not form a batch of 4 episodes of the same size",
+            r"6 embeddings with labels of shape \(6,\) do not form a batch of 4 episodes of the same",
         ),
-        ([0, 0, 1, 1, 2, 2, 2, 3], 2, r"Episode 1 of the 2 of the batch: .*class 2 has 3|Episode 1 .* class 3 has 1"),
         ([0, 0, 1, 1, 5, 5, 5, 5], 2, r"Episode 1 of the 2 of the batch has 1 classes, the first has 2"),
-        ([0, 0, 0, 0, 5, 5, 6, 6], 2, r"Episode 1 of the 2 of the batch has 2 classes, the first has 1"),
         ([0, 1, 0, 1, 1, 1, 1, 0], 2, r"Episode 1 of the 2 of the batch: .* class 0 has 1 and class 1 has 3"),
-        ([0, 1, 2, 3], 2, r"1-shot leaves no query"),
+        ([0, 1, 2, 3], 2, r"^1-shot leaves no query"),
     ],
 )
 def test_a_batch_that_is_not_several_episodes_is_refused(labels: list[int], episodes: int, message: str) -> None:
