@@ -1,10 +1,9 @@
 """Sets of embeddings and labels for the ratios of scatters: ordinary ones, small ones, and ones at the ends of a dtype."""
 
+from fractions import Fraction
+
 import torch
 from hypothesis import strategies as st
-
-OUTLIERS = st.sampled_from([None, 1e3, 1e10, "largest"])
-
 
 LABEL_VALUES = st.sampled_from([0, 1, 2, 3, -1, -7, 2**24, 2**24 + 1, 2**61, 2**61 + 1, -(2**62), 2**63 - 1, -(2**63)])
 
@@ -40,7 +39,7 @@ def extreme_sets(draw):
     exponents = [-widest, -8, 0, 3] if dtype == torch.float16 else [-widest, -30, -8, 0, 18, 30, widest]
     embeddings *= 10.0 ** draw(st.sampled_from(exponents))
     embeddings = embeddings.to(dtype).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
-    outlier = draw(OUTLIERS)
+    outlier = draw(st.sampled_from([None, 1e3, 1e10, "largest"]))
     if outlier is not None:
         place = draw(st.integers(0, items - 1))
         limit = 1e300 if dtype == torch.float64 else torch.finfo(dtype).max
@@ -48,3 +47,17 @@ def extreme_sets(draw):
         labels[place] = draw(st.sampled_from([99, int(labels[place])]))
     order = torch.randperm(items, generator=generator)
     return embeddings[order], labels[order]
+
+
+def exact_scatters(embeddings, labels, skip_singletons=False):
+    """Sizes of the classes, and the scatter within them and that of all items in rational arithmetic, without a rounding."""
+    members = {}
+    for row, label in zip(embeddings.tolist(), labels.tolist(), strict=True):
+        members.setdefault(label, []).append([Fraction(x) for x in row])
+    classes = [own for own in members.values() if len(own) > skip_singletons]
+
+    def scatter(rows):
+        means = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+        return sum((x - m) ** 2 for row in rows for x, m in zip(row, means, strict=True))
+
+    return [len(own) for own in classes], sum(map(scatter, classes)), scatter([row for own in classes for row in own])
