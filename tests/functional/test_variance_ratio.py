@@ -2,14 +2,13 @@
 
 import math
 from fractions import Fraction
-from statistics import median
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional import discriminant_ratio, variance_ratio, variance_ratio_of_set
+from fewshot_callbacks.functional import variance_ratio, variance_ratio_of_set
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, batch_ratios
 from tests.functional.class_cases import batches, exact_scatters, extreme_sets, made
 from tests.functional.variance import interval_by_definition
@@ -73,14 +72,6 @@ class TestDefinition:
             found.append(float(variance_ratio(lengths * embeddings, labels, normalize=normalize)))
         assert found[0] != pytest.approx(found[1], rel=0.1)
 
-    @settings(max_examples=30, deadline=None)
-    @given(batches(), st.booleans(), st.booleans())
-    def test_both_ratios_of_one_computation_are_those_of_two_to_the_last_bit(self, batch, normalize, skip_singletons):
-        settings = {"normalize": normalize, "skip_singletons": skip_singletons}
-        j, ratio = batch_ratios(*batch, eps=0.25, **settings)
-        torch.testing.assert_close(j, discriminant_ratio(*batch, eps=0.25, **settings), rtol=0, atol=0, equal_nan=True)
-        torch.testing.assert_close(ratio, variance_ratio(*batch, normalize=normalize), rtol=0, atol=0, equal_nan=True)
-
     @settings(max_examples=80, deadline=None)
     @given(extreme_sets(), st.booleans(), st.booleans())
     def test_the_compiled_kernel_and_pytorch_agree(self, batch, normalize, skip_singletons):
@@ -100,28 +91,19 @@ class TestDefinition:
         torch.testing.assert_close(batch_ratios(embeddings.T, labels[:, 0]), expected)
 
 
-def population(ratio, classes=300, items=20, dim=16):
-    generator = torch.Generator().manual_seed(1)
-    labels = torch.arange(classes).repeat_interleave(items)
-    centres = math.sqrt(ratio) * torch.randn(classes, dim, generator=generator)
-    return centres[labels] + torch.randn(len(labels), dim, generator=generator), labels
-
-
-@pytest.mark.parametrize("truth", [0.0, 2.0])
-def test_batches_episodes_and_sets_agree_where_j_does_not(truth):
-    embeddings, labels = population(truth)
-    generator = torch.Generator().manual_seed(2)
-    shuffled = [torch.randperm(len(labels), generator=generator)[:200] for _ in range(60)]
-    episodes = []
-    for ways, shots in ((20, 4), (5, 20)):
-        classes = [torch.randperm(300, generator=generator)[:ways] for _ in range(60)]
-        rows = [torch.rand(ways, 20, generator=generator).argsort(dim=1)[:, :shots] for _ in range(60)]
-        episodes.append([(20 * c[:, None] + r).flatten() for c, r in zip(classes, rows, strict=True)])
-    drawn = [shuffled, *episodes, [torch.arange(len(labels))]]
-    both = [[batch_ratios(embeddings[some], labels[some]) for some in draws] for draws in drawn]
-    j, ratio = ([median(float(pair[i]) for pair in pairs) for pairs in both] for i in (0, 1))
-    assert ratio == pytest.approx([truth] * 4, abs=0.02 + 0.07 * truth)
-    assert max(j) > 2 * min(j) + 0.05
+def test_batches_episodes_and_sets_agree_where_j_does_not():
+    """All are drawn from a population of 300 classes whose variance between them is twice that within."""
+    labels = torch.arange(300).repeat_interleave(20)
+    embeddings = math.sqrt(2) * torch.randn(300, 16)[labels] + torch.randn(6000, 16)
+    batches_of_200 = [torch.randperm(6000)[:200] for _ in range(60)]
+    episodes = [(20 * torch.randperm(300)[:5, None] + torch.arange(20)).flatten() for _ in range(60)]
+    both = [
+        torch.tensor([batch_ratios(embeddings[some], labels[some]) for some in draws]).median(dim=0).values
+        for draws in (batches_of_200, episodes, [torch.arange(6000)])
+    ]
+    j, ratio = torch.stack(both).T.tolist()
+    assert ratio == pytest.approx([2.0] * 3, abs=0.16)
+    assert max(j) > 2 * min(j)
 
 
 @pytest.mark.parametrize(
@@ -183,25 +165,3 @@ class TestSets:
         assert all(repr(found) == repr(answers[0]) for found in answers)
         assert answers[0].value == pytest.approx(whole.value, rel=1e-9, abs=1e-11, nan_ok=True)
         assert tuple(answers[0].interval) == pytest.approx(tuple(whole.interval), rel=1e-6, abs=1e-9, nan_ok=True)
-
-    def test_the_interval_holds_the_truth(self):
-        """Seeded; benchmarks/variance_ratio.py --coverage has more of it."""
-        held = 0
-        for seed in range(200):
-            generator = torch.Generator().manual_seed(seed)
-            labels = torch.arange(20).repeat_interleave(torch.randint(1, 9, (20,), generator=generator))
-            centres = math.sqrt(0.3) * torch.randn(20, 4, generator=generator)
-            embeddings = centres[labels] + torch.randn(len(labels), 4, generator=generator)
-            low, high = variance_ratio_of_set(embeddings, labels).interval
-            held += low <= 0.3 <= high
-        assert 0.90 <= held / 200 <= 0.99
-
-
-def test_refusals():
-    for function in (variance_ratio, variance_ratio_of_set):
-        with pytest.raises(ValueError, match=rf"{function.__name__} needs floating-point embeddings of shape \(items"):
-            function(torch.ones(6), torch.arange(6))
-    with pytest.raises(ValueError, match=r"confidence=95 is not between 0 and 1"):
-        variance_ratio_of_set(*made(), confidence=95)
-    with pytest.raises(ValueError, match=r"needs labels. Pass one integer or word for each embedding"):
-        variance_ratio_of_set(made()[0])

@@ -181,8 +181,6 @@ def test_a_few_steps_raise_the_exact_average_precision():
 
 def test_a_batch_without_a_relevant_pair():
     embeddings, labels = torch.randn(4, 3, requires_grad=True), torch.arange(4)
-    with pytest.raises(ValueError, match=r"none of the 4 items of the batch has another item of its class.*on_empty"):
-        SoftAveragePrecisionLoss()(embeddings, labels)
     value = SoftAveragePrecisionLoss(on_empty="zero")(embeddings, labels)
     value.backward()
     assert value == 0
@@ -190,35 +188,9 @@ def test_a_batch_without_a_relevant_pair():
     assert (embeddings.grad == 0).all()
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ({"bins": 1}, r"bins=1\) must be a whole number from 2 on"),
-    ({"similarity": "dot"}, "Choose one of cosine, euclidean, hamming"),
-    ({"on_empty": "nan"}, "Choose raise or zero"),
-    ({"low": 1.0}, r"low=1.0, high=1.0\) is not a range"),
-    ({"similarity": "hamming", "bins": 9}, "Leave out bins"),
-])  # fmt: skip
-def test_settings_out_of_range_are_refused(as_users_run_it, arguments, words):
-    with pytest.raises(ValueError, match=words):
-        SoftAveragePrecisionLoss(**arguments)
-
-
-def test_embeddings_that_cannot_be_ranked_are_refused(as_users_run_it):
-    loss, embeddings, labels = SoftAveragePrecisionLoss(), torch.randn(6, 3), torch.arange(6) % 2
-    with pytest.raises(ValueError, match="2 of 6 rows of embeddings hold NaN or Inf, the first at index 4"):
-        loss(embeddings / torch.tensor([1, 1, 1, 1, 0, 0])[:, None], labels)
-    with pytest.raises(ValueError, match="6 embeddings, but 5 labels"):
-        loss(embeddings, labels[:5].tolist())
-    with pytest.raises(ValueError, match="belong together"):
-        loss(embeddings, labels, embeddings)
-    with pytest.raises(ValueError, match="dimension 3, but a gallery of dimension 2"):
-        loss(embeddings, labels, torch.randn(4, 2), torch.arange(4))
-
-
 def test_codes_are_relaxed_in_training_alone():
     layer, outputs = BinaryCodes(temperature=0.5), torch.tensor([[0.3, -2.0, 0.0]], requires_grad=True)
     torch.testing.assert_close(layer(outputs), torch.tanh(2 * outputs))
     assert layer.eval()(outputs).tolist() == [[1, -1, 1]]
-    with pytest.raises(ValueError, match="must be above 0"):
-        BinaryCodes(temperature=0)
     assert "temperature=0.5" in repr(layer)
     assert "bins=25" in repr(SoftAveragePrecisionLoss())

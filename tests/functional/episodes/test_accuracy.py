@@ -42,21 +42,6 @@ def test_summary_in_words_and_one_episode_has_no_spread() -> None:
     assert str(one) == f"25.00 % (1 episode, 5-way 1-shot, hash {episodes.first(1).hash})"
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ([], "0 episodes were measured"),
-        ([0.5], r"1 accuracies came with a list of 2 episodes.*episode_list\.first\(n\)"),
-        ([50.0, 60.0], r"found 50 to 60\. Pass fractions, not percentages"),
-        ([0.5, math.nan], "no NaN"),
-    ],
-)
-def test_summary_refuses_what_it_cannot_summarise(values: list[float], words: str) -> None:
-    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=2)
-    with pytest.raises(ValueError, match=words):
-        summarize_accuracies(torch.tensor(values), episodes)
-
-
 def test_the_difference_of_two_accuracies_is_taken_episode_by_episode() -> None:
     episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=50)
     hard = torch.rand(50, dtype=torch.float64) * 0.8  # what both find hard

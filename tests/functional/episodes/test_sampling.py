@@ -87,30 +87,3 @@ def test_episode_list_knows_its_sizes() -> None:
         EpisodeList(episodes.indices, 2, 2, 2)
     with pytest.raises(ValueError, match=r"first\(-1\)"):
         episodes.first(-1)
-
-
-LONG = torch.tensor([0] * 20 + [12] * 12 + [13] * 16)
-
-
-@pytest.mark.parametrize(
-    ("labels", "settings_", "words"),
-    [
-        (LONG, {"ways": 2}, r"15 queries needs 16 images per class; class 12 has 12\. Use queries <= 11 or drop the"),
-        (
-            LONG,
-            {"ways": 2, "queries": 18, "class_names": {12: "heron"}},
-            r"class 'heron' has 12, the smallest of 2 classes that are too small\. Use queries <= 11 or drop these",
-        ),
-        (LONG, {"ways": 2, "shots": 12, "queries": 1}, r"class 12 has 12\. Use shots 1 with queries <= 11 or drop"),
-        (torch.arange(2), {"ways": 2, "queries": 1}, r"class 0 has 1, .* too small\. Drop these classes\."),
-        (LABELS, {"ways": 2, "class_names": list("abcdef")}, r"class 'a' has 10, the smallest of 6 classes"),
-        (LONG, {"ways": 2, "class_names": ["a"]}, "class 12 has 12"),
-        (LONG, {"ways": 4}, r"4-way episodes need 4 classes; the labels hold 3\. Use ways <= 3 or add classes\."),
-        (torch.zeros(0, dtype=torch.int64), {}, r"5-way episodes need 5 classes; the labels hold 0\. Pass the labels"),
-        (LABELS.float(), {}, r"sample_episodes needs integer labels; got torch.float32"),
-        (LABELS, {"shots": 0}, "shots is 0; an episode needs at least one. Use shots >= 1."),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_in_words(labels: torch.Tensor, settings_: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        sample_episodes(labels, **settings_)

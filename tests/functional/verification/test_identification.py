@@ -86,21 +86,3 @@ def test_without_non_mated_probes_or_with_few():
     assert found.notes[0].startswith("No probe is non-mated")
     few = evaluate_identification(torch.eye(3), [0, 1, 9], torch.eye(3), [0, 1, 2])
     assert "cannot be measured with 1 non-mated probes: at 0.1, 0.01 the threshold only" in few.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"labels": [7, 8, 9]}, "none of the 3 probes has an item of its label in the gallery"),
-        ({"labels": ["a", "b", "c"]}, "labels are words, gallery_labels integers"),
-        ({"labels": [0, 1]}, "3 probes, but 2 labels"),
-        ({"gallery": torch.eye(4)}, "probes have dimension 3, gallery 4"),
-        ({"metrics": ("tpir@far0.1",)}, "did you mean 'tpir@fpir0.1'?"),
-        ({"probes": torch.full((3, 3), math.nan)}, "3 of 3 rows of probes hold NaN"),
-    ],
-)
-def test_bad_input(arguments, message):
-    good = {"probes": torch.eye(3), "labels": [0, 1, 2], "gallery": torch.eye(3), "gallery_labels": [0, 1, 2]}
-    with pytest.raises(ValueError, match=r".") as caught:
-        evaluate_identification(**good | arguments)
-    assert message in str(caught.value)
