@@ -83,6 +83,7 @@ REFUSED = [
     ]),
     (evaluate_trials, {"scores": [0.9, 0.8, 0.2, 0.1], "same": [1, 0, 1, 0]}, [
         ({"scores": [0.1, math.nan, math.inf, 2e300]}, "3 of 4 scores are NaN, infinite or beyond 1e+300, the first at"),
+        ({"scores": [[0.1], [0.2, 0.3]]}, "scores is a list that cannot be converted to a tensor"),
         ({"scores": np.full(4, 1j)}, "scores hold complex numbers, which have no order. Pass real ones"),
         ({"same": [1, 0, 2, 0]}, "same holds 2 at index 2. Pass True"),
         ({"same": [True] * 4}, "all 4 trials are of one identity, and every rate needs trials of both kinds. Add"),
