@@ -5,11 +5,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from fewshot_callbacks.engine.distinct import has_few
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
 from tests.cases import sampled_product
 from tests.engine.cases import PRECISIONS, SIMILARITIES, cases, engines, labels_of, vectors
-from tests.engine.oracles import Truth, counted, evaluated, scores_of, true_scores, truth_of
+from tests.engine.oracles import Truth, counted, evaluated, prepared, scores_of, true_scores, truth_of
 
 ROADS = (
     {"precision": "bytes", "height": 16, "threads": 3},
@@ -153,6 +154,13 @@ def test_thresholds_as_far_away_as_an_estimate_can_be_off(precision, similarity)
         truth = truth_of(case).counts()
         for plain in (False, True):
             assert counted(case, precision=precision, plain=plain) == truth
+
+
+def test_few_distinct_rows_whose_scores_do_not_fit_are_counted_one_by_one():
+    rows, labels = torch.randn(32, 6).repeat(10, 1), torch.arange(320) % 11
+    case = {"queries": rows, "query_labels": labels, "similarity": "cosine"}
+    assert [has_few(*prepared(case), memory) for memory in (10**7, 10**4)] == [True, False]
+    assert counted(case, memory=10**4) == counted(case, batch=500) == truth_of(case).counts()
 
 
 @pytest.mark.parametrize(("noise", "dtype"), [(1e-4, np.float32), (1e-7, np.float32), (1e-15, np.float64)])
