@@ -7,30 +7,23 @@ import pytest
 import torch
 
 from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
-from fewshot_callbacks.metrics import all_processes
 from tests.metrics import gloo_jobs
 from tests.reports import assert_same
 
 
-@pytest.mark.parametrize("n", [22, 200])
-def test_one_set(on_ranks: list[dict[str, Any]], n: int) -> None:
-    alone = evaluate_retrieval(*gloo_jobs.items(n), **gloo_jobs.MORE)
+def test_one_set(on_ranks: list[dict[str, Any]]) -> None:
+    alone = evaluate_retrieval(*gloo_jobs.items(200), **gloo_jobs.MORE)
     for answers in on_ranks:
-        assert_same(alone, answers["sharded"][n])
+        assert_same(alone, answers["sharded"][200])
 
 
-def test_queries_and_gallery(on_ranks: list[dict[str, Any]]) -> None:
-    alone = evaluate_retrieval(*gloo_jobs.items(23), *gloo_jobs.items(40), **gloo_jobs.MORE)
-    for answers in on_ranks:
-        assert_same(alone, answers["sharded"]["gallery"])
-
-
-@pytest.mark.parametrize("name", ["uneven", "first empty"])
+@pytest.mark.parametrize("name", gloo_jobs.SHARDS)
 def test_parts_of_any_size(on_ranks: list[dict[str, Any]], name: str) -> None:
-    embeddings, labels = gloo_jobs.items(23)
+    embeddings, labels = gloo_jobs.items()
+    alone = evaluate_retrieval(embeddings, labels, **gloo_jobs.MORE)
+    expected = float(discriminant_ratio(embeddings.double(), labels))
     for answers in on_ranks:
-        assert_same(evaluate_retrieval(embeddings, labels, **gloo_jobs.MORE), answers["sharded"][name])
-        expected = float(discriminant_ratio(embeddings.double(), labels))
+        assert_same(alone, answers["sharded"][name])
         assert answers["sharded"][f"J of {name}"] == pytest.approx(expected, rel=1e-12)
     assert len({answers["sharded"][f"J of {name}"] for answers in on_ranks}) == 1
 
@@ -47,10 +40,8 @@ def test_an_error_of_one_is_heard_by_all(on_ranks: list[dict[str, Any]]) -> None
         kind, words = answers["failing"]["value"]
         assert kind == "ValueError"
         assert words.startswith("evaluate_retrieval needs integer labels; got torch.float32.")
-        kind, words = answers["failing"]["work"]
-        assert (kind, words) == (
-            ("ArithmeticError", "no more numbers") if rank == 0 else ("RemoteError", "ArithmeticError: no more numbers")
-        )
+        first, others = ("ArithmeticError", "no more numbers"), ("RemoteError", "ArithmeticError: no more numbers")
+        assert answers["failing"]["work"] == (others if rank else first)
         assert answers["failing"]["afterwards"] == list(range(len(on_ranks)))
 
 
@@ -58,7 +49,3 @@ def test_an_error_of_one_is_heard_by_all(on_ranks: list[dict[str, Any]]) -> None
 def test_nothing_holds_a_destroyed_group(gloo_folder: Path) -> None:
     """Its threads would live until the interpreter ends, and could abort the process there."""
     assert list((gloo_folder / "tests.metrics.gloo_jobs").glob("*/* holds its group")) == []
-
-
-def test_this_one_alone() -> None:
-    assert all_processes().count == 1

@@ -20,11 +20,10 @@ ROOT = Path(__file__).parents[2]
 MEASURE = """
 import ctypes, gc, json, sys
 import torch
-from fewshot_callbacks import DEFAULT_METRICS, evaluate_retrieval, near_duplicates, nearest
+from fewshot_callbacks import evaluate_retrieval, near_duplicates, nearest
 from fewshot_callbacks.engine.options import engine_options
 
 torch.set_num_threads(1)
-call, n, classes, dim, memory_mb, precision = json.loads(sys.argv[1])
 
 
 def status(name):
@@ -33,12 +32,12 @@ def status(name):
             return int(line.split()[1]) * 1024
 
 
-def data(n, classes):
+def data(n, classes, dim):
     labels = torch.arange(n) % classes
     return torch.randn(classes, dim)[labels] + 2.5 * torch.randn(n, dim), labels
 
 
-def run(embeddings, labels, memory_mb):
+def run(call, embeddings, labels, memory_mb):
     if call == "nearest":
         return nearest(embeddings, k=10, memory_mb=memory_mb)
     if call == "near_duplicates":  # most pairs survive the estimates
@@ -47,29 +46,32 @@ def run(embeddings, labels, memory_mb):
 
 
 for first in ("bytes", "float32", "float64", None):  # loads libraries and compiled code
-    for memory in (512, 2):
+    for call in ("nearest", "near_duplicates", "evaluate"):
         with engine_options(precision=first):
-            run(*data(600, 25), memory)
-embeddings, labels = data(n, classes)
-gc.collect()
-ctypes.CDLL(None).malloc_trim(0)  # what the first evaluations have left may not serve this one
-before = status("VmRSS")
-with open("/proc/self/clear_refs", "w") as reset:
-    reset.write("5")
-with engine_options(precision=precision):
-    found = run(embeddings, labels, memory_mb)
-print(json.dumps([(status("VmHWM") - before) / 1e6, getattr(found, "memory_note", None), getattr(found, "seconds", 0)]))
+            run(call, *data(600, 25, 32), 2)
+measured = []
+for call, n, classes, dim, memory_mb, precision in json.loads(sys.argv[1]):
+    embeddings, labels = data(n, classes, dim)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier evaluations have left may not serve this one
+    before = status("VmRSS")
+    with open("/proc/self/clear_refs", "w") as reset:
+        reset.write("5")
+    with engine_options(precision=precision):
+        found = run(call, embeddings, labels, memory_mb)
+    measured.append([(status("VmHWM") - before) / 1e6, getattr(found, "memory_note", None)])
+    del found
+print(json.dumps(measured))
 """
 
 
-def beyond(*case):
-    """Megabytes that a call takes at most, beyond what the process has before; and what its report says of them."""
-    arguments = [sys.executable, "-c", MEASURE, json.dumps(case)]
+def beyond(cases):
+    """Megabytes that each call takes at most, beyond what the process has before; and what its report says of them."""
+    arguments = [sys.executable, "-c", MEASURE, json.dumps(cases)]
     done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
-    megabytes, note, seconds = json.loads(done.stdout)
-    print(f"{case}: {megabytes:.1f} MB, {seconds:.1f} s; {note}")
-    return megabytes, note
+    print(*zip(cases, json.loads(done.stdout), strict=True), sep="\n")
+    return json.loads(done.stdout)
 
 
 FEW_CASES = (
@@ -96,26 +98,26 @@ MORE_CASES = (
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs the accounts of Linux")
-@pytest.mark.parametrize(
-    ("call", "n", "classes", "dim", "memory_mb", "precision"),
-    [*FEW_CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE_CASES)],
-)
-def test_no_more_memory_than_was_granted(call, n, classes, dim, memory_mb, precision):
+@pytest.mark.parametrize("cases", [FEW_CASES, pytest.param(MORE_CASES, marks=pytest.mark.exhaustive)])
+def test_no_more_memory_than_was_granted(cases):
     # the first process may have to compile a kernel meanwhile, which takes memory of its own; the next finds it compiled
-    megabytes, note = beyond(call, n, classes, dim, memory_mb, precision)
-    if megabytes >= 1.1 * memory_mb:
-        megabytes, note = beyond(call, n, classes, dim, memory_mb, precision)
-    assert megabytes < 1.1 * memory_mb
-    assert note is None
+    for again in (True, False):
+        over = []
+        for (*case, memory_mb, precision), (megabytes, note) in zip(cases, beyond(cases), strict=True):
+            assert note is None
+            over += [(case, memory_mb, precision, megabytes)] if megabytes >= 1.1 * memory_mb else []
+        if not over:
+            return
+        assert again, over
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_values_do_not_depend_on_the_budget(similarity):
-    embeddings, labels = made(600, 20, 12, noise=3)
+    embeddings, labels = made(400, 20, 12, noise=3)
     asked = (*DEFAULT_METRICS, "auc_pr", "recall@precision0.1", "recall@precision0.3", "eer")
     options = {"similarity": similarity, "metrics": asked, "label_groups": 5}
     whole = evaluate_retrieval(embeddings, labels, **options, memory_mb=512)
-    for memory_mb in (8, 2, 1.4, 1, 0.1, float("inf")):
+    for memory_mb in (2, 1, 0.1, float("inf")):
         assert_same(whole, evaluate_retrieval(embeddings, labels, **options, memory_mb=memory_mb))
 
 
@@ -125,27 +127,18 @@ def test_a_budget_that_cannot_be_kept_is_said_with_one_that_can():
     assert note.startswith("The budget of 0.5 MB cannot be kept: this evaluation takes about ")
     enough = float(note.rsplit("Pass memory_mb=", 1)[1].split()[0])
     assert evaluate_retrieval(embeddings, labels, label_groups=None, memory_mb=enough).memory_note is None
-    less = evaluate_retrieval(embeddings, labels, label_groups=None, memory_mb=enough - 0.2)
-    assert less.memory_note is not None
+    assert evaluate_retrieval(embeddings, labels, label_groups=None, memory_mb=enough - 0.2).memory_note is not None
 
 
-@pytest.mark.parametrize(
-    ("queries", "items", "columns", "each"),
-    [
-        (2_000, 2_000, 32, 40),
-        (4_000, 4_000, 512, 53),
-        (10_000, 10_000, 16, 500),
-        (30_000, 1_000, 64, 20),
-        (9, 10**6, 128, 5),
-    ],
-)
-@pytest.mark.parametrize("threads", [1, 2, 8])
-@pytest.mark.parametrize("sides", [1, 2])
-def test_sizes_keep_to_any_budget_that_can_be_kept_and_shrink_smoothly(queries, items, columns, each, threads, sides):
+@pytest.mark.parametrize("shape", [(4_000, 4_000, 512, 53), (10_000, 10_000, 16, 500), (9, 10**6, 128, 5)])
+@pytest.mark.parametrize(("threads", "sides"), [(1, 1), (2, 2), (8, 1)])
+def test_sizes_keep_to_any_budget_that_can_be_kept_and_shrink_smoothly(shape, threads, sides):
+    queries, items, columns, each = shape
     shape, rest = (queries, items, columns, each * queries), {"threads": threads, "sides": sides}
     sizes, before = np.full(queries, each), None
+    assert plan_layout(least_bytes(*shape), *shape, sides=2).bytes <= least_bytes(*shape)  # with one thread
     least = plan_layout(0, *shape, **rest).bytes
-    for memory in np.geomspace(max(least, 1), 2e9, 60):
+    for memory in np.geomspace(max(least, 1), 2e9, 40):
         layout = plan_layout(memory, *shape, **rest)
         assert layout.bytes <= memory * (1 + 1e-9)
         batches = layout.batches(sizes)
@@ -162,26 +155,12 @@ def test_sizes_keep_to_any_budget_that_can_be_kept_and_shrink_smoothly(queries, 
     assert plan_layout(np.inf, *shape, **rest).kept
 
 
-def test_millions_of_items_have_large_tiles_whatever_the_budget():
-    millions = plan_layout(512e6, 7_000, 9_000_000, 384, 7_500, sides=2, threads=2)
-    assert (millions.height, millions.width) == (1024, 1024)
-    assert millions.bytes < 1.05 * 200 * 9_007_000
-
-
-def test_the_smallest_budget_for_one_thread_is_told():
-    for shape in ((100, 100, 16, 500), (4_000, 4_000, 512, 53 * 4_000)):
-        assert plan_layout(least_bytes(*shape), *shape, sides=2).bytes <= least_bytes(*shape)
-
-
-def test_batches_hold_queries_with_lists_of_any_length():
+def test_batches_hold_queries_with_lists_of_any_length_or_none():
     sizes = np.array([0, 0, 5, 1000, 0, 3, 3, 3, 2, 1] * 20)
     for batch in (1, 30, 2000, 10**6):
         batches = plan_layout(10**8, 200, 200, 4, int(sizes.sum()))._replace(batch=batch, height=7).batches(sizes)
         assert [n for some in batches for n in range(200)[some]] == list(range(200))
         for some in batches:
             assert sizes[some].sum() + len(sizes[some]) <= batch or some.stop - some.start <= 7
-
-
-def test_no_query_is_no_batch_of_any():
-    assert plan_layout(10**6, 0, 10, 4, 0).batches(np.empty(0, np.int64)) == [slice(0, 0)]
-    assert plan_layout(10**6, 3, 0, 4, 0).batches(np.zeros(3, np.int64)) == [slice(0, 3)]
+    for queries, items in ((0, 10), (3, 0)):
+        assert plan_layout(10**6, queries, items, 4, 0).batches(np.zeros(queries, np.int64)) == [slice(0, queries)]

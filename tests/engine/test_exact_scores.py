@@ -4,7 +4,6 @@ import math
 import random
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ def scores(queries, gallery, similarity):
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [1, 12, 32, 33, 130])
+@pytest.mark.parametrize("dim", [1, 32, 33, 130])
 def test_are_the_true_scores_rounded_once(dim, similarity, dtype):
     """Sums run in lanes of 32 components: with and without a rest."""
     for kind in KINDS:
@@ -59,7 +58,7 @@ def test_are_the_true_scores_rounded_once(dim, similarity, dtype):
         assert all(np.array_equal(found[i], found[j]) for i, j in np.argwhere(equal))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=3, max_size=3), min_size=2),
     st.sampled_from(SIMILARITIES),
@@ -89,23 +88,12 @@ def test_hold_at_every_power_of_two_of_float64(values, similarity, power):
     assert np.array_equal(np.sign(found), np.sign(truth))
 
 
-@pytest.mark.parametrize("first", [1.0, 1.0 + 2.0**-52, -1.0, -1.0 - 2.0**-52, 2.0 - 2.0**-52])
-def test_a_half_is_rounded_by_what_follows(first):
-    """A sum in the middle between two float64, but for a term far below what two float64 can hold."""
-    query = np.ones((1, 4))
-    tails = ([2.0**-53, -(2.0**-53), 2.0**-54], [0, 2.0**-120, -(2.0**-120)], [0, 2.0**-240, -(2.0**-240)])
-    gallery = np.array(list(product([first], *tails)))
-    expected = true_scores(query, gallery, "dot")
-    assert np.array_equal(scores(query, gallery, "dot"), expected)
-    assert len(np.unique(expected)) >= 3
-
-
 powers = st.tuples(
     st.sampled_from((-3, -1, 1, 3)), st.sampled_from((0, -1, -52, -53, -54, -106, -107, -108, -160, -400))
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(powers, min_size=1, max_size=8), st.sampled_from(SIMILARITIES))
 def test_sums_with_many_ties_and_remainders(terms, similarity):
     """Their remainder decides the rounding of what is computed from them."""
@@ -228,7 +216,7 @@ def estimates_of(vectors, precision, *, mutual=False, on=None):
 
 
 @pytest.mark.parametrize(
-    ("kind", "dim", "dtype"), sampled_product((*KINDS, "orthogonal"), [1, 2, 130], DTYPES, count=24)
+    ("kind", "dim", "dtype"), sampled_product((*KINDS, "orthogonal"), [1, 2, 130], DTYPES, count=20)
 )
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_no_estimate_is_off_by_more_than_the_error_of_its_row_and_column(similarity, kind, dim, dtype):

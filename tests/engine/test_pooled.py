@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score
 
 from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest, decide
 from tests.cases import sampled_product
-from tests.engine.cases import POOLED, PRECISIONS, SIMILARITIES, cases, engines, pooled_case
+from tests.engine.cases import POOLED, SIMILARITIES, cases, engines, pooled_case
 from tests.engine.oracles import evaluated, scores_of
 
 ROADS = (
@@ -43,7 +43,7 @@ def request_for(case, **changes):
 
 
 @pytest.mark.parametrize(
-    ("kind", "similarity", "road"), sampled_product(POOLED, SIMILARITIES, range(len(ROADS)), count=27)
+    ("kind", "similarity", "road"), sampled_product(POOLED, SIMILARITIES, range(len(ROADS)), count=14)
 )
 def test_bounds_enclose_the_truth_and_closing_makes_them_equal_to_it(kind, similarity, road):
     case, road = pooled_case(kind, similarity), ROADS[road]
@@ -156,32 +156,26 @@ def equal_error_rate(positives, negatives):
     raise AssertionError("they always meet")
 
 
+EVERY, BOUNDS = (-math.inf, math.inf), ((0.3, 0.35), (0.999, 1.0), (-1.0, -0.5), (0.4, 0.4), (-0.1, math.inf))
+
+
 @pytest.mark.parametrize(
-    ("kind", "similarity", "road"), sampled_product(POOLED, SIMILARITIES, range(len(ROADS)), count=27)
+    ("kind", "similarity", "road"), sampled_product(POOLED, SIMILARITIES, range(len(ROADS)), count=14)
 )
 def test_operating_points_are_those_of_loops(kind, similarity, road):
     case = pooled_case(kind, similarity)
     check_decisions(case, request_for(case), **ROADS[road])
+    if similarity == "cosine":
+        for bounds in BOUNDS:
+            check_decisions(case, request_for(case, bounds=bounds), **ROADS[road])
 
 
-BOUNDS = st.sampled_from([(-math.inf, math.inf), (0.3, 0.35), (0.999, 1.0), (-1.0, -0.5), (0.4, 0.4), (-0.1, math.inf)])
-
-
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(cases(), engines(), BOUNDS)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(cases(), engines(), st.sampled_from((EVERY, *BOUNDS)))
 def test_operating_points_of_any_case(case, road, bounds):
     if len(scores_of(case).positives):
         request = request_for(case, bounds=bounds) if len(case["queries"]) > 1 else PooledRequest((0.5,))
         check_decisions(case, request, **road)
-
-
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("bounds", [(0.3, 0.35), (0.4, 0.4), (-0.1, math.inf)])
-def test_bounds_of_thresholds(bounds, road):
-    """Where they lie among many pairs, which a drawn case has not."""
-    for kind in ("hard", "few-values"):
-        case = pooled_case(kind, "cosine", 90)
-        check_decisions(case, request_for(case, bounds=bounds), **road)
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -193,7 +187,7 @@ def test_a_threshold_that_no_float32_holds(plain):
     check_decisions(case, request_for(case), plain=plain, collected=4)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ["bytes", "float64"])
 def test_far_more_pairs_than_are_collected(precision):
     """Labels that say nothing: each relevant score is a possible threshold, and negatives lie around all of them."""
     case = pooled_case("hard", "cosine", 700, 35)

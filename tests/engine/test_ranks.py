@@ -5,10 +5,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from fewshot_callbacks.engine.distinct import has_few
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
+from tests.cases import sampled_product
 from tests.engine.cases import PRECISIONS, SIMILARITIES, cases, engines, labels_of, vectors
-from tests.engine.oracles import Truth, counted, evaluated, true_scores, truth_of
+from tests.engine.oracles import Truth, counted, evaluated, prepared, scores_of, true_scores, truth_of
 
 ROADS = (
     {"precision": "bytes", "height": 16, "threads": 3},
@@ -29,7 +31,7 @@ def one_set(kind, n, dim, similarity="cosine", labels="uneven", dtype=np.float32
     return {"queries": queries, "query_labels": torch.from_numpy(labels_of(labels, n)), "similarity": similarity}
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), engines())
 def test_counts_are_those_of_the_true_scores(case, road):
     assert counted(case, **road) == truth_of(case).counts()
@@ -45,7 +47,7 @@ def test_borders_of_runs_of_estimates_are_crossed(kind):
         assert counted(case, precision=precision, batch=600, threads=2) == truth
 
 
-@pytest.mark.parametrize("relevant", [63, 64, 65, 126, 127, 128, 257])
+@pytest.mark.parametrize("relevant", [64, 127, 257])
 def test_many_relevant_items(relevant):
     """Tables hold numbers of thresholds in 8 bits where they can, and are coarser from 64 thresholds on."""
     labels = torch.arange(2 * relevant + 2) % 2
@@ -73,8 +75,7 @@ def test_more_relevant_items_than_16_bits_hold():
         assert found[query][2] == list(range(len(own) - 1, -1, -1))
 
 
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize(("similarity", "road"), sampled_product(SIMILARITIES, range(len(ROADS)), count=12))
 def test_lists_of_any_items_with_ignored_ones_and_cameras(similarity, road):
     rng = np.random.default_rng(SIMILARITIES.index(similarity))
     queries, items = 40, 130
@@ -90,7 +91,7 @@ def test_lists_of_any_items_with_ignored_ones_and_cameras(similarity, road):
     candidate = ~tables[1] & (cameras[0][:, None] != cameras[1]) & (own[:, None] != np.arange(items))
     truth = Truth(true_scores(case["queries"], case["gallery"], similarity), tables[0], candidate)
     relevance = Relevance(relevant, own.astype(np.int32), [cameras], ignored)
-    assert counted(case, relevance=relevance, **road) == truth.counts()
+    assert counted(case, relevance=relevance, **ROADS[road]) == truth.counts()
 
 
 @pytest.mark.parametrize("road", ROADS)
@@ -123,22 +124,7 @@ def test_mutual_lists_that_are_no_classes(road):
     assert counted(case, relevance=relevance, **road) == truth.counts()
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_some_queries_of_a_set(road):
-    """Each of them is an item of the gallery, and no candidate for itself."""
-    whole, own = one_set("repeated", 100, 4), np.array([3, 4, 50, 51, 52, 99], np.int32)
-    whole["query_groups"] = torch.arange(100) % 30
-    labels = whole["query_labels"]
-    case = whole | {"queries": whole["queries"][own], "gallery": whole["queries"], "gallery_labels": labels}
-    case |= {"query_labels": labels[own], "query_groups": whole["query_groups"][own]}
-    groups = [(case["query_groups"].numpy(), whole["query_groups"].numpy())]
-    relevance = Relevance(Lists.of_labels(labels[own].numpy(), labels.numpy()), own, groups)
-    truth = truth_of(whole).counts()
-    found = counted(case | {"gallery_groups": whole["query_groups"]}, relevance=relevance, **road)
-    assert found == {number: truth[query] for number, query in enumerate(own.tolist())}
-
-
-@pytest.mark.parametrize("scale", [2.0**-1030, 5e-324 * 2**40, 1e300])
+@pytest.mark.parametrize("scale", [5e-324 * 2**40, 1e300])
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_the_ends_of_float64(scale, similarity):
     case = one_set("real", 40, 8, similarity, "few", np.float64)
@@ -168,3 +154,22 @@ def test_thresholds_as_far_away_as_an_estimate_can_be_off(precision, similarity)
         truth = truth_of(case).counts()
         for plain in (False, True):
             assert counted(case, precision=precision, plain=plain) == truth
+
+
+def test_few_distinct_rows_whose_scores_do_not_fit_are_counted_one_by_one():
+    rows, labels = torch.randn(32, 6).repeat(10, 1), torch.arange(320) % 11
+    case = {"queries": rows, "query_labels": labels, "similarity": "cosine"}
+    assert [has_few(*prepared(case), memory) for memory in (10**7, 10**4)] == [True, False]
+    assert counted(case, memory=10**4) == counted(case, batch=500) == truth_of(case).counts()
+
+
+@pytest.mark.parametrize(("noise", "dtype"), [(1e-4, np.float32), (1e-7, np.float32), (1e-15, np.float64)])
+@pytest.mark.parametrize("precision", [None, "bytes", "float64"])
+def test_rows_that_are_all_but_equal(noise, dtype, precision):
+    """So many that a sample chooses the precision: most estimates are too close to thresholds."""
+    rng = np.random.default_rng(0)
+    rows = torch.from_numpy((rng.normal(size=(1, 5)) + noise * rng.normal(size=(530, 5))).astype(dtype))
+    case = {"queries": rows, "query_labels": torch.arange(530) % 90, "similarity": "cosine"}
+    truth = scores_of(case).counts()
+    assert counted(case, precision=precision) == truth
+    assert precision is not None or counted(case, request=PooledRequest((0.5,))) == truth

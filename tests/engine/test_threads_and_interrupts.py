@@ -34,8 +34,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 8])
-@pytest.mark.parametrize("number", [0, 1, 2, 5, 60])
+@pytest.mark.parametrize(("threads", "number"), [(1, 0), (1, 60), (2, 1), (3, 2), (2, 60), (8, 60)])
 def test_every_task_is_taken_when_it_is_needed_and_done_once(threads, number):
     """A space serves one thread, and the caller hears of its own tasks alone."""
     taken, done, most, callers, lock = 0, [], 0, [], threading.Lock()
@@ -83,7 +82,7 @@ def test_an_error_leaves_nothing_behind(threads):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("where", ["task", "list", "between", "space"])
 def test_what_is_raised_reaches_the_caller_and_stops_the_others(threads, error, where):
     begun, lock = [], threading.Lock()
@@ -144,10 +143,9 @@ def test_an_interrupt_before_all_threads_have_started_stays_one(monkeypatch):
 # ------------------------------------------------------------------------------------------------- whole evaluations
 
 
-@pytest.mark.parametrize(("threads", "products"), [(1, "highest"), (3, "high"), (3, "medium")])
 @pytest.mark.parametrize("raised", [None, RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("road", [{}, {"height": 16, "batch": 64}, {"plain": True}])
-def test_torch_is_set_as_before(threads, products, raised, road):
+@pytest.mark.parametrize("road", [{"height": 16, "batch": 64}, {"plain": True}])
+def test_torch_is_set_as_before(raised, road):
     """While the engine computes it has one thread, and products of float32 are what they are called."""
 
     def settings():
@@ -159,41 +157,38 @@ def test_torch_is_set_as_before(threads, products, raised, road):
             raise raised("in the bar")
 
     before = settings()
-    torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision(products)
+    torch.set_num_threads(3)
+    torch.set_float32_matmul_precision("medium")
     try:
         with engine_options(**road), nullcontext() if raised is None else pytest.raises(raised, match="in the bar"):
             evaluate_retrieval(*made(200, 20, 8), label_groups=None, progress=progress)
-        assert settings() == (threads, products)
+        assert settings() == (3, "medium")
     finally:
         torch.set_num_threads(before[0])
         torch.set_float32_matmul_precision(before[1])
 
 
-AROUND = {
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "inference": torch.inference_mode,
-}
-
-
+AROUND = {"autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16), "inference": torch.inference_mode}
 AROUND_ROADS = ({"threads": 2}, {"plain": True}, {"batch": 50, "collected": 10}, {"precision": "float64"})
 
 
 @pytest.mark.parametrize(
     ("name", "road", "similarity"),
-    sampled_product(AROUND, range(4), ["cosine", "dot", "euclidean", "hamming"], count=16),
+    sampled_product(AROUND, range(4), ["cosine", "dot", "euclidean", "hamming"], count=8),
 )
 def test_what_is_switched_on_around_a_call_changes_nothing(name, road, similarity):
     """Lightning validates and tests in inference mode, which is a thread's own in PyTorch."""
     rows, labels = made(120, 12, 8, noise=2.0)
-    if similarity == "hamming":
-        rows = rows.sign()
-    means = () if similarity == "hamming" else ("prototype_accuracy",)
+    rows, means = (rows.sign(), ()) if similarity == "hamming" else (rows, ("prototype_accuracy",))
     options = {"similarity": similarity, "metrics": (*DEFAULT_METRICS, *means, "auc_pr", "eer"), "label_groups": 3}
+
+    def found():
+        near = nearest(rows, k=3, similarity=similarity)
+        return evaluate_retrieval(rows, labels, **options), near.indices.tolist(), near.scores.tolist()
+
     with engine_options(**AROUND_ROADS[road]):
-        plain, list_of = evaluate_retrieval(rows, labels, **options), nearest(rows, k=3, similarity=similarity)
+        plain, *lists = found()
         with AROUND[name]():
-            inside, others = evaluate_retrieval(rows, labels, **options), nearest(rows, k=3, similarity=similarity)
+            inside, *others = found()
     assert_same(plain, inside)
-    assert torch.equal(list_of.indices, others.indices)
-    assert torch.equal(list_of.scores, others.scores)
+    assert lists == others

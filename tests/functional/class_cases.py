@@ -1,5 +1,7 @@
 """Sets of embeddings and labels for the ratios of scatters: ordinary ones, small ones, and ones at the ends of a dtype."""
 
+from fractions import Fraction
+
 import torch
 from hypothesis import strategies as st
 
@@ -45,3 +47,17 @@ def extreme_sets(draw):
         labels[place] = draw(st.sampled_from([99, int(labels[place])]))
     order = torch.randperm(items, generator=generator)
     return embeddings[order], labels[order]
+
+
+def exact_scatters(embeddings, labels, skip_singletons=False):
+    """Sizes of the classes, and the scatter within them and that of all items in rational arithmetic, without a rounding."""
+    members = {}
+    for row, label in zip(embeddings.tolist(), labels.tolist(), strict=True):
+        members.setdefault(label, []).append([Fraction(x) for x in row])
+    classes = [own for own in members.values() if len(own) > skip_singletons]
+
+    def scatter(rows):
+        means = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+        return sum((x - m) ** 2 for row in rows for x, m in zip(row, means, strict=True))
+
+    return [len(own) for own in classes], sum(map(scatter, classes)), scatter([row for own in classes for row in own])

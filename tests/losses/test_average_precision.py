@@ -35,7 +35,7 @@ def scores_of(queries: Tensor, gallery: Tensor, similarity: str) -> Tensor:
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**16), items=st.integers(2, 12), bins=st.integers(2, 30), low=st.floats(-1.5, 0.2))
 def test_equals_loops(similarity, seed, items, bins, low):
     generator = torch.Generator().manual_seed(seed)
@@ -44,16 +44,14 @@ def test_equals_loops(similarity, seed, items, bins, low):
     loss = SoftAveragePrecisionLoss(bins, low=low, high=1.0, similarity=similarity, on_empty="zero")
     scores = scores_of(embeddings, embeddings, similarity)
     # against a gallery without some classes
-    of_two = loss.average_precisions(embeddings, labels, embeddings[1:], labels[1:] % 2)
-    for query in range(items):
-        relevant = (labels[1:] % 2 == labels[query]).tolist()
-        of_query = by_loops(scores[query, 1:].tolist(), relevant, bins, low, 1.0)
-        assert float(of_two[query]) == pytest.approx(of_query, abs=1e-10, nan_ok=True)
+    of_two, others = loss.average_precisions(embeddings, labels, embeddings[1:], labels[1:] % 2), labels[1:] % 2
     expected = []
     for query in range(items):
-        others = [item for item in range(items) if item != query]
-        relevant = [bool(labels[item] == labels[query]) for item in others]
-        expected.append(by_loops(scores[query, others].tolist(), relevant, bins, low, 1.0))
+        of_query = by_loops(scores[query, 1:].tolist(), (others == labels[query]).tolist(), bins, low, 1.0)
+        assert float(of_two[query]) == pytest.approx(of_query, abs=1e-10, nan_ok=True)
+        rest = torch.arange(items) != query
+        relevant = (labels[rest] == labels[query]).tolist()
+        expected.append(by_loops(scores[query, rest].tolist(), relevant, bins, low, 1.0))
     found = loss.average_precisions(embeddings, labels)
     assert found.tolist() == pytest.approx(expected, abs=1e-10, nan_ok=True)
     present = [value for value in expected if not math.isnan(value)]
@@ -68,33 +66,27 @@ def clear_of_kinks(embeddings: Tensor, similarity: str, bins: int) -> bool:
     return bool(((places - places.round()).abs() > 1e-4).all())
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
-@pytest.mark.parametrize("remade", [False, True])
+@pytest.mark.parametrize(("similarity", "remade"), [("cosine", True), ("euclidean", False)])
 def test_gradients_are_those_of_finite_differences(similarity, remade, monkeypatch):
     if remade:
         monkeypatch.setattr(average_precision, "KEPT_BYTES", 0)
     monkeypatch.setattr(average_precision, "CHUNK_SCORES", 21)  # several pieces
     labels = torch.tensor([0, 0, 1, 1, 0, 2, 1])
-    for seed in range(20):
-        embeddings = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        if not clear_of_kinks(embeddings, similarity, 7):
-            continue
-        embeddings.requires_grad_()
-        loss = SoftAveragePrecisionLoss(7, similarity=similarity)
-        gallery = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-        of_two = partial(loss, labels=labels, gallery_labels=torch.arange(5) % 3)
-        for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):  # as of a penalty on the first
-            assert check(partial(loss, labels=labels), (embeddings,))
-            assert check(lambda one, other, of_two=of_two: of_two(one, gallery=other), (embeddings, gallery))
-        (first,) = torch.autograd.grad(loss(embeddings, labels), embeddings)
-        (again,) = torch.autograd.grad(loss(embeddings, labels), embeddings, create_graph=True)
-        torch.testing.assert_close(again, first)
-        return
-    pytest.fail("no set was clear of kinks")
+    drawn = (torch.randn(7, 3, dtype=torch.float64) for _ in range(20))
+    embeddings = next(each for each in drawn if clear_of_kinks(each, similarity, 7)).requires_grad_()
+    gallery = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    loss = partial(SoftAveragePrecisionLoss(7, similarity=similarity), labels=labels)
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):  # as of a penalty on the first
+        assert check(loss, (embeddings,))
+        of_two = partial(loss, gallery_labels=torch.arange(5) % 3)
+        assert check(lambda one, other, of_two=of_two: of_two(one, gallery=other), (embeddings, gallery))
+    (first,) = torch.autograd.grad(loss(embeddings), embeddings)
+    (again,) = torch.autograd.grad(loss(embeddings), embeddings, create_graph=True)
+    torch.testing.assert_close(again, first)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
-@pytest.mark.parametrize("scale", [2.0**-100, 2.0**-66, 2.0**-40, 2.0**63, 2.0**100])
+@pytest.mark.parametrize("scale", [2.0**-100, 2.0**-40, 2.0**100])
 def test_no_scale_changes_a_bit(similarity, scale):
     labels, loss = torch.arange(40) % 8, SoftAveragePrecisionLoss(similarity=similarity)
 
@@ -108,8 +100,7 @@ def test_no_scale_changes_a_bit(similarity, scale):
     assert value == expected
     assert gradient.abs().max() > 0
     assert torch.equal(of_scaled * scale, gradient)
-    rows = torch.ones(40, 1)
-    rows[::3] = scale  # a length of its own for each row
+    rows = torch.where(torch.arange(40)[:, None] % 3 == 0, scale, 1.0)  # a length of its own for each row
     assert of(embeddings * rows)[0] == expected
 
 
@@ -122,7 +113,7 @@ def test_gradients_of_relaxed_codes(dim):
         assert check(lambda values: loss(torch.tanh(values), labels), (codes,))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**16), items=st.integers(2, 40), bits=st.integers(1, 12), classes=st.integers(1, 5))
 def test_exact_codes_have_the_exact_average_precision_of_ties(seed, items, bits, classes):
     generator = torch.Generator().manual_seed(seed)
@@ -141,9 +132,8 @@ def test_the_value_comes_near_the_exact_average_precision_as_bins_grow():
     labels = torch.arange(200) % 20
     embeddings = (torch.randn(20, 16)[labels] + 1.5 * torch.randn(200, 16)).double()
     exact = evaluate_retrieval(embeddings, labels, label_groups=None)["mAP"]
-    short = [
-        exact - 1 + float(SoftAveragePrecisionLoss(bins, low=-1)(embeddings, labels)) for bins in (9, 33, 129, 2049)
-    ]
+    losses = [SoftAveragePrecisionLoss(bins, low=-1)(embeddings, labels) for bins in (9, 33, 129, 2049)]
+    short = [exact - 1 + float(loss) for loss in losses]
     assert short == sorted(short, reverse=True)
     # what stays is lost where a relevant item's own two parts fall into two bins: the first part counts without the second
     assert 0 < short[-1] < 0.01 < short[0] / 5
@@ -166,7 +156,7 @@ def test_half_precision_is_computed_in_float32(dtype, similarity):
     assert embeddings.grad.abs().sum() > 0
 
 
-def test_embeddings_alike_and_of_length_zero_have_finite_gradients():
+def test_embeddings_alike_or_of_length_zero_have_finite_gradients_and_a_batch_without_a_pair_those_of_zero():
     for similarity in ("cosine", "euclidean", "hamming"):
         embeddings = torch.ones(8, 4)
         embeddings[3] = 0
@@ -174,10 +164,13 @@ def test_embeddings_alike_and_of_length_zero_have_finite_gradients():
         SoftAveragePrecisionLoss(similarity=similarity)(embeddings, torch.arange(8) % 2).backward()
         assert embeddings.grad is not None
         assert embeddings.grad.isfinite().all()
+        embeddings.grad = None
+        value = SoftAveragePrecisionLoss(similarity=similarity, on_empty="zero")(embeddings, torch.arange(8))
+        value.backward()
+        assert (value, embeddings.grad.count_nonzero()) == (0, 0)
 
 
 def test_a_few_steps_raise_the_exact_average_precision():
-    torch.manual_seed(0)
     labels = torch.arange(60) % 6
     inputs = torch.randn(6, 20)[labels] + 2 * torch.randn(60, 20)
     layer = torch.nn.Linear(20, 8)
@@ -190,50 +183,9 @@ def test_a_few_steps_raise_the_exact_average_precision():
     assert evaluate_retrieval(layer(inputs).detach(), labels, label_groups=None)["mAP"] > before + 0.3
 
 
-def test_a_batch_without_a_relevant_pair():
-    embeddings, labels = torch.randn(4, 3, requires_grad=True), torch.arange(4)
-    with pytest.raises(ValueError, match=r"none of the 4 items of the batch has another item of its class.*on_empty"):
-        SoftAveragePrecisionLoss()(embeddings, labels)
-    value = SoftAveragePrecisionLoss(on_empty="zero")(embeddings, labels)
-    value.backward()
-    assert value == 0
-    assert embeddings.grad is not None
-    assert (embeddings.grad == 0).all()
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    ({"bins": 1}, r"bins=1\) must be a whole number from 2 on"),
-    ({"bins": 2.5}, r"bins=2.5\) must be a whole number"),
-    ({"similarity": "dot"}, "Choose one of cosine, euclidean, hamming"),
-    ({"on_empty": "nan"}, "Choose raise or zero"),
-    ({"low": 1.0}, r"low=1.0, high=1.0\) is not a range"),
-    ({"low": math.nan}, "is not a range"),
-    ({"similarity": "hamming", "bins": 9}, "Leave out bins"),
-])  # fmt: skip
-def test_settings_out_of_range_are_refused(as_users_run_it, arguments, words):
-    with pytest.raises(ValueError, match=words):
-        SoftAveragePrecisionLoss(**arguments)
-
-
-def test_embeddings_that_cannot_be_ranked_are_refused(as_users_run_it):
-    loss, embeddings, labels = SoftAveragePrecisionLoss(), torch.randn(6, 3), torch.arange(6) % 2
-    broken = embeddings.clone()
-    broken[4, 1] = math.nan
-    with pytest.raises(ValueError, match="1 of 6 rows of embeddings hold NaN or Inf, the first at index 4"):
-        loss(broken, labels)
-    with pytest.raises(ValueError, match="6 embeddings, but 5 labels"):
-        loss(embeddings, labels[:5].tolist())
-    with pytest.raises(ValueError, match="belong together"):
-        loss(embeddings, labels, embeddings)
-    with pytest.raises(ValueError, match="dimension 3, but a gallery of dimension 2"):
-        loss(embeddings, labels, torch.randn(4, 2), torch.arange(4))
-
-
 def test_codes_are_relaxed_in_training_alone():
     layer, outputs = BinaryCodes(temperature=0.5), torch.tensor([[0.3, -2.0, 0.0]], requires_grad=True)
     torch.testing.assert_close(layer(outputs), torch.tanh(2 * outputs))
     assert layer.eval()(outputs).tolist() == [[1, -1, 1]]
-    with pytest.raises(ValueError, match="must be above 0"):
-        BinaryCodes(temperature=0)
     assert "temperature=0.5" in repr(layer)
     assert "bins=25" in repr(SoftAveragePrecisionLoss())

@@ -36,8 +36,7 @@ def items(n: int = 23) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(4, 5, generator=generator)[labels % 4] + torch.randn(n, 5, generator=generator), labels
 
 
-SHARDS = {"even": (slice(0, 12), slice(12, 24)), "uneven": (slice(0, 17), slice(17, 23))}
-SHARDS |= {"second empty": (slice(0, 23), slice(23, 23)), "first empty": (slice(23, 23), slice(0, 23))}
+SHARDS = {"uneven": (slice(0, 17), slice(17, 23)), "first empty": (slice(23, 23), slice(0, 23))}
 """Who holds what; an empty shard is no batch at all, and a third process has none."""
 
 SETTINGS: dict[str, Any] = {"label_groups": 2, "metrics": ("mAP", "recall@1", "recall@3")}
@@ -48,7 +47,7 @@ MORE: dict[str, Any] = SETTINGS | {
 
 def shard(name: str, rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The batches of a process."""
-    embeddings, labels = items(24 if name == "even" else 23)
+    embeddings, labels = items()
     mine = SHARDS[name][rank] if rank < 2 else slice(0, 0)
     return list(zip(embeddings[mine].split(5), labels[mine].split(5), strict=True)) if mine.start < mine.stop else []
 
@@ -60,31 +59,18 @@ def filled(metric, name: str, rank: int):
 
 
 @case
-def discriminant_ratio(rank: int) -> dict[str, Any]:
-
+def ratios(rank: int) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for name in SHARDS:
-        metric = filled(DiscriminantRatio(), name, rank)
-        answers[name] = metric.compute(), metric.within_scatter()
-    metric = filled(DiscriminantRatio(), "uneven", rank)
-    metric.compute()  # what was gathered is not kept: another batch goes to this process alone
+        metric, other = filled(DiscriminantRatio(), name, rank), filled(VarianceRatio(), name, rank)
+        answers[name] = metric.compute(), metric.within_scatter(), other.compute(), tuple(other.interval())
+    # what was gathered is not kept: another batch goes to this process alone
     metric.update(torch.full((2, 5), float(rank)), torch.tensor([7, 8]))
-    answers["continued"] = metric.compute()
-    nothing = DiscriminantRatio()
-    answers["nothing"] = nothing.compute()
-    return answers
-
-
-@case
-def variance_ratio(rank: int) -> dict[str, Any]:
-
-    metrics = {name: filled(VarianceRatio(), name, rank) for name in SHARDS}
-    return {name: (metric.compute(), tuple(metric.interval())) for name, metric in metrics.items()}
+    return answers | {"continued": metric.compute(), "nothing": DiscriminantRatio().compute()}
 
 
 @case
 def retrieval(rank: int) -> dict[str, Any]:
-
     answers: dict[str, Any] = {name: filled(RetrievalEvaluation(**SETTINGS), name, rank).compute() for name in SHARDS}
     half = RetrievalEvaluation(**SETTINGS)
     for embeddings, labels in shard("uneven", rank):
@@ -105,17 +91,14 @@ def words(labels: torch.Tensor) -> list[str]:
 
 @case
 def words_as_labels(rank: int) -> dict[str, Any]:
-
-    answers: dict[str, Any] = {}
-    for name in SHARDS:
-        evaluation, ratio = RetrievalEvaluation(**SETTINGS), DiscriminantRatio()
-        for embeddings, labels in shard(name, rank):
-            for metric in (evaluation, ratio):
-                metric.update(embeddings, words(labels))
-        evaluation.compute()
-        answers[name] = evaluation.report, ratio.within_scatter()
+    evaluation, ratio = RetrievalEvaluation(**SETTINGS), DiscriminantRatio()
+    for embeddings, labels in shard("first empty", rank):
+        for metric in (evaluation, ratio):
+            metric.update(embeddings, words(labels))
+    evaluation.compute()
+    answers: dict[str, Any] = {"first empty": (evaluation.report, ratio.within_scatter())}
     mixed = RetrievalEvaluation(**SETTINGS), DiscriminantRatio()
-    for embeddings, labels in shard("even", rank):
+    for embeddings, labels in shard("uneven", rank):
         for metric in mixed:
             metric.update(embeddings, words(labels) if rank == 0 else labels)
     for name, ask in (("mixed", mixed[0].compute), ("mixed scatter", mixed[1].within_scatter)):
@@ -128,7 +111,6 @@ def words_as_labels(rank: int) -> dict[str, Any]:
 
 def dealt(n: int, rank: int) -> torch.Tensor:
     """What a DistributedSampler gives a rank."""
-
     count = torch.distributed.get_world_size()
     return torch.tensor(list(DistributedSampler(range(n), num_replicas=count, rank=rank, shuffle=False)))
 
@@ -136,22 +118,15 @@ def dealt(n: int, rank: int) -> torch.Tensor:
 @case
 def sharded(rank: int) -> dict[str, Any]:
     """Reports of all, of parts that each process holds."""
-
     processes, answers = all_processes(), {}
-    own = lambda n: torch.arange(n)[rank :: processes.count]  # noqa: E731 - as a sampler deals
-    for n in (1, 22, 200):
+    for n in (1, 200):
         embeddings, labels = items(n) if n > 1 else (torch.ones(1, 5), torch.zeros(1, dtype=torch.int64))
-        mine = own(n)
+        mine = torch.arange(n)[rank :: processes.count]  # as a sampler deals
         try:
             answers[n] = evaluate_retrieval(embeddings[mine], labels[mine], share=Share(processes, mine), **MORE)
         except ValueError as error:
             answers[n] = str(error)
-    queries, gallery = items(23), items(40)
-    a, b = own(23), own(40)
-    answers["gallery"] = evaluate_retrieval(
-        queries[0][a], queries[1][a], gallery[0][b], gallery[1][b], share=Share(processes, a, b), **MORE,
-    )  # fmt: skip
-    for name in ("uneven", "first empty"):
+    for name in SHARDS:
         batches = shard(name, rank)
         embeddings, labels = (torch.cat(part) for part in zip(*batches, strict=True)) if batches else (items(0))
         answers[name] = evaluate_retrieval(embeddings, labels, share=Share(processes), **MORE)
@@ -163,8 +138,6 @@ def sharded(rank: int) -> dict[str, Any]:
 @case
 def failing(rank: int) -> dict[str, Any]:
     """What each process hears of an error in the first: as a value, and in the middle of the work."""
-    from fewshot_callbacks.metrics import all_processes
-
     embeddings, labels = items(40)
     mine = torch.arange(rank, 40, torch.distributed.get_world_size())
 
@@ -187,21 +160,17 @@ def failing(rank: int) -> dict[str, Any]:
 
 @case
 def embedding_store(rank: int) -> dict[str, Any]:
-
     answers: dict[str, Any] = {}
-    for n in (1, 22, 23):
+    for n in (1, 23):
         embeddings, labels = items(n)
         store = EmbeddingStore()
         for some in dealt(n, rank).split(4):
             store.append(embeddings[some].half(), labels[some])
-        answers[f"sampler {n}"] = store.gather(dataset_size=n)
-        answers[f"padded {n}"] = store.gather()
-    embeddings, labels = items(23)
+        answers[f"sampler {n}"] = store.gather(dataset_size=n), store.gather()
     own = torch.arange(rank, 23, torch.distributed.get_world_size())
     store = EmbeddingStore()  # a callback that keeps only some of the items of its loader
     kept = labels[own] != labels[0]
-    positions = torch.arange(len(own))[kept]
-    store.append(embeddings[own][kept], labels[own][kept], positions)
+    store.append(embeddings[own][kept], labels[own][kept], torch.arange(len(own))[kept])
     answers["some"] = store.gather(dataset_size=23)
     for name in SHARDS:
         store = EmbeddingStore()
@@ -209,14 +178,12 @@ def embedding_store(rank: int) -> dict[str, Any]:
             store.append(*batch)
         answers[name] = store.gather()
     answers["nothing"] = EmbeddingStore().gather(dataset_size=23)
-    for kind, named in (("integers", lambda i: i), ("words", lambda i: [f"{n}.png" for n in i.tolist()])):
-        store = EmbeddingStore()  # a sampler of one's own: 7 items come to every process, and one of them twice
-        own = torch.cat(
-            [torch.arange(7), torch.arange(7 + rank, 23, torch.distributed.get_world_size()), torch.tensor([3])]
-        )
-        store.append(embeddings[own], labels[own], ids=named(own))
-        answers[kind] = store.gather(), store.shard().dropped
-    return answers
+    store = EmbeddingStore()  # a sampler of one's own: 7 items come to every process, and one of them twice
+    own = torch.cat(
+        [torch.arange(7), torch.arange(7 + rank, 23, torch.distributed.get_world_size()), torch.tensor([3])]
+    )
+    store.append(embeddings[own], labels[own], ids=[f"{n}.png" for n in own.tolist()])
+    return answers | {"ids": (store.gather(), store.shard().dropped)}
 
 
 def answers(rank: int, folder: Path) -> dict[str, Any]:

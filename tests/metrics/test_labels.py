@@ -1,18 +1,14 @@
 """Metrics of labels as words: batches, copies and processes that never saw the same words agree on their codes."""
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torchmetrics import MetricCollection
 
 from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
 from fewshot_callbacks.metrics import DiscriminantRatio, EmbeddingStore, RetrievalEvaluation, VarianceRatio
 from tests.metrics import gloo_jobs
+from tests.metrics.cases import COPIES
 
 SETTINGS = {"label_groups": 2}
 
@@ -30,26 +26,15 @@ def fill(metric, embeddings, words, sizes=(7, 1, 22)):
     return metric
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=4))
-def test_the_evaluation_of_any_cut_is_that_of_all_words(cuts):
+def test_the_evaluation_of_batches_is_that_of_all_words_and_a_reset_forgets_them():
     embeddings, words = made()
-    sizes = [*cuts, 30 - sum(cuts)] if sum(cuts) < 30 else [30]
-    metric = fill(RetrievalEvaluation(**SETTINGS), embeddings, words, sizes)
-    values = metric.compute()
+    metric = COPIES["pickle"](fill(RetrievalEvaluation(**SETTINGS), embeddings[:20], words[:20], (7, 1, 12)))
+    values = fill(metric, embeddings[20:], words[20:], (10,)).compute()
     expected = evaluate_retrieval(embeddings, words, **SETTINGS)
     assert metric.report == expected
     assert metric.report.label_names == expected.label_names
     assert values["mAP"] == expected.mAP
     assert metric.report.per_class()["mAP"].keys() == set(words.tolist())
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: m.clone()])
-def test_a_copy_keeps_the_words_and_a_reset_forgets_them(copied):
-    embeddings, words = made()
-    metric = copied(fill(RetrievalEvaluation(**SETTINGS), embeddings[:20], words[:20], (8, 12)))
-    fill(metric, embeddings[20:], words[20:], (10,)).compute()
-    assert metric.report == evaluate_retrieval(embeddings, words, **SETTINGS)
     metric.reset()
     metric.update(embeddings, torch.arange(30) % 5)
     metric.compute()
@@ -58,49 +43,47 @@ def test_a_copy_keeps_the_words_and_a_reset_forgets_them(copied):
 
 def test_arrays_lists_and_columns():
     embeddings, words = made()
-    expected = evaluate_retrieval(embeddings, words, **SETTINGS)
     metric = RetrievalEvaluation(**SETTINGS)
     metric.update(embeddings.numpy(), words[:, None], ids=np.arange(30))
     metric.update(embeddings[:3].tolist(), words[:3], ids=[0, 1, 2])
     metric.compute()
-    assert metric.report == expected
-    numbers = np.unique(words, return_inverse=True)[1]
-    for ratio in (DiscriminantRatio(), VarianceRatio()):
-        ratio.update(embeddings.numpy(), numbers[:, None])
-        value = ratio.compute()
-        ratio.reset()
-        ratio.update(embeddings, torch.tensor(numbers))
-        assert ratio.compute() == value
+    assert metric.report == evaluate_retrieval(embeddings, words, **SETTINGS)
 
 
 def test_ratios_and_the_scatter_of_each_word():
     embeddings, words = made()
-    numbers = np.unique(words, return_inverse=True)[1]
-    metrics = MetricCollection([DiscriminantRatio(), VarianceRatio()])
-    fill(metrics, embeddings, words)
-    assert metrics["DiscriminantRatio"].compute().item() == pytest.approx(
-        discriminant_ratio(embeddings, torch.tensor(numbers)).item(), rel=1e-6
-    )
+    names, numbers = np.unique(words, return_inverse=True)
+    metrics = fill(MetricCollection([DiscriminantRatio(), VarianceRatio()]), embeddings, words)
+    found = metrics["DiscriminantRatio"]
+    expected = discriminant_ratio(embeddings, torch.tensor(numbers)).item()
+    assert found.compute().item() == pytest.approx(expected, rel=1e-6)
     alone = DiscriminantRatio()
     alone.update(embeddings, numbers)
-    expected = {np.unique(words)[number]: scatter for number, scatter in alone.within_scatter().items()}
-    assert metrics["DiscriminantRatio"].within_scatter() == pytest.approx(expected)
+    expected = {names[number]: scatter for number, scatter in alone.within_scatter().items()}
+    assert found.within_scatter() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("metric", [RetrievalEvaluation, DiscriminantRatio, VarianceRatio])
+@pytest.mark.parametrize("metric", [RetrievalEvaluation, DiscriminantRatio])
 def test_words_beside_integers_and_another_dimension_are_refused(metric):
     embeddings, words = made()
-    name = metric.__name__
-    for first, second, kinds in ((words, torch.arange(30), "words, those of this batch integers"),
-                                 (torch.arange(30), words, "integers, those of this batch words")):  # fmt: skip
+    numbers, name = torch.arange(30), metric.__name__
+    for first, second, said in (
+        (
+            (embeddings, words),
+            (embeddings, numbers),
+            "labels so far are words, those of this batch integers. Pass the same",
+        ),
+        (
+            (embeddings, numbers),
+            (embeddings, words),
+            "labels so far are integers, those of this batch words. Pass the same",
+        ),
+        ((embeddings, words), (embeddings[:, :5], words), "embeddings so far have dimension 6, those of this batch 5"),
+    ):
         held = metric()
-        held.update(embeddings, first)
-        with pytest.raises(ValueError, match=f"^{name}.update: the labels so far are {kinds}. Pass the same"):
-            held.update(embeddings, second)
-    held = metric()
-    held.update(embeddings, words)
-    with pytest.raises(ValueError, match=rf"^{name}.update: the embeddings so far have dimension 6, .*batch 5"):
-        held.update(embeddings[:, :5], words)
+        held.update(*first)
+        with pytest.raises(ValueError, match=f"^{name}.update: the {said}"):
+            held.update(*second)
 
 
 def test_the_store_keeps_codes_and_their_words():
@@ -109,30 +92,24 @@ def test_the_store_keeps_codes_and_their_words():
     store.append(embeddings[:10], words[:10].tolist())
     store.append(embeddings[10:].numpy(), words[10:])
     shard = store.shard()
-    expected = evaluate_retrieval(embeddings, words, **SETTINGS)
     report = evaluate_retrieval(shard.embeddings, shard.named_labels, **SETTINGS)
-    assert report == expected
+    assert report == evaluate_retrieval(embeddings, words, **SETTINGS)
     with pytest.raises(ValueError, match=r"EmbeddingStore.append: the labels so far are words"):
         store.append(embeddings, torch.arange(30))
 
 
-class TestSeveralProcesses:
-    @pytest.mark.parametrize("name", gloo_jobs.SHARDS)
-    def test_words_that_only_one_process_has(self, on_ranks, name):
-        embeddings, labels = gloo_jobs.items(24 if name == "even" else 23)
-        expected = evaluate_retrieval(embeddings, gloo_jobs.words(labels), **gloo_jobs.SETTINGS)
-        for answers in on_ranks:
-            report, scatter = answers["words_as_labels"][name]
-            assert report == expected
-            assert report.label_names == expected.label_names
-            assert scatter.keys() == set(gloo_jobs.words(labels))
+def test_words_that_only_one_process_has(on_ranks):
+    embeddings, labels = gloo_jobs.items()
+    expected = evaluate_retrieval(embeddings, gloo_jobs.words(labels), **gloo_jobs.SETTINGS)
+    for answers in on_ranks:
+        report, scatter = answers["words_as_labels"]["first empty"]
+        assert report == expected
+        assert report.label_names == expected.label_names
+        assert scatter.keys() == set(gloo_jobs.words(labels))
 
-    def test_a_process_with_integers(self, on_ranks):
-        for answers in on_ranks:
-            assert (
-                "RetrievalEvaluation.compute: some labels are words, others integers"
-                in answers["words_as_labels"]["mixed"]
-            )
-            assert (
-                "within_scatter: some labels are words, others integers" in answers["words_as_labels"]["mixed scatter"]
-            )
+
+def test_a_process_with_integers(on_ranks):
+    words = "some labels are words, others integers"
+    for answers in on_ranks:
+        assert f"RetrievalEvaluation.compute: {words}" in answers["words_as_labels"]["mixed"]
+        assert f"within_scatter: {words}" in answers["words_as_labels"]["mixed scatter"]

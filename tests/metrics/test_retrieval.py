@@ -7,8 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lightning.pytorch import LightningModule, Trainer
-from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection
 
 from fewshot_callbacks.functional import Relevance, evaluate_retrieval
@@ -44,20 +42,18 @@ def same(found, expected):
 @given(st.integers(2, 24), st.lists(st.integers(0, 24), max_size=4), st.sampled_from(["cosine", "euclidean"]))
 def test_equals_the_function_over_any_cut(items, cuts, similarity):
     embeddings, labels = made(items, 4 if items >= 8 else 1)
-    options = SETTINGS | {"similarity": similarity}
-    metric = RetrievalEvaluation(**options)
-    bounds = sorted({0, items, *(min(cut, items) for cut in cuts)})
-    for start, stop in itertools.pairwise(bounds):
+    metric = RetrievalEvaluation(**SETTINGS, similarity=similarity)
+    for start, stop in itertools.pairwise(sorted({0, items, *(min(cut, items) for cut in cuts)})):
         metric.update(embeddings[start:stop], labels[start:stop])
-    expected = evaluate_retrieval(embeddings, labels, **options)
+    expected = evaluate_retrieval(embeddings, labels, **SETTINGS, similarity=similarity)
     same(metric.compute(), expected.metrics())
     assert metric.report == expected
 
 
-@pytest.mark.parametrize("copied", COPIES)
-def test_a_copy_goes_on_from_there(copied):
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_goes_on_from_there(name):
     embeddings, labels = made()
-    metric = copied(fill(RetrievalEvaluation(**SETTINGS), embeddings[:20], labels[:20], 8))
+    metric = COPIES[name](fill(RetrievalEvaluation(**SETTINGS), embeddings[:20], labels[:20], 8))
     fill(metric, embeddings[20:], labels[20:], 8)
     same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
 
@@ -79,38 +75,9 @@ def test_what_is_kept_is_a_compact_copy_in_the_dtype_of_the_model():
 
 
 def test_keywords_of_torchmetrics_stand_beside_the_settings():
-    metric = RetrievalEvaluation(
-        metrics=("mAP", "recall@2"), label_groups=None, sync_on_compute=False, compute_with_cache=False
-    )
+    metric = RetrievalEvaluation(metrics=("mAP", "recall@2"), label_groups=None, sync_on_compute=False)
     assert not metric.sync_on_compute
-    assert not metric.compute_with_cache
     assert fill(metric, *made(), 10).compute().keys() == {"mAP", "recall@2"}
-
-
-class Holder(LightningModule):
-    """A module that holds its metric, as the docstring of the metric says."""
-
-    def __init__(self):
-        super().__init__()
-        self.retrieval = RetrievalEvaluation(**SETTINGS)
-
-    def validation_step(self, batch, batch_idx):
-        self.retrieval.update(*batch)
-
-    def on_validation_epoch_end(self):
-        self.log_dict(self.retrieval.compute())
-        self.retrieval.reset()
-
-
-def test_a_module_logs_it_as_a_dictionary():
-    embeddings, labels = made()
-    trainer = Trainer(logger=False, enable_progress_bar=False, accelerator="cpu")
-    loader = DataLoader(TensorDataset(embeddings, labels), batch_size=7)
-    expected = evaluate_retrieval(embeddings, labels, **SETTINGS).metrics()
-    module = Holder()
-    for _ in range(2):  # the second validation begins anew
-        [logged] = trainer.validate(module, loader, verbose=False)
-        assert logged == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_plot_has_a_point_or_a_line_for_each_value_but_the_threshold():
@@ -124,22 +91,15 @@ def test_a_plot_has_a_point_or_a_line_for_each_value_but_the_threshold():
         assert "threshold" not in lines
 
 
-def test_forward_gives_the_batch_and_keeps_the_whole():
+def test_forward_gives_the_batch_and_keeps_the_whole_and_the_report_is_that_of_the_last_compute():
     embeddings, labels = made(40, 5)
     metric = RetrievalEvaluation(**SETTINGS)
+    assert metric.report is None
     for batch in zip(embeddings.split(20), labels.split(20), strict=True):
         same(metric(*batch), evaluate_retrieval(*batch, **SETTINGS).metrics())
+        assert metric.report.queries == 20
     same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
-
-
-def test_the_report_is_that_of_the_last_compute():
-    embeddings, labels = made()
-    metric = RetrievalEvaluation(**SETTINGS)
-    assert metric.report is None
-    fill(metric, embeddings[:20], labels[:20], 10).compute()
-    assert metric.report.queries == 20
-    fill(metric, embeddings[20:], labels[20:], 10).compute()
-    assert metric.report.queries == 30
+    assert metric.report.queries == 40
 
 
 def test_compute_before_update_says_what_to_call():
@@ -151,12 +111,20 @@ def test_compute_before_update_says_what_to_call():
         metric.compute()
 
 
-@pytest.mark.parametrize(("embeddings", "labels", "message"), WRONG_BATCHES)
-def test_refusals_leave_the_state_alone(embeddings, labels, message):
-    metric = fill(RetrievalEvaluation(**SETTINGS), *made(), 10)
-    with pytest.raises(ValueError, match=f"RetrievalEvaluation{message}"):
-        metric.update(embeddings, labels)
-    assert len(metric.embeddings) == len(metric.labels) == 3
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        *(((rows, labels), f"RetrievalEvaluation{message}") for rows, labels, message in WRONG_BATCHES[::3]),
+        ((torch.ones(2, 6), [0, 1], None, [0.5, 1.0]), "is_gallery of shape"),
+    ],
+)
+def test_a_refused_batch_leaves_the_metric_as_it_was(batch, message):
+    metric = RetrievalEvaluation(**SETTINGS)
+    with pytest.raises(ValueError, match=message):
+        metric.update(**dict(zip(("embeddings", "labels", "ids", "is_gallery"), batch, strict=False)))
+    embeddings, labels = made()
+    fill(metric, embeddings, labels, 10)
+    same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
 
 
 def test_of_items_with_one_id_the_first_counts():
@@ -165,22 +133,16 @@ def test_of_items_with_one_id_the_first_counts():
     for some in torch.cat([torch.arange(30), torch.arange(9)]).split(13):
         metric.update(embeddings[some], labels[some], ids=some)
     same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
-    with pytest.raises(ValueError, match="some batches have ids, others none"):
-        metric.update(embeddings, labels)
-
-
-def test_ids_that_name_no_single_items_are_a_warning():
-    embeddings, labels = made(40, 4)
-    metric = RetrievalEvaluation(**SETTINGS)
-    metric.update(embeddings, labels, ids=torch.arange(40) // 2 % 20)
-    with pytest.warns(UserWarning, match="RetrievalEvaluation: 20 of 20 ids are shared .* 20 of 40 items are left out"):
-        found = metric.compute()
+    shared = RetrievalEvaluation(**SETTINGS)
+    shared.update(embeddings, labels, ids=torch.arange(30) // 2 % 15)
+    with pytest.warns(UserWarning, match="RetrievalEvaluation: 15 of 15 ids are shared .* 15 of 30 items are left out"):
+        found = shared.compute()
     same(found, evaluate_retrieval(embeddings[::2], labels[::2], **SETTINGS).metrics())
 
 
 @pytest.mark.parametrize("name", [*gloo_jobs.SHARDS, "half"])
 def test_every_rank_gets_the_value_of_one_process(on_ranks, name):
-    embeddings, labels = gloo_jobs.items(24 if name == "even" else 23)
+    embeddings, labels = gloo_jobs.items()
     embeddings = embeddings.half() if name == "half" else embeddings
     expected = evaluate_retrieval(embeddings, labels, **SETTINGS).metrics()
     for answers in on_ranks:
@@ -193,31 +155,21 @@ def test_what_a_sampler_repeats_is_found_by_ids(on_ranks):
         same(answers["retrieval"]["ids"], expected)
 
 
-def sides(count=40, queries=15):
-    embeddings, labels = made(count)
-    return embeddings, labels, torch.arange(count) >= queries, torch.arange(count) % 7, torch.arange(count) % 11
-
-
-@pytest.mark.parametrize("collected", [False, True])
-def test_queries_and_a_gallery_with_ids_and_groups(collected):
-    embeddings, labels, in_gallery, groups, ids = sides()
-    metric = RetrievalEvaluation(**SETTINGS)
-    filled = MetricCollection({"retrieval": metric}) if collected else metric
-    for some in torch.arange(len(labels)).split(9):
+def test_queries_and_a_gallery_with_ids_and_groups():
+    embeddings, labels = made(40)
+    in_gallery, groups, ids = torch.arange(40) >= 15, torch.arange(40) % 7, torch.arange(40) % 11
+    filled = MetricCollection({"retrieval": RetrievalEvaluation(**SETTINGS)})
+    for some in torch.arange(40).split(9):
         filled.update(embeddings[some], labels[some], is_gallery=in_gallery[some], groups=groups[some])
-    parts = [~in_gallery, in_gallery]
-    named = dict(zip(("query_groups", "gallery_groups"), (groups[part] for part in parts), strict=True))
-    sets = [side[part] for part in parts for side in (embeddings, labels)]
-    expected = evaluate_retrieval(*sets, **named, **SETTINGS)
+    sets = embeddings[:15], labels[:15], embeddings[15:], labels[15:]
+    expected = evaluate_retrieval(*sets, query_groups=groups[:15], gallery_groups=groups[15:], **SETTINGS)
     same(filled.compute(), expected.metrics())
     copies = RetrievalEvaluation(**SETTINGS)
     copies.update(embeddings, labels, ids=ids, is_gallery=in_gallery)  # one id, several items: the first of each side
-    first = [torch.tensor([row for row in rows if ids[row] not in ids[rows[: rows.index(row)]]])
-             for rows in (part.nonzero().flatten().tolist() for part in parts)]  # fmt: skip
-    sets = [side[some] for some in first for side in (embeddings, labels)]
     with pytest.warns(UserWarning, match="ids are shared by items that differ"):
         found = copies.compute()
-    same(found, evaluate_retrieval(*sets, query_ids=ids[first[0]], gallery_ids=ids[first[1]], **SETTINGS).metrics())
+    sets = embeddings[:11], labels[:11], embeddings[15:26], labels[15:26]
+    same(found, evaluate_retrieval(*sets, query_ids=ids[:11], gallery_ids=ids[15:26], **SETTINGS).metrics())
 
 
 def test_several_labels_an_item():
@@ -229,10 +181,9 @@ def test_several_labels_an_item():
         metric.update(embeddings, torch.zeros(30, dtype=torch.long))
 
 
-@pytest.mark.parametrize("words", [False, True])
-@pytest.mark.parametrize("gallery", [False, True])
+@pytest.mark.parametrize(("words", "gallery"), [(False, True), (True, False)])
 def test_judgements_by_id(words, gallery):
-    embeddings, _, in_gallery, *_ = sides()
+    embeddings, in_gallery = made(40)[0], torch.arange(40) >= 15
     ids = [f"item {i}" if words else i for i in range(40)]
     queries = 15 if gallery else 40
     judged = {ids[i]: {ids[(i * 3 + step) % 25 + 15]: 1 + step % 2 for step in range(3)} for i in range(1, queries)}
@@ -258,32 +209,23 @@ def test_judgements_by_id(words, gallery):
         ({0: [1]}, {}, "judgements name items by their ids. Pass the ids"),
         (None, {"labels": [0, 1], "is_gallery": [0, 1]}, r"is_gallery of shape \(2,\) and type torch.int64 must"),
     ],
-)  # fmt: skip
+)
 def test_what_an_update_lacks_is_said(judgements, batch, words):
     with pytest.raises(ValueError, match=words):
         RetrievalEvaluation(judgements=judgements).update(torch.eye(2), **batch)
 
 
-@pytest.mark.parametrize("name", ["ids", "groups", "is_gallery"])
-def test_what_only_some_batches_have_is_refused(name):
+def test_what_only_some_batches_have_is_refused():
     metric = RetrievalEvaluation()
     metric.update(torch.eye(2), [0, 1])
-    with pytest.raises(ValueError, match=f"some batches have {name}, others none. Pass them with each batch"):
-        metric.update(torch.eye(2), [0, 1], **{name: torch.tensor([True, False]) if name == "is_gallery" else [0, 1]})
+    for name, value in (("ids", [0, 1]), ("groups", [0, 1]), ("is_gallery", True)):
+        with pytest.raises(ValueError, match=f"some batches have {name}, others none. Pass them with each batch"):
+            metric.update(torch.eye(2), [0, 1], **{name: value})
 
 
-def test_a_refused_batch_leaves_the_metric_as_it_was():
-    metric = RetrievalEvaluation(**SETTINGS)
-    with pytest.raises(ValueError, match="is_gallery of shape"):
-        metric.update(torch.eye(2), [0, 1], ids=[0, 1], is_gallery=[0.5, 1.0])
-    embeddings, labels = made()
-    fill(metric, embeddings, labels, 7)
-    same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
-
-
-@pytest.mark.parametrize("form", [list, np.array, lambda ids: [np.int64(i) for i in ids], torch.tensor])
-def test_ids_of_judgements_are_integers_of_any_kind(form):
-    metric = RetrievalEvaluation(judgements={0: [2], 1: [3]}, metrics="mAP")
-    metric.update(torch.eye(4)[[0, 1]], ids=form([0, 1]), is_gallery=False)
-    metric.update(torch.eye(4)[[0, 1]], ids=form([2, 3]), is_gallery=True)
-    assert metric.compute()["mAP"] == 1
+def test_ids_of_judgements_are_integers_of_any_kind():
+    for form in (list, np.array, lambda ids: [np.int64(i) for i in ids], torch.tensor):
+        metric = RetrievalEvaluation(judgements={0: [2], 1: [3]}, metrics="mAP")
+        metric.update(torch.eye(4)[[0, 1]], ids=form([0, 1]), is_gallery=False)
+        metric.update(torch.eye(4)[[0, 1]], ids=form([2, 3]), is_gallery=True)
+        assert metric.compute()["mAP"] == 1

@@ -16,9 +16,7 @@ def test_as_many_items_of_each_class_that_has_enough(labels: list[int], shots: i
     if len(set(counts.values())) == 1:
         assert episode_in(torch.tensor(labels), shots)[0].tolist() == list(range(len(labels)))
     elif len(enough) < 2:
-        with pytest.raises(
-            ValueError, match=r"have more than shots=\d items, and two are needed. Train with an Episodic"
-        ):
+        with pytest.raises(ValueError, match=r"have more than shots=\d items, and two are needed. Train with an Epis"):
             episode_in(torch.tensor(labels), shots)
     else:
         first = [i for i, label in enumerate(labels) if counts[label] > shots and labels[:i].count(label) < min(enough)]

@@ -15,22 +15,16 @@ NAMES = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", 
 LABELS = torch.tensor([5, -2, 5, -2, 9, 9, 5, -2, 9])  # three classes of three
 
 
-@given(
-    ways=st.integers(2, 4),
-    shots=st.integers(1, 3),
-    queries=st.integers(1, 3),
-    centering=st.sampled_from(["points", "coordinates"]),
-    offset=st.sampled_from([0.0, 3.0]),
-    seed=st.integers(0, 2**16),
-)
-@settings(max_examples=60, deadline=None)
-def test_equals_the_definitions(
-    ways: int, shots: int, queries: int, centering: Centering, offset: float, seed: int
-) -> None:
+small = st.integers(1, 3)
+
+
+@given(st.integers(2, 4), small, small, st.sampled_from(["points", "coordinates"]), st.integers(0, 2**16))
+@settings(max_examples=40, deadline=None)
+def test_equals_the_definitions(ways: int, shots: int, queries: int, centering: Centering, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     labels = (torch.arange(ways) * 3 - 4).repeat(shots + queries)
     labels = labels[torch.randperm(len(labels), generator=generator)]
-    before = offset + torch.randn(len(labels), 5, generator=generator)
+    before = 3 * (seed % 2) + torch.randn(len(labels), 5, generator=generator)
     after = 1.2 * before + 0.3 * torch.randn(len(labels), 5, generator=generator)
     step = training_dynamics(before, after, labels, shots=shots, centering=centering)
     for name, value in slow_dynamics(before, after, labels, shots, centering).items():
@@ -39,99 +33,67 @@ def test_equals_the_definitions(
     assert step.undefined == ()
 
 
-@given(scale=st.floats(0.05, 1e3), shift=st.floats(-5, 5), seed=st.integers(0, 999))
-@settings(max_examples=30, deadline=None)
-def test_a_change_of_scale_alone_has_norm_ratio_zero_and_neutral_ratios(scale: float, shift: float, seed: int) -> None:
-    if abs(scale - 1) < 0.01:
-        return
-    before = torch.randn(9, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    step = training_dynamics(before, scale * before + shift, LABELS, shots=1)
-    assert step.alpha == pytest.approx(scale)
-    assert step.norm_ratio == pytest.approx(0.0, abs=1e-6)
-    for ratio in (step.con_alpha, step.div_alpha, step.con_div):
-        assert ratio == pytest.approx(1.0, rel=1e-6)
-
-
-def test_several_episodes_are_measured_together() -> None:
+def test_several_episodes_are_measured_together_and_one_that_is_collapsed_leaves_no_ratio() -> None:
     before, after = torch.randn(2, 9, 4), torch.randn(2, 9, 4)
     both = training_dynamics(before.flatten(0, 1), after.flatten(0, 1), LABELS.repeat(2), shots=1, episodes=2)
     parts = [training_dynamics(before[e], after[e], LABELS, shots=1) for e in (0, 1)]
     assert both.psi_con == pytest.approx(math.sqrt(parts[0].psi_con * parts[1].psi_con))
     assert both.psi_div == pytest.approx(math.sqrt(parts[0].psi_div * parts[1].psi_div))
+    before[1] = 3.0
+    step = training_dynamics(before.flatten(0, 1), after.flatten(0, 1), LABELS.repeat(2), shots=1, episodes=2)
+    assert math.isnan(step.con_div)
+    assert math.isfinite(step.alpha)
+    (reason,) = step.undefined
+    assert reason.startswith("all embeddings of 1 of 2 episodes were one point before the step (collapsed)")
 
 
 def test_float32_that_moves_little_keeps_its_digits() -> None:
     before = 100 + torch.randn(9, 64)
     after = before + 1e-4 * torch.randn(9, 64)
-    step, exact = (
-        training_dynamics(*pair, LABELS, shots=1) for pair in ((before, after), (before.double(), after.double()))
-    )
-    assert step == exact
+    exact = training_dynamics(before.double(), after.double(), LABELS, shots=1)
+    assert training_dynamics(before, after, LABELS, shots=1) == exact
 
 
 def test_zero_distances_stay_finite() -> None:
     before = torch.randn(9, 4)
-    after = before.clone()
-    after[LABELS == 5] = after[0].clone()  # the queries of class 5 fall on its support
-    step = training_dynamics(before, after, LABELS, shots=1)
-    assert 0 < step.psi_con < 1e-1
-    back = training_dynamics(after, before, LABELS, shots=1)
-    assert math.isfinite(back.psi_con)
+    after = torch.where(LABELS[:, None] == 5, before[0], before)  # the queries of class 5 fall on its support
+    assert 0 < training_dynamics(before, after, LABELS, shots=1).psi_con < 1e-1
+    assert math.isfinite(training_dynamics(after, before, LABELS, shots=1).psi_con)
 
 
 @pytest.mark.parametrize(
-    ("after", "nan", "words"),
+    ("factor", "nan", "words"),
     [
-        (lambda x: x.clone(), set(NAMES), "moved no embedding"),
-        (lambda x: -x, {"con_alpha", "div_alpha"}, "alpha is -1"),
-        (torch.zeros_like, {"con_alpha", "div_alpha"}, "alpha is 0"),
-        (
-            lambda x: x * math.nan,
-            {"alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div"},
-            "not finite",
-        ),
+        (1, set(NAMES), "moved no embedding"),
+        (-1, {"con_alpha", "div_alpha"}, "alpha is -1"),
+        (0, {"con_alpha", "div_alpha"}, "alpha is 0"),
+        (math.nan, set(NAMES), "not finite"),
     ],
 )
-def test_what_is_undefined_is_nan_with_a_reason(after: object, nan: set[str], words: str) -> None:
+def test_what_is_undefined_is_nan_with_a_reason(factor: float, nan: set[str], words: str) -> None:
     before = torch.randn(9, 4)
-    step = training_dynamics(before, after(before), LABELS, shots=1)  # type: ignore[operator]
+    step = training_dynamics(before, factor * before, LABELS, shots=1)
     assert {name for name in NAMES if math.isnan(getattr(step, name))} == nan
     assert any(words in reason for reason in step.undefined)
 
 
 @pytest.mark.parametrize("centering", ["points", "coordinates"])
-@pytest.mark.parametrize("point", [[1.0, 1.0, 1.0, 1.0], [0.1, -0.7, 1 / 3, 12.3], [0.0, 0.0, 0.0, 0.0]])
-@pytest.mark.parametrize(
-    "after", [lambda: torch.randn(9, 4), lambda: 1e-8 * torch.randn(9, 4), lambda: torch.ones(9, 4) * 7]
-)
-def test_a_collapsed_space_has_no_scale_and_no_distances(after, point, centering) -> None:
-    step = training_dynamics(torch.tensor([point] * 9), after(), LABELS, shots=1, centering=centering)
-    if "moved no embedding" not in step.undefined[0]:
-        assert all("collapsed" in reason for reason in step.undefined)
-    assert all(math.isnan(getattr(step, name)) for name in NAMES)
+@pytest.mark.parametrize("point", [[0.1, -0.7, 1 / 3, 12.3], [0.0, 0.0, 0.0, 0.0]])
+def test_a_collapsed_space_has_no_scale_and_no_distances(point, centering) -> None:
+    for after in (1e-8 * torch.randn(9, 4), torch.ones(9, 4) * 7):
+        step = training_dynamics(torch.tensor([point] * 9), after, LABELS, shots=1, centering=centering)
+        if "moved no embedding" not in step.undefined[0]:
+            assert all("collapsed" in reason for reason in step.undefined)
+        assert all(math.isnan(getattr(step, name)) for name in NAMES)
 
 
-@pytest.mark.parametrize("size", [1e-8, 1e-6])
-def test_distances_below_what_is_added_to_them_are_none(size: float) -> None:
+def test_distances_below_what_is_added_to_them_are_none() -> None:
     """Rounding noise around one point: alpha is what it is, but the ratios of distances are those of EPSILON."""
-    before = 0.5 + size * torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    after = torch.randn(9, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    step = training_dynamics(before, after, LABELS, shots=1)
-    assert math.isnan(step.con_div)
-    assert math.isnan(step.con_alpha)
-    assert math.isnan(step.div_alpha)
+    noise, after = torch.randn(2, 9, 4, dtype=torch.float64)
+    step = training_dynamics(0.5 + 1e-6 * noise, after, LABELS, shots=1)
+    assert all(math.isnan(getattr(step, name)) for name in ("con_div", "con_alpha", "div_alpha"))
     assert any("all embeddings of 1 of 1 episodes were one point" in reason for reason in step.undefined)
-    assert math.isfinite(training_dynamics(1e3 / size * before, after, LABELS, shots=1).con_div)
-
-
-def test_one_collapsed_episode_of_two_leaves_no_ratio() -> None:
-    before, after = torch.randn(2, 9, 4), torch.randn(2, 9, 4)
-    before[1] = 3.0
-    step = training_dynamics(before.flatten(0, 1), after.flatten(0, 1), LABELS.repeat(2), shots=1, episodes=2)
-    assert math.isnan(step.con_div)
-    assert math.isfinite(step.alpha)
-    assert len(step.undefined) == 1
-    assert step.undefined[0].startswith("all embeddings of 1 of 2 episodes were one point before the step (collapsed)")
+    assert math.isfinite(training_dynamics(1e3 * (0.5 + 1e-6 * noise) / 1e-6, after, LABELS, shots=1).con_div)
 
 
 def test_one_class_has_nothing_to_go_away_from() -> None:

@@ -16,7 +16,8 @@ from fewshot_callbacks.functional.statistics import (
     paired_difference_interval,
     t_quantile,
 )
-from tests.functional.episodes.cases import LABELS
+
+LABELS = torch.arange(60) % 6
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=20))
@@ -30,37 +31,15 @@ def test_summary_is_the_schoolbook_one(values: list[float]) -> None:
     assert result.episodes_hash == episodes.hash
 
 
-def test_summary_in_words() -> None:
+def test_summary_in_words_and_one_episode_has_no_spread() -> None:
     episodes = sample_episodes(LABELS, ways=5, shots=1, queries=5, episodes=2)
-    result = summarize_accuracies(torch.tensor([0.5, 0.7]), episodes)
-    assert str(result) == f"60.00 ± 19.60 % (2 episodes, 5-way 1-shot, hash {episodes.hash})"
     result = summarize_accuracies(torch.tensor([0.5, 0.7]), episodes, batch_statistics=True)
     assert str(result) == f"60.00 ± 19.60 % (2 episodes, 5-way 1-shot, batch statistics, hash {episodes.hash})"
-
-
-def test_one_episode_has_no_spread() -> None:
-    episodes = sample_episodes(LABELS, ways=5, shots=1, queries=5, episodes=1)
-    result = summarize_accuracies(torch.tensor([0.25]), episodes)
-    assert result.mean == 0.25
-    assert math.isnan(result.std)
-    assert math.isnan(result.ci95)
-    assert str(result) == f"25.00 % (1 episode, 5-way 1-shot, hash {episodes.hash})"
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ([], "0 episodes were measured"),
-        ([0.5], r"1 accuracies came with a list of 2 episodes.*episode_list\.first\(n\)"),
-        ([50.0, 60.0], r"found 50 to 60\. Pass fractions, not percentages"),
-        ([0.5, math.nan], "no NaN"),
-        ([0.5, -0.1], "found -0.1 to 0.5"),
-    ],
-)
-def test_summary_refuses_what_it_cannot_summarise(values: list[float], words: str) -> None:
-    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=2)
-    with pytest.raises(ValueError, match=words):
-        summarize_accuracies(torch.tensor(values), episodes)
+    one = summarize_accuracies(torch.tensor([0.25]), episodes.first(1))
+    assert one.mean == 0.25
+    assert math.isnan(one.std)
+    assert math.isnan(one.ci95)
+    assert str(one) == f"25.00 % (1 episode, 5-way 1-shot, hash {episodes.first(1).hash})"
 
 
 def test_the_difference_of_two_accuracies_is_taken_episode_by_episode() -> None:
@@ -93,19 +72,16 @@ def test_the_interval_of_few_episodes_or_near_one_is_not_that_of_the_papers() ->
         assert result.interval.low <= alone.low + 1e-9 < result.mean
 
 
-def test_accuracies_of_different_settings_have_no_difference() -> None:
-    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=2)
-    accuracies = torch.tensor([0.5, 0.7])
-    one, other = (summarize_accuracies(accuracies, episodes, batch_statistics=flag) for flag in (True, False))
+def test_accuracies_of_different_settings_have_no_difference_and_of_one_episode_no_interval_of_it() -> None:
+    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=1)
+    values = ((0.5, True), (0.5, False), (0.75, False))
+    one, other, better = (
+        summarize_accuracies(torch.tensor([value]), episodes, batch_statistics=flag) for value, flag in values
+    )
     with pytest.raises(ValueError, match="batch statistics of its episodes, the other was not"):
         one.minus(other)
-
-
-def test_one_episode_leaves_the_difference_without_an_interval() -> None:
-    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=1)
-    one, other = (summarize_accuracies(torch.tensor([value]), episodes) for value in (0.5, 0.75))
-    assert other.minus(one).value == 0.25
-    assert math.isnan(other.minus(one).interval.low)
+    assert better.minus(other).value == 0.25
+    assert math.isnan(better.minus(other).interval.low)
 
 
 def test_the_open_interval_is_the_jackknife_over_classes() -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks import Share, knn_accuracy
 from fewshot_callbacks.functional.knn import PLACES
-from tests.functional.neighbours.vectors import FOUR, whole_numbers
 
 
 def brute(rows, labels, bank, bank_labels, ks, temperature):
@@ -38,7 +37,7 @@ def brute(rows, labels, bank, bank_labels, ks, temperature):
     return {key: sum(each) / len(each) for key, each in found.items()}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.integers(3, 9), st.integers(4, 9), st.sampled_from([None, 1.0]), st.booleans())
 def test_agrees_with_loops(seed, queries, items, temperature, is_one):
     """Whole numbers have many equal scores, and equal rows."""
@@ -76,41 +75,26 @@ def clusters(n, classes=40, dim=16):
 
 
 def test_equals_the_rule_of_dinov2():
-    (bank, bank_labels), (rows, labels) = clusters(900), clusters(200)
-    ks = (10, 20, 100, 200)
+    (bank, bank_labels), (rows, labels) = clusters(600), clusters(100)
     found = knn_accuracy(rows, labels, bank, bank_labels)
-    assert found.values == pytest.approx(dino(rows, labels, bank, bank_labels, ks), abs=1e-6)
+    assert found.values == pytest.approx(dino(rows, labels, bank, bank_labels, (10, 20, 100, 200)), abs=1e-6)
     assert 0.1 < found["knn@10"] < found["knn@10_top5"] < 1
     assert all(low < found[key] < high for key, (low, high) in found.intervals.items())
     assert json.loads(json.dumps(found.to_dict()))["metrics"]["knn@20"] == found["knn@20"]
-    assert str(found).startswith("200 queries, 900 items that vote\nknn@10 ")
+    assert str(found).startswith("100 queries, 600 items that vote\nknn@10 ")
 
 
-@pytest.mark.parametrize("similarity", FOUR)
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "hamming"])
 def test_order_and_names_do_not_matter(similarity):
-    rows = whole_numbers(60, 4, similarity, 3)
+    rows = torch.randint(-2, 3, (60, 4)).float()  # with many ties
+    rows = torch.where(rows < 0, -1, 1) if similarity == "hamming" else rows
     labels, order = torch.randint(7, (60,)), torch.randperm(60)
     one = knn_accuracy(rows, labels, k=(3, 20), similarity=similarity)
     words = [f"c{9 - label}" for label in labels[order].tolist()]
     other = knn_accuracy(rows[order], words, k=(20, 3), similarity=similarity, memory_mb=1)
     assert all(torch.equal(one.per_query[key][order], other.per_query[key]) for key in one.values)
-    shuffled = knn_accuracy(
-        rows[order], labels[order], k=(3, 20), similarity=similarity, share=Share(query_places=order)
-    )
-    assert shuffled == one
-
-
-@pytest.mark.parametrize("points", [1, 2])
-def test_a_collapsed_model_is_at_chance(points):
-    """All vectors are one, or two that have nothing to do with the classes."""
-    labels = torch.arange(3000) % 10
-    rows = torch.eye(3)[torch.arange(3000) // 10 % points]
-    found = knn_accuracy(rows, labels, rows, labels)
-    assert found["knn@200"] == pytest.approx(0.1)
-    assert found["knn@10_top5"] == pytest.approx(0.5)
-    assert (
-        knn_accuracy(rows, labels)["knn@10"] == 0
-    )  # one of the own class is missing, and so the others have more votes
+    options = {"k": (3, 20), "similarity": similarity, "share": Share(query_places=order)}
+    assert knn_accuracy(rows[order], labels[order], **options) == one
 
 
 def test_what_cannot_vote_is_counted():
@@ -124,23 +108,3 @@ def test_what_cannot_vote_is_counted():
         "2 of 30 queries are left out: no candidate has their label.",
         "Only 29 items can vote, so that the values of k = 30 are NaN: pass a larger bank, or k of at most 29.",
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"labels": [7, 8, 9]}, "none of the 3 queries has a candidate of its label"),
-        ({"labels": ["a", "b", "c"]}, "labels are words, bank_labels integers"),
-        ({"labels": [0, 1]}, "3 embeddings, but 2 labels"),
-        ({"bank": torch.eye(4), "bank_labels": [0] * 4}, "embeddings have dimension 3, bank 4"),
-        ({"bank_labels": None}, "bank and bank_labels belong together"),
-        ({"k": 0}, "k=0 must be a whole number of at least 1"),
-        ({"temperature": 0.0}, "temperature=0.0 must be positive. Pass 0.07, or None"),
-        ({"embeddings": torch.full((3, 3), math.nan)}, "3 of 3 rows of embeddings hold NaN"),
-    ],
-)
-def test_bad_input(arguments, message):
-    good = {"embeddings": torch.eye(3), "labels": [0, 1, 2], "bank": torch.eye(3), "bank_labels": [0, 1, 2], "k": 1}
-    with pytest.raises(ValueError, match=r".") as caught:
-        knn_accuracy(**good | arguments)
-    assert message in str(caught.value)

@@ -38,7 +38,7 @@ def by_loops(labels, votes):
     return ratios
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(n=st.integers(3, 30), classes=st.integers(2, 6), k=st.sampled_from([1, 3, 8, 40]), seed=st.integers(0, 10**6))
 def test_agrees_with_loops(n, classes, k, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -67,72 +67,26 @@ def test_agrees_with_loops(n, classes, k, seed):
     assert bool((found.log_odds.diff() <= 0).all())
 
 
-def flipped(vectors, labels, share, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    wrong = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
-    given = labels.clone()
-    given[wrong] = (given[wrong] + torch.randint(1, int(labels.max()) + 1, (len(wrong),), generator=generator)) % (
-        labels.max() + 1
-    )
-    return given, set(wrong.tolist())
-
-
-@pytest.mark.parametrize("share", [0.01, 0.05, 0.1])
-def test_finds_flipped_labels(share):
+def test_finds_flipped_labels():
     vectors, labels = made(600, 20, 24, noise=0.7)
-    given, wrong = flipped(vectors, labels, share)
+    wrong, given = torch.randperm(600)[:60], labels.clone()
+    given[wrong] = (given[wrong] + torch.randint(1, 20, (len(wrong),))) % 20
     found = suspects(vectors, given)
-    hits = wrong & set(found.index.tolist())
-    assert len(hits) >= 0.9 * len(wrong)
-    assert len(hits) >= 0.8 * len(found)
-    assert found.noise_rate == pytest.approx(share, abs=0.03)
-    right = [
-        int(suggested) == int(labels[i])
-        for i, suggested in zip(found.index, found.suggested, strict=True)
-        if int(i) in wrong
-    ]
-    assert sum(right) >= 0.9 * len(right)
+    right = [int(i in wrong) for i in found.index]
+    assert sum(right) >= 0.9 * len(wrong)
+    assert sum(right) >= 0.8 * len(found)
+    assert found.noise_rate == pytest.approx(0.1, abs=0.03)
+    assert int(((found.suggested == labels[found.index]) & torch.tensor(right)).sum()) >= 0.9 * sum(right)
 
 
-def test_small_and_uneven_classes():
+def test_small_and_uneven_classes_named_by_words():
     """Classes of 2 to 5 items beside one of 200: the large one swallows none of them."""
-    sizes = [200, 2, 3, 4, 5, 2, 3, 4, 5]
-    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    centres = torch.randn(len(sizes), 16)
-    vectors = centres[labels] + 0.1 * torch.randn(len(labels), 16)
+    labels = torch.arange(9).repeat_interleave(torch.tensor([200, 2, 3, 4, 5, 2, 3, 4, 5]))
+    vectors = torch.randn(9, 16)[labels] + 0.1 * torch.randn(len(labels), 16)
     clean = suspects(vectors, labels, k=5)
     assert (len(clean), clean.neighbours.shape) == (0, (0, 5))
     given = labels.clone()
     given[3] = 4  # an item of the large class under the name of a small one
-    found = suspects(vectors, given, k=5)
-    assert found.index.tolist() == [3]
-    assert found.suggested.tolist() == [0]
-
-
-def test_words():
-    vectors, labels = made(40, 2, 8, noise=0.1)
-    words = [("jay", "owl")[label] for label in labels]
-    words[5] = "jay"
-    found = suspects(vectors, words)
-    assert found.label_names == ("jay", "owl")
-    assert (found.index.tolist(), found.given.tolist(), found.suggested.tolist()) == ([5], [0], [1])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"k": 0}, "k=0 must be a whole number"),
-        ({"labels": [1, 1, 1, 1]}, "all 4 labels are the same"),
-        ({"labels": [1, 2, 3]}, "4 embeddings, but 3 labels"),
-        ({"labels": [0.5, 1, 2, 3]}, "labels"),
-        ({"min_probability": 1.5}, "min_probability=1.5 must be a probability"),
-        ({"embeddings": torch.full((4, 2), math.nan)}, "4 of 4 rows of embeddings hold NaN"),
-        ({"embeddings": torch.ones(4)}, "suspects needs embeddings of shape (items, dim)"),
-        ({"embeddings": torch.ones(1, 2), "labels": [1]}, "none of the 1 queries has a candidate"),
-    ],
-)
-@pytest.mark.usefixtures("as_users_run_it")
-def test_bad_input(arguments, message):
-    with pytest.raises(ValueError, match=r"^suspects") as caught:
-        suspects(**{"embeddings": torch.eye(4), "labels": [0, 0, 1, 1]} | arguments)
-    assert message in str(caught.value)
+    found = suspects(vectors, [f"class {label}" for label in given.tolist()], k=5)
+    assert found.label_names == tuple(f"class {label}" for label in range(9))
+    assert (found.index.tolist(), found.given.tolist(), found.suggested.tolist()) == ([3], [4], [0])

@@ -31,7 +31,7 @@ def means_by_hand(pairs):
     return {label: (sum(of[label]) / len(of[label]), len(of[label])) for label in sorted(of)}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(queries)
 def test_equal_the_means_by_hand(pairs):
     expected = means_by_hand(pairs)
@@ -46,7 +46,7 @@ def test_equal_the_means_by_hand(pairs):
         assert math.isnan(found)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(queries, st.randoms(use_true_random=False))
 def test_neither_the_order_nor_the_names_of_the_classes_change_a_bit(pairs, random):
     shuffled = random.sample(pairs, len(pairs))
@@ -67,11 +67,3 @@ def test_interval_is_that_of_independent_class_means():
     assert all(math.isnan(end) for end in macro_mean_interval(values[:2], labels[:2]))
     with pytest.raises(ValueError, match="confidence=2"):
         macro_mean_interval(values, labels, 2)
-
-
-def test_nothing_left():
-    nothing = torch.full((3,), NAN)
-    labels, means, counts = class_means(nothing, torch.tensor([1, 1, 2]))
-    assert len(labels) == len(means) == len(counts) == 0
-    assert math.isnan(macro_mean(nothing, torch.tensor([1, 1, 2])))
-    assert math.isnan(macro_mean(torch.empty(0), torch.empty(0, dtype=torch.int64)))

@@ -60,29 +60,25 @@ def hall_statistic(statistic, skewness):
     return statistic + skewness * statistic**2 / 3 + skewness**2 * statistic**3 / 27 + skewness / 6
 
 
-@pytest.mark.parametrize(("confidence", "quantile"), [(0.95, 1.959964), (0.99, 2.575829), (0.6826895, 1.0)])
-def test_quantiles_of_the_tables(confidence, quantile):
-    assert normal_quantile(confidence) == pytest.approx(quantile, abs=1e-6)
+def test_quantiles_of_the_tables():
+    found = [normal_quantile(confidence) for confidence in (0.95, 0.99, 0.6826895)]
+    assert found == pytest.approx([1.959964, 2.575829, 1.0], abs=1e-6)
 
 
-@pytest.mark.parametrize("confidence", [0, 1, 95, -0.5, math.nan])
+@pytest.mark.parametrize("confidence", [0, 1, 95, math.nan])
 def test_confidence_is_a_probability(confidence):
-    message = r"confidence=.* is not between 0 and 1. Pass, for instance, 0.95"
-    with pytest.raises(ValueError, match=message):
-        normal_quantile(confidence)
     for interval in (
         mean_interval,
         lambda values, level: paired_difference_interval(values, confidence=level),
         lambda values, level: student_interval(values.numpy()[:, None], level),
-    ):
-        with pytest.raises(ValueError, match=message):  # refused also where the interval would be NaN
+        lambda values, level: clustered_mean_interval(values, [0], level),
+    ):  # refused also where the interval would be NaN
+        with pytest.raises(ValueError, match=r"confidence=.* is not between 0 and 1. Pass, for instance, 0.95"):
             interval(torch.ones(1), confidence)
-    with pytest.raises(ValueError, match=message):
-        clustered_mean_interval(torch.ones(1), torch.zeros(1, dtype=torch.long), confidence)
 
 
 class TestMeanOfAMetric:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(queries, st.sampled_from([0.5, 0.95, 0.99]))
     def test_equals_leaving_out_one_cluster_at_a_time(self, pairs, confidence):
         values, clusters = zip(*pairs, strict=True)
@@ -95,27 +91,18 @@ class TestMeanOfAMetric:
         assert 0 <= interval.low <= mean + 1e-15
         assert mean - 1e-15 <= interval.high <= 1
 
-    @pytest.mark.parametrize("units", [2, 5, 50])
-    def test_perfect_units_are_not_certain(self, units):
-        # Clopper and Pearson's interval of `units` successes in as many trials
-        expected = (beta.ppf(0.025, units, 1), 1)
-        assert mean_interval(torch.ones(units)) == pytest.approx(expected, abs=1e-12)
-        assert clustered_mean_interval(torch.ones(4 * units), torch.arange(units).repeat(4)) == pytest.approx(expected)
-        assert mean_interval(torch.zeros(units)) == pytest.approx((0, 1 - expected[0]), abs=1e-12)
-
-    def test_clusters_of_one_are_independent_values(self):
+    def test_clusters_of_one_are_independent_values_and_repeating_each_adds_no_certainty(self):
         values = torch.rand(40)
         clustered = clustered_mean_interval(values, torch.arange(40).flip(0) * 2**50)
         assert clustered == mean_interval(values) == macro_mean_interval(values, torch.arange(40))
-
-    def test_repeating_each_value_adds_no_certainty(self):
+        assert all(math.isnan(end) for end in mean_interval(values[:1]))
         # m copies of each of C values are C clusters: the interval of the C values, not of m C
         values = torch.rand(30, dtype=torch.float64)
         copies, clusters = values.repeat_interleave(5), torch.arange(30).repeat_interleave(5)
         assert clustered_mean_interval(copies, clusters) == pytest.approx(mean_interval(values), abs=1e-12)
         assert mean_interval(copies).half_width < 0.5 * mean_interval(values).half_width
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(queries, st.randoms(use_true_random=False))
     def test_order_and_names_of_clusters_do_not_change_a_bit(self, pairs, random):
         names = dict(zip([0, 1, -5, 2**61, 7], random.sample([9, -4, 2**61, 3, 0, 55], 5), strict=True))
@@ -126,23 +113,14 @@ class TestMeanOfAMetric:
             ]
             assert repr(found[0]) == repr(found[1])
 
-    @pytest.mark.parametrize("n", [0, 1, 5])
-    def test_nan_for_fewer_than_two_units(self, n):
-        assert all(math.isnan(end) for end in clustered_mean_interval(torch.rand(n), torch.zeros(n, dtype=torch.long)))
-        assert all(math.isnan(end) for end in mean_interval(torch.rand(min(n, 1))))
-
-    def test_what_is_no_metric_is_refused(self):
-        with pytest.raises(
-            ValueError, match=r"Metrics lie in \[0, 1\]; found -0.5 to 0.5. .* paired_difference_interval"
-        ):
+    def test_what_is_no_metric_is_refused_but_for_rounding(self):
+        with pytest.raises(ValueError, match=r"lie in \[0, 1\]; found -0.5 to 0.5. .* paired_difference_interval"):
             mean_interval(torch.tensor([0.5, -0.5]))
         with pytest.raises(ValueError, match=r"Differences of metrics lie in \[-1, 1\]; found 0 to 3"):
             paired_difference_interval(torch.tensor([0.0, 3.0]))
         assert mean_interval(torch.tensor([0.5, 1 + 1e-7])) == mean_interval(torch.tensor([0.5, 1.0]))  # rounding
-
-    def test_no_error_where_the_mean_rounds_to_one(self):
         values = torch.ones(10**5, dtype=torch.float64)
-        values[0] = 1 - 2e-12
+        values[0] = 1 - 2e-12  # the mean rounds to 1
         assert mean_interval(values).high == 1.0
 
 
@@ -192,37 +170,8 @@ def test_a_difference_of_independent_means_reaches_to_the_nearer_ends():
     assert all(math.isnan(end) for end in independent_difference_interval(0.9, unknown, 0.7, Interval(0.6, 0.8)))
 
 
-@pytest.mark.parametrize(
-    ("classes", "mean", "at_most"), [(2, 0.5, 0.985), (5, 0.8, 0.98), (10, 0.9, 0.975), (20, 0.95, 0.975)]
-)
-def test_holds_the_true_mean_of_classes_that_differ(classes, mean, at_most):
-    # 600 sets of classes of unequal size, 10 to 60 queries, whose true recall is that of a Beta distribution with sum 5.
-    # A normal interval holds the mean in 65, 86, 86 and 86 % of such sets. The standard error of a share is 0.9 points.
-    rng, held, sets = np.random.default_rng(0), 0, 600
-    for _ in range(sets):
-        sizes = rng.integers(10, 61, classes)
-        recalls = rng.beta(5 * mean, 5 * (1 - mean), classes)
-        clusters = np.arange(classes).repeat(sizes)
-        values = rng.random(len(clusters)) < recalls[clusters]
-        interval = clustered_mean_interval(torch.from_numpy(values).double(), torch.from_numpy(clusters))
-        held += interval.low <= mean <= interval.high
-    assert 0.925 <= held / sets <= at_most
-
-
-def test_holds_the_true_difference_of_models_that_differ_in_few_queries():
-    # 600 sets of 20 classes: the second model errs where the first does not, in few queries of few classes. A normal
-    # interval holds the difference in 84 % of such sets.
-    rng, held, sets = np.random.default_rng(1), 0, 600
-    for _ in range(sets):
-        shares = rng.binomial(25, rng.beta(0.2, 4.8, 20)) / 25
-        low, high = paired_difference_interval(torch.from_numpy(shares))
-        held += low <= 0.04 <= high
-    assert 0.93 <= held / sets <= 0.975
-
-
 class TestOfUnboundedValues:
-    @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
-    @pytest.mark.parametrize("samples", [2, 3, 30])
+    @pytest.mark.parametrize(("samples", "confidence"), [(2, 0.95), (3, 0.999), (30, 0.5)])
     def test_equals_scipys_t_interval_at_each_point(self, samples, confidence):
         values = np.random.default_rng(samples).normal(1e3, 5.0, (samples, 4))
         values = values.astype(np.float32)  # computed in double

@@ -5,10 +5,12 @@ import json
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import normalize
 
 from fewshot_callbacks import evaluate_identification
 
@@ -24,26 +26,22 @@ def reference(probes, labels, gallery, gallery_labels):
     hits = {}
     for n, rank in itertools.product(mated, RANKS):
         shares = []
-        for order in itertools.permutations(range(len(gallery))):
-            first = sorted(order, key=lambda item, n=n: -scores[n][item])[
-                :rank
-            ]  # stable: equal ones stay in this order
+        for order in itertools.permutations(range(len(gallery))):  # equal ones stay in this order
+            first = sorted(order, key=lambda item, n=n: -scores[n][item])[:rank]
             shares.append(any(gallery_labels[item] == labels[n] for item in first))
         hits[n, rank] = Fraction(sum(shares), len(shares))
     found = {f"recall@{rank}": sum(hits[n, rank] for n in mated) / len(mated) for rank in RANKS}
+    thresholds = [*sorted({*others, *own.values()}), math.inf]
     for rate, rank in itertools.product(RATES, RANKS):
-        thresholds = [*sorted({*others, *own.values()}), math.inf]
-        t = (
-            next(t for t in thresholds if sum(score >= t for score in others) / len(others) <= rate)
-            if others
-            else math.nan
-        )
-        share = sum(hits[n, rank] for n in mated if own[n] >= t) / Fraction(len(mated)) if others else math.nan
+        share = math.nan
+        if others:
+            t = next(t for t in thresholds if sum(score >= t for score in others) / len(others) <= rate)
+            share = sum(hits[n, rank] for n in mated if own[n] >= t) / Fraction(len(mated))
         found[f"tpir@fpir{rate}" + (f"_rank{rank}" if rank > 1 else "")] = share
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 9), st.integers(1, 5), st.integers(2, 4))
 def test_agrees_with_loops(seed, probes, items, people):
     """Whole numbers have many equal scores."""
@@ -54,10 +52,8 @@ def test_agrees_with_loops(seed, probes, items, people):
     expected = reference(rows, labels, gallery, enrolled)
     found = evaluate_identification(rows, labels, gallery, enrolled, metrics=[*expected], similarity="dot")
     assert found.values == pytest.approx({key: float(value) for key, value in expected.items()}, rel=1e-12, nan_ok=True)
-    assert (found.mated, found.non_mated) == (
-        sum(label in enrolled for label in labels),
-        sum(label not in enrolled for label in labels),
-    )
+    mated = sum(label in enrolled for label in labels)
+    assert (found.mated, found.non_mated) == (mated, probes - mated)
 
 
 def test_many_items_in_little_memory_words_and_the_report():
@@ -65,13 +61,10 @@ def test_many_items_in_little_memory_words_and_the_report():
     centres = torch.randn(120, 16)
     gallery, probes = (centres[people] + 0.8 * torch.randn(600, 16) for _ in range(2))
     enrolled = people < 80
-    words = [f"p{one}" for one in people.tolist()]
-    enrolled_words = [word for word, keep in zip(words, enrolled.tolist(), strict=True) if keep]
+    words = np.array([f"p{one}" for one in people.tolist()])
     keys = ("tpir@fpir0.1", "tpir@fpir0.1_rank5", "recall@1")
-    found = evaluate_identification(probes, words, gallery[enrolled], enrolled_words, metrics=keys, memory_mb=64)
-    cosines = (
-        torch.nn.functional.normalize(probes.double()) @ torch.nn.functional.normalize(gallery[enrolled].double()).T
-    )
+    found = evaluate_identification(probes, words, gallery[enrolled], words[enrolled], metrics=keys, memory_mb=64)
+    cosines = normalize(probes.double()) @ normalize(gallery[enrolled].double()).T
     best, who = cosines.max(1)
     right = people[enrolled][who] == people
     threshold = best[~enrolled].sort(descending=True).values[20].item()  # 20 of 200 lie above
@@ -93,22 +86,3 @@ def test_without_non_mated_probes_or_with_few():
     assert found.notes[0].startswith("No probe is non-mated")
     few = evaluate_identification(torch.eye(3), [0, 1, 9], torch.eye(3), [0, 1, 2])
     assert "cannot be measured with 1 non-mated probes: at 0.1, 0.01 the threshold only" in few.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"labels": [7, 8, 9]}, "none of the 3 probes has an item of its label in the gallery"),
-        ({"labels": ["a", "b", "c"]}, "labels are words, gallery_labels integers"),
-        ({"labels": [0, 1]}, "3 probes, but 2 labels"),
-        ({"gallery": torch.eye(4)}, "probes have dimension 3, gallery 4"),
-        ({"metrics": "recall@1"}, "metrics='recall@1' is one word"),
-        ({"metrics": ("tpir@far0.1",)}, "did you mean 'tpir@fpir0.1'?"),
-        ({"probes": torch.full((3, 3), math.nan)}, "3 of 3 rows of probes hold NaN"),
-    ],
-)
-def test_bad_input(arguments, message):
-    good = {"probes": torch.eye(3), "labels": [0, 1, 2], "gallery": torch.eye(3), "gallery_labels": [0, 1, 2]}
-    with pytest.raises(ValueError, match=r".") as caught:
-        evaluate_identification(**good | arguments)
-    assert message in str(caught.value)

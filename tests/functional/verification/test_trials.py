@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import t
 
 from fewshot_callbacks import evaluate_retrieval, evaluate_trials
 
@@ -26,18 +27,13 @@ def rates(drawn, threshold):
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(trials, st.sampled_from([0.01, 0.1, 0.25, 0.5, 1]), st.sampled_from([(1.0, 1.0), (10.0, 1.0), (1.0, 3.0)]))
 def test_rates_costs_and_thresholds_are_the_definitions(drawn, p, costs):
     scores, same = zip(*drawn, strict=True)
     thresholds = [*sorted(set(scores)), math.inf]
-    found = evaluate_trials(
-        scores,
-        same,
-        metrics=("eer", "min_dcf@0.01", "min_dcf@0.5", f"tar@far{p}"),
-        miss_cost=costs[0],
-        false_match_cost=costs[1],
-    )
+    keys = ("eer", "min_dcf@0.01", "min_dcf@0.5", f"tar@far{p}")
+    found = evaluate_trials(scores, same, metrics=keys, miss_cost=costs[0], false_match_cost=costs[1])
     at = next(t for t in thresholds if float(rates(drawn, t)[1]) <= p)
     assert (found[f"tar@far{p}"], found.thresholds[f"tar@far{p}"]) == (float(1 - rates(drawn, at)[0]), at)
     for prior in (Fraction(1, 100), Fraction(1, 2)):
@@ -64,7 +60,7 @@ def test_all_pairs_of_a_set_are_trials_like_others():
     assert 1 - found["tar@far0.05"] == of_set["fnmr@fmr0.05"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_accuracy_is_that_of_the_threshold_that_is_best_on_the_other_folds(data):
     """Each fold has both kinds; the threshold is the middle of the highest of the intervals that are as good."""
@@ -100,35 +96,24 @@ def test_cost_of_likelihood_ratios():
     assert evaluate_trials([0, 0], [True, False], metrics=("cllr",))["cllr"] == 1
 
 
-def made(identities, items, seed, per=None):
-    """Scores, kinds and identities of all pairs, or of `per` trials of each kind for each identity."""
+def made(identities, items, seed):
+    """Scores, kinds and identities of all pairs."""
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(identities), items)
     rows = rng.normal(size=(identities, 8))[labels] + 0.8 * rng.normal(size=(len(labels), 8))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    if per is None:
-        i, j = np.triu_indices(len(rows), 1)
-    else:
-        own, other = np.arange(len(rows)).repeat(per), rng.integers(0, len(rows), per * len(rows))
-        i, j = (
-            np.concatenate([own, own]),
-            np.concatenate([own // items * items + (own + rng.integers(1, items, len(own))) % items, other]),
-        )
+    i, j = np.triu_indices(len(rows), 1)
     return (rows[i] * rows[j]).sum(1), labels[i] == labels[j], labels[i], labels[j]
 
 
-KEYS = ("eer", "min_dcf@0.1", "tar@far0.05", "tar@far0.1", "cllr")
-
-
-@pytest.mark.parametrize("per", [None, 20])
-def test_intervals_hold_the_truth_about_as_often_as_they_say(per):
+def test_intervals_hold_the_truth_about_as_often_as_they_say():
     """Of 60 sets 48 or more with a probability of 99.9 % if 94 % do; taking trials as independent holds far fewer."""
-    scores, same, *_ = made(1500, 3, 0)
-    truth = evaluate_trials(scores, same, metrics=KEYS)
-    held = dict.fromkeys(KEYS, 0)
+    keys = ("eer", "min_dcf@0.1", "tar@far0.05", "tar@far0.1", "cllr")
+    truth = evaluate_trials(*made(700, 3, 0)[:2], metrics=keys)
+    held = dict.fromkeys(keys, 0)
     for seed in range(60):
-        scores, same, first, second = made(60, 3, 1 + seed, per)
-        found = evaluate_trials(scores, same, first=first, second=second, metrics=KEYS)
+        scores, same, first, second = made(40, 3, 1 + seed)
+        found = evaluate_trials(scores, same, first=first, second=second, metrics=keys)
         for key, (low, high) in found.intervals.items():
             held[key] += low <= truth[key] <= high
             assert low <= found[key] <= high
@@ -155,12 +140,9 @@ def test_leaving_out_each_identity_gives_the_error_of_a_mean():
         couples[key] = couples.get(key, 0.0) + (bits[i] - bits[~same].mean()) / 2 / (~same).sum()
     variance = 11 / 12 * ((moves**2).sum() - sum(value**2 for value in couples.values()))
     freedom = min(11, 2 * (moves**2).sum() ** 2 / (moves**4).sum())
-    from scipy.stats import t
-
     reach = t.ppf(0.975, freedom) * math.sqrt(variance) / found["cllr"]
-    assert found.intervals["cllr"] == pytest.approx(
-        (found["cllr"] * math.exp(-reach), found["cllr"] * math.exp(reach)), rel=1e-9
-    )
+    expected = [found["cllr"] * math.exp(side * reach) for side in (-1, 1)]
+    assert found.intervals["cllr"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_order_and_form_do_not_matter():
@@ -169,16 +151,10 @@ def test_order_and_form_do_not_matter():
     whole = evaluate_trials(scores, same, first=first, second=second, folds=folds)
     order = np.random.default_rng(0).permutation(len(scores))
     words = [np.array([f"p{code:02}" for code in side[order]]) for side in (second, first)]
-    again = evaluate_trials(
-        torch.from_numpy(scores[order]),
-        same[order].astype(int),
-        first=words[0],
-        second=list(words[1]),
-        folds=folds[order],
-    )
-    assert {**vars(again), "intervals": None, "pair_counts": None} == {
-        **vars(whole), "intervals": None, "pair_counts": None,
-    }  # fmt: skip
+    other = torch.from_numpy(scores[order]), same[order].astype(int)
+    again = evaluate_trials(*other, first=words[0], second=list(words[1]), folds=folds[order])
+    left_out = {"intervals": None, "pair_counts": None}
+    assert vars(again) | left_out == vars(whole) | left_out
     for key, interval in whole.intervals.items():
         assert again.intervals[key] == pytest.approx(interval, rel=1e-12, nan_ok=True)
 
@@ -197,55 +173,9 @@ def test_what_the_report_shows():
     for threshold, tp, fp in zip(counts.thresholds, counts.true_positives, counts.false_positives, strict=True):
         assert (tp, fp) == ((scores[same] >= threshold).sum(), (scores[~same] >= threshold).sum())
     few = evaluate_trials([0.5, 0.5], [True, False])
-    assert few.notes[0].startswith(
-        "A false match rate below 1 (1 / 1) cannot be measured with 1 trials of two identities: at"
-    )
+    words = "A false match rate below 1 (1 / 1) cannot be measured with 1 trials of two identities: at"
+    assert few.notes[0].startswith(words)
     assert few.thresholds["tar@far0.01"] == math.inf
     assert few.to_dict()["thresholds"]["tar@far0.01"] is None
     with pytest.raises(LookupError, match=r"this report has no 'tar@far0.5', but eer"):
         few["tar@far0.5"]
-
-
-GOOD = {"scores": [0.9, 0.8, 0.2, 0.1], "same": [1, 0, 1, 0]}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"scores": [0.1, math.nan, math.inf, 2e300]},
-            "3 of 4 scores are NaN, infinite or beyond 1e+300, the first at index 1.",
-        ),
-        ({"scores": [0.1, 0.2, "high", 0.3]}, "scores"),
-        ({"scores": np.full(4, 1j)}, "scores hold complex numbers, which have no order. Pass real ones"),
-        ({"same": [1, 0, 2, 0]}, "same holds 2 at index 2. Pass True"),
-        ({"same": [True] * 4}, "all 4 trials are of one identity, and every rate needs trials of both kinds. Add"),
-        ({"same": [False] * 4}, "all 4 trials are of two identities"),
-        ({"same": [True, False]}, "4 scores, but 2 same"),
-        ({"scores": [], "same": []}, "needs scores of shape (trials,); got (0,)"),
-        ({"scores": [[0.1], [0.2]]}, "needs scores of shape (trials,); got (2, 1)"),
-        ({"first": list("abcd")}, "first and second belong together"),
-        ({"first": list("abc"), "second": list("abcd")}, "4 scores, but 3 first"),
-        (
-            {"first": list("aabb"), "second": list("abbb")},
-            "in 1 of 4 trials `same` and the identities disagree, the first at index 3: same is False, and the identities "
-            "are one",
-        ),
-        ({"folds": [0, 0, 1, 2]}, "fold 1 has 1 trials, all of one identity. Give each fold trials of both kinds"),
-        ({"folds": list("aaaa")}, "folds has the single fold 'a'. Pass at least two"),
-        ({"metrics": ("accuracy",)}, "accuracy needs folds, and there are none. Pass folds="),
-        ({"metrics": "eer"}, "metrics='eer' is one word"),
-        ({"metrics": ("tar@fmr0.1",)}, "there is no metric 'tar@fmr0.1'; did you mean 'tar@far0.1'?"),
-        ({"metrics": ("mAP",)}, "there is no metric 'mAP'. There are eer, min_dcf@{p}, tar@far{p}, accuracy, cllr."),
-        ({"metrics": ("min_dcf@1",)}, "min_dcf@1 has no trial of two identities to accept wrongly. Pass"),
-        ({"metrics": ()}, "metrics are empty. Ask for at least one, such as metrics=('eer',)"),
-        ({"miss_cost": "1"}, "miss_cost='1' must be a positive number"),
-        ({"miss_cost": 0}, "miss_cost=0 must be a positive number"),
-        ({"confidence": 95}, "confidence=95 is not between 0 and 1"),
-    ],
-)
-@pytest.mark.usefixtures("as_users_run_it")
-def test_bad_input(arguments, message):
-    with pytest.raises(ValueError, match=r".") as caught:
-        evaluate_trials(**GOOD | arguments)
-    assert message in str(caught.value)
