@@ -66,6 +66,8 @@ def run(options: Namespace) -> None:
     needed = ("embeddings",) if options.judgements is not None else ("embeddings", "labels")
     arrays = read_arrays(options.file, options, needed)
     others = None if options.against is None else read_arrays(options.against, options, needed)
+    if options.per_class and (options.judgements is not None or have_several_labels(arrays)):
+        raise ValueError("--per_class needs one label for each item: judgements and several labels have no classes.")
     processes = joined_processes()
     if others is not None:
         check_same_items(arrays, others, options)
@@ -313,10 +315,16 @@ def _plain_array(archive: Any, name: str) -> NDArray[Any]:
     return native
 
 
+def have_several_labels(arrays: Arrays) -> bool:
+    """Whether the items of a file have several labels each: zeros and ones, (items, labels)."""
+    shape = np.shape(arrays.get("labels", ()))
+    return len(shape) == 2 and shape[1] > 1
+
+
 def discriminant_ratio_of(arrays: Arrays) -> float | None:
     """Compute J of the queries; None where it is undefined, as it is without one label for each."""
     labels = arrays.get("labels")
-    if labels is None or (labels.ndim == 2 and labels.shape[1] > 1):
+    if labels is None or have_several_labels(arrays):
         return None
     import torch  # noqa: PLC0415 - after the arrays have been found
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from fewshot_callbacks._terminal import as_text, note, printable
-from fewshot_callbacks.cli.evaluate import Arrays, check_same_items, evaluate_arrays, load_arrays
+from fewshot_callbacks.cli.evaluate import Arrays, check_same_items, evaluate_arrays, have_several_labels, load_arrays
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.report import Items, Model, ReportSettings, check_writable, pictures_of_files, write_report
 from fewshot_callbacks.report.items import find_images
@@ -30,7 +30,7 @@ def run(options: Namespace) -> None:
     # Before an evaluation that may take minutes.
     check_writable(options.output)
     arrays = load_arrays(options.file)
-    if arrays["labels"].ndim == 2 and arrays["labels"].shape[1] > 1:
+    if have_several_labels(arrays):
         raise ValueError(
             f"a report shows items with one label each, and the labels of {options.file} have shape "
             f"{arrays['labels'].shape}. For several labels an item there is fewshot evaluate."

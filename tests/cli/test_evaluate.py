@@ -236,7 +236,7 @@ def test_judgements_are_who_is_relevant_in_place_of_labels(judged, capsys):
 def test_judgements_that_do_not_fit_the_file_take_a_line(judged, tmp_path, capsys):
     file, arrays, judgements = judged
     words = [file, "--judgements", judgements]
-    assert "relevance was given, or items have several labels each" in refused(capsys, *words, "--per_class", "--json")
+    assert "--per_class needs one label for each item" in refused(capsys, *words, "--per_class", "--json")
     assert "does not exist, or is no file" in refused(capsys, file, "--judgements", tmp_path / "none")
     assert main(["evaluate", *map(str, words), "--against", str(file)]) == 0
     capsys.readouterr()
