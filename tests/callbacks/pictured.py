@@ -1,7 +1,5 @@
 """What the tests of pictures share: items that are told by a text, and what was drawn of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +24,11 @@ class AsGiven(Net):
         return points.flatten(1)[:, :5] + 0 * super().embed(points.flatten(1))
 
 
+def as_row(row: PanelRow) -> Row:
+    neighbours = [(n.item.picture, n.item.label, n.score, n.relevant, n.tied) for n in row.neighbours]
+    return row.query.picture, row.query.label, row.caption, neighbours
+
+
 class Drawn:
     """Takes the place of the function that draws panels, and keeps what it was to draw."""
 
@@ -37,17 +40,7 @@ class Drawn:
         kinds = {"least": SETS[0], "wrong": SETS[1], "the same": SETS[2]}
         name = next(name for words, name in kinds.items() if words in title)
         self.titles.append(title)
-        self.figures[name].append(
-            [
-                (
-                    row.query.picture,
-                    row.query.label,
-                    row.caption,
-                    [(n.item.picture, n.item.label, n.score, n.relevant, n.tied) for n in row.neighbours],
-                )
-                for row in rows
-            ]
-        )
+        self.figures[name].append([as_row(row) for row in rows])
         return Figure(figsize=(1, 1), dpi=10)
 
     def queries(self, name: str, time: int = -1) -> list[int]:
@@ -55,14 +48,9 @@ class Drawn:
         return [int(row[0]) for row in self.figures[name][time]]
 
 
-def as_index(dataset: Any, index: int) -> str:
-    """Show an item as its index."""
-    return str(index)
-
-
 def told(*numbers: int, **settings: Any) -> RetrievalPanels:
     """Panels whose items are told by their index, however long drawing takes."""
-    return RetrievalPanels(*numbers, **({"images": as_index, "max_share": None} | settings))
+    return RetrievalPanels(*numbers, **({"images": lambda _, index: str(index), "max_share": None} | settings))
 
 
 def brute_force(embeddings: Tensor, labels: Tensor, *gallery: Tensor) -> tuple[Tensor, Tensor, Tensor]:
