@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -65,3 +66,27 @@ def brute_force(embeddings: Tensor, labels: Tensor, *gallery: Tensor) -> tuple[T
     hits = relevant.gather(1, order).double()
     precision = hits.cumsum(1) / torch.arange(1, hits.shape[1] + 1)
     return scores, relevant, (precision * hits).sum(1) / hits.sum(1)
+
+
+def assert_rows(rows: list[Row], sets: Sequence[Tensor], place: Any = int, names: Any = str) -> None:
+    """Compare with brute force: labels, captions, and the neighbours with their labels, scores and relevance.
+
+    Args:
+        rows: Of a figure.
+        sets: Embeddings and labels of the queries, and of the gallery if there is one.
+        place: The index of an item by what is shown of it.
+        names: The name of a class by its label.
+    """
+    scores, relevant, precision = brute_force(*sets)
+    for query, label, caption, neighbours in rows:
+        item = place(query)
+        order = scores[item].argsort(descending=True)
+        rank = int(relevant[item][order].nonzero()[0]) + 1
+        assert label == names(int(sets[1][item]))
+        assert caption.endswith(f", AP {precision[item]:.3f}, first hit at rank {rank}")
+        shown, kinds, values, hits, _ = zip(*neighbours, strict=True)
+        order = order[: len(shown)]
+        assert [place(each) for each in shown] == order.tolist()
+        assert list(kinds) == [names(kind) for kind in sets[-1][order].tolist()]
+        assert values == pytest.approx(scores[item][order].tolist(), abs=1e-6)
+        assert list(hits) == relevant[item][order].tolist()

@@ -14,7 +14,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch.utils.data import TensorDataset
 
-from fewshot_callbacks.callbacks import EmbeddingMap, ReportWriter, ScorePlots, embedding_map, score_plots
+from fewshot_callbacks.callbacks import (
+    EmbeddingMap,
+    ReportWriter,
+    RetrievalPanels,
+    ScorePlots,
+    embedding_map,
+    score_plots,
+)
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks.score_plots import FIGURES
 from fewshot_callbacks.plots.embedding_map import Projection
@@ -180,12 +187,13 @@ def test_an_unknown_field_of_the_path_is_refused_at_once():
 
 
 @pytest.mark.parametrize(
-    ("make", "settings"),
+    ("make", "name", "value"),
     [
-        *((ScorePlots, settings) for settings in ({"figures": ["curve"]}, {"figures": "recall_at_k"}, {"k": 0})),
-        *((EmbeddingMap, settings) for settings in ({"classes": 13}, {"classes": 0}, {"per_class": 0})),
+        *((RetrievalPanels, *one) for one in (("worst", -1), ("k", 0), ("every_n_epochs", 0), ("max_share", 1.5))),
+        *((ScorePlots, *one) for one in (("figures", ["curve"]), ("figures", "recall_at_k"), ("k", 0))),
+        *((EmbeddingMap, *one) for one in (("classes", 13), ("classes", 0), ("per_class", 0))),
     ],
 )
-def test_settings_out_of_range(make: Any, settings: Any) -> None:
-    with pytest.raises(ValueError, match=next(iter(settings))):
-        make(**settings)
+def test_settings_out_of_range(make: Any, name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        make(**{name: value})

@@ -277,7 +277,6 @@ def test_what_is_wrong_is_said_and_the_run_goes_on_if_it_is_not_strict() -> None
         ({"classes": 15}, "classes=15 make fewer than two groups of label_groups=10"),
         ({"items_per_class": 0}, "items_per_class=0) must be at least 1"),
         ({"every_n_epochs": 0}, "every_n_epochs=0) must be at least 1"),
-        ({"max_share": 1.5}, "max_share=1.5) is not a share between 0 and 1"),
         ({"prefix": ""}, "the keys need a first part"),
         ({"metrics": "recall@1"}, "a gap is one of Grouped Recall@k, with Recall@k of the same k beside it"),
         ({"metrics": ("grouped_recall@1", "recall@2")}, "Pass keys such as ('grouped_recall@1', 'recall@1')"),
@@ -287,8 +286,3 @@ def test_what_is_wrong_is_said_and_the_run_goes_on_if_it_is_not_strict() -> None
 def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         GeneralizationGapMonitor(**settings)
-
-
-def test_two_in_one_trainer_need_two_prefixes() -> None:
-    with pytest.raises(ValueError, match=r"would log under the same keys, .*Give them different prefixes"):
-        trainer(gap_monitor(), gap_monitor()).validate(Embeds(), loader(VALIDATION), verbose=False)

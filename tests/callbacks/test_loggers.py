@@ -267,18 +267,6 @@ def test_a_refused_picture_is_a_file_and_one_warning_for_each_kind(tmp_path: Pat
     assert [len(list((tmp_path / name).rglob("*.png"))) for name in ("run", "csv")] == [3, 3]
 
 
-def test_a_picture_that_cannot_be_drawn_leaves_the_others(tmp_path: Path) -> None:
-    def draw() -> Figure:
-        raise ValueError("nothing to draw")
-
-    a_trainer = trainer(default_root_dir=tmp_path)
-    assert words_of(log_figures, a_trainer, {"bad": draw, "good": red_figure}, policy()) == [
-        "Panels: The picture 'bad' could not be drawn (ValueError: nothing to draw). The run goes on without it. "
-        "(Shown once for such errors.)"
-    ]
-    assert len(list(tmp_path.rglob("*.png"))) == 2
-
-
 def test_a_folder_that_cannot_be_written_to_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / "pictures").write_text("a file where the folder should be")
     with pytest.warns(UserWarning, match=r"could not be written .*default_root_dir='runs'"):

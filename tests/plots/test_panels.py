@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, retrieval_panels, score_text, to_picture
+from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, retrieval_panels, to_picture
 from fewshot_callbacks.plots.style import IRRELEVANT, RELEVANT, pixels
 from tests.plots.legible import assert_legible, drawn_texts
 
@@ -163,8 +163,3 @@ def test_pictures_keep_their_proportions_and_their_first_row_is_at_the_top():
     middle = int((box.x0 + box.x1) / 2)
     assert shown[int(top - box.y1 + 0.25 * box.height), middle].tolist() == [255, 0, 0]
     assert shown[int(top - box.y1 + 0.75 * box.height), middle].tolist() == [255, 255, 255]
-
-
-@pytest.mark.parametrize("score", [0.0, -9.9999, 12.34, -9999.9, 1e5, -1e300, np.inf])
-def test_scores_are_short(score):
-    assert len(score_text(score)) <= 9
