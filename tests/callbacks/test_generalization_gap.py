@@ -286,3 +286,8 @@ def test_what_is_wrong_is_said_and_the_run_goes_on_if_it_is_not_strict() -> None
 def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         GeneralizationGapMonitor(**settings)
+
+
+def test_two_in_one_trainer_need_two_prefixes() -> None:
+    with pytest.raises(ValueError, match=r"would log under the same keys, .*Give them different prefixes"):
+        trainer(gap_monitor(), gap_monitor()).validate(Embeds(), loader(VALIDATION), verbose=False)
