@@ -1,10 +1,9 @@
 """What the tests of pictures share: items that are told by a text, and what was drawn of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -26,6 +25,11 @@ class AsGiven(Net):
         return points.flatten(1)[:, :5] + 0 * super().embed(points.flatten(1))
 
 
+def as_row(row: PanelRow) -> Row:
+    neighbours = [(n.item.picture, n.item.label, n.score, n.relevant, n.tied) for n in row.neighbours]
+    return row.query.picture, row.query.label, row.caption, neighbours
+
+
 class Drawn:
     """Takes the place of the function that draws panels, and keeps what it was to draw."""
 
@@ -37,17 +41,7 @@ class Drawn:
         kinds = {"least": SETS[0], "wrong": SETS[1], "the same": SETS[2]}
         name = next(name for words, name in kinds.items() if words in title)
         self.titles.append(title)
-        self.figures[name].append(
-            [
-                (
-                    row.query.picture,
-                    row.query.label,
-                    row.caption,
-                    [(n.item.picture, n.item.label, n.score, n.relevant, n.tied) for n in row.neighbours],
-                )
-                for row in rows
-            ]
-        )
+        self.figures[name].append([as_row(row) for row in rows])
         return Figure(figsize=(1, 1), dpi=10)
 
     def queries(self, name: str, time: int = -1) -> list[int]:
@@ -55,14 +49,9 @@ class Drawn:
         return [int(row[0]) for row in self.figures[name][time]]
 
 
-def as_index(dataset: Any, index: int) -> str:
-    """Show an item as its index."""
-    return str(index)
-
-
 def told(*numbers: int, **settings: Any) -> RetrievalPanels:
     """Panels whose items are told by their index, however long drawing takes."""
-    return RetrievalPanels(*numbers, **({"images": as_index, "max_share": None} | settings))
+    return RetrievalPanels(*numbers, **({"images": lambda _, index: str(index), "max_share": None} | settings))
 
 
 def brute_force(embeddings: Tensor, labels: Tensor, *gallery: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,3 +66,27 @@ def brute_force(embeddings: Tensor, labels: Tensor, *gallery: Tensor) -> tuple[T
     hits = relevant.gather(1, order).double()
     precision = hits.cumsum(1) / torch.arange(1, hits.shape[1] + 1)
     return scores, relevant, (precision * hits).sum(1) / hits.sum(1)
+
+
+def assert_rows(rows: list[Row], sets: Sequence[Tensor], place: Any = int, names: Any = str) -> None:
+    """Compare with brute force: labels, captions, and the neighbours with their labels, scores and relevance.
+
+    Args:
+        rows: Of a figure.
+        sets: Embeddings and labels of the queries, and of the gallery if there is one.
+        place: The index of an item by what is shown of it.
+        names: The name of a class by its label.
+    """
+    scores, relevant, precision = brute_force(*sets)
+    for query, label, caption, neighbours in rows:
+        item = place(query)
+        order = scores[item].argsort(descending=True)
+        rank = int(relevant[item][order].nonzero()[0]) + 1
+        assert label == names(int(sets[1][item]))
+        assert caption.endswith(f", AP {precision[item]:.3f}, first hit at rank {rank}")
+        shown, kinds, values, hits, _ = zip(*neighbours, strict=True)
+        order = order[: len(shown)]
+        assert [place(each) for each in shown] == order.tolist()
+        assert list(kinds) == [names(kind) for kind in sets[-1][order].tolist()]
+        assert values == pytest.approx(scores[item][order].tolist(), abs=1e-6)
+        assert list(hits) == relevant[item][order].tolist()

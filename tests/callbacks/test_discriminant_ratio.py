@@ -1,8 +1,11 @@
-"""DiscriminantRatioMonitor on real Trainers: J of batches and of sets, what is logged when, and what is refused."""
+"""DiscriminantRatioMonitor on real Trainers: J and the variance ratio of batches and of sets, logged when, and refused."""
 
 import csv
 import math
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +13,36 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
 
 from fewshot_callbacks import EmbeddingSource
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.functional import discriminant_ratio
 from tests.callbacks.models import EveryBatch, Net, items, loader, said, trainer
-from tests.functional.variance import logged_by_definition
+from tests.functional.variance import by_definition, logged_by_definition
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`|.*defined a `validation_step`")
+WORDS = "of the first measured batch have one item"
 
 
-def train(monitor: DiscriminantRatioMonitor, net: Net | None = None, **settings: Any) -> EveryBatch:
+class Batches(EveryBatch):
+    """Keeps the variance ratio that is logged after each training batch, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ratios: list[float] = []
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        super().on_train_batch_end(trainer, *args)
+        self.ratios.append(float(trainer.callback_metrics.get("train/variance_ratio", -1.0)))
+
+
+def train(monitor: DiscriminantRatioMonitor, net: Any = None, data: Any = None, size: int = 11, **settings: Any) -> Any:
     """36 items in batches of 11: four batches an epoch, the last one of three; each has a class with a single item."""
-    batches = EveryBatch()
-    trainer(monitor, batches, **settings).fit(Net() if net is None else net, loader())
+    batches = Batches()
+    trainer(monitor, batches, **settings).fit(net or Net(), loader(data, size))
     return batches
 
 
@@ -34,7 +51,18 @@ def ratios(batches: EveryBatch, **settings: Any) -> list[float]:
     return [float(discriminant_ratio(step["embeddings"], step["labels"], **settings)) for step in batches.outputs]
 
 
-# ---------------------------------------------------------------------------------------------------------- training
+def one_class() -> TensorDataset:
+    return TensorDataset(items().tensors[0], torch.full((36,), 3))
+
+
+@contextmanager
+def recorded() -> Iterator[list[str]]:
+    """What is shown of warnings under Python's own filter, which shows equal ones of one place once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        words: list[str] = []
+        yield words
+        words += [text for text in said(caught) if "train/J" in text or "train/variance_ratio" in text]
 
 
 @pytest.mark.parametrize("settings", [{}, {"normalize": True}, {"skip_singletons": True}, {"eps": 0.5}])
@@ -45,6 +73,39 @@ def test_every_batch_is_measured_as_the_function_does(settings: dict[str, Any]) 
     assert batches.logged == batches.shown == pytest.approx(expected, nan_ok=True)
     if settings:
         assert expected != pytest.approx(ratios(batches), nan_ok=True)
+    scaled = torch.nn.functional.normalize if settings.get("normalize") else torch.Tensor.double
+    by_hand = [by_definition(scaled(step["embeddings"]), step["labels"]) for step in batches.outputs]
+    assert batches.ratios == pytest.approx(by_hand, rel=1e-4, abs=1e-5)
+
+
+class Waits(TorchDispatchMode):
+    """Counts what would wait for a GPU: values that are read, and sizes that only the device knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(function).removesuffix(".default")
+        self.seen += [name] * (name in ("aten._local_scalar_dense", "aten._unique2", "aten.nonzero"))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("skip_singletons", [False, True])
+def test_after_the_first_batch_nothing_waits_for_the_device(skip_singletons: bool) -> None:
+    waits: list[list[str]] = []
+
+    class Watched(DiscriminantRatioMonitor):
+        """Counts the waits in its own hook after each batch, `log` included."""
+
+        def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+            with Waits() as mode:
+                super().on_train_batch_end(*args, **kwargs)
+            waits.append(mode.seen)
+
+    train(Watched(skip_singletons=skip_singletons, prog_bar=False), max_epochs=2)
+    assert "aten._unique2" in waits[0]  # the labels are counted, and the test notices
+    assert waits[1:] == [[]] * 7
 
 
 def test_the_progress_bar_shows_j_alone(tmp_path: Path) -> None:
@@ -55,9 +116,8 @@ def test_the_progress_bar_shows_j_alone(tmp_path: Path) -> None:
     assert {"train/J", "train/variance_ratio"} <= run.callback_metrics.keys()
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_every_nth_batch_is_measured_over_all_epochs(accumulate: int) -> None:
-    batches = train(DiscriminantRatioMonitor(every_n_steps=3), max_epochs=3, accumulate_grad_batches=accumulate)
+def test_every_nth_batch_is_measured_over_all_epochs() -> None:
+    batches = train(DiscriminantRatioMonitor(every_n_steps=3), max_epochs=3, accumulate_grad_batches=2)
     every = ratios(batches)
     # until the next one is measured the latest stands: batches 3, 6, 9 ... counted from 1, as Lightning's loggers count
     expected = [-1.0 if i < 2 else every[i - (i + 1) % 3] for i in range(12)]
@@ -69,22 +129,36 @@ def test_a_logger_gets_the_batches_it_writes(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     batches = train(DiscriminantRatioMonitor(every_n_steps=2), logger=logger, log_every_n_steps=2)
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
-        rows = {int(row["step"]): float(row["train/J"]) for row in csv.DictReader(file)}
-    every = ratios(batches)
-    assert rows == pytest.approx({1: every[1], 3: every[3]})
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == [1, 3]
+    for key, every in (("train/J", ratios(batches)), ("train/variance_ratio", batches.ratios)):
+        assert [float(row[key]) for row in rows] == pytest.approx(every[1::2])
 
 
-@pytest.mark.filterwarnings("ignore:.*of the first measured batch have one item")
-def test_a_batch_that_j_says_nothing_of_is_nan_and_one_warning_at_the_end_of_the_epoch() -> None:
-    data = TensorDataset(torch.randn(6, 12), 10 * torch.arange(6) - 7)  # a class for each item
-    batches = EveryBatch()
-    with pytest.warns(
-        UserWarning, match="train/J was NaN in 3 of 3 batches: each class had one item.*draw several"
-    ) as w:
-        trainer(DiscriminantRatioMonitor(), batches, max_epochs=2).fit(Net(), loader(data, batch_size=2))
-    assert len([warning for warning in w if "train/J was NaN" in str(warning.message)]) == 1
-    assert all(map(math.isnan, batches.logged))
-    assert len(batches.logged) == 6
+def test_batches_that_a_ratio_says_nothing_of_are_nan_and_one_warning_at_the_end_of_the_epoch_in_every_fit() -> None:
+    lone = TensorDataset(torch.randn(6, 12), 10 * torch.arange(6) - 7)  # a class for each item
+    j = "train/J was NaN in 3 of 3 batches: each class had one item, all embeddings were equal"
+    ratio = "train/variance_ratio was NaN in 4 of 4 batches: there was a single class"
+    for data, size, start in ((lone, 2, j), (one_class(), 11, ratio)):
+        with recorded() as words:
+            for _ in range(2):
+                batches = train(DiscriminantRatioMonitor(), data=data, size=size, max_epochs=2)
+                assert all(map(math.isnan, batches.ratios))
+                assert all(map(math.isnan, batches.logged)) == (data is lone)
+        assert [text.startswith(start) for text in words if WORDS not in text] == [True, True]
+
+
+def test_most_classes_with_one_item_are_one_warning_in_every_fit() -> None:
+    points = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
+    alone = TensorDataset(points, 10 * torch.tensor([0, 0, 2, 3, 4, 5]) - 7)
+    monitor = DiscriminantRatioMonitor()
+    with recorded() as words:
+        for again in (monitor, monitor, DiscriminantRatioMonitor()):
+            train(again, data=alone, size=6, max_epochs=2)
+    assert len(words) == 3
+    assert words[0] == words[1] == words[2]
+    assert words[0].startswith(f"4 of the 5 classes {WORDS}: train/J then depends on how the batch was drawn")
+    assert "Use train/variance_ratio, which can be compared if some class has two items, or draw" in words[0]
 
 
 def test_a_step_that_returns_only_a_loss_is_nan_and_one_warning() -> None:
@@ -92,27 +166,20 @@ def test_a_step_that_returns_only_a_loss_is_nan_and_one_warning() -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return super().training_step(batch, batch_idx)["loss"]
 
-    with pytest.warns(UserWarning, match="train/J") as warned:
+    with recorded() as words:
         batches = train(DiscriminantRatioMonitor(strict=False), OnlyLoss(), max_epochs=2)
-    [words] = [words for words in said(warned) if "val_dataloader" not in words]
-    assert words.startswith(
+    assert len(words) == 1
+    assert words[0].startswith(
         "train/J and train/variance_ratio are NaN. DiscriminantRatioMonitor found no embeddings: training_step returned "
-        "a mapping with the keys "
-        "'loss'; expected 'embeddings'."
+        "a mapping with the keys 'loss'; expected 'embeddings'."
     )
-    assert all(map(math.isnan, batches.logged))
-    assert len(batches.logged) == 8
+    assert list(map(math.isnan, batches.logged)) == [True] * 8
 
 
-class Views(Dataset):
+def views() -> Any:
     """Two views of each item, and no labels, as self-supervised training has them."""
-
-    def __len__(self) -> int:
-        return len(items())
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        point, _ = items()[index]
-        return point, point + 0.1
+    points = items().tensors[0]
+    return loader(TensorDataset(points, points + 0.1))
 
 
 class SelfSupervised(Net):
@@ -127,30 +194,22 @@ def test_training_batches_without_labels_have_one_message_with_the_way_out(sourc
         "DiscriminantRatioMonitor found no labels: training_step returned none under 'labels', and the batch is two tensors "
         "of one shape, such as two views of each item. Say where they are in the batch: "
     )
-    with pytest.raises(
-        UsageError, match=f"^{re.escape(words)}.*every_n_steps=None. measures validation and test alone"
-    ):
-        trainer(DiscriminantRatioMonitor(source=source)).fit(SelfSupervised(), loader(Views()), loader())
+    way_out = "every_n_steps=None. measures validation and test alone"
+    with pytest.raises(UsageError, match=f"^{re.escape(words)}.*{way_out}"):
+        trainer(DiscriminantRatioMonitor(source=source)).fit(SelfSupervised(), views(), loader())
 
 
 def test_validation_alone_is_measured_if_asked() -> None:
     run = trainer(DiscriminantRatioMonitor(source="encoder", every_n_steps=None))
-    run.fit(SelfSupervised(), loader(Views()), loader())
+    run.fit(SelfSupervised(), views(), loader())
     assert {"val/J", "val/variance_ratio"} <= run.callback_metrics.keys()
     assert not [key for key in run.callback_metrics if key.startswith("train/")]
 
 
-@pytest.mark.parametrize("steps", [0, -1])
-def test_every_n_steps_must_be_positive(steps: int) -> None:
-    with pytest.raises(ValueError, match=rf"DiscriminantRatioMonitor\(every_n_steps={steps}\) must be at least 1"):
-        DiscriminantRatioMonitor(every_n_steps=steps)
-
-
-# ------------------------------------------------------------------------------------------------ validation and test
-
-
-@pytest.mark.parametrize("settings", [{}, {"normalize": True}, {"skip_singletons": True}, {"eps": 0.5}])
-@pytest.mark.parametrize("batch_size", [1, 5, 36])
+@pytest.mark.parametrize(
+    ("settings", "batch_size"),
+    [({}, 1), ({"normalize": True}, 5), ({"skip_singletons": True}, 36), ({"eps": 0.5}, 5), ({}, 36)],
+)
 def test_j_of_a_set_does_not_depend_on_its_batches(settings: dict[str, Any], batch_size: int) -> None:
     points, labels = items().tensors
     data = TensorDataset(torch.cat([points, points[:1]]), torch.cat([labels, torch.tensor([1])]))  # one lone class
@@ -166,18 +225,15 @@ def test_j_of_a_set_does_not_depend_on_its_batches(settings: dict[str, Any], bat
     assert tested == {f"test/{name}": logged[f"val/{name}"] for name in expected}
 
 
-@pytest.mark.parametrize("names", [None, ("easy", "hard")])
-def test_each_loader_has_its_own_j(names: tuple[str, str] | None) -> None:
-    net, sets = Net(), [items(), items(per_class=4, seed=4)]
-    loaders = [loader(data) for data in sets]
-    pairs = [net.by_hand(data) for data in sets]
-    expected = [{"J": discriminant_ratio(*pair).item()} | logged_by_definition(*pair) for pair in pairs]
-    given = loaders if names is None else dict(zip(names, loaders, strict=True))
+def test_each_loader_has_its_own_j() -> None:
+    net, sets, wanted = Net(), {"easy": items(), "hard": items(per_class=4, seed=4)}, {}
+    for name, data in sets.items():
+        pair = net.by_hand(data)
+        expected = {"J": discriminant_ratio(*pair).item()} | logged_by_definition(*pair)
+        wanted |= {f"val/{key}/{name}": value for key, value in expected.items()}
     monitored = trainer(DiscriminantRatioMonitor())
-    monitored.validate(net, given, verbose=False)
-    ends = names or ("dataloader_idx_0", "dataloader_idx_1")
+    monitored.validate(net, {name: loader(data) for name, data in sets.items()}, verbose=False)
     logged = {key: float(value) for key, value in monitored.callback_metrics.items()}
-    wanted = {f"val/{name}/{end}": v for end, ratios in zip(ends, expected, strict=True) for name, v in ratios.items()}
     assert logged == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
 
@@ -187,3 +243,14 @@ def test_the_item_that_is_not_finite_is_counted_over_all_batches() -> None:
     broken[25] = math.nan  # the fourth item of the third batch
     with pytest.warns(UserWarning, match=r"1 of the 11 embeddings of a batch are not finite .* the first at item 25\."):
         trainer(DiscriminantRatioMonitor()).validate(Net(), loader(TensorDataset(broken, labels)), verbose=False)
+
+
+def test_a_set_of_one_class_is_nan_and_one_warning_and_strict_goes_on_for_j_is_defined() -> None:
+    run = trainer(DiscriminantRatioMonitor(strict=True), max_epochs=2)
+    with pytest.warns(UserWarning, match="val/variance_ratio is NaN. The set has a single class") as warned:
+        run.fit(Net(), loader(), loader(one_class()))
+    assert len([text for text in said(warned) if "val/variance_ratio" in text]) == 1
+    values = {name: float(value) for name, value in run.callback_metrics.items() if name.startswith("val/")}
+    assert values.pop("val/J") == pytest.approx(0, abs=1e-9)
+    assert sorted(values) == ["val/variance_ratio", "val/variance_ratio_high", "val/variance_ratio_low"]
+    assert all(map(math.isnan, values.values()))

@@ -1,6 +1,4 @@
-"""Panels show the right queries with their right neighbours, in every logger, whatever the data set is."""
-
-from __future__ import annotations
+"""Panels show the right queries with their right neighbours and images, whatever the data set is."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,17 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 from fewshot_callbacks.callbacks import RetrievalPanels
 from fewshot_callbacks.callbacks import panels as panels_module
-from fewshot_callbacks.report.findings import worst_queries
+from fewshot_callbacks.callbacks._pictures import ImageReader, first_part, has_index
+from fewshot_callbacks.callbacks.panels import KeptImages, mixed
 from tests.callbacks.models import Net, items, loader, retrieval, said, trainer
-from tests.callbacks.pictured import SETS, AsGiven, Drawn, brute_force, told
+from tests.callbacks.pictured import SETS, AsGiven, Drawn, assert_rows, brute_force, told
 
 DATA = items()
 
@@ -28,14 +34,11 @@ DATA = items()
 class Shown(Dataset[Any]):
     """Images of one channel whose pixels are the points."""
 
-    def __init__(self, data: TensorDataset = DATA) -> None:
-        self.data = data
-
     def __len__(self) -> int:
-        return len(self.data)
+        return len(DATA)
 
     def __getitem__(self, index: int) -> Any:
-        points, label = self.data[index]
+        points, label = DATA[index]
         return points.reshape(1, 3, 4), label
 
 
@@ -49,18 +52,12 @@ class Stream(IterableDataset[Any]):
         return (self.data[i] for i in range(len(self.data)))  # type: ignore[arg-type]
 
 
-def validated(net: Net, loaders: Any, panels: RetrievalPanels, monitor: Any = None, **settings: Any) -> list[str]:
+def validated(net: Net, loaders: Any, panels: RetrievalPanels, monitor: Any = None) -> list[str]:
     """What was said."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        made = trainer(monitor or retrieval(), panels, **settings)
-        made.validate(net, loaders, verbose=False)
+        trainer(monitor or retrieval(), panels).validate(net, loaders, verbose=False)
     return [words for words in said(caught) if "Panels" in words or "picture" in words]
-
-
-def by_value(batch: Any, place: int) -> str:
-    """Show an item of a batch as its first value."""
-    return str(float(batch[0][place][0]))
 
 
 class Adds(AsGiven):
@@ -71,24 +68,21 @@ class Adds(AsGiven):
         self.more = more
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        added = {name: of(*batch) for name, of in self.more.items()}
-        return super().validation_step(batch, batch_idx) | added
+        return super().validation_step(batch, batch_idx) | {name: of(*batch) for name, of in self.more.items()}
+
+
+def item_of(row: Any) -> int:
+    """The query of a row, by its caption."""
+    return int(row[2].split(",")[0].removeprefix("item "))
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Drawn:
     """What is drawn from now on."""
+    monkeypatch.chdir(tmp_path)
     seen = Drawn()
     monkeypatch.setattr(panels_module, "retrieval_panels", seen)
     return seen
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-# --------------------------------------------------------------------------------------------- queries and neighbours
 
 
 def test_the_queries_and_neighbours_are_those_of_brute_force(drawn: Drawn) -> None:
@@ -102,28 +96,19 @@ def test_the_queries_and_neighbours_are_those_of_brute_force(drawn: Drawn) -> No
     assert drawn.queries("confident_mistakes") == wrong[best[wrong].argsort(descending=True)][:4].tolist()
     assert len(set(drawn.queries("sample_queries"))) == 3
     for name in SETS:
-        for query, label, caption, neighbours in drawn.figures[name][0]:
-            place = int(query)
-            order = scores[place].argsort(descending=True)
-            rank = int(relevant[place][order].nonzero()[0]) + 1
-            assert label == str(int(labels[place]))
-            assert caption == f"item {place}, AP {precision[place]:.3f}, first hit at rank {rank}"
-            assert [int(shown) for shown, *_ in neighbours] == order[:4].tolist()
-            assert [score for _, _, score, *_ in neighbours] == pytest.approx(
-                scores[place][order[:4]].tolist(), abs=1e-6
-            )
-            assert [each[3] for each in neighbours] == relevant[place][order[:4]].tolist()
-            assert [each[1] for each in neighbours] == [str(int(kind)) for kind in labels[order[:4]]]
+        rows = drawn.figures[name][0]
+        assert [(item_of(row), len(row[3])) for row in rows] == [(int(row[0]), 4) for row in rows]
+        assert_rows(rows, (embeddings, labels))
 
 
 def test_the_worst_are_those_of_a_report_none_perfect_and_three_of_a_class_at_most(drawn: Drawn) -> None:
     monitor = retrieval()
     validated(AsGiven(), loader(DATA), told(worst=99), monitor)
-    chosen, left, labels = drawn.queries("worst_queries"), [], DATA.tensors[1].tolist()
-    for query in monitor.report.per_query["mAP"].argsort().tolist():
-        if monitor.report.per_query["mAP"][query] < 1 and [labels[each] for each in left].count(labels[query]) < 3:
+    left, precision, labels = [], monitor.report.per_query["mAP"], DATA.tensors[1].tolist()
+    for query in precision.argsort().tolist():
+        if precision[query] < 1 and [labels[each] for each in left].count(labels[query]) < 3:
             left.append(query)
-    assert chosen == left == worst_queries(monitor.report, 99)
+    assert drawn.queries("worst_queries") == left
 
 
 def test_what_is_excluded_is_no_neighbour(drawn: Drawn) -> None:
@@ -136,17 +121,13 @@ def test_what_is_excluded_is_no_neighbour(drawn: Drawn) -> None:
 
 def test_the_gallery_of_another_loader(drawn: Drawn) -> None:
     net, gallery = AsGiven(), items(seed=5)
-    panels = told(images=lambda data, index: f"{'gallery' if data is gallery else 'query'} {index}", sample=36, k=3)
+    panels = told(images=lambda data, index: f"{index}{' in the gallery' * (data is gallery)}", sample=36, k=3)
     validated(net, {"ours": loader(DATA), "all": loader(gallery)}, panels, retrieval(gallery="all"))
-    scores, relevant, precision = brute_force(*net.by_hand(DATA), *net.by_hand(gallery))
     rows = drawn.figures["sample_queries"][0]
     assert len(rows) == len(DATA)
-    for query, _, caption, neighbours in rows:
-        place = int(query.removeprefix("query "))
-        order = scores[place].argsort(descending=True)[:3]
-        assert f"AP {precision[place]:.3f}" in caption
-        assert [shown for shown, *_ in neighbours] == [f"gallery {other}" for other in order.tolist()]
-        assert [each[3] for each in neighbours] == relevant[place][order].tolist()
+    assert all(row[0].isdigit() and len(row[3]) == 3 for row in rows)
+    assert all(each[0].endswith(" in the gallery") for row in rows for each in row[3])
+    assert_rows(rows, net.by_hand(DATA) + net.by_hand(gallery), place=lambda shown: int(shown.split()[0]))
 
 
 def test_a_gallery_by_a_flag(drawn: Drawn) -> None:
@@ -158,20 +139,10 @@ def test_a_gallery_by_a_flag(drawn: Drawn) -> None:
     assert all(in_gallery[int(each[0])] for row in rows for each in row[3])
 
 
-def test_several_loaders_have_pictures_of_their_own(tmp_path: Path) -> None:
-    panels = told(worst=1, mistakes=0, sample=1)
-    validated(AsGiven(), [loader(DATA), loader(items(seed=4))], panels, logger=CSVLogger(tmp_path))
-    files = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.png"))
-    assert [file.split("pictures/")[1].rsplit("/", 1)[0] for file in files] == [
-        f"val/{name}/dataloader_idx_{number}" for name in ("sample_queries", "worst_queries") for number in (0, 1)
-    ]
-
-
+@pytest.mark.filterwarnings("ignore:.*An estimate")
 def test_a_sample_of_queries_is_searched_for_the_worst(drawn: Drawn) -> None:
     monitor = retrieval(max_queries=9)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*An estimate.*")
-        trainer(monitor, told(worst=9, sample=9)).validate(AsGiven(), loader(DATA), verbose=False)
+    trainer(monitor, told(worst=9, sample=9)).validate(AsGiven(), loader(DATA), verbose=False)
     _, _, precision = brute_force(*AsGiven().by_hand(DATA))
     chosen = monitor.report.drawn
     assert sorted(drawn.queries("sample_queries")) == chosen.tolist()
@@ -180,103 +151,38 @@ def test_a_sample_of_queries_is_searched_for_the_worst(drawn: Drawn) -> None:
 
 
 def test_words_for_labels_and_names_of_classes(drawn: Drawn) -> None:
-    net = Adds(labels=lambda _, labels: [f"kind {n}" for n in labels.tolist()])
-    validated(net, loader(DATA), told())
-    kinds = [f"kind {label}" for label in DATA.tensors[1].tolist()]
-    assert all(row[1] == kinds[int(row[0])] for row in drawn.figures["sample_queries"][0])
-    validated(AsGiven(), loader(DATA), told(names={-7: "owl"}))
-    names = ["owl" if label == -7 else str(label) for label in DATA.tensors[1].tolist()]
-    assert all(row[1] == names[int(row[0])] for row in drawn.figures["sample_queries"][-1])
-    data = TensorDataset(DATA.tensors[0], (DATA.tensors[1] + 7) // 10)
+    labels = DATA.tensors[1]
+    data = TensorDataset(DATA.tensors[0], (labels + 7) // 10)
     data.classes = [f"kind {number}" for number in range(6)]
-    validated(AsGiven(), loader(Subset(data, range(20))), told())
-    assert all(row[1] == f"kind {data.tensors[1][int(row[0])]}" for row in drawn.figures["sample_queries"][-1])
+    for net, given, settings, names in (
+        (Adds(labels=lambda _, labels: [f"a {n}" for n in labels.tolist()]), DATA, {}, [f"a {n}" for n in labels]),
+        (AsGiven(), DATA, {"names": {-7: "owl"}}, ["owl" if label == -7 else str(int(label)) for label in labels]),
+        (AsGiven(), Subset(data, range(20)), {}, [f"kind {number}" for number in data.tensors[1]]),
+    ):
+        validated(net, loader(given), told(**settings))
+        assert all(row[1] == names[int(row[0])] for row in drawn.figures["sample_queries"][-1])
 
 
 def test_equal_embeddings_are_told_as_ties(drawn: Drawn) -> None:
-    same = TensorDataset(torch.ones(8, 12), torch.arange(8) % 2)
-    validated(AsGiven(), loader(same), told(mistakes=0))
+    validated(AsGiven(), loader(TensorDataset(torch.ones(8, 12), torch.arange(8) % 2)), told(mistakes=0))
     assert all(tied for row in drawn.figures["worst_queries"][0] for *_, tied in row[3])
     assert all("about" in row[2] for row in drawn.figures["worst_queries"][0])
 
 
-# ------------------------------------------------------------------------------------------------------- from epoch to epoch
-
-
 def test_the_sample_is_the_same_in_every_epoch(drawn: Drawn) -> None:
-    made = trainer(retrieval(), told(worst=0, mistakes=0, sample=5), max_epochs=3)
-    made.fit(Net(), loader(items(), shuffle=True), loader(DATA))
-    first, *more = [drawn.queries("sample_queries", time) for time in range(3)]
+    trainer(retrieval(), told(worst=0, mistakes=0, sample=5), max_epochs=2).fit(Net(), loader(), loader(DATA))
+    first, second = (drawn.queries("sample_queries", time) for time in range(2))
     assert len(set(first)) == 5
-    assert more == [first, first]
-    assert "epoch 2" in drawn.titles[2]
-
-
-def test_a_stream_shows_the_items_that_it_says(drawn: Drawn) -> None:
-    panels = told(sample=36, images=by_value)
-    validated(AsGiven(), DataLoader(Stream(DATA), batch_size=7), panels)
-    shown = {str(float(point)): place for place, point in enumerate(DATA.tensors[0][:, 0])}
-    rows = drawn.figures["sample_queries"][0]
-    assert len(rows) == 36
-    for query, _, caption, neighbours in rows:
-        assert caption.startswith(f"item {shown[query]},")
-        assert None not in [each[0] for each in neighbours]
-    scores, _, _ = brute_force(*AsGiven().by_hand(DATA))
-    assert [shown[each[0]] for each in rows[0][3]] == scores[shown[rows[0][0]]].argsort(descending=True)[:5].tolist()
-
-
-def test_a_shuffled_loader_keeps_images_of_its_batches(drawn: Drawn) -> None:
-    texts = {
-        str(float(point)): str(int(label)) for point, label in zip(DATA.tensors[0][:, 0], DATA.tensors[1], strict=True)
-    }
-    panels = told(images=by_value)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer(retrieval(), panels).validate(AsGiven(), loader(DATA, shuffle=True), verbose=False)
-    for figures in drawn.figures.values():
-        for query, label, _, neighbours in figures[0]:
-            assert texts[query] == label
-            assert [texts[each[0]] for each in neighbours] == [each[1] for each in neighbours]
-    assert "whose images were kept" in drawn.titles[0]
-
-
-def test_only_items_whose_images_were_kept_are_queries(drawn: Drawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panels_module, "MOST_KEPT", 10)
-    panels = RetrievalPanels(worst=36, mistakes=36, sample=36, max_share=None)
-    validated(AsGiven(), DataLoader(Stream(Shown()), batch_size=7), panels)
-    assert len(drawn.figures["sample_queries"][0]) == 10
-    kept = {row[2].split(",")[0] for row in drawn.figures["sample_queries"][0]}
-    for figures in drawn.figures.values():
-        assert {row[2].split(",")[0] for row in figures[0]} <= kept
-        assert all(row[0] is not None for row in figures[0])
-    assert any(each[0] is None for row in drawn.figures["sample_queries"][0] for each in row[3])
-
-
-# -------------------------------------------------------------------------------------------------------------- images
+    assert second == first
+    assert "epoch 1" in drawn.titles[1]
 
 
 def test_images_of_the_data_set_without_their_normalisation(drawn: Drawn) -> None:
     validated(AsGiven(), loader(Shown()), RetrievalPanels(mean=[0.4], std=0.1, max_share=None))
-    for query, _, caption, neighbours in drawn.figures["sample_queries"][0]:
-        place = int(caption.split(",")[0].removeprefix("item "))
-        expected = (DATA.tensors[0][place].reshape(3, 4, 1) * 0.1 + 0.4).clip(0, 1)
-        assert np.allclose(query, expected, atol=1e-6)
-        assert all(each[0].shape == (3, 4, 1) for each in neighbours)
-
-
-def test_the_entry_image_of_a_mapping(drawn: Drawn) -> None:
-    class Mapped(Shown):
-        def __getitem__(self, index: int) -> Any:
-            points, label = self.data[index]
-            return {"points": points, "labels": label, "image": np.full((5, 6, 3), index, dtype=np.uint8)}
-
-    class TakesMappings(AsGiven):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            return {"embeddings": self.embed(batch["points"])}
-
-    validated(TakesMappings(), loader(Mapped()), RetrievalPanels(max_share=None))
-    for query, _, caption, _ in drawn.figures["sample_queries"][0]:
-        assert query[0, 0, 0] == pytest.approx(int(caption.split(",")[0].removeprefix("item ")) / 255)
+    for row in drawn.figures["sample_queries"][0]:
+        expected = (DATA.tensors[0][item_of(row)].reshape(3, 4, 1) * 0.1 + 0.4).clip(0, 1)
+        assert np.allclose(row[0], expected, atol=1e-6)
+        assert all(each[0].shape == (3, 4, 1) for each in row[3])
 
 
 def test_an_image_that_cannot_be_read_is_named_and_the_rest_is_shown(drawn: Drawn) -> None:
@@ -285,47 +191,89 @@ def test_an_image_that_cannot_be_read_is_named_and_the_rest_is_shown(drawn: Draw
             raise OSError("the file is truncated")
         return torch.zeros(3, 4, 4) if index % 3 == 1 else "a text"
 
-    words = validated(AsGiven(), loader(DATA), told(images=images))
-    assert len(words) == 1
-    assert "of dataloader_idx_0 (OSError: the file is truncated)" in words[0]
-    assert "item " in words[0]
-    pictures = [row[0] for row in drawn.figures["sample_queries"][0]]
-    places = [int(row[2].split(",")[0].removeprefix("item ")) for row in drawn.figures["sample_queries"][0]]
-    assert [picture is None for picture in pictures] == [place % 3 == 0 for place in places]
+    [words] = validated(AsGiven(), loader(DATA), told(images=images))
+    assert "of dataloader_idx_0 (OSError: the file is truncated)" in words
+    assert "item " in words
+    assert all((row[0] is None) == (item_of(row) % 3 == 0) for row in drawn.figures["sample_queries"][0])
 
 
-def test_items_without_a_picture_are_grey_boxes(drawn: Drawn) -> None:
-    words = validated(AsGiven(), loader(DATA), RetrievalPanels(max_share=None))
-    assert len(words) == 1
-    assert "An image needs the axes height and width" in words[0]
-    assert all(row[0] is None for row in drawn.figures["sample_queries"][0])
-    assert len(drawn.figures["worst_queries"][0]) == 8
+def test_a_stream_shows_the_items_that_it_says(drawn: Drawn) -> None:
+    panels = told(sample=36, images=lambda batch, place: str(float(batch[0][place][0])))
+    validated(AsGiven(), DataLoader(Stream(DATA), batch_size=7), panels)
+    place = {str(float(point)): place for place, point in enumerate(DATA.tensors[0][:, 0])}.__getitem__
+    rows = drawn.figures["sample_queries"][0]
+    assert sorted(map(item_of, rows)) == list(range(36))
+    assert all(place(row[0]) == item_of(row) and len(row[3]) == 5 for row in rows)
+    assert_rows(rows, AsGiven().by_hand(DATA), place)
+    assert "whose images were kept" in drawn.titles[0]
 
 
-# ------------------------------------------------------------------------------------------------------------- loggers
+def test_only_items_whose_images_were_kept_are_queries(drawn: Drawn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panels_module, "MOST_KEPT", 10)
+    panels = RetrievalPanels(worst=36, mistakes=36, sample=36, max_share=None)
+    validated(AsGiven(), DataLoader(Stream(Shown()), batch_size=7), panels)
+    kept = {item_of(row) for row in drawn.figures["sample_queries"][0]}
+    assert len(kept) == 10
+    for figures in drawn.figures.values():
+        assert {item_of(row) for row in figures[0]} <= kept
+        assert all(row[0] is not None for row in figures[0])
+    assert any(each[0] is None for row in drawn.figures["sample_queries"][0] for each in row[3])
 
 
-def test_pictures_reach_the_loggers(tmp_path: Path) -> None:
-    loggers = [TensorBoardLogger(tmp_path / "events"), CSVLogger(tmp_path / "csv")]
-    made = trainer(retrieval(), RetrievalPanels(2, 2, 2, max_share=None), logger=loggers, log_every_n_steps=1)
-    made.fit(AsGiven(), loader(Shown()), loader(Shown()))
+def test_a_loader_has_an_index_if_it_goes_through_its_data_set_in_order() -> None:
+    class Paired(BatchSampler):
+        """Batches in an order of its own."""
+
+    assert has_index(DataLoader(DATA, batch_size=4, drop_last=True))
+    assert has_index(DataLoader(Subset(DATA, range(9, 0, -1)), batch_size=None))
+    assert not has_index(DataLoader(DATA, shuffle=True))
+    assert not has_index(DataLoader(Stream(DATA)))
+    assert not has_index(DataLoader(DATA, batch_sampler=Paired(SequentialSampler(DATA), 4, drop_last=False)))
+    assert not has_index([torch.zeros(3)])
+
+
+def kept_of(loader: DataLoader[Any], size: int, side: int = 1) -> dict[int, Any]:
+    kept = KeptImages(loader, ImageReader(None, mean=0, std=1 / 255))
+    for positions in torch.arange(len(DATA)).split(size):
+        batch = positions.float()[:, None, None, None].expand(-1, 3, side, side)
+        kept.see_batch(range(int(positions[0]), int(positions[-1]) + 1), [batch])
+    return kept.kept
+
+
+def test_what_is_kept_is_small_and_the_sample_of_the_least_hashes_in_batches_of_any_size(monkeypatch: Any) -> None:
+    monkeypatch.setattr(panels_module, "MOST_KEPT", 8)
+    expected = mixed(np.arange(len(DATA))).argsort()[:8].tolist()
+    for size in (1, 7, 36):
+        kept = kept_of(DataLoader(Stream(DATA)), size)
+        assert sorted(kept) == sorted(expected)
+        assert all(image[0, 0, 0] == position for position, image in kept.items())
+    for image in kept_of(DataLoader(Stream(DATA)), 2, 300).values():
+        assert (image.shape, image.dtype) == ((100, 100, 3), np.dtype("uint8"))
+    assert kept_of(DataLoader(DATA, batch_size=7), 7) == {}  # there is an index
+
+
+def test_several_embeddings_of_an_item_show_its_image() -> None:
+    images = KeptImages(DataLoader(DATA, batch_size=5), ImageReader(None, 0, 1 / 255))
+    images.see_batch(range(10), [torch.arange(5.0).reshape(5, 1, 1, 1)])
+    assert {position: int(image[0, 0, 0]) for position, image in images.kept.items()} == {i: i % 5 for i in range(10)}
+
+
+def test_what_is_shown_of_a_sample() -> None:
+    assert [first_part(each) for each in (("image", 3), "a text", {"label": 3, "img": 4})] == ["image", "a text", 4]
+    with pytest.raises(ValueError, match="Pass images, a function"):
+        first_part({"label": 3})
+
+
+def test_pictures_of_each_loader_are_at_the_steps_of_the_metrics(tmp_path: Path) -> None:
+    made = trainer(retrieval(), RetrievalPanels(2, 2, 2, max_share=None), logger=CSVLogger(tmp_path))
+    made.fit(AsGiven(), loader(Shown()), [loader(Shown()), loader(Shown())])
     made.test(AsGiven(), loader(Shown()), verbose=False)
-    steps = {"val": len(loader(DATA)) - 1, "test": len(loader(DATA))}  # those of the metrics
-    names = sorted(f"{stage}/{name}" for stage in steps for name in SETS)
-    files = {
-        path.relative_to(tmp_path / "csv").as_posix().split("pictures/")[1]: path for path in tmp_path.rglob("*.png")
+    files = {path.as_posix().split("pictures/")[1]: path for path in tmp_path.rglob("*.png")}
+    assert set(files) == {
+        *(f"val/{name}/dataloader_idx_{number}/step=000003.png" for name in SETS for number in (0, 1)),
+        *(f"test/{name}/step=000004.png" for name in SETS),
     }
-    assert sorted(files) == [f"{name}/step={steps[name.partition('/')[0]]:06d}.png" for name in names]
     for path in files.values():
         with Image.open(path) as image:
             assert image.size[0] == 600
-    events = EventAccumulator(str(made.loggers[0].log_dir))
-    events.Reload()
-    assert sorted(events.Tags()["images"]) == names
     assert 0 < made.callback_metrics["pictures/share_of_time"] < 1
-
-
-def test_settings_out_of_range() -> None:
-    for settings in ({"worst": -1}, {"k": 0}, {"every_n_epochs": 0}, {"max_share": 1.5}):
-        with pytest.raises(ValueError, match=next(iter(settings))):
-            RetrievalPanels(**settings)

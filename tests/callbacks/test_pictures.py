@@ -1,10 +1,9 @@
 """When pictures are drawn, what a failure does, and that they leave no trace."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from matplotlib.figure import Figure
 
 from fewshot_callbacks.callbacks import EmbeddingMap, RetrievalMonitor, RetrievalPanels
-from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.callbacks._conduct import Stopwatch, UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing as FigureDrawing
 from fewshot_callbacks.callbacks._pictures import SHARE_KEY, PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet
@@ -41,11 +40,11 @@ class Noted(PictureCallback):
 
     def __init__(self, seconds: float = 0, every_n_epochs: int = 1, max_share: Any = None, prefix: Any = None) -> None:
         super().__init__(every_n_epochs, max_share, prefix)
-        self.takes = seconds
-        self.seen: list[tuple[int, str]] = []
+        self.takes, self.epochs, self.keys = seconds, [], []
 
     def _figures(self, trainer: Any, evaluated: EvaluatedSet) -> Mapping[str, FigureDrawing]:
-        self.seen.append((trainer.current_epoch, evaluated.key("x")))
+        self.epochs.append(trainer.current_epoch)
+        self.keys.append(evaluated.key("x"))
         NOW[0] += self.takes
         return {}
 
@@ -57,74 +56,57 @@ class Clock(Callback):
         NOW[0] += 10
 
 
-def fitted(*callbacks: Any, epochs: int = 6, **settings: Any) -> Any:
+def fitted(*callbacks: Any, epochs: int, **settings: Any) -> Any:
     made = trainer(*callbacks, max_epochs=epochs, **settings)
-    made.fit(Net(), loader(items()), loader(VALIDATION))
+    made.fit(Net(), loader(batch_size=18), loader(VALIDATION, batch_size=36))
     return made
 
 
-def epochs_of(noted: Noted) -> list[int]:
-    return [epoch for epoch, _ in noted.seen]
+def test_every_epoch_by_default_or_every_third_but_not_in_the_sanity_check() -> None:
+    """Both validations of an epoch."""
+    often, seldom = Noted(prefix="val/often"), Noted(every_n_epochs=3, prefix="val/seldom")
+    callbacks = retrieval(name="often"), retrieval(name="seldom"), often, seldom
+    fitted(*callbacks, epochs=4, num_sanity_val_steps=2, val_check_interval=0.5)
+    assert (often.epochs, often.keys) == ([0, 0, 1, 1, 2, 2, 3, 3], 8 * ["val/often/x"])
+    assert seldom.epochs == [0, 0, 3, 3]
 
 
-# ------------------------------------------------------------------------------------------------------------------- when
-
-
-def test_every_epoch_by_default_and_every_third_if_asked() -> None:
-    often, seldom = Noted(), Noted(every_n_epochs=3, prefix="val")
-    fitted(retrieval(), often)
-    fitted(retrieval(), seldom)
-    assert often.seen == [(epoch, "val/x") for epoch in range(6)]
-    assert epochs_of(seldom) == [0, 3]
-
-
-def test_epochs_are_skipped_until_drawing_takes_its_share_and_that_is_said_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_epochs_are_skipped_until_drawing_takes_its_share_and_that_is_said_once(caplog: Any) -> None:
     """After the first epoch, six seconds of drawing and ten of training in each are more than a fifth of the time."""
     noted = Noted(seconds=6, max_share=0.2)
     with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
         made = fitted(Clock(), retrieval(), noted, epochs=8)
-    assert epochs_of(noted) == [0, 2, 4, 7]
+    assert noted.epochs == [0, 2, 4, 7]
     assert len([record for record in caplog.records if "max_share" in record.message]) == 1
     assert float(made.callback_metrics[SHARE_KEY]) == pytest.approx(24 / 104)
 
 
 def test_all_pictures_share_one_clock() -> None:
-    slow, other = Noted(seconds=50, max_share=None), EmbeddingMap(max_share=0.05)
-    fitted(Clock(), retrieval(), slow, other, epochs=3)
-    assert epochs_of(slow) == [0, 1, 2]
-    assert list(Path("pictures/val/embedding_map").iterdir()) == [Path("pictures/val/embedding_map/step=000003.png")]
+    slow, other = Noted(seconds=50, prefix="val/a"), Noted(max_share=0.05, prefix="val/b")
+    callbacks = retrieval(name="a"), retrieval(name="b"), slow, other
+    fitted(Clock(), *callbacks, epochs=3)
+    assert (slow.epochs, other.epochs) == ([0, 1, 2], [0])
 
 
-def test_the_sanity_check_is_left_out() -> None:
-    noted = Noted()
-    fitted(retrieval(), noted, epochs=1, num_sanity_val_steps=2)
-    assert len(noted.seen) == 1
+def test_a_stopwatch_adds_up_also_after_an_error() -> None:
+    watch = Stopwatch()
+    for seconds in (1.0, 2.0):
+        with suppress(KeyError), watch.running():
+            NOW[0] += seconds
+            raise KeyError
+        NOW[0] += 3.0
+    assert (watch.seconds, watch.share) == (3.0, 3.0 / 9.0)
 
 
 @pytest.mark.parametrize(
     ("prefix", "seen"),
-    [
-        (None, ["val/our/x", "val/ours/x"]),
-        ("val", ["val/our/x", "val/ours/x"]),
-        ("val/our", ["val/our/x"]),
-        ("test", []),
-    ],
+    [(None, ["val/our/x", "val/ours/x"]), ("val/our", ["val/our/x"]), ("test", [])],
 )
 def test_each_monitor_by_the_prefix_of_its_keys(prefix: str | None, seen: list[str]) -> None:
     noted = Noted(prefix=prefix)
-    fitted(retrieval(name="our"), retrieval(name="ours"), noted, epochs=1)
-    assert [key for _, key in noted.seen] == seen
-
-
-def test_a_test_is_shown_as_one() -> None:
-    noted = Noted()
-    trainer(retrieval(), noted).test(Net(), loader(VALIDATION), verbose=False)
-    assert [key for _, key in noted.seen] == ["test/x"]
-
-
-# --------------------------------------------------------------------------------------------------------------- mistakes
+    made = trainer(retrieval(name="our"), retrieval(name="ours"), noted)
+    made.validate(Net(), loader(VALIDATION), verbose=False)
+    assert noted.keys == seen
 
 
 @pytest.mark.parametrize(
@@ -141,12 +123,6 @@ def test_mistakes_are_said_at_the_start(callbacks: list[Any], words: str) -> Non
         trainer(*callbacks).validate(Net(), loader(VALIDATION), verbose=False)
 
 
-def test_two_of_a_kind_with_different_prefixes() -> None:
-    callbacks = [made for name in "ab" for made in (retrieval(name=name), told(1, 0, 0, prefix=f"val/{name}"))]
-    trainer(*callbacks).validate(Net(), loader(VALIDATION), verbose=False)
-    assert {path.name for path in Path("pictures/val").iterdir()} == {"a", "b"}
-
-
 @pytest.mark.parametrize("where", ["_figures", "see_batch", "drawing"])
 def test_an_error_is_a_warning_and_the_run_goes_on(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> Any:
@@ -161,7 +137,9 @@ def test_an_error_is_a_warning_and_the_run_goes_on(where: str, monkeypatch: pyte
         warnings.simplefilter("always")
         made = trainer(retrieval(), panels, max_epochs=2)
         made.fit(Net(), loader(items()), loader(VALIDATION, shuffle=where == "see_batch"))
-    assert len([words for words in said(caught) if "no picture today" in words]) == 1
+    [words] = [words for words in said(caught) if "no picture today" in words]
+    assert words.startswith("RetrievalPanels: ")
+    assert words.endswith("(Shown once for such errors.)")
     assert made.current_epoch == 2
     assert Path("pictures/val/two").exists() == (where == "drawing")
 
@@ -174,10 +152,7 @@ def test_nothing_is_drawn_of_a_set_that_cannot_be_evaluated() -> None:
     noted = Noted()
     with pytest.warns(UserWarning, match="NaN"):
         trainer(retrieval(), noted).validate(Diverged(), loader(VALIDATION), verbose=False)
-    assert noted.seen == []
-
-
-# --------------------------------------------------------------------------------------------------------------- no trace
+    assert noted.keys == []
 
 
 def test_a_fit_with_pictures_is_bit_identical_to_one_without(tmp_path: Path) -> None:
@@ -185,10 +160,9 @@ def test_a_fit_with_pictures_is_bit_identical_to_one_without(tmp_path: Path) -> 
     for pictures in ([], [told(1, 1, 1, k=2), EmbeddingMap(max_share=None, method="tsne", per_class=5)]):
         start(5)
         net, traces = Drawing(), Traces()
-        logger = CSVLogger(tmp_path / str(len(pictures)))
-        monitor = retrieval(source="encoder", strict=True)
+        logger, monitor = CSVLogger(tmp_path / str(len(pictures))), retrieval(source="encoder", strict=True)
         made = trainer(monitor, *pictures, traces, max_epochs=2, logger=logger, num_sanity_val_steps=1)
-        made.fit(net, episodes(), loader(VALIDATION))
+        made.fit(net, episodes(2), loader(VALIDATION))
         ends.append(traces.seen)
     assert len(list(tmp_path.rglob("*.png"))) == 2 * 4
     assert len(ends[0]) == len(ends[1])

@@ -1,7 +1,5 @@
 """A module that draws from every random state, its fit with or without all monitors, and all that the fit leaves behind."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -19,7 +19,6 @@ from fewshot_callbacks.plots.scores import (
     score_histograms,
     weakest_classes,
 )
-from fewshot_callbacks.plots.style import encode
 from tests.plots.legible import assert_legible, drawn_texts
 
 LONG = "a name that is far too long for its room, whatever room that may be " * 4
@@ -54,12 +53,6 @@ MARKS = [
 ]
 
 
-def classes(count: int, value: float | None = None) -> list[ClassScore]:
-    return [
-        ClassScore(NAMES[n % len(NAMES)] + str(n), n / (count + 1) if value is None else value, n) for n in range(count)
-    ]
-
-
 def figures(marks):
     yield score_histograms(COUNTS, marks, LONG)
     yield score_histograms(COUNTS, marks, log=False)
@@ -67,39 +60,42 @@ def figures(marks):
     yield error_tradeoff_curve(COUNTS.false_match_rate, COUNTS.false_non_match_rate, marks, LONG)
 
 
-@pytest.mark.parametrize("count", [0, 6])
-def test_all_text_of_the_score_plots_can_be_read(count):
-    for figure in figures(MARKS[:count]):
+def test_all_text_of_the_score_plots_can_be_read_and_a_mark_has_the_same_look_in_each():
+    colours = set()
+    for figure in figures(MARKS):
         assert_legible(figure)
+        colours |= {line.get_color() for line in figure.axes[0].lines if line.get_label().startswith("best F1:")}
+    assert len(colours) == 1
 
 
-@pytest.mark.parametrize(("count", "value"), [(1, None), (2, 1.0), (15, 0.0), (100, None)])
+@pytest.mark.parametrize(("count", "value"), [(1, None), (15, 0.0)])
 def test_all_text_of_the_bars_can_be_read(count, value):
-    assert_legible(weakest_classes(classes(count, value), LONG, overall=0.7))
     names = [NAMES[n % len(NAMES)] + str(n) for n in range(count + 1)]
+    classes = [ClassScore(name, n / (count + 1) if value is None else value, n) for n, name in enumerate(names[:-1])]
+    assert_legible(weakest_classes(classes, LONG, overall=0.7))
     pairs = [Confusion(one, other, int(1e6 * (value or n))) for n, (one, other) in enumerate(itertools.pairwise(names))]
     assert_legible(confused_classes(pairs, LONG))
 
 
-@pytest.mark.parametrize("ks", [(1,), (1, 2, 4, 8), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 50, 100, 1000, 10_000), (5, 7)])
-@pytest.mark.parametrize("least", [0.0, 0.98])
+@pytest.mark.parametrize(
+    ("ks", "least"), [((1,), 0.0), ((*range(1, 11), 20, 50, 100, 1000, 10_000), 0.98), ((5, 7), 0)]
+)
 def test_all_text_of_recall_at_k_can_be_read(ks, least):
     series = {name: {k: min(1.0, least + 0.001 * k) for k in ks} for name in NAMES}
     assert_legible(recall_at_k_curve(series, LONG))
 
 
 def test_rates_of_counts():
-    counts = pair_counts()
-    assert counts.recall[0] == counts.false_match_rate[0] == 1
-    assert counts.false_non_match_rate[0] == 0
-    assert counts.precision[0] == pytest.approx(400 / 20_400)
-    assert math.isnan(counts.precision[-1])
-    threshold = float(counts.thresholds[200])
-    assert counts.at(threshold + 1e-6) == (counts.recall[200], counts.precision[200], counts.false_match_rate[200])
-    assert all(math.isnan(value) for value in counts.at(math.inf))
+    assert COUNTS.recall[0] == COUNTS.false_match_rate[0] == 1
+    assert COUNTS.false_non_match_rate[0] == 0
+    assert COUNTS.precision[0] == pytest.approx(400 / 20_400)
+    assert math.isnan(COUNTS.precision[-1])
+    threshold = float(COUNTS.thresholds[200])
+    assert COUNTS.at(threshold + 1e-6) == (COUNTS.recall[200], COUNTS.precision[200], COUNTS.false_match_rate[200])
+    assert all(math.isnan(value) for value in COUNTS.at(math.inf))
 
 
-@pytest.mark.parametrize("bins", [7, 100, 101, 4096])
+@pytest.mark.parametrize("bins", [7, 100, 101])
 def test_the_area_of_each_histogram_is_one(bins):
     figure = score_histograms(pair_counts(bins), log=False)
     outlines = [patch for patch in figure.axes[0].patches if not patch.get_fill()]
@@ -112,7 +108,6 @@ def test_the_area_of_each_histogram_is_one(bins):
 
 def test_few_bins_and_pairs_of_one_kind_are_drawn_and_bins_without_an_end_left_out():
     assert_legible(score_histograms(pair_counts(relevant=0)))
-    assert_legible(score_histograms(pair_counts(irrelevant=0, bins=3), log=False))
     none = np.zeros(0)
     one = PairCounts(none, none, none, 1, 1, np.array([0.0, 1.0]), np.array([1]), np.array([1]))
     assert_legible(score_histograms(one, MARKS))
@@ -121,18 +116,9 @@ def test_few_bins_and_pairs_of_one_kind_are_drawn_and_bins_without_an_end_left_o
     assert score_histograms(PairCounts(none, none, none, 3, 3, edges, each, each)).axes[0].get_xlim() == (0, 1)
 
 
-def test_a_mark_has_the_same_look_in_every_figure():
-    found = []
-    for figure in figures(MARKS[:2]):
-        lines = {line.get_label().split(":")[0]: line for line in figure.axes[0].lines}
-        found.append(lines["best F1"].get_color())
-    assert len(set(found)) == 1
-
-
 def test_marks_that_are_not_drawn_are_told():
     texts = [text for text, _ in drawn_texts(score_histograms(COUNTS, MARKS))]
-    assert "precision 0.99: no threshold, outside" in texts
-    assert "best F1: threshold 1.200" in texts
+    assert {"precision 0.99: no threshold, outside", "best F1: threshold 1.200"} <= set(texts)
 
 
 def test_points_of_the_error_tradeoff_are_normal_deviates():
@@ -152,26 +138,23 @@ def test_rates_of_zero_and_one_are_left_out():
     assert_legible(error_tradeoff_curve(np.array([1e-12, 1 - 1e-12]), np.array([1 - 1e-12, 1e-12])))
 
 
-def test_thresholds_may_come_in_any_order():
-    order = np.random.default_rng(0).permutation(len(COUNTS.thresholds))
-    for one, other in (
-        (
-            precision_recall_curve(COUNTS.recall, COUNTS.precision),
-            precision_recall_curve(COUNTS.recall[order], COUNTS.precision[order]),
-        ),
-        (
-            error_tradeoff_curve(COUNTS.false_match_rate, COUNTS.false_non_match_rate),
-            error_tradeoff_curve(COUNTS.false_match_rate[order], COUNTS.false_non_match_rate[order]),
-        ),
-    ):
-        assert encode(one) == encode(other)
+@pytest.mark.parametrize(
+    ("draw", "axes"),
+    [
+        (precision_recall_curve, ("recall", "precision")),
+        (error_tradeoff_curve, ("false_match_rate", "false_non_match_rate")),
+    ],
+)
+def test_thresholds_may_come_in_any_order(draw, axes):
+    x, y = (getattr(COUNTS, name) for name in axes)
+    order = np.random.default_rng(0).permutation(len(x))
+    curve, mixed = (draw(*given).axes[0].lines[0].get_xydata() for given in ((x, y), (x[order], y[order])))
+    np.testing.assert_array_equal(curve, mixed)
 
 
 def test_the_weakest_classes_and_the_most_frequent_confusions_come_first():
-    figure = weakest_classes(
-        [ClassScore("b", 0.5, 2), ClassScore("a", 0.1, 1), ClassScore("none", math.nan, 0), ClassScore("c", 0.9, 1000)],
-        most=2,
-    )
+    classes = [("b", 0.5, 2), ("a", 0.1, 1), ("none", math.nan, 0), ("c", 0.9, 1000)]
+    figure = weakest_classes([ClassScore(*each) for each in classes], most=2)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b"]
     texts = [text for text, _ in drawn_texts(figure)]
     assert {"0.10, 1 query", "0.50, 2 queries", "mean AP of the 2 weakest of 3 classes"} <= set(texts)
@@ -183,10 +166,8 @@ def test_the_weakest_classes_and_the_most_frequent_confusions_come_first():
     ("draw", "message"),
     [
         (lambda: score_histograms(pair_counts(relevant=0, irrelevant=0)), "no pair in any bin"),
-        (lambda: precision_recall_curve(np.zeros(0), np.zeros(0)), "no threshold with a precision"),
         (lambda: precision_recall_curve(np.array([0.5]), np.array([math.nan])), "no threshold with a precision"),
         (lambda: error_tradeoff_curve(np.zeros(0), np.zeros(0)), "no threshold with error rates"),
-        (lambda: recall_at_k_curve({}), "no recall@k"),
         (lambda: recall_at_k_curve({"a": {1: math.nan}}), "no recall@k"),
         (lambda: weakest_classes([ClassScore("a", math.nan, 0)]), "no class with a value"),
         (lambda: confused_classes([]), "no confused pair"),
