@@ -93,7 +93,7 @@ LINE = (
 MOST_LINES, MOST_ARGUMENTS_OF_A_LOOP = 2668, 10
 """As small as the engine could be made. Whoever needs more looks first for what can go."""
 
-HOUSE = {"lines of code": 19_390, "files": 125, "lines of a function": 60, "lines of tests": 27_986}
+HOUSE = {"lines of code": 19_396, "files": 125, "lines of a function": 60, "lines of tests": 27_986}
 """The package and its tests: what they are, and no more. Whoever makes them smaller lowers the figure."""
 FEWEST_COMMENTS = 0.06
 
