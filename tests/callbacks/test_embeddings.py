@@ -330,10 +330,12 @@ def test_a_mistake_that_cannot_heal_ends_the_fit_at_its_first_sign(
 
 def test_a_step_that_has_given_embeddings_before_may_give_them_again() -> None:
     """The second validation has none, as a step has that skips what has diverged."""
-    forgetful = Returns(lambda net, x, y: None if net.current_epoch == 1 else {"embeddings": net(x)})
-    epochs = EveryEpoch()
+    forgets, epochs = (
+        Returns(lambda net, x, y: None if net.current_epoch == 1 else {"embeddings": net(x)}),
+        EveryEpoch(),
+    )
     with pytest.warns(UserWarning, match="val/mAP and the other values of this set are NaN.*found no embeddings"):
-        trainer(retrieval(), epochs, max_epochs=3).fit(forgetful, loader(), loader())
+        trainer(retrieval(), epochs, max_epochs=3).fit(forgets, loader(), loader())
     assert [math.isnan(value) for value in epochs.values] == [False, True, False]
 
 
