@@ -118,6 +118,8 @@ def test_only_the_calls_of_the_expected_step_are_kept() -> None:
     net.embed(points)
     embeddings, _ = listening.read(None, (points, L), "validation_step")
     assert embeddings.equal(net.embed(points).detach())
+    with pytest.raises(UsageError, match="did not call the submodule 'encoder'"):
+        listening.read(None, (points, L), "validation_step")  # what it has given since belongs to no step
     listening.detach()
     assert hooks(net) == 0
 
@@ -184,7 +186,7 @@ Pair = namedtuple("Pair", ["images", "classes"])
     ("labels", "outputs", "batch"),
     [
         (None, {"labels": L}, (E, -L)),  # the step knows best
-        (None, {}, [E, L]),
+        (None, {"labels": L}, {"labels": -L}),
         (None, {}, Pair(E, L)),
         (None, {}, {"image": E, "labels": L}),
         ("class", {"labels": -L}, {"class": L}),  # what was asked for comes first

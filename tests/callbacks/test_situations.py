@@ -401,9 +401,7 @@ MAPS = [quality_to_map(quality) for quality in QUALITY]
 
 
 @pytest.mark.parametrize("monitor_last", [True, False])
-def test_model_checkpoint_keeps_the_best_epoch_and_early_stopping_stops_after_it(
-    tmp_path: Path, monitor_last: bool
-) -> None:
+def test_checkpoints_keep_the_best_epoch_and_a_fit_stops_after_it(tmp_path: Path, monitor_last: bool) -> None:
     best, epochs = ModelCheckpoint(tmp_path, monitor="val/mAP", mode="max", filename="{epoch}"), EveryEpoch()
     stopping = EarlyStopping("val/mAP", mode="max", patience=1)
     callbacks = [best, stopping, retrieval(), epochs] if monitor_last else [retrieval(), best, stopping, epochs]
