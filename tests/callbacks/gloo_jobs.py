@@ -1,18 +1,20 @@
 """Jobs of real processes (see `tests.gloo_processes`): Trainers on two or three of them, with monitors attached."""
 
-from __future__ import annotations
-
 import math
 import random
+import runpy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor, TrainingDynamicsMonitor
@@ -24,12 +26,15 @@ from tests.callbacks.models import (
     EveryEpoch,
     Labelled,
     Net,
+    Returns,
     Scripted,
+    Stream,
     episode_items,
     gap_monitor,
     items,
     loader,
     protonet,
+    ratios_of,
     retrieval,
     tagged,
     trainer,
@@ -39,8 +44,8 @@ from tests.callbacks.traces import all_monitors, run
 ITEMS, QUALITY = 25, [0.0, 4.0, 0.3]
 GROUPS = ((1, "gloo"), (2, "gloo"), (3, "gloo"))
 
-TOUCHED: list[str] = []
-"""What has changed the state of Python's random numbers."""
+EXACT: dict[str, Any] = {"label_groups": 2, "metrics": (*DEFAULT_METRICS, "macro_mAP", "recall@precision0.5")}
+"""Settings of what is compared to the last bit."""
 
 
 def parallel() -> dict[str, Any]:
@@ -58,129 +63,78 @@ def shorter() -> TensorDataset:
     return items(per_class=2, seed=4)
 
 
-def spoilt(data: TensorDataset) -> TensorDataset:
-    return TensorDataset(data.tensors[0] * math.nan, data.tensors[1])
+def fails_in_second(how: str, net: Returns, points: Tensor, labels: Tensor) -> Any:
+    """NaN embeddings, or none at all, in the second process only."""
+    outputs = {"embeddings": net(points), "labels": labels}
+    if net.global_rank == 0:
+        return outputs
+    return None if how == "nothing" else outputs | {"embeddings": outputs["embeddings"] * math.nan}
 
 
-def seeded() -> Net:
-    torch.manual_seed(0)
-    return Net()
-
-
-class Worded(Net):
-    """Returns words for labels."""
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        outputs = super().validation_step(batch, batch_idx)
-        return outputs | {"labels": [f"class {label:+d}" for label in batch[1].tolist()]}
-
-
-class FailsOnRankOne(Net):
-    """NaN embeddings, or none at all, in the process of rank 1 only."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        outputs = super().validation_step(batch, batch_idx)
-        if self.global_rank == 0:
-            return outputs
-        return None if self.how == "nothing" else {**outputs, "embeddings": outputs["embeddings"] * math.nan}
-
-
-def fails_on_rank_one(net: Net, batch: Any) -> torch.Tensor:
+def fails_on_rank_one(net: Net, batch: Any) -> Tensor:
     """Of the training items: validation goes well, and the other process must not wait for this one."""
     if net.global_rank == 1 and len(batch[0]) != 11 and len(batch[0]) != 2:
         raise ArithmeticError("this process has failed")
     return net.embed(batch[0])
 
 
-class Flagged(Net):
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        points, labels = batch
-        return {"embeddings": self.embed(points), "labels": labels, "gallery": points[:, 0] > 0.3}
+def flagged(net: Returns, points: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Words for labels, and whether an item is of the gallery."""
+    words = [f"class {label:+d}" for label in labels.tolist()]
+    return {"embeddings": net(points), "labels": words, "gallery": points[:, 0] > 0.3}
 
 
-class AsGiven(Net):
-    """The points are the embeddings: the same bits in batches of any size."""
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return {"embeddings": batch[0], "labels": batch[1]}
-
-
-class TwoEncoders(AsGiven):
+def of_two_encoders(net: Returns, points: Tensor, labels: Tensor) -> dict[str, Any]:
     """Two embeddings of each item, and something that some items share."""
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return {"a_embeds": batch[0], "b_embeds": batch[0].roll(1, dims=1), "camera": (batch[0][:, 0] > 0.3).long()}
+    return {"a_embeds": points, "b_embeds": points.roll(1, dims=1), "camera": (points[:, 0] > 0.3).long()}
 
 
-class TwoViews(AsGiven):
+def of_two_views(net: Returns, points: Tensor, labels: Tensor) -> dict[str, Any]:
     """Each sample gives two embeddings."""
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return {"embeddings": torch.cat([batch[0], batch[0] + 0.1]), "labels": batch[1].repeat(2)}
+    return {"embeddings": torch.cat([points, points + 0.1]), "labels": labels.repeat(2)}
 
 
-class InBatches(Dataset[Any]):
-    """Each sample is a batch of its own, of four items."""
-
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, number: int) -> Any:
-        points, labels = items().tensors
-        return points[4 * number : 4 * number + 4], labels[4 * number : 4 * number + 4]
+Flagged, TwoEncoders, TwoViews = (partial(Returns, step) for step in (flagged, of_two_encoders, of_two_views))
+AsGiven = partial(Returns, lambda net, points, labels, *_: {"embeddings": points, "labels": labels})
+"""The points are the embeddings: the same bits in batches of any size."""
 
 
-class OwnSampler(Sampler[int]):
+class OwnSampler(list):
     """Its share of the items for each process, and the first five for all of them."""
 
-    def __iter__(self) -> Iterator[int]:
+    def __init__(self) -> None:
         rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return iter([*range(5), *range(5 + rank, ITEMS, count)])
-
-    def __len__(self) -> int:
-        rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return 5 + len(range(5 + rank, ITEMS, count))
+        super().__init__([*range(5), *range(5 + rank, ITEMS, count)])
 
 
-class Streamed(IterableDataset[Any]):
-    """Without a length; the items of this process, of which the last has none."""
-
-    def __iter__(self) -> Iterator[Any]:
-        rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        data = uneven()
-        return (data[i] for i in range(ITEMS if rank == 0 and count == 2 else 0))
+def streamed() -> DataLoader[Any]:
+    """Without a length; the items of this process, of which all but the first have none."""
+    items = ITEMS if torch.distributed.get_rank() == 0 else 0
+    return DataLoader(Stream(TensorDataset(*(part[:items] for part in uneven().tensors))), batch_size=6)
 
 
-def exact(net: Net, loaders: Any, *, owns_sampler: bool = False, **settings: Any) -> dict[str, Any]:
+def exact(net: Callable[[], Net], loaders: Any, *, owns_sampler: bool = False, **settings: Any) -> dict[str, Any]:
     """What a monitor reports, to the last bit, and what was said."""
-    monitor = retrieval(label_groups=2, metrics=(*DEFAULT_METRICS, "macro_mAP", "recall@precision0.5"), **settings)
+    monitor = retrieval(**EXACT, **settings)
     seen = validate(net, loaders, monitor, DiscriminantRatioMonitor(), use_distributed_sampler=not owns_sampler)
     report = monitor.report
-    values = None if report is None else {"values": report.values, "f1": str(report.decision)}
-    if report is not None and values is not None and report.grouped is not None:
-        values |= {"grouped": report.grouped.at[1], "at": str(report.at_precision), "notes": list(report.notes)}
-    return {"said": seen["said"], "report": values, "logged": {k: v for k, v in seen.items() if k != "said"}}
+    assert report is not None
+    assert report.grouped is not None
+    written = str(report.decision), str(report.at_precision), report.grouped.at[1], list(report.notes)
+    return {"said": seen.pop("said"), "values": report.values, "written": written, "logged": seen}
 
 
-def numbered() -> TensorDataset:
-    return TensorDataset(*uneven().tensors, torch.arange(ITEMS))
-
-
-def validate(net: Net, loaders: Any, *monitors: Callback, **settings: Any) -> dict[str, Any]:
+def validate(net: Callable[[], Net], loaders: Any, *monitors: Callback, **settings: Any) -> dict[str, Any]:
+    """What was logged of a module with the same weights in each process, and what was said."""
+    torch.manual_seed(0)
     made = trainer(*monitors, **parallel(), **settings)
-    before = random.getstate()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        made.validate(net, loaders, verbose=False)
-    if random.getstate() != before:
-        TOUCHED.append(f"validation of a {type(net).__name__} with {[type(monitor).__name__ for monitor in monitors]}")
+        made.validate(net(), loaders, verbose=False)
     words = [str(warning.message) for warning in caught]
     said = [said for said in words if "NaN" in said or "is unknown, because" in said]
-    return {"said": said} | {key: float(value) for key, value in made.callback_metrics.items()}
+    logged = {key: float(value) for key, value in made.callback_metrics.items() if key != "gap/share_of_time"}
+    return {"said": said} | logged
 
 
 def fit(folder: Path) -> dict[str, Any]:
@@ -188,8 +142,8 @@ def fit(folder: Path) -> dict[str, Any]:
     best = ModelCheckpoint(folder / "checkpoints", monitor="val/mAP", mode="max", filename="{epoch}")
     made = trainer(retrieval(), DiscriminantRatioMonitor(), epochs, batches, best, **parallel(), max_epochs=3)
     made.fit(Scripted(QUALITY), loader(uneven()), loader(uneven()))
-    steps = [(step["embeddings"].tolist(), step["labels"].tolist()) for step in batches.outputs]
-    return {"mAP": epochs.values, "best": Path(best.best_model_path).name, "J": batches.logged, "steps": steps}
+    best_epoch = Path(best.best_model_path).name
+    return {"mAP": epochs.values, "best": best_epoch, "J": batches.logged, "by hand": ratios_of(batches)}
 
 
 def dynamics(*monitors: TrainingDynamicsMonitor) -> dict[str, Any]:
@@ -203,95 +157,102 @@ def dynamics(*monitors: TrainingDynamicsMonitor) -> dict[str, Any]:
     return {"weights": weights, "histories": [monitor.history.to_dict() for monitor in monitors]}
 
 
-def alone() -> dict[str, Any]:
-    """The state of Python's random numbers after a fit without monitors and with all, where no type checker draws."""
+SCRIPT = """
+from tests.callbacks.models import Net, items, loader, retrieval, trainer
+data = items()
+data.tensors[1][0] = 1
+trainer(retrieval()).validate(Net(), loader(data), verbose=False)  # this line is shown
+"""
+
+
+def without_type_checker(folder: Path) -> dict[str, Any]:
+    """What only one process sees in which nothing checks types, draws random numbers or stands in every traceback.
+
+    The state of Python's random numbers after a fit without monitors and with all, and where a script is warned.
+    """
     states = []
     for monitors in ([], all_monitors()):
         net, _ = run(*monitors, max_epochs=1)
         states.append((random.getstate(), net.classifier.weight.tolist()))
-    return {"states": states, "gap": monitors[2].gap is not None, "steps": len(monitors[3].history)}
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runpy.run_path(str(script), run_name="train")
+    warned = [(Path(each.filename).name, each.lineno, str(each.message)) for each in caught]
+    return {"states": states, "gap": monitors[2].gap is not None, "steps": len(monitors[3].history), "warned": warned}
 
 
 def answers(rank: int, folder: Path) -> dict[str, Any]:
     """What this process has seen."""
-    if torch.distributed.get_world_size() == 1:
-        return alone()
-    random_state, two = random.getstate(), torch.distributed.get_world_size() == 2
-    own = DataLoader(numbered(), batch_size=4, sampler=OwnSampler())
-    everything = DataLoader(uneven(), sampler=DistributedSampler(uneven(), num_replicas=1, rank=0, shuffle=False))
-    options = {"labels": 1, "source": lambda outputs, batch: (batch[0], batch[1])}
-    seen: dict[str, Any] = {
-        "exact": exact(AsGiven(), loader(uneven())),
-        "two views": exact(TwoViews(), loader(uneven())),
-        "in batches": exact(AsGiven(), DataLoader(InBatches(), batch_size=None)),
-        "all to each": exact(AsGiven(), everything, owns_sampler=True),
-        "ids": exact(AsGiven(), own, owns_sampler=True, ids=lambda outputs, batch: batch[2], **options),
-        "no ids": exact(AsGiven(), own, owns_sampler=True, **options),
-        "no data": exact(AsGiven(), DataLoader(Streamed(), batch_size=6))
-        if torch.distributed.get_world_size() == 2
-        else None,
-    }
-    monitors = retrieval, DiscriminantRatioMonitor
-    seen |= {
-        "one": validate(seeded(), loader(uneven()), *(monitor() for monitor in monitors)),
-        "two": validate(seeded(), [loader(uneven()), loader(shorter())], *(monitor() for monitor in monitors)),
-        "gallery": validate(seeded(), [loader(shorter()), loader(uneven())], retrieval(gallery=1)),
-    }
-    seen["health"] = validate(AsGiven(), loader(uneven()), EmbeddingHealthMonitor(k=10))
-    seen["health of a list"] = (
-        validate(AsGiven(), DataLoader(Streamed(), batch_size=6), EmbeddingHealthMonitor(k=10)) if two else None
-    )
-    torch.manual_seed(0)
-    named = retrieval()
-    seen["words"] = {"values": validate(Worded(), loader(uneven()), named, DiscriminantRatioMonitor())}
-    seen["words"]["names"] = named.report.label_names if named.report is not None else None
-    torch.manual_seed(0)
-    seen["flag"] = validate(Flagged(), loader(uneven()), retrieval(gallery="gallery"))
-    seen["targets"] = validate(AsGiven(), loader(tagged(ITEMS)), retrieval())
-    seen["targets, gallery"] = validate(
-        AsGiven(), [loader(tagged(5)), loader(tagged(ITEMS, seed=1))], retrieval(gallery=1)
-    )
-    seen["two encoders"] = validate(TwoEncoders(), loader(uneven()), retrieval(source=("a_embeds", "b_embeds")))
-    seen["exclude"] = validate(
-        TwoEncoders(), loader(uneven()), retrieval(source=lambda outputs, batch: batch, exclude="camera")
-    )
-    votes = retrieval(knn=(1, 4, 30), knn_bank=Labelled(TRAINING), name="train"), retrieval(knn=(1, 4), knn_bank="self")
-    torch.manual_seed(0)
-    seen["votes"] = validate(Embeds(), loader(uneven()), *votes)
-    seen["no targets"] = validate(AsGiven(), loader(spoilt(tagged(5))), retrieval())
-    if two:
-        seen |= more(folder)
-    seen["random is touched by"] = [] if random.getstate() == random_state else [*TOUCHED, "something"]
-    if two:
+    count = torch.distributed.get_world_size()
+    seen = without_type_checker(folder) if count == 1 else {}
+    numbered = TensorDataset(*uneven().tensors, torch.arange(ITEMS))
+    own = {"loaders": DataLoader(numbered, batch_size=4, sampler=OwnSampler()), "owns_sampler": True}
+    own |= {"labels": 1, "source": lambda outputs, batch: (batch[0], batch[1])}
+    seen["exact"] = exact(AsGiven, loader(uneven()))
+    seen["ids"] = exact(AsGiven, **own, ids=lambda outputs, batch: batch[2])
+    seen["no data"] = exact(AsGiven, streamed())
+    seen["two views"] = exact(TwoViews, loader(uneven()))
+    if count < 3:  # two show as well as three would
+        random_state = random.getstate()
+        seen |= of_sets() | {"fit": fit(folder)}
+        seen["random is left alone"] = random.getstate() == random_state
+    if count == 2:
+        everything = DataLoader(uneven(), sampler=DistributedSampler(uneven(), num_replicas=1, rank=0, shuffle=False))
+        seen["all to each"] = exact(AsGiven, everything, owns_sampler=True)
+        seen["no ids"] = exact(AsGiven, **own)
+        seen |= failures() | {"no dynamics": dynamics()}
+        file = str(folder / "training_dynamics.json")
+        seen["dynamics"] = dynamics(TrainingDynamicsMonitor(every_n_steps=2, strict=True, file=file))
         from tests.callbacks import picture_jobs
 
         seen["pictures"] = picture_jobs.answers(folder)
     return seen
 
 
-def more(folder: Path) -> dict[str, Any]:
-    """What two processes show as well as three would."""
-    seen: dict[str, Any] = {}
+def of_sets() -> dict[str, Any]:
+    """What several processes must see as one does; samples that are repeated to even them out vote and count once."""
+    targets = [loader(tagged(5)), loader(tagged(ITEMS, seed=1))]
+    gap = gap_monitor(training_data=Labelled(TRAINING), classes=5, label_groups=2, items_per_class=7)
+    votes = retrieval(knn=(1, 4, 30), knn_bank=Labelled(TRAINING), name="train"), retrieval(knn=(1, 4), knn_bank="self")
+    words = retrieval(gallery="gallery")
+    both, cameras = ("a_embeds", "b_embeds"), {"source": lambda outputs, batch: batch, "exclude": "camera"}
+    seen = {
+        "loaders": validate(Net, [loader(uneven()), loader(shorter())], retrieval(), DiscriminantRatioMonitor()),
+        "gallery": validate(Net, [loader(shorter()), loader(uneven())], retrieval(gallery=1)),
+        "words and flag": validate(Flagged, loader(uneven()), words, DiscriminantRatioMonitor()),
+        "targets": validate(AsGiven, targets, retrieval(gallery=1)),
+        "two encoders": validate(TwoEncoders, loader(uneven()), retrieval(source=both)),
+        "exclude": validate(TwoEncoders, loader(uneven()), retrieval(**cameras)),
+        "votes": validate(Embeds, loader(uneven()), *votes),
+        "health": validate(AsGiven, loader(uneven()), EmbeddingHealthMonitor(k=10)),
+        "health of a list": validate(AsGiven, streamed(), EmbeddingHealthMonitor(k=10)),
+        "generalization gap": validate(Embeds, loader(uneven()), gap),
+    }
+    assert words.report is not None
+    return seen | {"names": words.report.label_names}
+
+
+def failures() -> dict[str, Any]:
+    """What fails in one process, or in both."""
     monitors = retrieval, DiscriminantRatioMonitor
-    torch.manual_seed(0)
-    monitor = gap_monitor(training_data=Labelled(TRAINING), classes=5, label_groups=2, items_per_class=7)
-    seen["gap"] = validate(Embeds(), loader(uneven()), monitor)
-    seen["gap"].pop("gap/share_of_time")
+    seen: dict[str, Any] = {
+        how: validate(
+            partial(Returns, partial(fails_in_second, how)),
+            loader(uneven()),
+            *(monitor(strict=False) for monitor in monitors),
+        )
+        for how in ("nan", "nothing")
+    }
     failing = gap_monitor(training_data=Labelled(TRAINING), embed=fails_on_rank_one)
-    seen["gap fails"] = validate(seeded(), loader(uneven()), failing)
-    for how in ("nan", "nothing"):
-        seen[how] = validate(FailsOnRankOne(how), loader(uneven()), *(monitor(strict=False) for monitor in monitors))
-    seen["fit"] = fit(folder)
-    file = str(folder / "training_dynamics.json")
-    seen["dynamics"] = dynamics(TrainingDynamicsMonitor(every_n_steps=2, strict=True, file=file))
-    seen["no dynamics"] = dynamics()
-    try:
-        validate(FailsOnRankOne("nan"), loader(uneven()), retrieval(strict=True))
-    except ValueError as error:
-        seen["strict"] = str(error)
+    seen["gap fails"] = validate(Net, loader(uneven()), failing)
+    points, targets = tagged(5).tensors
+    spoilt = loader(TensorDataset(points * math.nan, targets))
+    seen["no targets"] = validate(AsGiven, spoilt, retrieval())
+    with pytest.raises(ValueError, match="rows of embeddings") as strict:
+        validate(partial(Returns, partial(fails_in_second, "nan")), loader(uneven()), retrieval(strict=True))
     made = trainer(retrieval(), **parallel(), max_epochs=1, num_sanity_val_steps=1)
-    try:
-        made.fit(FailsOnRankOne("nothing"), loader(uneven()), loader(uneven()))
-    except ValueError as error:
-        seen["sanity check"] = str(error)
-    return seen
+    with pytest.raises(ValueError, match="found no embeddings") as sanity:
+        made.fit(Returns(partial(fails_in_second, "nothing")), loader(uneven()), loader(uneven()))
+    return seen | {"errors": (str(strict.value), str(sanity.value))}

@@ -1,20 +1,19 @@
 """Tiny data, modules and Trainers shared by the tests of the callbacks."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fewshot_callbacks.callbacks import GeneralizationGapMonitor, RetrievalMonitor
 from fewshot_callbacks.data import EpisodicBatchSampler
-from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
 from fewshot_callbacks.protonet import ProtoNet
+from tests.functional.variance import logged_by_definition
 
 FEATURES, DIM, CLASSES = 12, 5, 6
 
@@ -42,8 +41,7 @@ class Net(LightningModule):
         self.classifier = nn.Linear(DIM, CLASSES)
 
     def embed(self, points: Tensor) -> Tensor:
-        embeddings: Tensor = self.encoder(self.frozen(points))
-        return embeddings
+        return self.encoder(self.frozen(points))
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         points, labels = batch
@@ -101,6 +99,11 @@ def measured(embeddings: Tensor, labels: Tensor, *gallery: Tensor, **settings: A
     return report.metrics() | {"queries_without_match": float(report.queries_without_match)}
 
 
+def ratios(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
+    """What a `DiscriminantRatioMonitor` must log of a set, without the prefix."""
+    return {"J": float(discriminant_ratio(embeddings, labels))} | logged_by_definition(embeddings, labels)
+
+
 def trainer(*callbacks: Callback, **settings: Any) -> Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     checkpoints = any("Checkpoint" in type(callback).__name__ for callback in callbacks)
@@ -113,9 +116,9 @@ def said(warnings: Any) -> list[str]:
     return [str(warning.message) for warning in warnings if "treespec" not in str(warning.message)]
 
 
-def validated(monitor: Callback, net: LightningModule, loaders: Any = None, **settings: Any) -> dict[str, float]:
-    """All that a validation logs."""
-    run = trainer(monitor, **settings)
+def validated(monitor: Any, net: LightningModule, loaders: Any = None, **settings: Any) -> dict[str, float]:
+    """All that a validation with a monitor, or with several, logs."""
+    run = trainer(*(monitor if isinstance(monitor, tuple) else [monitor]), **settings)
     run.validate(net, loader(VALIDATION) if loaders is None else loaders, verbose=False)
     return {key: float(value) for key, value in run.callback_metrics.items()}
 
@@ -124,8 +127,8 @@ def keyed(values: dict[str, float], prefix: str = "val", end: str = "") -> dict[
     return {f"{prefix}/{name}{end}": value for name, value in values.items()}
 
 
-def close(values: dict[str, float]) -> Any:
-    return pytest.approx(values, rel=1e-5, nan_ok=True)
+def close(values: dict[str, float], **tolerance: float) -> Any:
+    return pytest.approx(values, **({"rel": 1e-5, "nan_ok": True} | tolerance))
 
 
 class EveryEpoch(Callback):
@@ -148,12 +151,15 @@ class EveryBatch(Callback):
         self.shown: list[float] = []  # in the progress bar
         self.logged: list[float] = []  # for callbacks
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         self.outputs.append(outputs)
         self.shown.append(float(trainer.progress_bar_metrics.get("train/J", -1.0)))
         self.logged.append(float(trainer.callback_metrics.get("train/J", -1.0)))
+
+
+def ratios_of(batches: EveryBatch) -> list[float]:
+    """What it must log of each training batch."""
+    return [float(discriminant_ratio(step["embeddings"], step["labels"])) for step in batches.outputs]
 
 
 def hooks(module: nn.Module) -> int:
@@ -178,11 +184,32 @@ class Labelled(Dataset):
         return self.points[index], int(self.given[index])
 
 
+class Stream(IterableDataset[Any]):
+    """Has no length."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.data[i] for i in range(len(self.data)))
+
+
 class Embeds(Net):
     """A module whose forward gives embeddings, as most have it."""
 
     def forward(self, points: Tensor) -> Tensor:
         return self.embed(points)
+
+
+class Returns(Embeds):
+    """Returns from a validation step what a function makes of the module and the parts of the batch."""
+
+    def __init__(self, returns: Callable[..., Any]) -> None:
+        super().__init__()
+        self.returns = returns
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return self.returns(self, *batch)
 
 
 TRAINING, VALIDATION = items(per_class=8, seed=1), items(per_class=6, seed=2)
@@ -200,7 +227,7 @@ def gap_monitor(**settings: Any) -> GeneralizationGapMonitor:
     return GeneralizationGapMonitor(**(defaults | settings))
 
 
-WAYS, SHOTS, QUERIES = 3, 2, 3
+SHOTS = 2
 
 
 def episode_items(classes: int = 4, per_class: int = 9) -> TensorDataset:
@@ -211,15 +238,8 @@ def episode_items(classes: int = 4, per_class: int = 9) -> TensorDataset:
 
 
 def episodes(count: int = 8, together: int = 1) -> DataLoader[Any]:
-    sampler = EpisodicBatchSampler(
-        episode_items().tensors[1],
-        ways=WAYS,
-        shots=SHOTS,
-        queries=QUERIES,
-        episodes=count,
-        seed=5,
-        episodes_per_batch=together,
-    )
+    labels, sizes = episode_items().tensors[1], {"ways": 3, "shots": SHOTS, "queries": 3}
+    sampler = EpisodicBatchSampler(labels, **sizes, episodes=count, seed=5, episodes_per_batch=together)
     return DataLoader(episode_items(), batch_sampler=sampler)
 
 
@@ -233,8 +253,7 @@ class Backbone(nn.Module):
         )
 
     def forward(self, points: Tensor) -> Tensor:
-        embeddings: Tensor = self.layers(points)
-        return embeddings
+        return self.layers(points)
 
 
 def protonet(dropout: float = 0.0, **settings: Any) -> ProtoNet:
@@ -260,10 +279,8 @@ def tagged(items: int = 40, seed: int = 0) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
     targets = (torch.rand(items, LABELS, generator=generator) < 0.3).long()
     targets[0] = 0
-    directions = torch.eye(FEATURES)[:LABELS]
-    return TensorDataset(
-        targets.float() @ directions + 0.3 * torch.randn(items, FEATURES, generator=generator), targets
-    )
+    points = targets.float() @ torch.eye(FEATURES)[:LABELS]
+    return TensorDataset(points + 0.3 * torch.randn(items, FEATURES, generator=generator), targets)
 
 
 def logged_by(run: Trainer) -> dict[str, float]:

@@ -1,28 +1,46 @@
-"""Where embeddings and labels are found: outputs, batches, submodules; and what is said where they are not."""
+"""Where embeddings and labels are found: outputs, batches, submodules, views; and what is said where they are not."""
 
-import inspect
 import math
-import os
 import re
-import subprocess
-import sys
 import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
+from fewshot_callbacks import EmbeddingSource
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, GeneralizationGapMonitor
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
-from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, read_flag
-from tests.callbacks.models import EveryBatch, EveryEpoch, Net, hooks, items, loader, measured, retrieval, said, trainer
+from fewshot_callbacks.callbacks.embeddings import EmbeddingReader
+from fewshot_callbacks.functional import evaluate_retrieval
+from tests.callbacks.models import (
+    DIM,
+    TRAINING,
+    VALIDATION,
+    Embeds,
+    EveryBatch,
+    EveryEpoch,
+    Labelled,
+    Net,
+    Returns,
+    close,
+    hooks,
+    items,
+    keyed,
+    loader,
+    measured,
+    ratios,
+    retrieval,
+    said,
+    trainer,
+    validated,
+)
 
 E, L = torch.randn(4, 3), torch.tensor([5, 5, 9, 9])
 
@@ -31,117 +49,135 @@ def reader(source: Any = ("embeddings", "labels"), labels: Any = None) -> Embedd
     return EmbeddingReader(source, labels, "Monitor")
 
 
-class Calls(LightningModule):
-    """Calls its encoder once for each given number of rows."""
+class Tower(nn.Module):
+    """Returns what holds the embeddings somewhere, as transformers do."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
-        self.recurrent = nn.LSTM(3, 2)
-
-    def embeddings_of(self, source: str, *rows: int, labels: int = 4, batch: Any = None) -> tuple[Tensor, Tensor]:
-        listening = reader(source)
-        listening.attach(self)
-        try:
-            listening.expect()
-            for part in E.split(list(rows)) if rows else []:
-                self.get_submodule(source)(part)
-            return listening.read(None, (E, L[:labels]) if batch is None else batch, "validation_step")
-        finally:
-            listening.detach()
-            assert hooks(self) == 0
+    def forward(self, z: Tensor) -> Any:
+        return {"pooler_output": z, "states": SimpleNamespace(hidden=(-z, z))}
 
 
-# ------------------------------------------------------------------------------------------------- where embeddings are
+class Towers(Returns):
+    """Has layers behind its encoder."""
+
+    def __init__(self, returns: Callable[..., Any]) -> None:
+        super().__init__(returns)
+        self.tower, self.recurrent = Tower(), nn.LSTM(DIM, 2)
+        # ends as torchvision's ResNet does before it flattens, and one layer earlier
+        self.avgpool = nn.Unflatten(1, (-1, 1, 1))
+        self.features = nn.Sequential(nn.Unflatten(1, (-1, 1, 1)), nn.UpsamplingNearest2d(2))
 
 
 @pytest.mark.parametrize(
-    ("outputs", "was"),
+    ("returns", "settings"),
     [
-        (None, "None"),
-        (torch.tensor(1.0), r"a tensor of shape \(\) and type torch.float32"),
-        ({"loss": 1, "z": E}, "a mapping with the keys 'loss', 'z'"),
-        ({}, "a mapping with the keys none"),
-        ((E, L), "a tuple of 2"),
+        (lambda net, x, y: {"embeddings": net(x)}, {}),
+        (lambda net, x, y: {"z": net(x), "y": y, "embeddings": x[:1], "labels": -y}, {"source": ("z", "y")}),
+        (lambda net, x, y: {"embeddings": net(x).tolist(), "labels": y[:, None].tolist()}, {}),
+        (lambda net, x, y: {"embeddings": net(x).numpy(), "labels": y[:, None].numpy()}, {}),
+        (lambda net, x, y: (net(x), y), {"source": lambda outputs, batch: outputs}),
+        (lambda net, x, y: net(x), {"source": lambda outputs, batch: (outputs, batch[1])}),
+        (lambda net, x, y: {"embeddings": net(x)}, {"labels": lambda batch: batch[1]}),
+        (lambda net, x, y: [net(x), None][1], {"source": "encoder"}),
+        (lambda net, x, y: net(x).sum(), {"source": "encoder.3", "labels": 1}),
+        (lambda net, x, y: (net(x[:1]), net(x[1:])), {"source": "encoder"}),
+        (lambda net, x, y: net.avgpool(net(x)), {"source": "avgpool"}),
+        (lambda net, x, y: net.tower(net(x)), {"source": "tower:pooler_output"}),
+        (lambda net, x, y: net.tower(net(x)), {"source": "tower:states.hidden.1"}),
     ],
 )
-def test_missing_embeddings_name_what_was_there_and_the_argument_that_fixes_it(outputs: Any, was: str) -> None:
-    expected = (
-        rf"Monitor found no embeddings: training_step returned {was}; expected 'embeddings'\. "
-        r"Return .*\"embeddings\": embeddings.* or say where they are: source=\('other', 'keys'\), "
-        r"source=lambda outputs, batch: .*, or source='name.of.a.submodule'"
-    )
-    with pytest.raises(ValueError, match=expected):
-        reader().read(outputs, (E, L), "training_step")
+def test_every_source_gives_the_same_values(returns: Any, settings: dict[str, Any]) -> None:
+    net = Towers(returns)
+    assert validated(retrieval(**settings), net) == close(keyed(measured(*net.by_hand(VALIDATION))))
+    assert hooks(net) == 0
 
 
 @pytest.mark.parametrize(
-    ("asked", "outputs", "meant"),
-    [
-        (("emb", "labels"), {"loss": 1, "embeddings": E, "labels": L}, ("embeddings", "labels")),
-        (("embeddings", "labels"), {"loss": 1, "embedding": E, "label": L}, ("embedding", "label")),
-        (("embeddings", "labels"), {"emb": E}, ("emb", "labels")),
-        (("feature", "target"), {"features": E, "targets": L}, ("features", "targets")),
-    ],
+    "embed", [lambda net, batch: net(batch[0]), lambda net, batch: (net(batch[0]), batch[1]), "whole"]
 )
-def test_a_key_that_is_near_is_proposed(asked: Any, outputs: Any, meant: Any) -> None:
-    with pytest.raises(UsageError, match=re.escape(f"expected {asked[0]!r}. Did you mean source={meant!r}?")):
-        reader(asked).read(outputs, (E, L), "validation_step")
-
-
-# ------------------------------------------------------------------------------------------------------- named submodule
-
-
-def test_calls_whose_rows_add_up_to_the_labels_are_joined() -> None:
-    net = Calls()
-    assert net.embeddings_of("encoder", 1, 3)[0].allclose(net.encoder(E))
-
-
-def test_calls_that_do_not_add_up_are_refused() -> None:
-    expected = (
-        r"validation_step called the submodule 'encoder' 2 times, with 1, 3 rows, for 3 labels\. "
-        r"Pass source=lambda outputs, batch: \(embeddings, labels\)"
-    )
-    with pytest.raises(ValueError, match=expected):
-        Calls().embeddings_of("encoder", 1, 3, labels=3)
-
-
-def test_a_submodule_that_returns_no_tensor() -> None:
-    with pytest.raises(
-        ValueError, match=r"'recurrent' returns a tuple of 2, not a tensor. Name the entry .* or pass source=lambda"
-    ):
-        Calls().embeddings_of("recurrent", 4)
-
-
-@pytest.mark.parametrize(
-    ("name", "names"), [("encodr", "encoder"), ("encoder.9", "encoder"), ("zzz", "encoder, recurrent")]
-)
-def test_an_unknown_submodule_suggests_near_names(name: str, names: str) -> None:
-    expected = (
-        rf"Monitor\(source='{re.escape(name)}'\): Calls has no submodule of that name. It has, for instance, {names}"
-        r".*For keys of the step's output pass two: source=\('embeddings', 'labels'\)"
-    )
-    with pytest.raises(ValueError, match=expected):
-        reader(name).attach(Calls())
+def test_the_monitor_embeds_batches_itself_and_leaves_no_trace(embed: Any) -> None:
+    net = Returns(lambda net, x, y: torch.rand(1))  # validates something else; nothing of it is an embedding
+    net.whole = nn.Sequential(net.frozen, net.encoder)
+    torch.manual_seed(3)
+    logged = validated(retrieval(embed=embed), net)
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    assert validated((), net) == {}
+    assert torch.rand(1).equal(after)
+    assert logged == close(keyed(measured(*net.by_hand(VALIDATION))))
 
 
 def test_only_the_calls_of_the_expected_step_are_kept() -> None:
-    net, listening = Calls(), reader("encoder")
+    net, listening, points = Net().eval(), reader("encoder"), VALIDATION.tensors[0][:4]
     listening.attach(net)
     listening.attach(net)  # setup runs before each fit, validate and test
     assert hooks(net) == 1
-    net.encoder(E)  # before the step
+    net.embed(points)  # before the step
     listening.expect()
-    net.encoder(-E)  # an aborted step
+    net.embed(-points)  # an aborted step
     listening.expect()
-    net.encoder(E)
-    embeddings, _ = listening.read(None, (E, L), "validation_step")
-    assert embeddings.equal(net.encoder(E).detach())
+    net.embed(points)
+    embeddings, _ = listening.read(None, (points, L), "validation_step")
+    assert embeddings.equal(net.embed(points).detach())
+    with pytest.raises(UsageError, match="did not call the submodule 'encoder'"):
+        listening.read(None, (points, L), "validation_step")  # what it has given since belongs to no step
     listening.detach()
     assert hooks(net) == 0
 
 
-# ---------------------------------------------------------------------------------------------------- where labels are
+def two_views(x: Tensor) -> list[Tensor]:
+    return [x, x.roll(1, dims=1)]
+
+
+def of_views(net: Net, data: TensorDataset) -> tuple[Tensor, Tensor]:
+    points, labels = data.tensors
+    return net.by_hand(TensorDataset(torch.cat(two_views(points)), labels.repeat(2)))
+
+
+@pytest.mark.parametrize(
+    ("returns", "expected"),
+    [
+        (lambda net, x, y: net(x), Net.by_hand),
+        (lambda net, x, y: net(torch.cat(two_views(x))), of_views),
+        (lambda net, x, y: [*map(net, two_views(x))], of_views),
+    ],
+)
+def test_two_views_of_each_item(returns: Any, expected: Any) -> None:
+    """In one call of the submodule or in two; and one view, as validation steps have."""
+    with pytest.raises(ValueError, match=r"EmbeddingSource\(views=0\) must be at least 1"):
+        EmbeddingSource("encoder", views=0)
+    net, source = Towers(returns), EmbeddingSource("encoder", views=2)
+    assert validated(retrieval(source=source), net) == close(keyed(measured(*expected(net, VALIDATION))))
+
+
+def test_ids_and_a_gallery_flag_of_each_item_hold_for_its_views() -> None:
+    net, data = Returns(lambda net, x, y, place: net(torch.cat(two_views(x)))), items()
+    numbers, shop = torch.arange(len(data)) % 34, torch.arange(len(data)) % 2 == 0
+    for tensor in data.tensors:
+        tensor[34:] = tensor[:2]
+    of_batch = {"ids": lambda outputs, batch: numbers[batch[2]], "gallery": lambda outputs, batch: shop[batch[2]]}
+    found = retrieval(source=EmbeddingSource("encoder", labels=1, views=2), **of_batch)
+    validated(found, net, DataLoader(TensorDataset(*data.tensors, torch.arange(len(data))), 8))
+    embeddings, labels = of_views(net, TensorDataset(*(tensor[:34] for tensor in data.tensors)))  # the others repeat
+    shops = shop[:34].repeat(2)
+    expected = evaluate_retrieval(embeddings[~shops], labels[~shops], embeddings[shops], labels[shops])
+    assert found.report is not None
+    assert found.report.values == pytest.approx(expected.values, rel=1e-6)
+
+
+def test_several_monitors_share_a_source() -> None:
+    source, net = EmbeddingSource("encoder", labels=1), Returns(lambda net, x, y: [net(x), None][1])
+    monitors = [
+        retrieval(source=source),
+        retrieval(source=source, name="more"),
+        DiscriminantRatioMonitor(source=source),
+    ]
+    run = trainer(*monitors, max_epochs=2, num_sanity_val_steps=1)
+    run.fit(net, loader(), loader())
+    assert hooks(net) == 0
+    sets = net.by_hand(items())
+    expected = keyed(measured(*sets) | ratios(*sets)) | keyed(measured(*sets), "val/more")
+    assert {key: float(run.callback_metrics[key]) for key in expected} == close(expected)
+
 
 Pair = namedtuple("Pair", ["images", "classes"])
 
@@ -150,15 +186,12 @@ Pair = namedtuple("Pair", ["images", "classes"])
     ("labels", "outputs", "batch"),
     [
         (None, {"labels": L}, (E, -L)),  # the step knows best
-        (None, {}, (E, L)),
-        (None, {}, [E, L]),
+        (None, {"labels": L}, {"labels": -L}),
         (None, {}, Pair(E, L)),
         (None, {}, {"image": E, "labels": L}),
         ("class", {"labels": -L}, {"class": L}),  # what was asked for comes first
-        (2, {"labels": -L}, (E, E, L)),
-        (-1, {}, (E, E, L)),
-        (0, {}, (L, E)),
-        (lambda batch: batch["deep"]["labels"], {"labels": -L}, {"deep": {"labels": L}}),
+        (-1, {"labels": -L}, (E, E, L)),
+        (lambda batch: batch["deep"].labels, {"labels": -L}, {"deep": SimpleNamespace(labels=L)}),
     ],
 )
 def test_labels_are_found(labels: Any, outputs: dict[str, Tensor], batch: Any) -> None:
@@ -166,41 +199,38 @@ def test_labels_are_found(labels: Any, outputs: dict[str, Tensor], batch: Any) -
     assert found.codes.equal(L)
 
 
-@pytest.mark.parametrize(
-    ("batch", "what"),
-    [
-        ((E, E, L), "a tuple of 3"),
-        (E, "a tensor of shape (4, 3) and type torch.float32"),
-        ({"x": E, "y": L}, "a mapping with the keys 'x', 'y'"),
-        (None, "None"),
-        ("ab", "a str"),
-        ((E, E + 1), "two tensors of one shape, such as two views of each item"),
-        (3, "a int"),
-    ],
-)
-def test_missing_labels_name_the_batch_and_the_argument(batch: Any, what: str) -> None:
-    expected = (
-        f"Monitor found no labels: test_step returned none under 'labels', and the batch is {what}. Say where they are "
-        "in the batch: Monitor(labels='key'), labels=1 for a position, or a function of it."
-    )
-    with pytest.raises(ValueError, match=re.escape(expected)):
-        reader().read({"embeddings": E}, batch, "test_step")
+NO_EMBEDDINGS = "Monitor found no embeddings: step returned"
+NO_LABELS = "Monitor found no labels: step returned none under 'labels', "
+WHERE = "Say where they are in the batch: Monitor(labels='key'), labels=1 for a position, or a function of it."
 
 
 @pytest.mark.parametrize(
-    ("labels", "batch", "what"),
+    ("settings", "outputs", "batch", "words"),
     [
-        ("y", {"x": E}, r"\(labels='y'\): the batch is a mapping with the keys 'x' and has"),
-        (2, (E, L), r"\(labels=2\): the batch is a tuple of 2 and has"),
-        ("y", (E, L), r"\(labels='y'\): the batch is a tuple of 2 and has"),
+        ({}, {"loss": 1, "z": E}, L, [f"{NO_EMBEDDINGS} a mapping with the keys 'loss', 'z'; expected 'embeddings'. Return ",
+         '"embeddings": embeddings', " or say where they are: source=('other', 'keys'), source=lambda outputs, batch: ",
+         ", or source='name.of.a.submodule'"]),
+        ({}, {}, L, [f"{NO_EMBEDDINGS} a mapping with the keys none; expected"]),
+        ({}, (E, L), L, [f"{NO_EMBEDDINGS} a tuple of 2; expected"]),
+        ({}, E, L, [f"{NO_EMBEDDINGS} a tensor of shape (4, 3) and type torch.float32; expected"]),
+        ({}, {"embedding": E, "label": L}, L, ["expected 'embeddings'. Did you mean source=('embedding', 'label')?"]),
+        ({}, {"emb": E}, L, ["expected 'embeddings'. Did you mean source=('emb', 'labels')?"]),
+        ({"source": lambda *_: E}, E, L, ["source returned a tensor of", "; it must return (embeddings, labels)"]),
+        ({"source": lambda *_: (E, L, L)}, E, L, ["source returned a tuple of 3; it must return (embeddings, labels)"]),
+        ({"source": lambda *both: both[0]["z"]}, {}, L, ["source raised KeyError: 'z'. step returned a mapping with the"]),
+        ({}, {"embeddings": E}, (E, E, L), [f"{NO_LABELS}and the batch is a tuple of 3. {WHERE}"]),
+        ({}, {"embeddings": E}, "ab", ["the batch is a str. Say"]),
+        ({}, {"embeddings": E}, (E, E + 1), ["the batch is two tensors of one shape, such as two views of each item. Say"]),
+        ({"labels": "y"}, {"embeddings": E}, {"x": E}, ["(labels='y'): the batch is a mapping with the keys 'x' and has"]),
+        ({"labels": 2}, {"embeddings": E}, (E, L), ["(labels=2): the batch is a tuple of 2 and has no such entry"]),
+        ({"labels": "y"}, {"embeddings": E}, (E, L), ["(labels='y'): the batch is a tuple of 2 and has no such entry"]),
     ],
-)
-def test_labels_that_are_not_where_the_argument_says(labels: Any, batch: Any, what: str) -> None:
-    with pytest.raises(ValueError, match=f"Monitor{what} no such entry"):
-        reader(labels=labels).read({"embeddings": E}, batch, "test_step")
-
-
-# ------------------------------------------------------------------------------------------------- what is no embedding
+)  # fmt: skip
+def test_what_is_missing_is_named_with_the_argument_that_fixes_it(
+    settings: dict[str, Any], outputs: Any, batch: Any, words: list[str]
+) -> None:
+    with pytest.raises(UsageError, match=".*".join(map(re.escape, words))):
+        reader(**settings).read(outputs, batch, "step")
 
 
 @pytest.mark.parametrize(
@@ -215,11 +245,7 @@ def test_labels_that_are_not_where_the_argument_says(labels: Any, batch: Any, wh
         (E.long(), L, "type torch.int64; expected one floating-point vector for each"),
         (E, L[:3], r"test_step gave 4 embeddings, but 3 labels; expected one for each"),
         (E, L[:, None].expand(4, 2), r"labels has shape \(4, 2\). Pass labels.argmax"),
-        (
-            E,
-            L.float(),
-            r"labels of test_step are a tensor .* type torch.float32. .*needs integer labels.*labels.long\(\)",
-        ),
+        (E, L.float(), r"labels of test_step are a tensor .* type torch.float32. .*needs integer labels.*labels.long"),
     ],
 )
 def test_what_is_no_embedding_or_label_is_named(embeddings: Any, labels: Any, words: str) -> None:
@@ -227,116 +253,37 @@ def test_what_is_no_embedding_or_label_is_named(embeddings: Any, labels: Any, wo
         reader().read({"embeddings": embeddings, "labels": labels}, None, "test_step")
 
 
-# ------------------------------------------------------------------------------------- settings refused in the constructor
-
-
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("returns", "source", "words"),
     [
-        *(
-            (keys, "two keys are needed, such as ('embeddings', 'labels')")
-            for keys in (("a",), ("a", "b", "c"), (1, 2), [])
-        ),
-        *((other, "is none of: two keys of the step's output, the name of a submodule, a") for other in (3, None)),
+        (lambda net, x, y: (net(x[:1]), net(x[:2])), "encoder", "called the submodule 'encoder' 2 times, with 1, 2 rows, "
+         "for 11 labels. Pass source=lambda outputs, batch: (embeddings, labels)"),
+        (lambda net, x, y: [*map(net, two_views(x))], "encoder", "For 2 views of each item pass "
+         "source=EmbeddingSource('encoder', views=2)"),
+        (lambda net, x, y: net.recurrent(net(x)), "recurrent", "'recurrent' returns a tuple of 2, not a tensor. Name the"),
+        (lambda net, x, y: net.features(net(x)), "features", "are a tensor of shape (11, 5, 2, 2) and type torch.float32; "
+         "expected one floating-point vector for each item, (items, dim). This is a feature map: name the pooling layer"),
+        (lambda net, x, y: net.tower(net(x)), "tower", "'tower' returns a mapping with the keys 'pooler_output', 'states', "
+         "not a tensor. Name the entry that is the embedding, such as source='tower:pooler_output'"),
+        (lambda net, x, y: net.tower(net(x)), "tower:pooled", "'tower:pooled'): there is a mapping with the keys "
+         "'pooler_output', 'states', which has no entry 'pooled'"),
     ],
-)
-def test_a_source_of_no_known_form(source: Any, words: str) -> None:
-    made = EmbeddingReader.__new__(EmbeddingReader)  # as users make it, without the type checks of the tests
-    with pytest.raises(ValueError, match=re.escape(words)):
-        inspect.unwrap(EmbeddingReader.__init__)(made, source, None, "Monitor")
-
-
-# ------------------------------------------------------------------------------------------------- the flag of a gallery
-
-
-def test_the_flag_is_looked_up_in_the_output_first() -> None:
-    mask = torch.tensor([True, False, True, True])
-    assert read_flag("g", {"g": mask}, {"g": ~mask}, len(mask), "Monitor").equal(mask)
-    assert read_flag("g", {"embeddings": E}, {"g": mask.long()}, len(mask), "Monitor").equal(mask)
-    assert read_flag(lambda outputs, batch: batch[1] == 5, None, (E, L), len(L), "Monitor").equal(L == 5)
-
-
-@pytest.mark.parametrize(("flag", "what"), [([1, 0], "a list of 2"), (E, r"a tensor of shape \(4, 3\)")])
-def test_a_flag_that_is_no_mask(flag: Any, what: str) -> None:
-    with pytest.raises(ValueError, match=f"gallery gave {what}.*; expected one boolean for each item"):
-        read_flag("g", {"g": flag}, None, 4, "Monitor")
-
-
-# ------------------------------------------------------------------------------------------------------- what is said
-
-
-def test_an_error_is_said_once_and_another_again() -> None:
-    policy = FailurePolicy("Monitor", strict=False)
-    rows = ValueError("rows 3 to 5 of the embeddings.")
-
-    def handle(*errors: Exception) -> None:
-        for error in errors:
-            policy.handle(error, "val/J is NaN.")
-
-    with pytest.warns(UserWarning, match="val/J is NaN") as warned:
-        handle(rows, rows, RuntimeError("out of memory"), KeyError(), rows)
-    end = " (Shown once; Monitor(strict=True) raises instead.)"
-    assert said(warned) == [
-        f"val/J is NaN. rows 3 to 5 of the embeddings.{end}",
-        f"val/J is NaN. RuntimeError: out of memory{end}",
-        f"val/J is NaN. KeyError: KeyError{end}",
-    ]
-
-
-# ----------------------------------------------------------------------------------------------------- in a Trainer
-
-
-class Returns(Net):
-    """Returns from a step, and finds in its batch, what the test wants."""
-
-    def __init__(self, returns: Callable[[Tensor, Tensor], Any]) -> None:
-        super().__init__()
-        self.returns = returns
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        points, labels = batch
-        return self.returns(self.embed(points), labels)
-
-
-@pytest.mark.parametrize(
-    ("returns", "settings"),
-    [
-        (lambda z, y: {"embeddings": z, "labels": y}, {}),
-        (lambda z, y: {"embeddings": z}, {}),
-        (lambda z, y: {"z": z, "y": y, "embeddings": -z[:1], "labels": -y}, {"source": ("z", "y")}),
-        (lambda z, y: (z, y), {"source": lambda outputs, batch: outputs}),
-        (lambda z, y: z, {"source": lambda outputs, batch: (outputs, batch[1])}),
-        (lambda z, y: None, {"source": "encoder"}),
-        (lambda z, y: z.sum(), {"source": "encoder.3", "labels": 1}),
-        (lambda z, y: {"embeddings": z}, {"labels": lambda batch: batch[1]}),
-    ],
-)
-def test_every_source_gives_the_same_values(returns: Any, settings: dict[str, Any]) -> None:
-    net = Returns(returns)
-    [logged] = trainer(retrieval(**settings)).validate(net, loader(), verbose=False)
-    expected = measured(*net.by_hand(items()))
-    assert logged == pytest.approx({f"val/{name}": value for name, value in expected.items()}, rel=1e-5)
+)  # fmt: skip
+def test_outputs_of_a_submodule_that_are_no_embeddings_are_refused_with_the_fix(
+    returns: Any, source: str, words: str
+) -> None:
+    net = Towers(returns)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        validated(retrieval(source=source), net)
     assert hooks(net) == 0
 
 
-def test_an_unknown_submodule_ends_the_fit_before_it_starts() -> None:
-    with pytest.raises(ValueError, match=r"Net has no submodule of that name. It has, for instance, encoder"):
-        trainer(retrieval(source="encder")).validate(Net(), loader(), verbose=False)
-
-
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        *((lambda *_, r=r: r, r"source returned .*; it must return \(embeddings, lab") for r in (E, None, (E, L, L))),
-        (lambda outputs, _: outputs["z"], "source raised KeyError: 'z'. step returned a mapping with the keys 'loss'"),
-    ],
-)
-def test_a_function_that_fails_or_returns_no_pair_is_named(source: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        reader(source).read({"loss": torch.zeros(())}, [1, 2], "step")
-
-
-# ------------------------------------------------------------------------------------------ mistakes that cannot heal
+@pytest.mark.parametrize(("name", "near"), [("encder", "encoder"), ("zzz:z", "frozen, encoder, classifier")])
+def test_an_unknown_submodule_ends_the_fit_before_it_starts(name: str, near: str) -> None:
+    for argument in ("source", "embed"):
+        words = rf"\({argument}='{name}'\): Net has no submodule of that name. It has, for instance, {near}"
+        with pytest.raises(ValueError, match=words):
+            validated(retrieval(**{argument: name}), Net())
 
 
 class OnlyLoss(Net):
@@ -346,42 +293,36 @@ class OnlyLoss(Net):
         return super().training_step(batch, batch_idx)["loss"]
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return super().validation_step(batch, batch_idx)["embeddings"].sum()
-
-
-class TestOnly(Net):
-    """Calls its encoder in a test alone."""
-
-    __test__ = False
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+        return self.embed(batch[0]).sum()
 
 
 MISTAKES: list[tuple[Callable[[], Net], Callable[..., Any], str]] = [
     (OnlyLoss, retrieval, "RetrievalMonitor found no embeddings: validation_step returned a tensor of shape"),
-    (Net, partial(retrieval, source=("z", "labels")), "the keys 'embeddings', 'labels'; expected 'z'. Return"),
     (Net, partial(retrieval, labels="species"), "labels='species'): the batch is a list of 2 and has no such entry"),
     (Net, partial(retrieval, gallery="shop"), "gallery='shop'): neither what the step returned"),
     (Net, partial(retrieval, gallery=3), "gallery=3): there is no such loader; there are 'dataloader"),
-    (TestOnly, partial(retrieval, source="encoder"), "validation_step did not call the submodule 'encoder'"),
+    (partial(Returns, lambda *_: 0), partial(retrieval, source="encoder"), "step did not call the submodule 'encoder'"),
     (OnlyLoss, DiscriminantRatioMonitor, "DiscriminantRatioMonitor found no embeddings: "),
     (Net, partial(GeneralizationGapMonitor, embed=lambda net, batch: net.embed(batch[0])), "pass training_data="),
     (Net, GeneralizationGapMonitor, "Net has no forward method, and embed is not given. Pass embed="),
+    (Embeds, partial(retrieval, knn=5), "RetrievalMonitor has no training set: pass knn_bank=..."),
+    (Net, partial(retrieval, knn=5, knn_bank=Labelled(TRAINING)), "Net has no forward method, and embed is not given."),
 ]
 
 
-@pytest.mark.parametrize(("sanity", "batches"), [(1, 0), (0, 4)])
-@pytest.mark.parametrize(("net", "monitor", "words"), MISTAKES)
+@pytest.mark.parametrize(
+    ("net", "monitor", "words", "sanity"),
+    [(*mistake, 1) for mistake in MISTAKES] + [(*MISTAKES[place], 0) for place in (0, 3, 5, 6)],
+)
 def test_a_mistake_that_cannot_heal_ends_the_fit_at_its_first_sign(
-    net: Callable[[], Net], monitor: Callable[..., Any], words: str, sanity: int, batches: int
+    net: Any, monitor: Any, words: str, sanity: int
 ) -> None:
     trained = EveryBatch()
     run = trainer(monitor(), trained, num_sanity_val_steps=sanity, max_epochs=3)
-    with pytest.raises(
-        UsageError, match=re.escape(words) + r".*\(\w+Monitor\(strict=False\) warns instead, and logs NaN"
-    ):
+    end = r".*\(\w+Monitor\(strict=False\) warns instead, and logs NaN"
+    with pytest.raises(UsageError, match=re.escape(words) + end):
         run.fit(net(), loader(), loader())
-    assert len(trained.outputs) == (0 if monitor is DiscriminantRatioMonitor else batches)
+    assert len(trained.outputs) == (0 if sanity or monitor is DiscriminantRatioMonitor else 4)
     if sanity:
         patient = trainer(monitor(strict=False), num_sanity_val_steps=sanity)
         with pytest.warns(UserWarning, match=re.escape(words)):
@@ -390,88 +331,56 @@ def test_a_mistake_that_cannot_heal_ends_the_fit_at_its_first_sign(
 
 
 def test_a_step_that_has_given_embeddings_before_may_give_them_again() -> None:
-    class Forgetful(Net):
-        """The second validation has none, as a step has that skips what has diverged."""
-
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            return None if self.current_epoch == 1 else super().validation_step(batch, batch_idx)
-
-    epochs = EveryEpoch()
+    """The second validation has none, as a step has that skips what has diverged."""
+    forgets, epochs = (
+        Returns(lambda net, x, y: None if net.current_epoch == 1 else {"embeddings": net(x)}),
+        EveryEpoch(),
+    )
     with pytest.warns(UserWarning, match="val/mAP and the other values of this set are NaN.*found no embeddings"):
-        trainer(retrieval(), epochs, max_epochs=3).fit(Forgetful(), loader(), loader())
+        trainer(retrieval(), epochs, max_epochs=3).fit(forgets, loader(), loader())
     assert [math.isnan(value) for value in epochs.values] == [False, True, False]
+
+
+class Skips(Net):
+    """Skips every second batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx % 2 == 0 else super().training_step(batch, batch_idx)
 
 
 @pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
 def test_a_first_training_batch_that_lightning_skips_may_be_followed_by_others() -> None:
-    class Skips(Net):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            outputs = super().training_step(batch, batch_idx)
-            return None if batch_idx in (0, 2) else outputs
-
-    batches = EveryBatch()
-    with pytest.warns(UserWarning, match="train/J and .* NaN.*training_step returned a mapping with the keys none"):
+    """Where Lightning skips nothing, since the step is optimised by hand, it is a mistake."""
+    words, batches = "training_step returned a mapping with the keys none", EveryBatch()
+    with pytest.warns(UserWarning, match=f"train/J and .* NaN.*{words}"):
         trainer(DiscriminantRatioMonitor(), batches).fit(Skips(), loader(), loader())
     assert [math.isnan(value) for value in batches.logged] == [True, False, True, False]
+    by_hand = Skips()
+    by_hand.automatic_optimization = False
+    with pytest.raises(UsageError, match=f"found no embeddings: {words}"):
+        trainer(DiscriminantRatioMonitor()).fit(by_hand, loader(), loader())
 
 
-def test_a_manual_training_step_that_returns_nothing_cannot_heal() -> None:
-    class Manual(Net):
-        automatic_optimization = False  # type: ignore[assignment]
-
-        def training_step(self, batch: Any, batch_idx: int) -> None: ...
-
-    with pytest.raises(UsageError, match="found no embeddings: training_step returned a mapping with the keys none"):
-        trainer(DiscriminantRatioMonitor()).fit(Manual(), loader(), loader())
-
-
-# ----------------------------------------------------------------------------------- every fit says what it has to say
-
-
-DIVERGED = items().tensors[0] * math.nan
+def test_an_error_is_said_once_and_another_again() -> None:
+    policy, rows = FailurePolicy("Monitor", strict=False), [ValueError(f"rows {n} to 8 are NaN.") for n in (3, 5)]
+    errors = [*rows, RuntimeError("out of memory"), KeyError(), rows[0]]
+    with pytest.warns(UserWarning, match="val/J is NaN") as warned:
+        assert not any(policy.handle(error, "val/J is NaN.") for error in errors)
+    end = " (Shown once; Monitor(strict=True) raises instead.)"
+    told = "rows 3 to 8 are NaN.", "RuntimeError: out of memory", "KeyError: KeyError"
+    assert said(warned) == [f"val/J is NaN. {words}{end}" for words in told]
 
 
 @pytest.mark.parametrize("same_monitor", [True, False])
 def test_a_second_fit_in_one_process_warns_again(same_monitor: bool) -> None:
     """With Python's own filter, which shows a warning once for each place in the code."""
-    data = TensorDataset(DIVERGED, items().tensors[1])
-
-    def make() -> tuple[Any, ...]:
-        return retrieval(), DiscriminantRatioMonitor()
-
-    monitors, told = make(), []
+    data = TensorDataset(items().tensors[0] * math.nan, items().tensors[1])
+    monitors, told = (), []
     for _ in range(2):
+        monitors = (same_monitor and monitors) or (retrieval(), DiscriminantRatioMonitor())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
-            warnings.filterwarnings("ignore", message=".*does not have many workers")
-            trainer(*(monitors if same_monitor else make()), max_epochs=2).fit(Net(), loader(), loader(data))
+            trainer(*monitors, max_epochs=2).fit(Net(), loader(), loader(data))
         told.append([text for text in said(caught) if "NaN" in text])
     assert len(told[0]) == 2
     assert told[0] == told[1]
-
-
-SCRIPT = """
-import torch
-from lightning.pytorch import LightningModule, Trainer
-from fewshot_callbacks import RetrievalMonitor
-
-class Points(LightningModule):
-    def validation_step(self, batch, batch_idx):
-        return {"embeddings": batch, "labels": torch.tensor([0, 0, 0, 1])}
-
-trainer = Trainer(logger=False, enable_progress_bar=False, accelerator="cpu", callbacks=RetrievalMonitor(label_groups=None))
-trainer.validate(Points(), torch.utils.data.DataLoader(torch.rand(4, 2), 4), verbose=False)
-"""
-
-
-def test_a_warning_shows_the_line_of_the_user(tmp_path: Path) -> None:
-    """Not the line of the package that warns, which nobody can change."""
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment, timeout=300
-    )
-    [warned] = re.findall(r"^(.*): UserWarning: val: 1 of 4 queries have no match.*\n(.*)$", done.stderr, re.M)
-    assert warned == (f"{script}:11", "  " + SCRIPT.splitlines()[10])
-    assert "fewshot_callbacks" not in done.stderr

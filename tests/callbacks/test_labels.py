@@ -1,6 +1,4 @@
-"""Labels as words, lists, arrays and columns in the batches of a real Trainer: the values are those of their numbers."""
-
-from __future__ import annotations
+"""What is relevant: labels as words, several labels of an item, two encoders, and candidates that are ignored."""
 
 import math
 from collections.abc import Callable
@@ -13,15 +11,31 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fewshot_callbacks import DEFAULT_METRICS, EpisodicBatchSampler, TrainingDynamicsMonitor
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
-from tests.callbacks.models import Net, gap_monitor, items, loader, logged_by, measured, retrieval, said, trainer
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
+from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.functional import evaluate_retrieval
+from tests.callbacks.models import (
+    FEATURES,
+    LABELS,
+    Net,
+    Returns,
+    close,
+    gap_monitor,
+    items,
+    keyed,
+    loader,
+    measured,
+    retrieval,
+    said,
+    tagged,
+    trainer,
+    validated,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*have no match")
 
 WORDS = {-7: "heron", 3: "", 13: "owl", 23: "Ünal", 33: "owl 2", 43: "9"}
 """Of the labels of `items`; in another order than these."""
-
-
-def word_of(label: Any) -> str:
-    return WORDS[int(label)]
 
 
 class Worded(Dataset[Any]):
@@ -29,7 +43,7 @@ class Worded(Dataset[Any]):
 
     def __init__(self, data: TensorDataset) -> None:
         self.data = data
-        self.labels = [word_of(label) for label in data.tensors[1]]
+        self.labels = [WORDS[int(label)] for label in data.tensors[1]]
 
     def __len__(self) -> int:
         return len(self.data)
@@ -38,8 +52,8 @@ class Worded(Dataset[Any]):
         return self.data[index][0], self.labels[index]
 
 
-class WordedNet(Net):
-    """Hands on the labels as they came, or in the form that it is told."""
+class Formed(Net):
+    """Hands on the labels in the form that it is told."""
 
     def __init__(self, form: Callable[[Any], Any] = lambda labels: labels) -> None:
         super().__init__()
@@ -53,123 +67,84 @@ class WordedNet(Net):
         return {"embeddings": self.embed(batch[0]), "labels": self.form(batch[1])}
 
 
-def worded(data: TensorDataset | None = None, **options: Any) -> DataLoader[Any]:
-    return DataLoader(Worded(items() if data is None else data), batch_size=11, **options)
+def worded() -> DataLoader[Any]:
+    return DataLoader(Worded(items()), batch_size=11)
 
 
 def numbers(data: TensorDataset) -> TensorDataset:
     """The same items, labelled by the places of their words, sorted."""
     places = sorted(WORDS.values())
-    return TensorDataset(data.tensors[0], torch.tensor([places.index(word_of(label)) for label in data.tensors[1]]))
+    return TensorDataset(data.tensors[0], torch.tensor([places.index(word) for word in Worded(data).labels]))
 
 
-def seeded(**options: Any) -> WordedNet:
+def seeded() -> Formed:
     torch.manual_seed(0)
-    return WordedNet(**options)
+    return Formed()
 
 
 FORMS: dict[str, Callable[[Any], Any]] = {
+    "numbers": lambda labels: labels,
     "as collated": lambda labels: labels,
-    "list": list,
     "array": np.array,
     "objects": lambda labels: np.array(labels, object),
     "column": lambda labels: [[word] for word in labels],
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_words_in_the_output_or_the_batch(form: str) -> None:
-    settings = {"label_groups": 2, "metrics": (*DEFAULT_METRICS, "macro_mAP")}
+def test_words_in_the_output_of_some_loaders_and_numbers_in_that_of_another() -> None:
+    class Forms(Net):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            return {"embeddings": self.embed(batch[0]), "labels": [*FORMS.values()][dataloader_idx](batch[1])}
 
-    def run(data: DataLoader[Any], **options: Any) -> tuple[dict[str, float], Any]:
-        monitor = retrieval(**settings)
-        fit = trainer(monitor, DiscriminantRatioMonitor(), max_epochs=2)
-        fit.fit(seeded(**options), data, data)
-        return logged_by(fit), monitor.report
-
-    expected, of_numbers = run(loader(numbers(items())))
-    found, report = run(worded(), form=FORMS[form])
-    assert found == pytest.approx(expected, rel=1e-12)
-    assert report == of_numbers
-    assert report.label_names == tuple(sorted(WORDS.values()))
+    monitor = retrieval(label_groups=2, metrics=(*DEFAULT_METRICS, "macro_mAP"))
+    loaders = {name: worded() for name in FORMS} | {"numbers": loader(numbers(items()))}
+    logged = validated((monitor, DiscriminantRatioMonitor()), Forms(), loaders)
+    for name in FORMS:
+        report = monitor.reports[f"/{name}"]
+        assert report == monitor.reports["/numbers"]
+        assert report.label_names == (None if name == "numbers" else tuple(sorted(WORDS.values())))
+        for key in ("mAP", "J", "variance_ratio_low", "grouped_recall@1"):
+            assert logged[f"val/{key}/{name}"] == pytest.approx(logged[f"val/{key}/numbers"], rel=1e-12)
 
 
 def test_words_in_the_batch_alone() -> None:
-    class Plain(Net):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            return self.embed(batch["points"]).sum()
-
-    def collate(rows: list[Any]) -> dict[str, Any]:
-        return {"points": torch.stack([row[0] for row in rows]), "species": [row[1] for row in rows]}
-
-    monitor, net = retrieval(source="encoder", labels="species"), Plain()
-    [logged] = trainer(monitor).validate(net, worded(collate_fn=collate), verbose=False)
-    expected = measured(*net.by_hand(numbers(items())))
-    assert logged == pytest.approx({f"val/{name}": value for name, value in expected.items()}, rel=1e-5)
-    assert monitor.report is not None
-    assert monitor.report.label_names is not None
-
-
-def test_gallery_and_ids_as_words() -> None:
-    class Split(Net):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            start = 11 * batch_idx
-            names = [f"{number}.png" for number in range(start, start + len(batch[1]))]
-            flags = [number % 2 == 0 for number in range(start, start + len(batch[1]))]
-            return {"embeddings": self.embed(batch[0]), "labels": batch[1], "gallery": flags, "names": names}
-
-    torch.manual_seed(0)
-    net, monitor = Split(), retrieval(gallery="gallery", ids="names")
-    [logged] = trainer(monitor).validate(net, worded(), verbose=False)
+    """Also ids as words, and the flag of a gallery in a list."""
+    of_batch = {
+        "gallery": lambda outputs, batch: (batch[0][:, 0] > 0.3).tolist(),
+        "ids": lambda outputs, batch: [f"{point[0]}.png" for point in batch[0]],
+    }
+    net, monitor = Returns(lambda net, x, y: net(x)), retrieval(source="encoder", labels=1, **of_batch)
+    logged = validated(monitor, net, worded())
     embeddings, labels = net.by_hand(numbers(items()))
-    of_gallery = torch.arange(len(labels)) % 2 == 0
-    expected = measured(embeddings[~of_gallery], labels[~of_gallery], embeddings[of_gallery], labels[of_gallery])
-    assert logged == pytest.approx({f"val/{name}": value for name, value in expected.items()}, rel=1e-5)
-
-
-def test_one_loader_with_words_and_one_with_integers() -> None:
-    net, monitor = seeded(), retrieval()
-    trainer(monitor).validate(net, [worded(), loader()], verbose=False)
-    first, second = monitor.reports.values()
-    assert first == second
-    assert first.label_names is not None
-    assert second.label_names is None
+    chosen = items().tensors[0][:, 0] > 0.3
+    assert logged == close(keyed(measured(embeddings[~chosen], labels[~chosen], embeddings[chosen], labels[chosen])))
+    assert monitor.report is not None
+    assert monitor.report.label_names == tuple(sorted(WORDS.values()))
 
 
 def test_batches_of_words_and_of_integers_in_one_set_are_nan_and_one_warning() -> None:
-    class Mixed(WordedNet):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            labels = list(batch[1]) if batch_idx else torch.arange(len(batch[1]))
-            return {"embeddings": self.embed(batch[0]), "labels": labels}
-
-    with pytest.warns(UserWarning, match="the labels so far are integers, those of this batch words") as warned:
-        [logged] = trainer(retrieval(), DiscriminantRatioMonitor()).validate(Mixed(), worded(), verbose=False)
-    assert len([text for text in said(warned) if "labels so far" in text]) == 2  # of each monitor
+    net = Formed(lambda labels: list(labels) if len(labels) < 11 else torch.arange(len(labels)))
+    words = "the labels so far are integers, those of this batch words"
+    with pytest.warns(UserWarning, match=words) as warned:
+        logged = validated((retrieval(), DiscriminantRatioMonitor()), net, worded())
+    assert len([text for text in said(warned) if words in text]) == 2  # of each monitor
     assert math.isnan(logged["val/mAP"])
     assert math.isnan(logged["val/J"])
 
 
-@pytest.mark.parametrize("form", [Tensor.tolist, Tensor.numpy])
-def test_embeddings_as_arrays_and_lists_and_labels_of_a_column(form: Callable[[Tensor], Any]) -> None:
-    class Arrays(Net):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            return {"embeddings": form(self.embed(batch[0])), "labels": form(batch[1][:, None])}
-
-    net = Arrays()
-    [logged] = trainer(retrieval(), DiscriminantRatioMonitor()).validate(net, loader(), verbose=False)
-    expected = measured(*net.by_hand(items()))
-    assert logged["val/mAP"] == pytest.approx(expected["mAP"], rel=1e-5)
-    assert logged["val/J"] > 0
+def test_labels_that_are_missing_end_the_run() -> None:
+    net = Formed(lambda labels: [None, *labels[1:]])
+    with pytest.raises(ValueError, match=r"the labels of validation_step are a list of 11.*1 of 11 labels is missing"):
+        trainer(retrieval(), num_sanity_val_steps=1).fit(net, worded(), worded())
 
 
 def test_the_gap_of_words_is_that_of_their_numbers() -> None:
     def run(training: Any, data: DataLoader[Any]) -> dict[str, float]:
         monitor = gap_monitor(training_data=training, embed=lambda module, batch: module.embed(batch[0]))
-        [logged] = trainer(monitor).validate(seeded(), data, verbose=False)
+        logged = validated(monitor, seeded(), data)
         return {name: value for name, value in logged.items() if name != "gap/share_of_time"}
 
-    data = numbers(items(seed=4))
-    expected = run(data, loader(numbers(items())))
+    expected = run(numbers(items(seed=4)), loader(numbers(items())))
     assert run(Worded(items(seed=4)), worded()) == pytest.approx(expected, rel=1e-12)
     assert not math.isnan(expected["gap/grouped_recall@1"])
 
@@ -181,19 +156,195 @@ def test_training_dynamics_of_episodes_of_words() -> None:
         )
         sampler = EpisodicBatchSampler(labels, ways=3, shots=1, queries=2, episodes=4)
         trainer(monitor).fit(seeded(), DataLoader(data, batch_sampler=sampler), worded())
-        return monitor.history
+        return monitor.history.to_dict()
 
     training = numbers(items())
     expected = run(training, training.tensors[1].tolist())
     found = run(Worded(items()), Worded(items()).labels)
-    assert len(found) == 4
-    for name, values in expected.to_dict().items():
+    assert len(found["steps"]) == 4
+    for name, values in expected.items():
         # words sort their classes in another order, and so do sums
         same = pytest.approx(values, rel=1e-12) if name in ("alpha", "norm_ratio", "psi_con", "psi_div") else values
-        assert found.to_dict()[name] == same
+        assert found[name] == same
 
 
-def test_labels_that_are_missing_end_the_run() -> None:
-    net = seeded(form=lambda labels: [None, *labels[1:]])
-    with pytest.raises(ValueError, match=r"the labels of validation_step are a list of 11.*1 of 11 labels is missing"):
-        trainer(retrieval(), num_sanity_val_steps=1).fit(net, worded(), worded())
+def of_targets(net: Net, *data: TensorDataset, end: str = "") -> Any:
+    """What must be logged of queries, and of a gallery if there is one."""
+    report = evaluate_retrieval(*(tensor for part in data for tensor in net.by_hand(part)))
+    return close(keyed(report.metrics() | {"queries_without_match": report.queries_without_match}, end=end))
+
+
+@pytest.mark.parametrize("form", [lambda targets: targets, Tensor.float, Tensor.bool])
+def test_multi_label_targets_of_any_number_type(form: Callable[[Tensor], Any]) -> None:
+    """And what cannot be measured is NaN under the same keys."""
+    net, monitor = Formed(form), RetrievalMonitor()
+    logged = validated(monitor, net, loader(tagged()))
+    assert logged == of_targets(net, tagged())
+    assert {"val/mAP", "val/map@r", "val/r_precision", "val/recall@1", "val/ndcg@10"} < set(logged)
+    assert "val/f1" not in logged
+    net.encoder[0].weight.data.fill_(torch.nan)
+    with pytest.warns(UserWarning, match="40 of 40 rows of embeddings hold NaN"):
+        failed = validated(RetrievalMonitor(), net, loader(tagged()))
+    assert failed.keys() == logged.keys()
+    assert all(map(math.isnan, failed.values()))
+
+
+def test_two_loaders_and_a_gallery() -> None:
+    net, other = Formed(), tagged(25, seed=1)
+    loaders = [loader(tagged()), loader(other)]
+    logged = validated(RetrievalMonitor(), net, loaders)
+    for end, data in (("/dataloader_idx_0", tagged()), ("/dataloader_idx_1", other)):
+        assert {key: value for key, value in logged.items() if key.endswith(end)} == of_targets(net, data, end=end)
+    assert validated(RetrievalMonitor(gallery=1), net, loaders) == of_targets(net, tagged(), other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"metrics": (*DEFAULT_METRICS, "macro_mAP")}, "grouped_recall@1, macro_mAP"),
+        ({"label_groups": [[0, 1], [2, 3]]}, "label_groups"),
+    ],
+)
+def test_settings_for_one_label_each_end_the_fit_at_the_sanity_check(settings: dict[str, Any], names: str) -> None:
+    run = trainer(RetrievalMonitor(**settings), num_sanity_val_steps=1)
+    words = f"RetrievalMonitor: {names} cannot be computed where items have several labels"
+    with pytest.raises(UsageError, match=words):
+        run.fit(Formed(), loader(), loader(tagged()))
+    assert run.global_step == 0
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (lambda y: y * 0.5, r"labels have shape \(11, 5\), and \d+ entries are neither 0 nor 1"),
+        (
+            lambda y: y[:, : 5 if len(y) == 11 else 3],
+            "are zeros and ones of 3 labels, those before were zeros and ones",
+        ),
+        (lambda y: y[:, 0] if len(y) < 11 else y, "are integers, those before were zeros and ones of 5 labels"),
+    ],
+)
+def test_targets_that_cannot_be_read_end_the_run_with_what_they_should_be(form: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        validated(RetrievalMonitor(), Formed(form), loader(tagged()))
+    with pytest.raises(UsageError, match=r"DiscriminantRatioMonitor.*labels.*\(11, 5\)"):  # takes none at all
+        validated(DiscriminantRatioMonitor(), Formed(), loader(tagged()))
+
+
+def test_each_epoch_of_a_fit_is_measured_and_nobody_shares_a_label_is_nan() -> None:
+    monitor, lone = RetrievalMonitor(), TensorDataset(torch.randn(3, FEATURES), torch.eye(3, LABELS))
+    run = trainer(monitor, max_epochs=2)
+    words = "none of the 3 queries has a relevant candidate"
+    with pytest.warns(UserWarning, match=words) as warned:
+        run.fit(Formed(), loader(), [loader(tagged()), loader(lone)])
+    assert sum(words in text for text in said(warned)) == 1
+    assert set(monitor.reports) == {"/dataloader_idx_0"}
+    assert run.callback_metrics["val/mAP/dataloader_idx_1"].isnan()
+
+
+ITEMS, DIM, CAPTIONS = 23, 4, 3
+METRICS = ("mAP", "recall@1", "recall@5", "minp")
+BOTH = ("image_embeds", "text_embeds")
+
+
+def clip(captions: int = 1) -> Returns:
+    return Returns(
+        lambda net, images, texts, number: {
+            "image_embeds": images,
+            "text_embeds": texts[:, :captions].flatten(0, 1),
+            "image": number,
+            "image_of_caption": number.repeat_interleave(captions),
+        }
+    )
+
+
+def pairs() -> TensorDataset:
+    """Images, three captions each, and a number for each image."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(ITEMS, DIM, generator=generator)
+    captions = images[:, None] + torch.randn(ITEMS, CAPTIONS, DIM, generator=generator)
+    return TensorDataset(images, captions, torch.arange(ITEMS) * 3 - 7)
+
+
+def logged_of(monitor: RetrievalMonitor, net: Returns, data: TensorDataset | None = None) -> dict[str, float]:
+    return validated(monitor, net, DataLoader(pairs() if data is None else data, batch_size=5))
+
+
+def both_ways(texts: Tensor, of_texts: Tensor) -> Any:
+    images, _, number = pairs().tensors
+    sides = (images, number), (texts, of_texts)
+    values = {}
+    for name, (query, searched) in {"image_to_text": sides, "text_to_image": sides[::-1]}.items():
+        report = evaluate_retrieval(*query, *searched, metrics=METRICS)
+        counted = {"queries_without_match": report.queries_without_match}
+        values |= keyed(report.metrics() | counted, f"val/{name}")
+    return close(values)
+
+
+def test_rows_belong_together() -> None:
+    monitor = RetrievalMonitor(source=BOTH, metrics=METRICS)
+    _, captions, number = pairs().tensors
+    assert logged_of(monitor, clip()) == both_ways(captions[:, 0], number)
+    assert monitor.reports.keys() == {"image_to_text", "text_to_image"}
+    named = logged_of(RetrievalMonitor(source=BOTH, metrics="mAP", name="clip"), clip())
+    assert {"val/clip/image_to_text/mAP", "val/clip/text_to_image/mAP"} < named.keys()
+    with pytest.raises(UsageError, match=r"two encoders are queries and gallery of each other\. Leave out gallery"):
+        logged_of(RetrievalMonitor(source=BOTH, gallery="image"), clip())
+
+
+def test_several_captions_of_an_image() -> None:
+    """Also where the images come with each of their captions, and count once."""
+    images, captions, number = pairs().tensors
+    settings = {"source": BOTH, "labels": ("image", "image_of_caption"), "metrics": METRICS}
+    expected = both_ways(captions.flatten(0, 1), number.repeat_interleave(CAPTIONS))
+    assert logged_of(RetrievalMonitor(**settings), clip(CAPTIONS)) == expected
+    order = torch.arange(ITEMS).repeat_interleave(CAPTIONS)
+    repeated = TensorDataset(images[order], captions.flatten(0, 1)[:, None], number[order])
+    ids = ("image", lambda outputs, batch: [str(text.tolist()) for text in batch[1]])
+    assert logged_of(RetrievalMonitor(ids=ids, **settings), clip(), repeated) == expected
+    with pytest.raises(UsageError, match=r"gave 5 and 15 embeddings. Say which belong together: labels=\('image_id'"):
+        logged_of(RetrievalMonitor(source=BOTH), clip(CAPTIONS))
+
+
+def test_soft_labels_under_the_usual_keys_are_no_second_encoder() -> None:
+    net = Returns(lambda net, x, *_: {"embeddings": x, "labels": x.softmax(dim=1)})
+    with pytest.raises(UsageError, match="entries are neither 0 nor 1"):
+        logged_of(RetrievalMonitor(), net)
+
+
+def of_person(net: Returns, points: Tensor, person: Tensor, camera: Tensor) -> dict[str, Any]:
+    cameras = [f"cam {c}" for c in camera.tolist()]
+    return {"embeddings": points, "labels": person, "person": person, "camera": cameras, "few": [1, 2]}
+
+
+def people(seed: int, count: int = 40) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    persons, cameras = (torch.randint(0, most, (count,), generator=generator) for most in (5, 3))
+    return TensorDataset(torch.randn(count, DIM, generator=generator), persons, cameras)
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_candidates_of_the_same_person_and_camera_are_ignored(two: bool) -> None:
+    sets = [people(0), people(1, 30)][: 1 + two]
+    arguments = [tensor for data in sets for tensor in data.tensors[:2]]
+    of_sets = [data.tensors[1] * 10 + data.tensors[2] for data in sets]
+    groups = dict(zip(("query_groups", "gallery_groups"), of_sets, strict=False))
+    report = evaluate_retrieval(*arguments, metrics=METRICS, **groups)
+    monitor = RetrievalMonitor(exclude=("person", "camera"), gallery=1 if two else None, metrics=METRICS)
+    logged = validated(monitor, Returns(of_person), [DataLoader(data, batch_size=9) for data in sets])
+    assert logged.pop("val/queries_without_match") == report.queries_without_match
+    assert logged == close(keyed(report.metrics()))
+    assert evaluate_retrieval(*arguments, metrics=METRICS).mAP != report.mAP
+
+
+@pytest.mark.parametrize(
+    ("exclude", "words"),
+    [
+        ("lens", r"\(exclude='lens'\): neither what the step returned .* nor the batch .* has that entry"),
+        (("person", "camera", "few"), r"the entries \('person', 'camera', 'few'\) of exclude have \[9, 9, 2\] values"),
+        (lambda outputs, batch: [1, 2], "exclude gave a list of 2; expected an integer or a word for each of the 9"),
+    ],
+)
+def test_what_exclude_cannot_read_ends_the_run(exclude: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        validated(RetrievalMonitor(exclude=exclude), Returns(of_person), DataLoader(people(0), batch_size=9))

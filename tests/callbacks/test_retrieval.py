@@ -7,22 +7,26 @@ from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as with_settings
+from hypothesis import strategies as st
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from rich.progress import Progress
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks import DEFAULT_METRICS, knn_accuracy
-from fewshot_callbacks.callbacks import RetrievalMonitor, _conduct
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor, _conduct
 from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
+from tests.callbacks.gloo_jobs import AsGiven
 from tests.callbacks.models import (
     FEATURES,
     TRAINING,
     Embeds,
     Labelled,
     Net,
-    Scripted,
     close,
     items,
     keyed,
@@ -30,7 +34,6 @@ from tests.callbacks.models import (
     measured,
     retrieval,
     said,
-    scripted,
     trainer,
     validated,
 )
@@ -38,40 +41,59 @@ from tests.callbacks.models import (
 QUERIES, GALLERY = items(), items(per_class=4, seed=4)
 
 
-# ---------------------------------------------------------------------------------------------------- values of one set
-
-
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        {"similarity": "euclidean"},
-        {
-            "similarity": "dot",
-            "metrics": ("mAP", "recall@2", "recall@precision0.2", "recall@precision0.5"),
-            "threshold": 0.1,
-        },
-        {"label_groups": 3, "metrics": (*DEFAULT_METRICS, "grouped_recall@2"), "seed": 7},
-        {"label_groups": 2, "memory_mb": 2},
+        {"similarity": "dot", "metrics": ("mAP", "recall@2", "recall@precision0.2"), "threshold": 0.1},
+        {"label_groups": 3, "metrics": (*DEFAULT_METRICS, "grouped_recall@2"), "seed": 7, "memory_mb": 2},
         {"metrics": (*DEFAULT_METRICS, "recall@precision0.2"), "threshold_bounds": (0.3, 1)},
-        {
-            "metrics": (
-                *("map@3_found", "ir_recall@2", "ir_recall@3", "precision@2", "ndcg@4", "prototype_accuracy"),
-                *("macro_mAP", "auc_pr", "fnmr@fmr0.01", "eer", "mAP"),
-            ),
-            "device": "auto",
-        },
+        {"metrics": ("map@3_found", "ir_recall@2", "prototype_accuracy", "macro_mAP", "eer", "mAP"), "device": "auto"},
     ],
 )
 def test_what_is_logged_is_what_the_function_says(settings: dict[str, Any]) -> None:
-    net = Net()
-    monitor = retrieval(**settings)
+    net, monitor = Net(), retrieval(**settings)
     logged = validated(monitor, net, loader(QUERIES, batch_size=7))
     expected = measured(*net.by_hand(QUERIES), **settings)
     assert logged == close(keyed(expected))
     assert 0 < logged["val/mAP"] < 1
     assert monitor.report is not None
     assert monitor.report.metrics() == close({key: expected[key] for key in expected if key != "queries_without_match"})
+
+
+@with_settings(max_examples=15, deadline=None)
+@given(
+    items=st.integers(2, 40),
+    classes=st.integers(1, 6),
+    batch_size=st.integers(1, 45),
+    few_values=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
+    seed=st.integers(0, 2**16),
+)
+def test_order_batches_and_precision(
+    items: int, classes: int, batch_size: int, few_values: bool, dtype: torch.dtype, seed: int
+) -> None:
+    """Random sets in any order, cut into any batches, in any precision: what must not move does not."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(-classes, classes, (items,), generator=generator)
+    labels[0] = labels[1]  # somebody has a match
+    points = torch.randn(items, 3, generator=generator)
+    points = (points.round() if few_values else points).to(dtype)
+    order = torch.randperm(items, generator=generator)
+    expected, monitor = evaluate_retrieval(points, labels, label_groups=None), retrieval()
+    data = DataLoader(TensorDataset(points[order], labels[order]), batch_size=batch_size)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sets without a J
+        logged = validated((monitor, DiscriminantRatioMonitor()), AsGiven(), data)
+    found = monitor.report
+    assert found is not None
+    assert found.values == expected.values
+    assert repr((found.decision, found.at_precision)) == repr((expected.decision, expected.at_precision))
+    assert {name: interval.low for name, interval in found.intervals.items()} == pytest.approx(
+        {name: interval.low for name, interval in expected.intervals.items()}, rel=1e-12, abs=1e-12, nan_ok=True
+    )
+    ratio = float(ClassMoments.of(points, labels).discriminant_ratio())
+    assert logged["val/J"] == pytest.approx(ratio, rel=1e-6, nan_ok=True)
 
 
 def test_what_is_spilled_to_a_disk_is_logged_alike(tmp_path: Any) -> None:
@@ -85,53 +107,34 @@ def test_what_is_spilled_to_a_disk_is_logged_alike(tmp_path: Any) -> None:
 
 def test_recall_at_a_precision_may_choose_a_threshold_below_zero_unless_bounds_are_given() -> None:
     """Cosines of embeddings that point apart are negative; the source's bounds are (0, 1)."""
-
-    class Apart(Net):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            _, labels = batch
-            angles = torch.deg2rad(torch.where(torch.arange(len(labels)) % 2 == 0, 0.0, 100.0)) + labels // 20 * 3.14159
-            return {"embeddings": torch.stack([angles.cos(), angles.sin()], dim=1), "labels": labels // 20}
-
-    points = TensorDataset(torch.zeros(8, 12), torch.arange(2).repeat_interleave(4) * 20)
-    logged, within = (
-        validated(
-            RetrievalMonitor(metrics=(*DEFAULT_METRICS, "recall@precision0.4"), label_groups=None, **bounds),
-            Apart(),
-            loader(points),
-        )
+    labels = torch.arange(2).repeat_interleave(4)
+    angles = torch.deg2rad(torch.where(torch.arange(8) % 2 == 0, 0.0, 100.0)) + labels * math.pi
+    points, metrics = torch.stack([angles.cos(), angles.sin()], dim=1), (*DEFAULT_METRICS, "recall@precision0.4")
+    recalls = [
+        validated(retrieval(metrics=metrics, **bounds), AsGiven(), loader(TensorDataset(points, labels)))
         for bounds in ({}, {"threshold_bounds": (0, 1)})
-    )
-    assert logged["val/recall@precision0.4"] == 1.0  # 12 of 28 pairs are relevant: accept all, at cosine -1
-    assert within["val/recall@precision0.4"] < 0.5
+    ]
+    assert recalls[0]["val/recall@precision0.4"] == 1.0  # 12 of 28 pairs are relevant: accept all, at cosine -1
+    assert recalls[1]["val/recall@precision0.4"] < 0.5
 
 
-@pytest.mark.parametrize("unmatched", ["exclude", "miss"])
-def test_given_groups_of_labels_and_what_counts_in_them(unmatched: str) -> None:
-    lone = TensorDataset(
-        torch.cat([items().tensors[0], torch.ones(1, FEATURES)]), torch.cat([items().tensors[1], torch.tensor([99])])
-    )
-    settings = {
-        "label_groups": [[-7, 3, 99], [13, 23, 33, 43]],
-        "metrics": ("mAP", f"grouped_recall@1{'_miss' * (unmatched == 'miss')}"),
-    }
+@pytest.mark.filterwarnings("ignore:.*no match")
+@pytest.mark.parametrize("metric", ["grouped_recall@1", "grouped_recall@1_miss"])
+def test_given_groups_of_labels_and_what_counts_in_them(metric: str) -> None:
+    points, labels = QUERIES.tensors
+    lone = TensorDataset(torch.cat([points, torch.ones(1, FEATURES)]), torch.cat([labels, torch.tensor([99])]))
+    settings = {"label_groups": [[-7, 3, 99], [13, 23, 33, 43]], "metrics": ("mAP", metric)}
     net, monitor = Net(), retrieval(**settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the query without a match
-        logged = validated(monitor, net, loader(lone))
-    assert logged == close(keyed(measured(*net.by_hand(lone), **settings), "val"))
+    logged = validated(monitor, net, loader(lone))
+    assert logged == close(keyed(measured(*net.by_hand(lone), **settings)))
     assert monitor.report.grouped.labels == (((-7, 3, 99), (13, 23, 33, 43)),)
 
 
-def test_a_sample_of_queries_is_said_to_be_one() -> None:
-    with pytest.warns(UserWarning, match="val: An estimate: 20 of 36 queries were drawn"):
-        validated(retrieval(max_queries=20), Net(), loader())
-
-
-def test_only_map_is_shown_in_the_progress_bar() -> None:
-    for prog_bar, shown in ((True, {"val/mAP"}), (False, set())):
-        run = trainer(retrieval(prog_bar=prog_bar))
-        run.validate(Net(), loader(), verbose=False)
-        assert set(run.progress_bar_metrics) == shown
+@pytest.mark.parametrize(("prog_bar", "shown"), [(True, {"val/mAP"}), (False, set())])
+def test_only_map_is_shown_in_the_progress_bar(prog_bar: bool, shown: set[str]) -> None:
+    run = trainer(retrieval(prog_bar=prog_bar))
+    run.validate(Net(), loader(), verbose=False)
+    assert set(run.progress_bar_metrics) == shown
 
 
 def test_queries_without_a_match_are_counted_and_noted_once() -> None:
@@ -147,156 +150,92 @@ def test_queries_without_a_match_are_counted_and_noted_once() -> None:
     assert run.callback_metrics["val/mAP"] == pytest.approx(measured(*net.by_hand(data))["mAP"], rel=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------- queries and galleries
-
-
 def test_each_loader_is_evaluated_by_itself() -> None:
     net, monitor = Net(), retrieval()
     expected = [measured(*net.by_hand(data)) for data in (QUERIES, GALLERY)]
     listed = validated(monitor, net, [loader(QUERIES), loader(GALLERY)])
-    assert listed == close(
-        keyed(expected[0], end="/dataloader_idx_0") | keyed(expected[1], end="/dataloader_idx_1"),
-    )
-    assert set(monitor.reports) == {"/dataloader_idx_0", "/dataloader_idx_1"}
+    ends = "/dataloader_idx_0", "/dataloader_idx_1"
+    assert listed == close(keyed(expected[0], end=ends[0]) | keyed(expected[1], end=ends[1]))
+    assert set(monitor.reports) == set(ends)
     assert monitor.report is None
     named = validated(monitor, net, {"easy": loader(QUERIES), "hard": loader(GALLERY)})
     assert named == close(keyed(expected[0], end="/easy") | keyed(expected[1], end="/hard"))
 
 
-@pytest.mark.parametrize("gallery", [0, 1, "shop", "dataloader_idx_1"])
-def test_a_gallery_loader_by_index_and_by_name(gallery: int | str) -> None:
-    net = Net()
-    first, second = loader(QUERIES), loader(GALLERY)
-    loaders: Any = {"street": first, "shop": second} if gallery == "shop" else [first, second]
-    asked, searched = (GALLERY, QUERIES) if gallery == 0 else (QUERIES, GALLERY)
-    expected = measured(*net.by_hand(asked), *net.by_hand(searched))
-    assert validated(retrieval(gallery=gallery), net, loaders) == close(keyed(expected))
-    assert expected["mAP"] != pytest.approx(measured(*net.by_hand(asked))["mAP"])
-
-
-def test_several_sets_of_queries_against_one_gallery() -> None:
+@pytest.mark.parametrize(("gallery", "searched"), [(0, QUERIES), (1, GALLERY), ("dataloader_idx_1", GALLERY)])
+def test_a_gallery_loader_by_index_and_by_name(gallery: int | str, searched: TensorDataset) -> None:
+    """By the name that it has in a dictionary, too, which may hold several sets of queries."""
     net, third = Net(), items(per_class=2, seed=5)
-    loaders = {"day": loader(QUERIES), "shop": loader(GALLERY), "night": loader(third)}
-    day, night = (measured(*net.by_hand(data), *net.by_hand(GALLERY)) for data in (QUERIES, third))
-    expected = keyed(day, end="/day") | keyed(night, end="/night")
-    assert validated(retrieval(gallery="shop"), net, loaders) == close(expected)
+    asked = GALLERY if gallery == 0 else QUERIES
+    expected = measured(*net.by_hand(asked), *net.by_hand(searched))
+    assert validated(retrieval(gallery=gallery), net, [loader(QUERIES), loader(GALLERY)]) == close(keyed(expected))
+    assert expected["mAP"] != pytest.approx(measured(*net.by_hand(asked))["mAP"])
+    loaders = {"day": loader(asked), "shop": loader(searched), "night": loader(third)}
+    of_night = measured(*net.by_hand(third), *net.by_hand(searched))
+    both = keyed(expected, end="/day") | keyed(of_night, end="/night")
+    assert validated(retrieval(gallery="shop"), net, loaders) == close(both)
 
 
 class Flagged(Net):
-    """Batches of points, labels and the flag of the gallery, as a mapping."""
+    """Batches of points, labels and the flag of the gallery, as a mapping; the flag in the output comes first."""
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        points, labels, flag = batch.values() if isinstance(batch, dict) else batch
-        return {"embeddings": self.embed(points), "labels": labels, "in_gallery": flag}
+        flags = {"in_gallery": batch["shop"], "both": batch["shop"]}
+        return {"embeddings": self.embed(batch["points"]), "labels": batch["labels"]} | flags
 
 
-class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
-    def __init__(self, data: TensorDataset, flag: Tensor) -> None:
-        self.data, self.flag = data, flag
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        point, label = self.data[index]
-        return {"points": point, "labels": label, "shop": self.flag[index]}
+def flagged(flag: Tensor) -> DataLoader[Any]:
+    rows = zip(*QUERIES.tensors, flag, ~flag, strict=True)
+    return DataLoader([dict(zip(("points", "labels", "shop", "both"), row, strict=True)) for row in rows], batch_size=7)
 
 
-@pytest.mark.parametrize("flag", ["in_gallery", "shop", "function"])
-def test_a_flag_for_each_item(flag: str) -> None:
+@pytest.mark.parametrize("flag", ["in_gallery", "shop", "both", lambda outputs, batch: batch["shop"].long()])
+def test_a_flag_for_each_item(flag: Any) -> None:
     net, chosen = Flagged(), (torch.arange(36) % 2 == 0) & (torch.arange(36) < 24)  # two of each class
     embeddings, labels = net.by_hand(QUERIES)
     expected = measured(embeddings[~chosen], labels[~chosen], embeddings[chosen], labels[chosen])
-    monitor = retrieval(gallery=(lambda outputs, batch: batch["shop"].long()) if flag == "function" else flag)
-    logged = validated(monitor, net, DataLoader(Rows(QUERIES, chosen), batch_size=7))
-    assert logged == close(keyed(expected))
+    monitor = retrieval(gallery=flag)
+    assert validated(monitor, net, flagged(chosen)) == close(keyed(expected))
     assert monitor.report is not None
     assert (monitor.report.queries, monitor.report.gallery) == (24, 12)
 
 
 @pytest.mark.filterwarnings("ignore:.*Shown once")
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("gallery", "words"),
     [
-        ({"gallery": "nowhere"}, "nor the batch \\(a mapping with the keys 'points', 'labels', 'shop'\\)"),
-        ({"gallery": lambda o, b: b["shop"][:2]}, "gallery has 2 entries for 7 embeddings. Expected one boolean"),
-        ({"gallery": lambda o, b: b["shop"] | True}, "embeddings is empty"),
-        ({"gallery": 0}, r"\(gallery=0\): there is one loader only, so there are no queries"),
-        ({"gallery": 3}, r"\(gallery=3\): there is no such loader; there are 'dataloader_idx_0'. Pass one.*below 1"),
-        ({"gallery": "shelf"}, "gallery='shelf'.*Nor is there such a loader; there are 'dataloader_idx_0'"),
+        ("nowhere", "nor the batch \\(a mapping with the keys 'points', 'labels', 'shop', 'both'\\)"),
+        (lambda o, b: [1, 0], "gallery gave a list of 2; expected one boolean for each item"),
+        (lambda o, b: b["points"], r"gallery gave a tensor of shape \(7, 12\).*; expected one boolean for each item"),
+        (lambda o, b: b["shop"][:2], "gallery has 2 entries for 7 embeddings. Expected one boolean"),
+        (lambda o, b: b["shop"] | True, "embeddings is empty"),
+        (0, r"\(gallery=0\): there is one loader only, so there are no queries"),
+        (3, r"\(gallery=3\): there is no such loader; there are 'dataloader_idx_0'. Pass one.*below 1"),
+        ("shelf", "gallery='shelf'.*Nor is there such a loader; there are 'dataloader_idx_0'"),
     ],
 )
-def test_what_is_wrong_with_a_gallery_is_said_and_the_values_are_nan(settings: dict[str, Any], words: str) -> None:
-    loaders = DataLoader(Rows(QUERIES, torch.arange(36) % 3 == 0), batch_size=7)
+def test_what_is_wrong_with_a_gallery_is_said_and_the_values_are_nan(gallery: Any, words: str) -> None:
+    loaders = flagged(torch.arange(36) % 3 == 0)
     with pytest.warns(UserWarning, match=f"val/mAP and the other values of this set are NaN. .*{words}"):
-        logged = validated(retrieval(strict=False, **settings), Flagged(), loaders)
+        logged = validated(retrieval(strict=False, gallery=gallery), Flagged(), loaders)
     assert set(logged) == set(keyed(measured(*Net().by_hand(QUERIES))))
     assert all(map(math.isnan, logged.values()))
     with pytest.raises(ValueError, match=words):
-        validated(retrieval(strict=True, **settings), Flagged(), loaders)
+        validated(retrieval(strict=True, gallery=gallery), Flagged(), loaders)
 
 
 def test_the_failure_of_one_loader_leaves_the_other() -> None:
+    """And no report of an earlier evaluation."""
     net, monitor = Net(), retrieval()
-    broken = TensorDataset(QUERIES.tensors[0] * math.nan, QUERIES.tensors[1])
-    with pytest.warns(
-        UserWarning,
-        match=r"val/mAP/dataloader_idx_0 and the other values.*36 of 36 rows of embeddings hold NaN or Inf",
-    ):
-        logged = validated(monitor, net, [loader(broken), loader(GALLERY)])
+    validated(monitor, net)
+    assert monitor.report is not None
+    broken = loader(TensorDataset(QUERIES.tensors[0] * math.nan, QUERIES.tensors[1]))
+    words = "val/mAP/dataloader_idx_0 and the other values.*36 of 36 rows of embeddings hold NaN or Inf"
+    with pytest.warns(UserWarning, match=words):
+        logged = validated(monitor, net, [broken, loader(GALLERY)])
     assert math.isnan(logged["val/mAP/dataloader_idx_0"])
     assert logged["val/mAP/dataloader_idx_1"] == pytest.approx(measured(*net.by_hand(GALLERY))["mAP"], rel=1e-5)
     assert set(monitor.reports) == {"/dataloader_idx_1"}
-
-
-def test_a_report_does_not_outlive_the_evaluation_that_fails() -> None:
-    monitor = retrieval()
-    validated(monitor, Net(), loader())
-    assert monitor.report is not None
-    with pytest.warns(UserWarning, match="are NaN"):
-        validated(monitor, Net(), loader(TensorDataset(QUERIES.tensors[0] * math.nan, QUERIES.tensors[1])))
-    assert monitor.report is None
-
-
-# --------------------------------------------------------------------------------------------------------- number types
-
-
-def test_half_precision_is_stored_as_it_comes() -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        net = Net()
-        embeddings, labels = net.by_hand(QUERIES)
-    assert embeddings.dtype == torch.bfloat16
-    seen: list[torch.dtype] = []
-    monitor = retrieval()
-
-    class Looks(Callback):
-        def on_validation_epoch_end(self, *_: Any) -> None:
-            seen.extend(batch.embeddings.dtype for batch in monitor._parts.stores[0, False]._batches)
-
-    made = trainer(Looks(), monitor, precision="bf16-mixed")
-    made.validate(net, loader(), verbose=False)
-    assert set(seen) == {torch.bfloat16}
-    assert {key: float(value) for key, value in made.callback_metrics.items()} == close(
-        keyed(measured(embeddings, labels))
-    )
-
-
-def test_double_precision_is_kept() -> None:
-    """Embeddings whose classes float32 cannot tell apart."""
-
-    class Fine(Net):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            points, labels = batch
-            return {"embeddings": 1.0 + 1e-12 * scripted(points.double(), labels, 50.0), "labels": labels}
-
-    settings = {"similarity": "euclidean"}
-    logged = validated(retrieval(**settings), Fine(), loader(), precision="64-true")
-    assert logged["val/mAP"] == 1.0
-    embeddings = 1.0 + 1e-12 * scripted(QUERIES.tensors[0].double(), QUERIES.tensors[1], 50.0)
-    assert evaluate_retrieval(embeddings.float(), QUERIES.tensors[1], label_groups=2, **settings).mAP < 0.5
-
-
-# --------------------------------------------------------------------------------------------------- settings and monitors
 
 
 @pytest.mark.parametrize(
@@ -304,18 +243,18 @@ def test_double_precision_is_kept() -> None:
     [
         ({"gallery_flag": "g"}, "gallery_flag is no setting. Write gallery='is_gallery'"),
         ({"metrics": ("mAP", "recall@0")}, "RetrievalMonitor: there is no metric 'recall@0'"),
-        (
-            {"metrics": (*DEFAULT_METRICS, "recall@precision1.5")},
-            "RetrievalMonitor: metrics hold 'recall@precision1.5'",
-        ),
-        ({"threshold": math.nan}, "RetrievalMonitor.*threshold"),
-        ({"threshold_bounds": (1.0, 0.0)}, r"RetrievalMonitor: threshold_bounds=\(1.0, 0.0\) must hold the smallest"),
         ({"label_groups": 1}, "RetrievalMonitor: label_groups=1 must"),
-        ({"memory_mb": 0}, "RetrievalMonitor.*memory_mb"),
         ({"name": ""}, r"RetrievalMonitor\(name=''\) names nothing. Leave out name for val/mAP and test/mAP"),
         ({"prefix": "t2i"}, "prefix is no setting. Write name='t2i' for val/t2i/mAP"),
+        ({"source": ("a", "b", "c")}, r"two keys are needed, such as \('embeddings', 'labels'\)"),
+        ({"source": [1, 2]}, r"two keys are needed, such as \('embeddings', 'labels'\)"),
+        ({"source": 3}, "is none of: two keys of the step's output, the name of a submodule, a"),
+        ({"knn": 0}, "knn=0 must be a whole number of at least 1"),
+        ({"knn": 5, "knn_bank": "training"}, r"knn_bank='training'\): choose 'train', 'gallery', 'self'"),
+        ({"knn": 5, "exclude": "camera"}, "Pass knn or exclude, not both"),
     ],
 )
+@pytest.mark.usefixtures("as_users_run_it")
 def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         RetrievalMonitor(**settings)
@@ -324,13 +263,10 @@ def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], words: str
 @pytest.mark.parametrize("stage", ["val", "test"])
 def test_two_monitors_with_different_names(stage: str) -> None:
     """A name stands beside the stage, so that a test is not taken for a validation."""
-    net = Net()
-    monitors = retrieval(), retrieval(name="far", similarity="euclidean")
-    run = trainer(*monitors)
+    net, run = Net(), trainer(retrieval(), retrieval(name="far", similarity="euclidean"))
     (run.validate if stage == "val" else run.test)(net, loader(), verbose=False)
-    embeddings, labels = net.by_hand(items())
-    expected = keyed(measured(embeddings, labels), stage)
-    expected |= keyed(measured(embeddings, labels, similarity="euclidean"), f"{stage}/far")
+    expected = keyed(measured(*net.by_hand(QUERIES)), stage)
+    expected |= keyed(measured(*net.by_hand(QUERIES), similarity="euclidean"), f"{stage}/far")
     assert {key: float(value) for key, value in run.callback_metrics.items()} == close(expected)
 
 
@@ -339,83 +275,69 @@ def test_two_monitors_that_would_log_the_same_keys_are_refused(name: str | None)
     """Lightning would log their mean."""
     expected = "Two RetrievalMonitors in one Trainer would log under the same keys, .* Give them different names"
     with pytest.raises(ValueError, match=expected):
-        trainer(retrieval(name=name), retrieval(name=name)).validate(Net(), loader(), verbose=False)
+        validated((retrieval(name=name), retrieval(name=name)), Net())
 
 
-# ------------------------------------------------------------------------------------------------------------- progress
-
-
-BARS = {
-    "tqdm": TQDMProgressBar,
-    "rich": RichProgressBar,
-    "tqdm off": lambda: TQDMProgressBar(refresh_rate=0),
-    "rich off": lambda: RichProgressBar(refresh_rate=0),
-    "none": lambda: None,
-}
-
-
-@pytest.mark.parametrize("bar", BARS)
-@pytest.mark.parametrize("long", [True, False])
+@pytest.mark.parametrize(
+    ("bar", "refresh_rate", "quiet", "shows"),
+    [
+        (TQDMProgressBar, 1, 0.0, True),
+        (TQDMProgressBar, 0, 0.0, False),
+        (TQDMProgressBar, 1, 1000.0, False),
+        (RichProgressBar, 1, 0.0, True),
+        (RichProgressBar, 0, 0.0, False),
+        (None, 0, 0.0, False),
+    ],
+)
 def test_a_long_evaluation_is_shown_on_the_trainers_bar_and_a_short_one_is_not(
-    bar: str, long: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    bar: Any, refresh_rate: int, quiet: float, shows: bool, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_conduct, "QUIET_SECONDS", 0.0 if long else 1000.0)
+    monkeypatch.setattr(_conduct, "QUIET_SECONDS", quiet)
     spy = mock.Mock(wraps=_conduct.tqdm)
     monkeypatch.setattr(_conduct, "tqdm", spy)
-    shown, add_task = BARS[bar](), mock.create_autospec(Progress.add_task, side_effect=Progress.add_task)
+    add_task = mock.create_autospec(Progress.add_task, side_effect=Progress.add_task)
     monkeypatch.setattr(Progress, "add_task", add_task)
-    run = trainer(retrieval(), *([] if shown is None else [shown]), enable_progress_bar=shown is not None)
+    bars = [bar(refresh_rate=refresh_rate)] if bar else []
+    run = trainer(retrieval(), *bars, enable_progress_bar=bool(bars))
     run.fit(Net(), loader(), loader())
     assert 0 < run.callback_metrics["val/mAP"] <= 1
     named = "self", "desc", "start", "total"  # arguments of Rich's method
     tasks = [dict(zip(named, call.args, strict=False)) | call.kwargs for call in add_task.call_args_list]
     tasks += [call.kwargs for call in spy.call_args_list]
     ours = [task["total"] for task in tasks if task.get("desc") == "Retrieval of val"]
-    assert len(ours) == (1 if long and "off" not in bar and bar != "none" else 0)
+    assert len(ours) == shows
     assert all(total >= 36 * 35 / 2 for total in ours)
     text = "".join(capfd.readouterr())
-    assert ("Retrieval of val" in text) == (bool(ours) and bar == "tqdm") or bar == "rich"
-    if bar == "rich":  # nothing of ours stays on the Trainer's bar
-        assert not [task for task in shown.progress.tasks if task.description == "Retrieval of val"]
+    if bar is RichProgressBar:  # nothing of ours stays on the Trainer's bar
+        tasks = bars[0].progress.tasks if refresh_rate else []
+        assert not [task for task in tasks if task.description == "Retrieval of val"]
+    else:
+        assert ("Retrieval of val" in text) == shows
 
 
-def test_ids_that_name_no_single_items_are_told_once():
+@pytest.mark.filterwarnings("ignore:.*are NaN")
+def test_ids_that_name_no_single_items_are_told_once() -> None:
     def identities(outputs: Any, batch: Any) -> list[str]:  # and camera: such as those of several photographs
         return [f"identity {label} camera 1" for label in batch[1].tolist()]
 
-    monitor = retrieval(ids=identities, label_groups=None, strict=False)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run = trainer(monitor, max_epochs=2)
-        run.fit(Net(), loader(), loader())
-    told = [str(warning.message) for warning in caught if "ids are shared" in str(warning.message)]
-    assert len(told) == 1
-    assert told[0].startswith("RetrievalMonitor: 6 of 6 ids are shared by items that differ in embedding or label.")
-    assert (
-        "so that 30 of 36 items are left out, and 30 of them are no repetitions. Pass ids that name single" in told[0]
-    )
-
-
-# -------------------------------------------------------------------------------------------------- a vote of neighbours
-
-
-class WithTraining(LightningDataModule):
-    def training_data_for_evaluation(self) -> Any:
-        return Labelled(TRAINING)
-
-    def val_dataloader(self) -> Any:
-        return loader()
+    with pytest.warns(UserWarning, match="ids are shared") as warned:
+        trainer(retrieval(ids=identities, strict=False), max_epochs=2).fit(Net(), loader(), loader())
+    [told] = [words for words in said(warned) if "ids are shared" in words]
+    assert told.startswith("RetrievalMonitor: 6 of 6 ids are shared by items that differ in embedding or label.")
+    assert "so that 30 of 36 items are left out, and 30 of them are no repetitions. Pass ids that name single" in told
 
 
 @pytest.mark.parametrize("bank", ["train", "gallery", "self", "given"])
 def test_neighbours_vote(bank: str) -> None:
     """Each bank gives what the function gives; the module is in training mode afterwards, as it was."""
     net, given = Embeds(), DataLoader(Labelled(TRAINING), batch_size=7, shuffle=True)
-    of_loader = {"gallery": {"gallery": 1}, "given": {}}.get(bank, {})
-    monitor = retrieval(knn=(1, 5), knn_bank=given if bank == "given" else bank, **of_loader)
-    run = trainer(monitor)
+    run = trainer(
+        retrieval(knn=(1, 5), knn_bank=given if bank == "given" else bank, gallery=[None, 1][bank == "gallery"])
+    )
     if bank == "train":
-        run.validate(net, datamodule=WithTraining(), verbose=False)
+        data = LightningDataModule.from_datasets(val_dataset=QUERIES, batch_size=11)
+        data.training_data_for_evaluation = lambda: Labelled(TRAINING)
+        run.validate(net, datamodule=data, verbose=False)
     else:
         run.validate(net, [loader(), loader(GALLERY)] if bank == "gallery" else loader(), verbose=False)
     sets = {"train": [TRAINING], "given": [TRAINING], "gallery": [GALLERY], "self": []}[bank]
@@ -427,31 +349,11 @@ def test_neighbours_vote(bank: str) -> None:
 
 def test_what_cannot_vote_is_told() -> None:
     with pytest.warns(UserWarning, match=r"val, knn: Only 35 items can vote, so that the values of k = 99 are NaN"):
-        logged = validated(retrieval(knn=(5, 99), knn_bank="self"), Net(), loader())
+        logged = validated(retrieval(knn=(5, 99), knn_bank="self"), Net())
     assert math.isnan(logged["val/knn@99"])
     assert logged["val/knn@5"] > 0
     other = TensorDataset(TRAINING.tensors[0], TRAINING.tensors[1] + 1)
     with pytest.warns(UserWarning, match=r"none of the 36 queries has a candidate of its label"):
-        logged = validated(retrieval(knn=5, knn_bank=Labelled(other)), Embeds(), loader())
+        logged = validated(retrieval(knn=5, knn_bank=Labelled(other)), Embeds())
     assert math.isnan(logged["val/knn@5"])
     assert not math.isnan(logged["val/mAP"])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"knn": 0}, "knn=0 must be a whole number of at least 1"),
-        ({"knn": 5, "knn_bank": "training"}, r"knn_bank='training'\): choose 'train', 'gallery', 'self'"),
-        ({"knn": 5, "exclude": "camera"}, "Pass knn or exclude, not both"),
-    ],
-)
-def test_wrong_votes(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        retrieval(**settings)
-
-
-def test_training_items_are_embedded_as_the_step_embeds() -> None:
-    with pytest.raises(ValueError, match=r"RetrievalMonitor has no training set: pass knn_bank=\.\.\."):
-        validated(retrieval(knn=5), Embeds(), loader())
-    with pytest.raises(ValueError, match=r"Scripted has no forward method, and embed is not given"):
-        validated(retrieval(knn=5, knn_bank=Labelled(TRAINING)), Scripted([1.0]), loader())

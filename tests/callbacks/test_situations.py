@@ -1,28 +1,28 @@
-"""One real Trainer for each way of running one, and each logged value beside one that was computed by hand."""
-
-from __future__ import annotations
+"""One real Trainer for each way of running one: what is logged, beside what was computed by hand, and who sees it."""
 
 import csv
 import math
-from collections import namedtuple
+import re
+import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import CombinedLoader
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
-from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval, generalization_gap
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor, TrainingDynamicsMonitor
+from fewshot_callbacks.callbacks import retrieval as retrieval_module
+from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.functional import evaluate_retrieval, generalization_gap
 from tests.callbacks.models import (
     KEYS,
     SHOTS,
@@ -30,62 +30,63 @@ from tests.callbacks.models import (
     VALIDATION,
     Embeds,
     EveryBatch,
+    EveryEpoch,
     Labelled,
     Net,
+    Returns,
+    Scripted,
+    Stream,
+    close,
     episodes,
     gap_monitor,
+    hooks,
     items,
+    keyed,
     loader,
     logged_by,
     measured,
+    ratios,
+    ratios_of,
     retrieval,
     said,
+    scripted,
     trainer,
+    validated,
 )
-from tests.functional.variance import logged_by_definition
 
 Embedding = Callable[[Tensor], Tensor]
 
 
-def of_set(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
-    """What the monitors of a set must log, without the prefix."""
-    ratios = {"J": float(discriminant_ratio(embeddings, labels))} | logged_by_definition(embeddings, labels)
-    return measured(embeddings, labels) | ratios
+def of_set(embeddings: Tensor, labels: Tensor, end: str = "") -> dict[str, float]:
+    """What the monitors of a set must log."""
+    return keyed(measured(embeddings, labels) | ratios(embeddings, labels), end=end)
 
 
-def gap_of(embed: Embedding, seen: int = 36) -> dict[str, float]:
-    """What the gap monitor must log of the first so many validation items."""
+def everything(embed: Embedding, seen: int = 36, gap: bool = True) -> dict[str, float]:
+    """What the monitors must log of the first so many validation items, with the gap or without."""
     points, labels = (part[:seen] for part in VALIDATION.tensors)
     pairs = (embed(TRAINING.tensors[0]), TRAINING.tensors[1]), (embed(points), labels)
+    if not gap:
+        return of_set(*pairs[1])
     reports = [evaluate_retrieval(*pair, label_groups=3, metrics=("grouped_recall@1", "recall@1")) for pair in pairs]
-    return {f"gap/{name}": value for name, value in generalization_gap(*reports).metrics().items()}
+    return keyed(generalization_gap(*reports).metrics(), "gap") | of_set(*pairs[1])
 
 
-def set_alone(embed: Embedding, seen: int = 36) -> dict[str, float]:
-    """What the monitors of a set must log of the first so many validation items."""
-    points, labels = (part[:seen] for part in VALIDATION.tensors)
-    return {f"val/{name}": value for name, value in of_set(embed(points), labels).items()}
+def near(values: dict[str, float]) -> Any:
+    """The gap is the difference of two values that were rounded."""
+    return close(values, abs=1e-6)
 
 
-def everything(embed: Embedding, seen: int = 36) -> dict[str, float]:
-    """What all three monitors must log of the first so many validation items."""
-    return set_alone(embed, seen) | gap_of(embed, seen)
-
-
-def close(values: dict[str, float]) -> Any:
-    return pytest.approx(values, rel=1e-5, abs=1e-6, nan_ok=True)
-
-
-def in_batches(embed: Embedding) -> Embedding:
-    """Rounds as a pass over batches of eleven does."""
-    return lambda points: torch.cat([embed(part) for part in points.split(11)])
+def embedding(net: Net) -> Embedding:
+    """How a module embeds without a Trainer."""
+    return lambda points: net.by_hand(TensorDataset(points, points))[0]
 
 
 class ByHand(Callback):
     """At the end of each validation: what is logged, and what the weights of that moment give without a Trainer."""
 
-    def __init__(self, seen: int = 36, expect: Callable[..., dict[str, float]] = everything) -> None:
-        self.seen, self.expect = seen, expect
+    def __init__(self, seen: int = 36, gap: bool = True) -> None:
+        self.seen, self.gap = seen, gap
         self.logged: list[dict[str, float]] = []
         self.expected: list[dict[str, float]] = []
 
@@ -93,101 +94,63 @@ class ByHand(Callback):
         if not trainer.sanity_checking:
             assert isinstance(pl_module, Net)
             self.logged.append(logged_by(trainer))
-            self.expected.append(
-                self.expect(lambda points: pl_module.by_hand(TensorDataset(points, points))[0], self.seen)
-            )
-
-
-class Stream(IterableDataset[Any]):
-    """Has no length."""
-
-    def __init__(self, data: TensorDataset) -> None:
-        self.data = data
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self.data[i] for i in range(len(self.data)))
+            self.expected.append(everything(embedding(pl_module), self.seen, self.gap))
 
 
 def monitors(**settings: Any) -> tuple[Callback, ...]:
     return retrieval(**settings), DiscriminantRatioMonitor(**settings), gap_monitor(**settings)
 
 
-# ------------------------------------------------------------------------------------------------- when Lightning validates
-
-
 @pytest.mark.filterwarnings("ignore:.*overfit_batches", "ignore:.*items each", "ignore:.*have no match")
 @pytest.mark.parametrize(
     ("settings", "seen", "validations"),
     [
-        ({"num_sanity_val_steps": -1}, 36, 2),
+        ({"num_sanity_val_steps": -1, "accumulate_grad_batches": 3, "inference_mode": False}, 36, 2),
         ({"val_check_interval": 2}, 36, 4),
-        ({"val_check_interval": 0.5}, 36, 4),
-        ({"val_check_interval": 3, "check_val_every_n_epoch": None}, 36, 2),
+        ({"val_check_interval": 0.5, "limit_val_batches": 1}, 11, 4),
+        ({"val_check_interval": 3, "check_val_every_n_epoch": None, "limit_val_batches": 0.5}, 22, 2),
         ({"stream": True}, 36, 2),
-        ({"stream": True, "limit_val_batches": 2}, 22, 2),
-        ({"limit_val_batches": 1}, 11, 2),
-        ({"limit_val_batches": 0.5}, 22, 2),
         ({"overfit_batches": 0.5}, 22, 2),
         ({"check_val_every_n_epoch": 2}, 36, 1),
-        ({"accumulate_grad_batches": 3}, 36, 2),
         ({"fast_dev_run": True}, 11, 1),
-        ({"fast_dev_run": 2}, 22, 1),
-        ({"inference_mode": False}, 36, 2),
+        ({"fast_dev_run": 2, "stream": True}, 22, 1),
     ],
     ids=str,
 )
-def test_each_validation_measures_its_items_with_its_weights(
-    settings: dict[str, Any], seen: int, validations: int
-) -> None:
+def test_each_validation_measures_its_items_with_its_weights(settings: dict, seen: int, validations: int) -> None:
     """Also inside an epoch, and of data sets without a length."""
     inside = "val_check_interval" in settings
-    by_hand = ByHand(seen, set_alone if inside else everything)
+    by_hand = ByHand(seen, gap=not inside)
     chosen = {"max_epochs": 2} | {name: value for name, value in settings.items() if name != "stream"}
     loaders = [DataLoader(Stream(data), 11) if "stream" in settings else loader(data) for data in (items(), VALIDATION)]
     trainer(*monitors()[: 2 if inside else 3], by_hand, **chosen).fit(Embeds(), *loaders)
     assert len(by_hand.logged) == validations
     for logged, expected in zip(by_hand.logged, by_hand.expected, strict=True):
-        assert logged == close(expected)
+        assert logged == near(expected)
     assert len({expected["val/J"] for expected in by_hand.expected}) == validations
-
-
-# --------------------------------------------------------------------------------------------------- what is validated
 
 
 def test_a_combined_loader_in_sequence_is_several_sets() -> None:
     net, other = Embeds(), items(per_class=4, seed=4)
-    run = trainer(retrieval(), DiscriminantRatioMonitor(), gap_monitor(val_loader="second"))
-    run.validate(
-        net, CombinedLoader({"first": loader(other), "second": loader(VALIDATION)}, "sequential"), verbose=False
-    )
-    expected = {
-        f"val/{name}/{end}": value
-        for end, data in (("first", other), ("second", VALIDATION))
-        for name, value in of_set(*net.by_hand(data)).items()
-    }
-    expected |= gap_of(lambda points: net.by_hand(TensorDataset(points, points))[0])
-    assert logged_by(run) == close(expected)
+    loaders = CombinedLoader({"first": loader(other), "second": loader(VALIDATION)}, "sequential")
+    logged = validated((*monitors()[:2], gap_monitor(val_loader="second")), net, loaders)
+    gap = {key: value for key, value in everything(embedding(net)).items() if key.startswith("gap")}
+    sets = of_set(*net.by_hand(other), end="/first") | of_set(*net.by_hand(VALIDATION), end="/second")
+    assert logged.pop("gap/share_of_time") > 0
+    assert logged == near(sets | gap)
 
 
-@pytest.mark.parametrize("mode", ["min_size", "max_size", "max_size_cycle"])
-def test_a_combined_loader_that_draws_from_several_is_one_set(mode: str) -> None:
+@pytest.mark.parametrize(("mode", "seen"), [("min_size", 33), ("max_size", 36)])
+def test_a_combined_loader_that_draws_from_several_is_one_set(mode: str, seen: int) -> None:
     class First(Net):
         """Embeds the first of two batches, as long as there is one."""
 
         def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
             return super().validation_step(batch["first"], batch_idx)
 
-    net = First()
-    run = trainer(retrieval(), DiscriminantRatioMonitor())
-    second = loader(items(per_class=4, seed=4))  # three batches, the other has four
-    run.validate(net, CombinedLoader({"first": loader(VALIDATION), "second": second}, mode), verbose=False)
-    seen = 33 if mode == "min_size" else 36
-    points, labels = (part[:seen] for part in VALIDATION.tensors)
-    expected = of_set(*net.by_hand(TensorDataset(points, labels)))
-    assert logged_by(run) == close({f"val/{name}": value for name, value in expected.items()})
-
-
-# ------------------------------------------------------------------------------------------------ precision and modules
+    net, second = First(), loader(items(per_class=4, seed=4))  # three batches, the other has four
+    logged = validated(monitors()[:2], net, CombinedLoader({"first": loader(VALIDATION), "second": second}, mode))
+    assert logged == near(everything(embedding(net), seen, gap=False))
 
 
 class HalfInTheStep(Embeds):
@@ -217,7 +180,11 @@ def test_embeddings_of_any_precision(precision: str, autocast: torch.dtype | Non
     if "module" in precision:
         net = net.double()
         data = [TensorDataset(part.tensors[0].double(), part.tensors[1]) for part in data]
-    batches, embedded = EveryBatch(), set()
+    batches, embedded, kept = EveryBatch(), set(), set()
+
+    class Looks(Callback):
+        def on_validation_epoch_end(self, *_: Any) -> None:
+            kept.update(batch.embeddings.dtype for batch in pair[0]._parts.stores[0, False]._batches)  # type: ignore[attr-defined]
 
     def noted(module: Embeds, batch: Any) -> Tensor:
         embeddings = module(batch[0])
@@ -225,20 +192,19 @@ def test_embeddings_of_any_precision(precision: str, autocast: torch.dtype | Non
         return embeddings
 
     gap = gap_monitor(training_data=DataLoader(Labelled(data[0]), batch_size=11), embed=noted)
-    run = trainer(retrieval(), DiscriminantRatioMonitor(), gap, batches, **settings)
+    pair = monitors()[:2]
+    run = trainer(Looks(), *pair, gap, batches, **settings)
     run.fit(net, loader(data[0]), loader(data[1]))
     assert {parameter.dtype for parameter in net.parameters()} == {dtype}
     net.eval()
 
-    def embed(points: Tensor) -> Tensor:
+    def embed(points: Tensor) -> Tensor:  # rounds as a pass over batches of eleven does
         with torch.no_grad(), torch.autocast("cpu", autocast, enabled=autocast is not None):
-            return net.embed(points.to(dtype))
+            return torch.cat([net.embed(part.to(dtype)) for part in points.split(11)])
 
-    assert embedded == {embed(VALIDATION.tensors[0]).dtype} == {autocast or dtype}
-    assert logged_by(run) == close(everything(in_batches(embed)))
-    assert batches.logged == pytest.approx(
-        [float(discriminant_ratio(step["embeddings"], step["labels"])) for step in batches.outputs]
-    )
+    assert kept == embedded == {embed(VALIDATION.tensors[0]).dtype} == {autocast or dtype}
+    assert logged_by(run) == near(everything(embed))
+    assert batches.logged == pytest.approx(ratios_of(batches))
 
 
 class WithGradient(Embeds):
@@ -250,25 +216,26 @@ class WithGradient(Embeds):
 
 
 @pytest.mark.parametrize("source", [("embeddings", "labels"), "encoder"])
-def test_embeddings_that_require_a_gradient_are_kept_without_it(source: Any) -> None:
+def test_embeddings_are_kept_without_their_gradient_and_dropped_when_they_are_measured(source: Any) -> None:
     net, watched = WithGradient(), monitors(source=source)[:2]
-    held: list[bool] = []
+    held: list[int] = []
 
     class Watch(Callback):
         def on_validation_batch_end(self, *_: Any) -> None:
             [store] = watched[0]._parts.stores.values()  # type: ignore[attr-defined]
             [moments] = watched[1]._moments.values()  # type: ignore[attr-defined]
-            held.extend(batch.embeddings.requires_grad for batch in store._batches)
-            held.append(moments.means.requires_grad)
+            assert not moments.means.requires_grad
+            assert not any(batch.embeddings.requires_grad for batch in store._batches)
+            held.append(len(store))
 
-    run = trainer(*watched, gap_monitor(source=source, embed=lambda m, b: m(b[0])), Watch(), inference_mode=False)
-    run.fit(net, loader(), loader(VALIDATION))
-    assert logged_by(run) == close(everything(lambda points: net.by_hand(TensorDataset(points, points))[0]))
-    assert len(held) == 1 + 2 + 3 + 4 + 4
-    assert not any(held)
+        def on_validation_end(self, *_: Any) -> None:
+            held.append(len(watched[0]._parts.stores) + len(watched[1]._moments))  # type: ignore[attr-defined]
 
-
-# ------------------------------------------------------------------------------------------------------ compiled modules
+    gap = gap_monitor(source=source, embed=lambda m, b: m(b[0]))
+    logged = validated((*watched, gap, Watch()), net, inference_mode=False)
+    assert logged.pop("gap/share_of_time") > 0
+    assert logged == near(everything(embedding(net)))
+    assert held == [11, 22, 33, 36, 0]
 
 
 @pytest.fixture
@@ -279,55 +246,34 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.parametrize(
-    ("what", "source", "backend"),
-    [
-        ("module", "encoder", "eager"),
-        ("wrapped submodule", "encoder", "aot_eager"),
-        ("submodule in place", "encoder", "eager"),
-    ],
-)
-def test_a_compiled_module(what: str, source: Any, backend: str) -> None:
+@pytest.mark.parametrize("what", ["module", "wrapped submodule", "submodule in place"])
+def test_a_compiled_module(what: str) -> None:
     net = Embeds()
-    given = torch.compile(net, backend=backend) if what == "module" else net
+    given = torch.compile(net, backend="eager") if what == "module" else net
     if what == "wrapped submodule":
-        net.encoder = torch.compile(net.encoder, backend=backend)  # type: ignore[assignment]
+        net.encoder = torch.compile(net.encoder, backend="aot_eager")  # type: ignore[assignment]
     elif what == "submodule in place":
-        net.encoder.compile(backend=backend)
-    batches = EveryBatch()
-    run = trainer(retrieval(source=source), DiscriminantRatioMonitor(source=source), gap_monitor(), batches)
+        net.encoder.compile(backend="eager")
+    batches, of_source = EveryBatch(), (retrieval(source="encoder"), DiscriminantRatioMonitor(source="encoder"))
+    run = trainer(*of_source, gap_monitor(), batches)
     run.fit(given, loader(), loader(VALIDATION))
-
-    def expected() -> dict[str, float]:
-        return everything(lambda points: net.by_hand(TensorDataset(points, points))[0])
-
-    assert logged_by(run) == close(expected())
-    assert batches.logged == pytest.approx(
-        [float(discriminant_ratio(step["embeddings"], step["labels"])) for step in batches.outputs]
-    )
-    again = trainer(retrieval(source=source))
-    again.validate(given, loader(VALIDATION), verbose=False)
-    assert again.callback_metrics["val/mAP"] == pytest.approx(expected()["val/mAP"], rel=1e-5)
-
-
-class InEpisodes(Embeds):
-    shots = SHOTS
+    expected = everything(embedding(net))
+    assert logged_by(run) == near(expected)
+    assert batches.logged == pytest.approx(ratios_of(batches))
+    assert validated(of_source[0], given)["val/mAP"] == pytest.approx(expected["val/mAP"], rel=1e-5)  # and again
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
-@pytest.mark.parametrize("where", ["module", "encoder"])
-def test_the_dynamics_of_a_compiled_module_are_those_of_a_plain_one(where: str) -> None:
+def test_the_dynamics_of_a_compiled_module_are_those_of_a_plain_one() -> None:
     histories = []
     for compiled in (False, True):
         torch.manual_seed(0)
-        net = InEpisodes()
+        net = Embeds()
+        net.shots = SHOTS
         net.encoder[2].p = 0.0  # each backend draws dropout in its own order
-        if compiled and where == "encoder":
-            net.encoder = torch.compile(net.encoder, backend="aot_eager")  # type: ignore[assignment]
         monitor = TrainingDynamicsMonitor(every_n_steps=2, strict=True)
-        given = torch.compile(net, backend="aot_eager") if compiled and where == "module" else net
-        trainer(monitor).fit(given, episodes())
+        trainer(monitor).fit(torch.compile(net, backend="aot_eager") if compiled else net, episodes())
         histories.append(monitor.history)
     assert histories[0].steps == histories[1].steps == (2, 4, 6, 8)
     for name in ("alpha", "norm_ratio", "psi_con", "psi_div"):
@@ -339,168 +285,60 @@ def test_code_that_was_compiled_before_a_monitor_listened_is_said_to_pass_it_by(
     net = Net()
     given = torch.compile(net, backend="eager")
     trainer().validate(given, loader(), verbose=False)
-    with pytest.warns(
-        UserWarning, match="did not call the submodule 'encoder'.*was compiled before.*compiler.reset"
-    ) as w:
-        trainer(retrieval(source="encoder", strict=False)).validate(given, loader(), verbose=False)
-    assert len(said(w)) == 1
+    words = "did not call the submodule 'encoder'.*was compiled before.*compiler.reset"
+    with pytest.warns(UserWarning, match=words) as warned:
+        validated(retrieval(source="encoder", strict=False), given)
+    assert len(said(warned)) == 1
     torch.compiler.reset()  # as the message says
-    [logged] = trainer(retrieval(source="encoder")).validate(given, loader(), verbose=False)
-    assert logged == close({f"val/{name}": value for name, value in measured(*net.by_hand(items())).items()})
+    assert validated(retrieval(source="encoder"), given) == close(keyed(measured(*net.by_hand(VALIDATION))))
 
 
-# ----------------------------------------------------------------------------------------------------- batches and labels
-
-NUMBERS = {
-    torch.int64: (2**62, 2**62 + 1, -(2**62), -1, 0, 7),
-    torch.int32: (2**31 - 1, -(2**31), 2**24, 2**24 + 1, -1, 0),
-    torch.int16: (2**15 - 1, -(2**15), 256, 0, -1, 1),
-    torch.int8: (127, -128, 1, 0, -1, 64),
-    torch.uint8: (255, 0, 128, 127, 1, 2),
-    torch.bool: (1, 0, 0, 1, 1, 0),
-}
-
-
-class Renumbered(Net):
-    """Its steps return labels of another type, under other numbers."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.numbers = torch.tensor(NUMBERS[dtype], dtype=torch.int64).to(dtype)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return super().training_step(batch, batch_idx) | {"labels": self.numbers[(batch[1] + 7) // 10]}
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return super().validation_step(batch, batch_idx) | {"labels": self.numbers[(batch[1] + 7) // 10]}
-
-
-@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
-def test_labels_of_any_integer_type(dtype: torch.dtype) -> None:
-    net, batches = Renumbered(dtype), EveryBatch()
-    run = trainer(retrieval(), DiscriminantRatioMonitor(), batches)
-    run.fit(net, loader(), loader())
-    embeddings, labels = net.by_hand(items())
-    names = [NUMBERS[dtype].index(number) for number in NUMBERS[dtype]]  # by the first class of that number
-    classes = torch.tensor(names)[(labels + 7) // 10]
-    assert logged_by(run) == close({f"val/{name}": value for name, value in of_set(embeddings, classes).items()})
-    one_by_one = [
-        torch.tensor([names[NUMBERS[dtype].index(int(label))] for label in step["labels"]]) for step in batches.outputs
-    ]
-    assert batches.logged == pytest.approx(
-        [float(discriminant_ratio(s["embeddings"], y)) for s, y in zip(batches.outputs, one_by_one, strict=True)]
-    )
+def test_labels_of_any_integer_type() -> None:
+    (points, labels), net = VALIDATION.tensors, Net()
+    numbers = {
+        torch.int64: [2**62, 2**62 + 1, -(2**62), -1, 0, 7],
+        torch.int32: [2**31 - 1, -(2**31), 2**24, 2**24 + 1, -1, 0],
+        torch.int16: [2**15 - 1, -(2**15), 256, 0, -1, 1],
+        torch.int8: [127, -128, 1, 0, -1, 64],
+        torch.uint8: [255, 0, 128, 127, 1, 2],
+        torch.bool: [1, 0, 0, 1, 1, 0],
+    }
+    loaders, expected = {}, {}
+    for dtype, each in numbers.items():
+        loaders[str(dtype)] = loader(TensorDataset(points, torch.tensor(each).to(dtype)[(labels + 7) // 10]))
+        same = torch.tensor([each.index(number) for number in each])[(labels + 7) // 10]
+        expected |= of_set(*net.by_hand(TensorDataset(points, same)), end=f"/{dtype}")
+    assert validated(monitors()[:2], net, loaders) == near(expected)
 
 
 def test_labels_without_values_are_nan_and_one_warning_for_each_monitor() -> None:
-    class Meta(Net):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            return super().validation_step(batch, batch_idx) | {"labels": batch[1].to("meta")}
-
-    run = trainer(retrieval(), DiscriminantRatioMonitor(), max_epochs=2)
+    net = Returns(lambda net, x, y: {"embeddings": net(x), "labels": y.to("meta")})
+    run = trainer(*monitors()[:2], max_epochs=2)
     with pytest.warns(UserWarning, match="is a meta tensor") as warned:
-        run.fit(Meta(), loader(), loader())
-    of_map, of_j = sorted(said(warned), reverse=True)
+        run.fit(net, loader(), loader())
+    of_j, of_map = sorted(said(warned))
     assert (
-        "val/mAP and the other values of this set are NaN. RetrievalMonitor, validation_step: labels is a meta tensor"
-        in of_map
+        "val/J and the other values of this set are NaN. DiscriminantRatioMonitor, validation_step: labels is" in of_j
     )
-    assert (
-        "val/J and the other values of this set are NaN. DiscriminantRatioMonitor, validation_step: labels is a meta tensor"
-        in of_j
-    )
+    assert "val/mAP and the other values of this set are NaN. RetrievalMonitor, validation_step: labels is a" in of_map
     assert all(math.isnan(value) for value in logged_by(run).values())
 
 
-@dataclass
-class Batch:
-    points: Tensor
-    labels: Tensor
-
-
-Named = namedtuple("Named", ["points", "labels"])
-
-
-class Takes(Embeds):
-    """Knows where its batches keep their parts; its steps return no labels."""
-
-    def __init__(self, points_of: Callable[[Any], Tensor], labels_of: Callable[[Any], Tensor]) -> None:
-        super().__init__()
-        self.points_of, self.labels_of = points_of, labels_of
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        outputs = super().training_step((self.points_of(batch), self.labels_of(batch)), batch_idx)
-        return {"loss": outputs["loss"], "embeddings": outputs["embeddings"]}
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return {"embeddings": self.embed(self.points_of(batch))}
-
-
-@pytest.mark.parametrize(
-    ("make", "points_of", "labels_of", "labels"),
-    [
-        (lambda x, y: (x, y), lambda b: b[0], lambda b: b[1], None),
-        (lambda x, y: (y, x, x), lambda b: b[2], lambda b: b[0], 0),
-        (Named, attrgetter("points"), attrgetter("labels"), None),
-        (lambda x, y: {"points": x, "labels": y}, lambda b: b["points"], lambda b: b["labels"], None),
-        (lambda x, y: {"x": x, "y": y}, lambda b: b["x"], lambda b: b["y"], "y"),
-        (lambda x, y: {"in": {"x": x}, "of": [y]}, lambda b: b["in"]["x"], lambda b: b["of"][0], lambda b: b["of"][0]),
-        (Batch, attrgetter("points"), attrgetter("labels"), attrgetter("labels")),
-    ],
-    ids=["pair", "position", "named tuple", "mapping", "key", "nested", "dataclass"],
-)
-def test_batches_of_any_kind(make: Any, points_of: Any, labels_of: Any, labels: Any) -> None:
-    def collate(rows: list[tuple[Tensor, Tensor]]) -> Any:
-        return make(*(torch.stack(part) for part in zip(*rows, strict=True)))
-
-    def batches_of(data: TensorDataset) -> DataLoader[Any]:
-        return DataLoader(data, batch_size=11, collate_fn=collate)
-
-    net, batches = Takes(points_of, labels_of), EveryBatch()
-    gap = gap_monitor(
-        training_data=batches_of(TRAINING),
-        labels=labels,
-        embed=lambda module, batch: module.embed(points_of(batch)),
-    )
-    run = trainer(retrieval(labels=labels), DiscriminantRatioMonitor(labels=labels), gap, batches)
-    run.fit(net, batches_of(TRAINING), batches_of(VALIDATION))
-    assert logged_by(run) == close(everything(lambda points: net.by_hand(TensorDataset(points, points))[0]))
-    expected = zip((step["embeddings"] for step in batches.outputs), TRAINING.tensors[1].split(11), strict=True)
-    assert batches.logged == pytest.approx([float(discriminant_ratio(*pair)) for pair in expected])
-
-
-# -------------------------------------------------------------------------------------------------------------- loggers
-
-
-@pytest.mark.parametrize("kinds", [(), (CSVLogger,), (CSVLogger, TensorBoardLogger)])
-def test_every_logger_holds_every_value(kinds: tuple[type, ...], tmp_path: Path) -> None:
-    loggers = [kind(tmp_path, name=kind.__name__) for kind in kinds]
+def test_every_logger_holds_every_value(tmp_path: Path) -> None:
+    loggers = CSVLogger(tmp_path, name="csv"), TensorBoardLogger(tmp_path, name="events")
     by_hand, batches = ByHand(), EveryBatch()
     run = trainer(*monitors(), by_hand, batches, max_epochs=2, logger=loggers, log_every_n_steps=1)
     run.fit(Embeds(), loader(), loader(VALIDATION))
-    keys = [*KEYS, "val/mAP", "val/recall@1", "val/precision", "val/J"]
-    assert by_hand.logged[0] == close(by_hand.expected[0])
-    every = [float(discriminant_ratio(step["embeddings"], step["labels"])) for step in batches.outputs]
-    for logger in loggers:
-        assert logger.log_dir is not None
-        written = in_csv(logger.log_dir) if isinstance(logger, CSVLogger) else in_events(logger.log_dir)
-        for key in keys:
-            assert written[key] == pytest.approx([by_hand.expected[i][key] for i in range(2)], rel=1e-5, abs=1e-6)
-        assert written["train/J"][:3] == pytest.approx(every[:3], rel=1e-5)
-
-
-def in_csv(folder: str) -> dict[str, list[float]]:
-    with (Path(folder) / "metrics.csv").open() as file:
+    assert by_hand.logged[0] == near(by_hand.expected[0])
+    with (Path(loggers[0].log_dir) / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    return {key: [float(row[key]) for row in rows if row[key]] for key in rows[0]}
-
-
-def in_events(folder: str) -> dict[str, list[float]]:
-    events = EventAccumulator(folder).Reload()
-    return {key: [event.value for event in events.Scalars(key)] for key in events.Tags()["scalars"]}
-
-
-# ------------------------------------------------------------------------------------------------------------- resuming
+    in_csv = {key: [float(row[key]) for row in rows if row[key]] for key in rows[0]}
+    events = EventAccumulator(loggers[1].log_dir).Reload()
+    in_events = {key: [event.value for event in events.Scalars(key)] for key in events.Tags()["scalars"]}
+    for written in (in_csv, in_events):
+        for key in (*KEYS, "val/mAP", "val/recall@1", "val/precision", "val/J"):
+            assert written[key] == pytest.approx([by_hand.expected[i][key] for i in range(2)], rel=1e-5, abs=1e-6)
+        assert written["train/J"][:3] == pytest.approx(ratios_of(batches)[:3], rel=1e-5)
 
 
 class Steady(Embeds):
@@ -514,23 +352,226 @@ class Steady(Embeds):
 
 
 @pytest.mark.filterwarnings("ignore:.*ended before the epoch ended", "ignore:.*callbacks used to create the checkpoint")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
 def test_a_resumed_run_logs_what_an_uninterrupted_one_does(tmp_path: Path) -> None:
-    """From the end of an epoch, from a validation inside it, and from between two validations."""
+    """From the end of an epoch, from a validation inside it, and from between two; and checkpoints know the best."""
     points, labels = items().tensors
     data = TensorDataset(points.repeat(4, 1), labels.repeat(4))  # four equal batches: a resumed epoch begins anew
 
-    def run(*more: Callback, **settings: Any) -> tuple[ByHand, EveryBatch]:
+    def run(*more: Callback, **settings: Any) -> tuple[ByHand, EveryBatch, float]:
         torch.manual_seed(0)
-        seen, batches = ByHand(expect=set_alone), EveryBatch()
-        made = trainer(*monitors()[:2], seen, batches, *more, max_epochs=3, val_check_interval=2)
+        best, seen, batches = ModelCheckpoint(tmp_path / "best", monitor="val/J"), ByHand(gap=False), EveryBatch()
+        monitors = retrieval(), DiscriminantRatioMonitor(every_n_steps=2)
+        made = trainer(*monitors, seen, batches, best, *more, max_epochs=2, val_check_interval=2)
         made.fit(Steady(), loader(data, batch_size=36), loader(VALIDATION), **settings)
-        return seen, batches
+        return seen, batches, float(best.best_model_score)
 
-    whole, steps = run(ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1))
-    assert whole.logged == [close(values) for values in whole.expected]
+    whole, steps, best = run(ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1))
+    assert whole.logged == [near(values) for values in whole.expected]
+    assert best == pytest.approx(min(values["val/J"] for values in whole.logged))
     for step in (4, 2, 3):
-        resumed, rest = run(ckpt_path=str(tmp_path / f"step={step}.ckpt"))
+        resumed, rest, best = run(ckpt_path=str(tmp_path / f"step={step}.ckpt"))
+        reached = [values["val/J"] for i, values in enumerate(whole.logged) if 2 * (i + 1) != step]
+        assert best == pytest.approx(min(reached))  # of what has been validated before and since
         count = len(resumed.logged)
-        assert (count, len(whole.logged)) == (6 - step // 2, 6)
-        assert resumed.logged == [close(values) for values in whole.logged[-count:]]
-        assert rest.logged == pytest.approx(steps.logged[step:])
+        assert (count, len(whole.logged)) == (4 - step // 2, 4)
+        assert resumed.logged == [near(values) for values in whole.logged[-count:]]
+        due = rest.logged[1 - step % 2 :: 2]  # every second batch, counted over both runs
+        assert due == pytest.approx(steps.logged[1::2][-len(due) :])
+
+
+def quality_to_map(quality: float) -> float:
+    points, labels = items().tensors
+    return measured(scripted(points, labels, quality), labels)["mAP"]
+
+
+def is_clean(net: Net, *monitors: Any) -> bool:
+    """No hook, no embeddings, nothing expected."""
+    return hooks(net) == 0 and not any(
+        monitor._reader._captured
+        or monitor._failed
+        or getattr(getattr(monitor, "_parts", None), "stores", None)
+        or getattr(monitor, "_moments", None)
+        for monitor in monitors
+    )
+
+
+QUALITY = [0.0, 0.6, 4.0, 0.3]
+MAPS = [quality_to_map(quality) for quality in QUALITY]
+
+
+@pytest.mark.parametrize("monitor_last", [True, False])
+def test_checkpoints_keep_the_best_epoch_and_a_fit_stops_after_it(tmp_path: Path, monitor_last: bool) -> None:
+    best, epochs = ModelCheckpoint(tmp_path, monitor="val/mAP", mode="max", filename="{epoch}"), EveryEpoch()
+    stopping = EarlyStopping("val/mAP", mode="max", patience=1)
+    callbacks = [best, stopping, retrieval(), epochs] if monitor_last else [retrieval(), best, stopping, epochs]
+    trainer(*callbacks, max_epochs=5).fit(Scripted([*QUALITY, 0.3]), loader(), loader())
+    assert stopping.stopped_epoch == 3
+    assert epochs.values == pytest.approx(MAPS, rel=1e-6)
+    assert Path(best.best_model_path).name == "epoch=2.ckpt"
+    assert float(best.best_model_score) == 1.0
+
+
+def test_validate_and_test_after_fit_look_at_the_loaders_they_are_given() -> None:
+    net, other = Net(), items(per_class=4, seed=4)
+    monitors = retrieval(), DiscriminantRatioMonitor()
+    run = trainer(*monitors)
+    run.fit(net, loader(), [loader(), loader()])
+    assert "val/mAP/dataloader_idx_1" in run.callback_metrics
+    [validated] = run.validate(net, loader(other), verbose=False)
+    [tested] = run.test(net, loader(other), verbose=False)
+    expected = measured(*net.by_hand(other)) | ratios(*net.by_hand(other))
+    assert validated == close(keyed(expected))
+    assert tested == close(keyed(expected, "test"))
+    assert set(monitors[0].reports) == {""}
+    assert is_clean(net, *monitors)
+
+
+@pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
+@pytest.mark.parametrize("settings", [{}, {"limit_val_batches": 0}], ids=str)
+def test_a_monitor_that_is_never_validated_does_no_harm(settings: dict[str, Any]) -> None:
+    net, monitors = Net(), (RetrievalMonitor(), DiscriminantRatioMonitor())
+    run = trainer(*monitors, **settings)
+    run.fit(net, loader(), loader() if settings else None)
+    assert not [key for key in run.callback_metrics if key.startswith("val/")]
+    assert is_clean(net, *monitors)
+
+
+def test_the_sanity_check_measures_nothing() -> None:
+    epochs = EveryEpoch()
+    seen: list[set[str]] = []
+
+    class AtStart(Callback):
+        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            seen.append({*trainer.callback_metrics, *trainer.progress_bar_metrics, *monitors[0].reports})
+
+    monitors = retrieval(), DiscriminantRatioMonitor()
+    trainer(*monitors, epochs, AtStart(), num_sanity_val_steps=2).fit(Scripted([0.6]), loader(), loader())
+    assert seen == [set()]
+    assert epochs.values == pytest.approx([quality_to_map(0.6)])  # and nothing of the sanity check is left in it
+
+
+@pytest.mark.parametrize("monitor", [retrieval, DiscriminantRatioMonitor])
+def test_the_sanity_check_shows_what_cannot_be_measured_and_says_it_once(monitor: Callable[..., Any]) -> None:
+    useless = Returns(lambda net, x, y: {"loss": x.mean()})
+    with pytest.warns(UserWarning, match="sanity check") as warned:
+        trainer(monitor(strict=False), num_sanity_val_steps=1, max_epochs=2).fit(useless, loader(), loader())
+    [words] = said(warned)
+    assert words.startswith(
+        f"The sanity check shows that validation cannot be measured. {type(monitor()).__name__} found no embeddings: "
+        "validation_step returned a mapping with the keys 'loss'; expected 'embeddings'."
+    )
+
+
+def test_a_submodule_that_cannot_be_read_fills_no_memory_while_training() -> None:
+    """After a failed validation nobody reads what the submodule returns in the steps of the training."""
+    net, monitor = Net(), retrieval(source="encoder", labels="nowhere", strict=False)
+    kept: list[Any] = []
+    net.classifier.register_forward_pre_hook(lambda *_: kept.append(monitor._reader._captured))
+    with pytest.warns(UserWarning, match=r"labels='nowhere'\): the batch is a list of 2 and has no such entry"):
+        trainer(monitor, max_epochs=2).fit(net, loader(), loader())
+    assert kept == [None] * 8
+
+
+def test_an_interrupted_evaluation_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, monitors = Net(), (retrieval(source="encoder"), DiscriminantRatioMonitor(source="encoder"))
+    run, ctrl_c = trainer(*monitors), signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(retrieval_module, "evaluate_retrieval", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit):
+        run.fit(net, loader(), loader())
+    signal.signal(signal.SIGINT, ctrl_c)  # which Lightning ignores once it has seen one
+    assert is_clean(net, *monitors)
+    monkeypatch.undo()
+    [logged] = run.validate(net, loader(), verbose=False)  # and both can be used again
+    assert logged["val/mAP"] == pytest.approx(measured(*net.by_hand(items()))["mAP"], rel=1e-5)
+
+
+def test_an_unexpected_error_of_the_evaluation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = MemoryError("cannot allocate 12 GiB")
+    monkeypatch.setattr(retrieval_module, "evaluate_retrieval", mock.Mock(side_effect=error))
+    run = trainer(retrieval())
+    with pytest.warns(UserWarning, match="are NaN. MemoryError: cannot allocate 12 GiB"):
+        run.fit(Net(), loader(), loader())
+    assert math.isnan(run.callback_metrics["val/mAP"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "names", "meant"),
+    [
+        (ModelCheckpoint, "val/map", (), "val/mAP"),
+        (EarlyStopping, "val/recall_1", (), "val/recall@1"),
+        ("ReduceLROnPlateau", "val/j", (), "val/J"),
+        (ModelCheckpoint, "val/mAP", ("sketches", "photos"), "val/mAP/photos"),
+        (EarlyStopping, "val/mAP/dataloader_idx_0", (), "val/mAP"),
+    ],
+)
+def test_a_misspelt_key_ends_the_run_at_its_sanity_check(
+    kind: Any, key: str, names: tuple[str, ...], meant: str, tmp_path: Path
+) -> None:
+    """Lightning itself would say so after the first epoch."""
+    waiting, net, batches = [], Net(), EveryBatch()
+    if isinstance(kind, str):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scheduler = {"scheduler": getattr(torch.optim.lr_scheduler, kind)(optimizer), "monitor": key}
+        net.configure_optimizers = lambda: {"optimizer": optimizer, "lr_scheduler": scheduler}
+    else:
+        waiting = [kind(monitor=key)]
+    monitors = retrieval(), DiscriminantRatioMonitor()
+    run = trainer(*waiting, *monitors, batches, default_root_dir=tmp_path, num_sanity_val_steps=1)
+    with pytest.raises(UsageError, match=re.escape(f"Did you mean '{meant}'?")) as raised:
+        run.fit(net, loader(), {name: loader() for name in names} or loader())
+    assert str(raised.value).startswith(f"{getattr(kind, '__name__', kind)}(monitor={key!r}): ")
+    assert not batches.outputs
+
+
+@pytest.mark.parametrize("sanity_steps", [0, 1])
+@pytest.mark.filterwarnings("ignore:.*nothing else has so far")
+def test_a_key_that_the_module_logs_itself_is_its_own_affair(sanity_steps: int, tmp_path: Path) -> None:
+    class Loud(Net):
+        """Logs a key of its own that looks like one of the monitor's."""
+
+        def on_validation_epoch_end(self) -> None:
+            self.log("val/map", 0.5)
+
+    best = ModelCheckpoint(tmp_path, monitor="val/map", mode="max")
+    trainer(best, retrieval(), num_sanity_val_steps=sanity_steps).fit(Loud(), loader(), loader())
+    assert best.best_model_score == 0.5
+
+
+@pytest.mark.parametrize("key", ["val/map", "val/grouped_recal"])
+def test_what_may_still_be_logged_is_a_warning(key: str) -> None:
+    """Without a sanity check nobody knows what the module logs; a key that is only similar may be another callback's."""
+    early = EarlyStopping(monitor=key, strict=False)
+    run = trainer(early, retrieval(label_groups=3), num_sanity_val_steps=int(key != "val/map"))
+    words = f"EarlyStopping(monitor='{key}'): no monitor here logs this value, and nothing else has so far."
+    with pytest.warns(UserWarning, match=f"^{re.escape(words)}"):
+        run.fit(Net(), loader(), loader())
+
+
+def test_keys_that_exist_or_that_nobody_knows_pass_in_silence() -> None:
+    keys = "val/mAP", "val/J", "val/variance_ratio_low", "train/J", "val/loss", "gap/recall@1"
+    waiting = [EarlyStopping(monitor=key, strict=False) for key in keys]
+    run = trainer(*waiting, retrieval(), DiscriminantRatioMonitor(), gap_monitor(), num_sanity_val_steps=1)
+    run.fit(Embeds(), loader(), loader())  # warnings are errors here
+
+
+def test_a_metric_that_needs_more_classes_has_no_key_and_one_notice() -> None:
+    """Also where a later validation fails; NaN in every table would say nothing."""
+    run = trainer(RetrievalMonitor(), max_epochs=3)
+    with pytest.warns(UserWarning, match="Grouped|other values") as caught:
+        run.fit(Scripted([0.6, 0.6, math.nan]), loader(), loader())
+    [notice] = [words for words in said(caught) if "Grouped" in words]
+    assert notice.startswith("val: Grouped Recall is left out: two groups of label_groups=10 labels need 20")
+    assert not [key for key in run.callback_metrics if "grouped" in key]
+    assert math.isnan(run.callback_metrics["val/mAP"])
+
+
+@pytest.mark.filterwarnings("ignore:.*Grouped Recall is left out")
+def test_who_monitors_such_a_metric_is_told(tmp_path: Path) -> None:
+    best = ModelCheckpoint(tmp_path, monitor="val/grouped_recall@1", mode="max")
+    with pytest.raises(UsageError, match=r"ModelCheckpoint\(monitor='val/grouped_recall@1'\): this set has too few"):
+        trainer(best, RetrievalMonitor()).fit(Net(), loader(), loader())
+    run = trainer(best, RetrievalMonitor(strict=False))
+    with pytest.warns(UserWarning, match="val/grouped_recall@1 is NaN. ModelCheckpoint.*this set has too few classes"):
+        run.fit(Net(), loader(), loader())
+    assert math.isnan(run.callback_metrics["val/grouped_recall@1"])
