@@ -90,10 +90,10 @@ LINE = (
 )
 """The modules of the engine in an order in which each imports those before it alone: so it can be read."""
 
-MOST_LINES, MOST_ARGUMENTS_OF_A_LOOP = 2668, 10
+MOST_LINES, MOST_ARGUMENTS_OF_A_LOOP = 2669, 10
 """As small as the engine could be made. Whoever needs more looks first for what can go."""
 
-HOUSE = {"lines of code": 19_396, "files": 125, "lines of a function": 60, "lines of tests": 27_986}
+HOUSE = {"lines of code": 19_398, "files": 125, "lines of a function": 60, "lines of tests": 21_081}
 """The package and its tests: what they are, and no more. Whoever makes them smaller lowers the figure."""
 FEWEST_COMMENTS = 0.06
 

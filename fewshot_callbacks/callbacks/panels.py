@@ -55,8 +55,8 @@ class RetrievalPanels(PictureCallback):
         k: Number of neighbours of each query, at least 1.
         every_n_epochs: Draw at most in one of this number of epochs, beginning with the first.
         images: A function of (data set, index) that returns an image (a tensor, an array or a Pillow image) or a text,
-            which is drawn as text; by default the first part of a sample, or its entry `image`, `img`, `pixel_values`
-            or `text`. For data sets without an index it is a function of (batch, place in the batch).
+            which is drawn as text; by default the first part of a sample, or its entry `image`, `images`, `img`,
+            `pixel_values` or `text`. For data sets without an index it is a function of (batch, place in the batch).
         mean: Mean of the images' normalisation, which is undone for the pictures: one value, or one for each channel.
         std: Standard deviation of that normalisation, in the same form.
         names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data

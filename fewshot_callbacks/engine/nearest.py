@@ -182,7 +182,8 @@ class HighestPairs:
     def _see_rows(self, tile: Tile, some: slice) -> None:
         reach = self.estimates.largest_error * MARGIN + abs(self._cut) * 2.0**-23 + 2.0**-125
         estimates = tile.estimates[some]
-        lowest = estimates.dtype.type(self._cut - reach)
+        with np.errstate(over="ignore"):  # below all numbers of float32, every pair reaches it
+            lowest = estimates.dtype.type(self._cut - reach)
         if estimates.max() < lowest:
             return
         rows, columns = np.divmod(np.flatnonzero(estimates >= lowest), estimates.shape[1])

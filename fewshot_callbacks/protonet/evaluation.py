@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, check_labels
+from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, check_labels, default_mode
 from fewshot_callbacks.functional.episodes import (
     EpisodeAccuracy,
     EpisodeList,
@@ -59,6 +59,7 @@ def query_hits(
     return hit / best.sum(dim=-1)
 
 
+@default_mode()
 def evaluate_episodes(
     embeddings: Any,
     labels: Any,

@@ -14,6 +14,7 @@ from fewshot_callbacks.data import EpisodicBatchSampler
 from fewshot_callbacks.losses import SoftAveragePrecisionLoss
 from fewshot_callbacks.metrics import DiscriminantRatio, RetrievalEvaluation, VarianceRatio
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+from fewshot_callbacks.protonet import SoftmaxHead, evaluate_episodes
 from tests.functional.calls import OF_LABELS, SOME
 
 ITEMS = torch.randn(80, 6, generator=torch.Generator().manual_seed(0))
@@ -24,6 +25,7 @@ WORDS = [f"class {label}" for label in LABELS.tolist()]
 CODES, TARGETS = (ITEMS > 0).float() * 2 - 1, torch.nn.functional.one_hot(LABELS, 20)
 FIRST, SECOND = (evaluate_retrieval(items, LABELS, label_groups=5) for items in (ITEMS, OTHERS))
 EPISODES, SHARES = functional.sample_episodes(LABELS, queries=3, episodes=9), ITEMS[:, 0].sigmoid()
+HEAD = SoftmaxHead()
 OF_RANKS = ("map@5_min", "ir_recall@5", "precision@5", "ndcg@5", "prototype_accuracy", "macro_mAP")
 EVERYTHING = {"metrics": (*DEFAULT_METRICS, *OF_RANKS, "auc_pr", "fnmr@fmr0.01", "eer"), "label_groups": 5}
 HAMMING = {"similarity": "hamming"}
@@ -65,6 +67,7 @@ CALLS = {
     "near_duplicates, codes": lambda: functional.near_duplicates(CODES, CODES, **HAMMING, min_score=-1),
     "label_groups": lambda: functional.label_groups(LABELS, 5, repeats=2),
     "split_episodes": lambda: functional.split_episodes(ITEMS, LABELS, shots=1, episodes=1),
+    "evaluate_episodes": lambda: evaluate_episodes(ITEMS, LABELS, HEAD, EPISODES),
     "summarize_accuracies": lambda: functional.summarize_accuracies(SHARES[:9], EPISODES),
     "mean_interval": lambda: functional.mean_interval([0.5, 0.7]),
     "fixed episodes": lambda: EpisodicBatchSampler(LABELS, **SOME, fixed=True).hash,

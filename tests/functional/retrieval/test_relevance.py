@@ -159,7 +159,7 @@ def test_what_does_not_fit_an_evaluation_is_said(arguments, words):
         evaluate_retrieval(torch.eye(3), **{"relevance": Relevance.from_lists([[1], [0], []])} | arguments)
 
 
-# The values of trec_eval, ranx and sentence-transformers, where no scores tie.
+# The values of trec_eval and sentence-transformers, where no scores tie.
 
 QUERIES, DOCUMENTS, K = 40, 300, 10
 QUERY_NAMES, DOCUMENT_NAMES = [f"q{i}" for i in range(QUERIES)], [f"d{j}" for j in range(DOCUMENTS)]
@@ -196,17 +196,6 @@ def test_trec_eval():
     found = pytrec_eval.RelevanceEvaluator(grades, set(names)).evaluate(run)
     theirs = {ours: float(np.mean([of_query[name] for of_query in found.values()])) for name, ours in names.items()}
     compare(theirs, data, grades)
-
-
-@pytest.mark.filterwarnings("ignore")  # of its compiled loops
-def test_ranx():
-    ranx = pytest.importorskip("ranx")
-    data, grades, run = judged_by_all()
-    names = {"map": "mAP", "mrr@10": "mrr@10", "recall@10": "ir_recall@10", "precision@10": "precision@10",
-             "ndcg@10": "ndcg@10_linear", "ndcg_burges@10": "ndcg@10", "hit_rate@10": "recall@10"}  # fmt: skip
-    relevant = {query: {item: grade for item, grade in of_query.items() if grade} for query, of_query in grades.items()}
-    found = ranx.evaluate(ranx.Qrels(relevant), ranx.Run(run), list(names))
-    compare({ours: float(found[name]) for name, ours in names.items()}, data, grades)
 
 
 def test_sentence_transformers():

@@ -50,6 +50,11 @@ def test_rates_costs_and_thresholds_are_the_definitions(drawn, p, costs):
     assert found.thresholds["eer"] == thresholds[after - 1]
 
 
+def test_of_equal_costs_the_highest_threshold_counts():
+    report = evaluate_trials([3.0, 2.0, 1.0, 0.0], [1, 0, 1, 0], metrics=("min_dcf@0.5",))
+    assert (report["min_dcf@0.5"], report.thresholds["min_dcf@0.5"]) == (0.5, 3.0)
+
+
 def test_all_pairs_of_a_set_are_trials_like_others():
     embeddings, labels = torch.randint(-2, 3, (40, 3)).double() + 0.1, torch.arange(40) % 6
     of_set = evaluate_retrieval(embeddings, labels, metrics=("eer", "fnmr@fmr0.05"), similarity="euclidean")
