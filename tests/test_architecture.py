@@ -93,7 +93,7 @@ LINE = (
 MOST_LINES, MOST_ARGUMENTS_OF_A_LOOP = 2669, 10
 """As small as the engine could be made. Whoever needs more looks first for what can go."""
 
-HOUSE = {"lines of code": 19_398, "files": 125, "lines of a function": 60, "lines of tests": 21_083}
+HOUSE = {"lines of code": 19_398, "files": 125, "lines of a function": 60, "lines of tests": 21_087}
 """The package and its tests: what they are, and no more. Whoever makes them smaller lowers the figure."""
 FEWEST_COMMENTS = 0.06
 
@@ -158,7 +158,7 @@ def test_the_house_stays_small():
         "lines of code": code,
         "files": len(files),
         "lines of a function": max(lines for *_, lines in functions_in(files)),
-        "lines of tests": 21_083sum(file.read_text().count("\n") for file in TESTS.rglob("*.py")),
+        "lines of tests": 21_087sum(file.read_text().count("\n") for file in TESTS.rglob("*.py")),
     }
     assert {name: number for name, number in found.items() if number > HOUSE[name]} == {}
     assert comments / code >= FEWEST_COMMENTS

@@ -57,6 +57,7 @@ FEW = {"knots": 2, "collected": 2}
 @given(pairs=PAIRS, low=BOUNDS, high=BOUNDS, rates=RATES)
 @example(pairs=[(4, 1), (3, 0), (2, 1), (2, 0), (1, 0), (0, 0)], low=0.0, high=math.inf, rates=[0.5])
 @example(pairs=[(5 + n / 32, n < 14) for n in range(25)], low=0.0, high=2.0, rates=[])  # 14 of 25 is 0.56
+@example(pairs=[(1, 1), (0, 1)], low=0.0, high=1.0, rates=[])  # at both bounds
 @example(pairs=[(5, 1)] * 3 + [(4, 0)] * 2 + [(-1, 1)], low=-math.inf, high=math.inf, rates=[])
 def test_recall_at_precision_is_that_of_the_smallest_of_all_thresholds(options, pairs, low, high, rates):
     """And false match rates, as they are reported, that of the smallest relevant score."""

@@ -51,8 +51,11 @@ def test_rates_costs_and_thresholds_are_the_definitions(drawn, p, costs):
 
 
 def test_of_equal_costs_the_highest_threshold_counts():
-    report = evaluate_trials([3.0, 2.0, 1.0, 0.0], [1, 0, 1, 0], metrics=("min_dcf@0.5",))
-    assert (report["min_dcf@0.5"], report.thresholds["min_dcf@0.5"]) == (0.5, 3.0)
+    """By default both mistakes cost one."""
+    key = "min_dcf@0.5"
+    report = evaluate_trials([3.0, 2.0, 1.0, 0.0], [1, 0, 1, 0], metrics=(key,))
+    assert (report[key], report.thresholds[key]) == (0.5, 3.0)
+    assert evaluate_trials([2.0, 1.0, 0.0], [0, 1, 0], metrics=(key,))[key] == 0.5
 
 
 def test_all_pairs_of_a_set_are_trials_like_others():
