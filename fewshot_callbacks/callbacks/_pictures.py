@@ -121,7 +121,7 @@ class PictureCallback(Viewer):
         self.schedule, self.prefix, self.names = Schedule(every_n_epochs, max_share, owner), prefix, names
         self._reader = reader or ImageReader(None, None, None)
         self._policy = FailurePolicy(owner, strict=False)
-        self._is_due = False
+        self._is_due, self._logs_share = False, True
 
     # ------------------------------------------------------------------------------------ to be implemented by subclasses
 
@@ -185,6 +185,7 @@ class PictureCallback(Viewer):
                 f"Two {owner}s in one Trainer would draw under the same names. Give them different prefixes."
             )
         first = next(callback for callback in callbacks if isinstance(callback, PictureCallback))
+        self._logs_share = first is self
         # One clock for the pictures of all callbacks, since `max_share` is a share for all of them. The first one's
         # `setup` runs first, so that its clock is new.
         self.schedule.begin(None if first is self else first.schedule.watch)
@@ -199,7 +200,7 @@ class PictureCallback(Viewer):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the share of the time that all pictures have taken."""
-        if not trainer.sanity_checking:  # all callbacks that draw have one clock, and so log one value
+        if self._logs_share and not trainer.sanity_checking:
             log_of_all(pl_module, {SHARE_KEY: self.schedule.watch.share})  # largest on the process that draws
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule, stage: Any = None) -> None:

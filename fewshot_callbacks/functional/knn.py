@@ -328,9 +328,7 @@ def _hits(
     """Return of each query with votes the share of the orders of ties in which its own class is among the first."""
     query, score, weight = votes.query, votes.score, np.ones(len(votes.query))
     if temperature is not None:
-        weight = np.exp(
-            (score - score[votes.begins][query]) / temperature
-        )  # of the nearest 1, so that nothing overflows
+        weight = np.exp((score - score[votes.begins][query]) / temperature)  # at most 1: nothing overflows
     classes = int(max(own.max(), votes.voted.max())) + 1
     named, ballot = np.unique(query * classes + votes.voted, return_inverse=True)
     voter = named // classes

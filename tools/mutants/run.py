@@ -168,9 +168,7 @@ class Excluded(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._add(node.returns)
         for decorator in node.decorator_list:
-            if any(
-                word in ast.unparse(decorator) for word in ("numba", "kernel", "inlined", "allocating", "any_order")
-            ):
+            if any(word in ast.unparse(decorator) for word in ("numba", "kernel", "inlined", "any_order")):
                 start, end = (decorator.lineno, 0), (decorator.lineno + 1, 0)
                 self.spans.append((start, end))
         self.generic_visit(node)
