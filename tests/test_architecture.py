@@ -93,7 +93,7 @@ LINE = (
 MOST_LINES, MOST_ARGUMENTS_OF_A_LOOP = 2669, 10
 """As small as the engine could be made. Whoever needs more looks first for what can go."""
 
-HOUSE = {"lines of code": 19_397, "files": 125, "lines of a function": 60, "lines of tests": 21_087}
+HOUSE = {"lines of code": 19_397, "files": 125, "lines of a function": 60, "lines of tests": 21_097}
 """The package and its tests: what they are, and no more. Whoever makes them smaller lowers the figure."""
 FEWEST_COMMENTS = 0.06
 

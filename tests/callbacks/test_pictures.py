@@ -81,6 +81,16 @@ def test_epochs_are_skipped_until_drawing_takes_its_share_and_that_is_said_once(
     assert float(made.callback_metrics[SHARE_KEY]) == pytest.approx(24 / 104)
 
 
+class Other(Noted):
+    """May draw the same sets."""
+
+
+def test_the_share_of_time_is_that_of_one_moment() -> None:
+    """Of the first callback, before whose turn nothing was drawn; the mean with that of the last would be of no moment."""
+    made = fitted(Clock(), Noted(seconds=6), retrieval(), Other(seconds=6), epochs=1)
+    assert float(made.callback_metrics[SHARE_KEY]) == 0
+
+
 def test_all_pictures_share_one_clock() -> None:
     slow, other = Noted(seconds=50, prefix="val/a"), Noted(max_share=0.05, prefix="val/b")
     callbacks = retrieval(name="a"), retrieval(name="b"), slow, other
