@@ -19,7 +19,7 @@ def engines(draw):
         "height": height,
         "width": None if height is None else height * draw(st.sampled_from([1, 3])),
         "batch": draw(st.sampled_from([None, None, 1, 40])),
-        "knots": draw(st.sampled_from([None, None, 2, 20])),
+        "grid_size": draw(st.sampled_from([None, None, 2, 20])),
         "collected": draw(st.sampled_from([None, None, 4, 60])),
         "threads": draw(st.sampled_from([1, 2, 3])),
         "plain": draw(st.sampled_from([False, False, True])),

@@ -118,7 +118,7 @@ def prepared(case, threads=1):
     labels, one = case["query_labels"].numpy(), "gallery" not in case
     others = labels if one else case["gallery_labels"].numpy()
     own = np.arange(len(labels), dtype=np.int32) if one else np.full(len(labels), -1, np.int32)
-    relevance = Relevance(Lists.of_labels(labels, others), own, codes_of(case), mutual=one)
+    relevance = Relevance(Lists.of_labels(labels, others), own, codes_of(case), symmetric=one)
     return Vectors(case["queries"], case.get("gallery"), case["similarity"], threads=threads), relevance
 
 
@@ -131,29 +131,31 @@ def scores_of(case):
 
 @contextmanager
 def evaluated(case, request=None, memory=10**8, progress=None, relevance=None, placed=False, **options):
-    """An evaluation that has run, and the counts of each query, while the engine's options hold; or its places in lists."""
+    """The result of an evaluation, and the counts of each query, while the engine's options hold; or its places in lists."""
     with engine_options(**options), computing() as threads:
         vectors, of_labels = prepared(case, threads)
         foresee = None if request is None else request.foresee
-        done, found = Evaluation(vectors, relevance or of_labels, memory, None, progress, foresee, placed), {}
+        evaluation, found = Evaluation(vectors, relevance or of_labels, memory, progress=progress), {}
         tables = ("places",) if placed else TABLES
-        for block in done.run():
+
+        def consume(block):
             for row, query in enumerate(block.queries.tolist()):
                 assert query not in found
                 assert int(block.valid[row].sum()) == int(block.relevant[row])
                 found[query] = [getattr(block, name)[row][block.valid[row]].tolist() for name in tables]
                 found[query] = found[query][0] if placed else found[query]
-        yield done, found
+
+        yield evaluation.run(consume, forecast=foresee, places=placed), found
 
 
 def counted(case, **setting):
     """The counts of each query; the progress never falls and ends with all pairs, best matches have the highest scores."""
     told = []
-    with evaluated(case, progress=lambda *now: told.append(now), **setting) as (done, found):
+    with evaluated(case, progress=lambda *now: told.append(now), **setting) as (result, found):
         whole = len(case["queries"]) * len(case.get("gallery", case["queries"]))
         assert told[-1] == (whole, whole)
         assert all(before <= after and total == whole for (before, _), (after, total) in itertools.pairwise(told))
-        best, tied = done.best
+        best, tied = result.matches.best
         assert np.isfinite(best).tolist() == [len(found[query][0]) > 0 for query in sorted(found)]
         assert tied.tolist() == [(found[query][3] or [0])[-1] for query in sorted(found)]
     return found

@@ -134,9 +134,9 @@ def test_a_budget_that_cannot_be_kept_is_said_with_one_that_can():
 @pytest.mark.parametrize(("threads", "sides"), [(1, 1), (2, 2), (8, 1)])
 def test_sizes_keep_to_any_budget_that_can_be_kept_and_shrink_smoothly(shape, threads, sides):
     queries, items, columns, each = shape
-    shape, rest = (queries, items, columns, each * queries), {"threads": threads, "sides": sides}
+    shape, rest = (queries, items, columns, each * queries), {"threads": threads, "two_operands": sides > 1}
     sizes, before = np.full(queries, each), None
-    assert plan_layout(least_bytes(*shape), *shape, sides=2).bytes <= least_bytes(*shape)  # with one thread
+    assert plan_layout(least_bytes(*shape), *shape, two_operands=True).bytes <= least_bytes(*shape)  # with one thread
     least = plan_layout(0, *shape, **rest).bytes
     for memory in np.geomspace(max(least, 1), 2e9, 40):
         layout = plan_layout(memory, *shape, **rest)
@@ -147,18 +147,20 @@ def test_sizes_keep_to_any_budget_that_can_be_kept_and_shrink_smoothly(shape, th
         # a fifth more memory or so never costs more than a few more batches, nor much smaller bags
         if before is not None:
             assert len(batches) <= 1.5 * len(before.batches(sizes)) + 1
-            assert layout.collected >= 0.6 * before.collected
-            assert layout.knots >= 0.6 * before.knots
+            assert layout.buffer_pairs >= 0.6 * before.buffer_pairs
+            assert layout.grid_size >= 0.6 * before.grid_size
         before = layout
     assert len(batches) == 1
-    assert before.kept
-    assert plan_layout(np.inf, *shape, **rest).kept
+    assert before.cache_floats
+    assert plan_layout(np.inf, *shape, **rest).cache_floats
 
 
 def test_batches_hold_queries_with_lists_of_any_length_or_none():
     sizes = np.array([0, 0, 5, 1000, 0, 3, 3, 3, 2, 1] * 20)
     for batch in (1, 30, 2000, 10**6):
-        batches = plan_layout(10**8, 200, 200, 4, int(sizes.sum()))._replace(batch=batch, height=7).batches(sizes)
+        batches = (
+            plan_layout(10**8, 200, 200, 4, int(sizes.sum()))._replace(batch_counters=batch, height=7).batches(sizes)
+        )
         assert [n for some in batches for n in range(200)[some]] == list(range(200))
         for some in batches:
             assert sizes[some].sum() + len(sizes[some]) <= batch or some.stop - some.start <= 7

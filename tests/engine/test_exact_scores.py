@@ -186,20 +186,22 @@ class Seen:
     """Observes tiles: keeps all estimates."""
 
     estimates: Any
-    once: bool = False
+    per_query: bool = True
     errors: list = field(default_factory=list)
 
     def __post_init__(self):
         self.values = np.full(self.estimates.shape, np.nan)
 
-    def space(self):
+    def new_workspace(self):
         return None
 
     def see(self, tile, space):
         for view, *_ in self.estimates.views(tile):
-            values = np.asarray(view.estimates.T if view.turned else view.estimates, np.float64)[view.start : view.stop]
-            of_queries = self.values[view.query + view.start : view.query + view.stop]
-            part = of_queries[:, view.item : view.item + values.shape[1]]
+            values = np.asarray(view.estimates.T if view.transposed else view.estimates, np.float64)[
+                view.start : view.stop
+            ]
+            of_queries = self.values[view.first_query + view.start : view.first_query + view.stop]
+            part = of_queries[:, view.first_item : view.first_item + values.shape[1]]
             part[values > -np.inf] = values[values > -np.inf]
 
 
@@ -207,7 +209,7 @@ def estimates_of(vectors, precision, *, mutual=False, on=None):
     queries, items = len(vectors.pairs.queries), len(vectors.pairs.gallery)
     own = np.arange(queries, dtype=np.int32) if mutual else np.full(queries, -1, np.int32)
     layout = plan_layout(10**8, queries, items, vectors.columns, 0)._replace(height=7, width=14)
-    shown = Estimates(vectors, Relevance(Lists.none(queries), own), precision, layout, mutual, on)
+    shown = Estimates(vectors, Relevance(Lists.none(queries), own), precision, layout, symmetric=mutual, device=on)
     seen = Seen(shown)
     shown.show(seen)
     if mutual:  # an item is not compared with itself

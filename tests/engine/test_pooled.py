@@ -17,12 +17,12 @@ from tests.engine.oracles import evaluated, scores_of
 
 ROADS = (
     {},
-    {"precision": "bytes", "knots": 20, "collected": 60, "threads": 2},
-    {"precision": "bytes", "knots": 16, "collected": 4},
+    {"precision": "bytes", "grid_size": 20, "collected": 60, "threads": 2},
+    {"precision": "bytes", "grid_size": 16, "collected": 4},
     {"precision": "float32", "collected": 200, "height": 16},
-    {"precision": "float64", "knots": 40, "batch": 40, "collected": 500},
+    {"precision": "float64", "grid_size": 40, "batch": 40, "collected": 500},
     {"precision": "float64", "collected": 4, "batch": 1, "height": 16},
-    {"plain": True, "knots": 20, "collected": 60},
+    {"plain": True, "grid_size": 20, "collected": 60},
     {"memory": 10**5, "threads": 2},
 )
 """From all that is asked being known after one pass, to nothing being known."""
@@ -51,7 +51,8 @@ def test_bounds_enclose_the_truth_and_closing_makes_them_equal_to_it(kind, simil
     positives, negatives = truth.positives, truth.negatives
     every = np.unique([*positives, *negatives, -1.5, 1.5])
     every = np.unique([np.nextafter(every, -9), every, np.nextafter(every, 9)])
-    with evaluated(case, PooledRequest((0.3,)), **road) as (done, _):
+    with evaluated(case, PooledRequest((0.3,)), **road) as (result, _):
+        done = result.pooled
         found = done.negatives
         assert (found.total, done.positives.total) == (len(negatives), len(positives))
 
@@ -85,7 +86,8 @@ def check_decisions(case, request, **road):
     """Compare `decide` with loops over the scores of all pairs."""
     truth = scores_of(case)
     positives, negatives = truth.positives, truth.negatives
-    with evaluated(case, request, **road) as (done, _):
+    with evaluated(case, request, **road) as (result, _):
+        done = result.pooled
         found, vectors = decide(done, request), done.vectors
     scores = np.unique(positives)
     tp, fp = reaching(positives, scores), reaching(negatives, scores)
@@ -139,7 +141,7 @@ def check_decisions(case, request, **road):
     for threshold, precision, recall in found.curve:
         exact_tp, exact_fp = ((some >= float(vectors.from_user(threshold))).sum() for some in (positives, negatives))
         assert recall == exact_tp / len(positives)
-        assert done.negatives.cut > -np.inf or precision == exact_tp / (exact_tp + exact_fp)
+        assert done.negatives.cutoff > -np.inf or precision == exact_tp / (exact_tp + exact_fp)
     return found
 
 
@@ -193,4 +195,4 @@ def test_far_more_pairs_than_are_collected(precision):
     case = pooled_case("hard", "cosine", 700, 35)
     case["query_labels"] = case["query_labels"][torch.randperm(700)]
     check_decisions(case, request_for(case), precision=precision, collected=3000, threads=2)
-    check_decisions(case, request_for(case), precision=precision, collected=300, knots=300)
+    check_decisions(case, request_for(case), precision=precision, collected=300, grid_size=300)

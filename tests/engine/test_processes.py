@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.distributed.processes import ALONE, Alone, RemoteError
+from fewshot_callbacks.engine.chunks import CHUNKS, gather_in_item_order
 from fewshot_callbacks.engine.evaluation import Evaluation
 from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.engine.options import computing, engine_options
-from fewshot_callbacks.engine.ranks import RankCounter, relevant_scores
-from fewshot_callbacks.engine.tiles import CHUNKS, Estimates, everyone
+from fewshot_callbacks.engine.ranks import RankCounter
+from fewshot_callbacks.engine.thresholds import compute_thresholds
+from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.inputs import Share, collect_inputs
@@ -150,19 +152,22 @@ def test_budgets_and_threads_that_differ():
     rows = torch.randn(30, 8)[labels] + 3 * torch.randn(300, 8)
     case, parts = {"queries": rows, "query_labels": labels, "similarity": "cosine"}, spread(300, 3, 3)
     request = PooledRequest((0.05, 0.5), false_match_rates=(0.1,), average_precision=True)
-    with evaluated(case, request) as (done, truth):
-        alone = decide(done, request)
+    with evaluated(case, request) as (result, truth):
+        alone = decide(result.pooled, request)
 
     def work(processes):
         own = parts[processes.rank]
         with engine_options(threads=1 + processes.rank), computing() as threads:
             vectors, relevance = part_of(case, own, processes, threads)
             memory = (10**8, 1_150_000, 10**4)[processes.rank]
-            done, found = Evaluation(vectors, relevance, memory, foresee=request.foresee), {}
-            for block in done.run():
+            found = {}
+
+            def consume(block):
                 for row, query in enumerate(own[block.queries].tolist()):
                     found[query] = [getattr(block, name)[row][block.valid[row]].tolist() for name in TABLES]
-            return found, decide(done, request)
+
+            result = Evaluation(vectors, relevance, memory).run(consume, forecast=request.foresee)
+            return found, decide(result.pooled, request)
 
     counts, decisions = zip(*in_threads(3, work), strict=True)
     assert counts[0] | counts[1] | counts[2] == truth
@@ -235,17 +240,17 @@ class Watcher:
     estimates: Estimates
     queries: Any
     items: Any
-    once: bool = True
+    per_query: bool = False
 
     def __post_init__(self):
         self.seen, self.made = np.zeros((len(self.items), len(self.items)), int), 0
 
-    def space(self):
+    def new_workspace(self):
         return None
 
     def see(self, tile, space):
         height, width = tile.estimates.shape
-        own, first = self.queries[tile.row : tile.row + height], tile.part.first + tile.column
+        own, first = self.queries[tile.row : tile.row + height], tile.chunk.first_item + tile.column
         self.seen[np.ix_(own, self.items[first : first + width])] += np.isfinite(tile.estimates)
         self.made += height * width
 
@@ -266,11 +271,12 @@ def test_work_is_shared_fairly(count, counting, both_directions):
             own = parts[processes.rank]
             (vectors, relevance), own = part_of(case, own, processes), own.numpy()
             layout = plan_layout(10**8, len(own), len(own), 8, 12 * len(own))._replace(height=4, width=4)
-            made = Estimates(vectors, relevance, "float32", layout, relevance.mutual and not both_directions)
-            watcher, observers = Watcher(made, own, everyone(processes, own)), []
+            symmetric = relevance.symmetric and not both_directions
+            made = Estimates(vectors, relevance, "float32", layout, symmetric=symmetric)
+            watcher, observers = Watcher(made, own, gather_in_item_order(processes, own)), []
             if counting:
-                start, scores, *_ = relevant_scores(made, slice(0, len(own)))
-                observers = [RankCounter(made, start, scores)]
+                thresholds, _ = compute_thresholds(vectors, relevance, slice(0, len(own)))
+                observers = [RankCounter(made, thresholds)]
             return made.show(*observers, watcher), watcher
 
     numbers, watchers = zip(*in_threads(count, work), strict=True)

@@ -103,7 +103,7 @@ def test_blocks_say_which_entry_of_the_list_each_item_is(road):
     groups, scores = rng.integers(0, 20, 60), true_scores(case["queries"].numpy(), case["queries"].numpy(), "cosine")
     lists = [np.flatnonzero(row) for row in table]
     relevance = Relevance(
-        Lists.of([row.tolist() for row in lists]), np.arange(60, dtype=np.int32), [(groups, groups)], mutual=True
+        Lists.of([row.tolist() for row in lists]), np.arange(60, dtype=np.int32), [(groups, groups)], symmetric=True
     )
     with evaluated(case, relevance=relevance, placed=True, **road) as (_, places):
         for query, some in enumerate(lists):
@@ -118,7 +118,7 @@ def test_mutual_lists_that_are_no_classes(road):
     tables = np.triu(rng.random((2, 90, 90)) < [[[0.1]], [[0.05]]], 1)
     relevant, ignored = (table | table.T for table in tables)
     lists = [Lists.of([row.nonzero()[0].tolist() for row in table]) for table in (relevant, ignored)]
-    relevance = Relevance(lists[0], np.arange(90, dtype=np.int32), (), lists[1], mutual=True)
+    relevance = Relevance(lists[0], np.arange(90, dtype=np.int32), (), lists[1], symmetric=True)
     scores = true_scores(case["queries"].numpy(), case["queries"].numpy(), "cosine")
     truth = Truth(scores, relevant, ~ignored & ~np.eye(90, dtype=bool))
     assert counted(case, relevance=relevance, **road) == truth.counts()

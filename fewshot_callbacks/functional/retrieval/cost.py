@@ -104,7 +104,7 @@ def plan_evaluation(
     number_bytes, held = _BYTES[dtype], queries
     queries = held if max_queries is None else min(held, max_queries)
     least = least_bytes(queries, gallery, dim, relevant * queries)
-    size = plan_layout(max(budget, least), queries, gallery, dim, relevant * queries, sides=2)
+    size = plan_layout(max(budget, least), queries, gallery, dim, relevant * queries, two_operands=True)
     pairs = queries * gallery
     return EvaluationPlan(
         queries=queries,

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
-from fewshot_callbacks.engine.evaluation import Evaluation
+from fewshot_callbacks.engine.evaluation import Evaluation, Matches
 from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.engine.relevance import Relevance as Candidates
@@ -170,35 +170,36 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         relevance, grades = ranked.relevance()
         request, per_query = _request(settings), _PerQuery(relevance, grades, len(ranked.gallery_labels), settings)
         counted = settings.threshold is not None or any(one.metric.source in OF_PAIRS for one in settings.asked())
-        done = Evaluation(
+        evaluation = Evaluation(
             vectors,
             relevance,
             budget,
-            None if device.type == "cpu" else device,
-            progress,
-            request.foresee if counted else None,
-            placed=per_query.graded,
+            device=None if device.type == "cpu" else device,
+            progress=progress,
         )
-        for ranks in done.run():
-            per_query.add(ranks)
+        result = evaluation.run(per_query.add, forecast=request.foresee if counted else None, places=per_query.graded)
+        matches, pairs = result.matches, result.pooled
+        del result
         if any(asked.metric.source == "prototypes" for asked in settings.asked()):
             per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, asked, settings)
         per_query.gather(processes, asked.share.queries, len(asked.query_labels))
         if not bool((per_query.relevant > 0).any()):
             raise ValueError(_no_match(asked))
-        pooled = decide(done, request) if counted else None
+        pooled = None if pairs is None else decide(pairs, request)
         own, classes = asked.own_query_labels.numpy(), asked.query_labels.unique().numpy()
-        consistency = {
-            rate: threshold_consistency(done, own, classes, asked.label_names, rate)
-            for rate in settings.consistency_rates
-        }
-        done.release()
+        consistency = {}
+        if pairs is not None:  # always, if there are rates
+            consistency = {
+                rate: threshold_consistency(pairs, own, classes, asked.label_names, rate)
+                for rate in settings.consistency_rates
+            }
+        del pairs  # collected pairs and cached scores take most of the budget
         notes = notes_on(vectors, per_query.relevant, per_query.tied)
         if pooled is not None:
             others = pooled.pair_counts.irrelevant
             notes += note_of_rates("match", request.false_match_rates, others, "irrelevant pairs")
         notes += [note for rate, found in consistency.items() for note in found.notes(rate)]
-        memory_note = _memory_note(done, processes, budget)
+        memory_note = _memory_note(evaluation, processes, budget)
         if asked.drawn is not None:
             notes.insert(
                 0,
@@ -206,7 +207,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
                 f"{settings.seed}); the intervals show its uncertainty. Grouped Recall is computed for all queries.",
             )
         of_all = asked.drawn is None
-        grouped = _grouped(notes, ranked if of_all else inputs, settings, done if of_all else None, threads)
+        grouped = _grouped(notes, ranked if of_all else inputs, settings, matches if of_all else None, threads)
         return _summarised(inputs, asked, settings, per_query, pooled, consistency, grouped, tuple(notes), memory_note)
 
 
@@ -290,7 +291,7 @@ def _summarised(
 
 
 def _grouped(
-    notes: list[str], sets: RetrievalInputs, settings: RetrievalSettings, done: Evaluation | None, threads: int
+    notes: list[str], sets: RetrievalInputs, settings: RetrievalSettings, matches: Matches | None, threads: int
 ) -> GroupedRecall | None:
     """Compute Grouped Recall; where that cannot be, add a note, for the other metrics stand without it.
 
@@ -298,7 +299,7 @@ def _grouped(
         notes: Those of the report, to which one may be added.
         sets: Queries and gallery.
         settings: Those of the evaluation.
-        done: The evaluation of all pairs of these queries, of which much is used again; None if it was of a sample.
+        matches: The best matches of all queries; None if only some of the queries were evaluated.
         threads: To compute with.
     """
     if not settings.grouped_k:
@@ -317,7 +318,7 @@ def _grouped(
         notes.append(f"Grouped Recall is left out. {error}")
         return None
     try:
-        return search_groups(sets, splits, settings, done, threads)
+        return search_groups(sets, splits, settings, matches, threads)
     except GroupWithoutMatchError as error:
         notes.append(str(error))
         return None
@@ -438,8 +439,8 @@ def _no_match(asked: RetrievalInputs) -> str:
     return f"{_CALL}: none of the {queries} queries has {what}, so nothing can be retrieved. Check that {fix}."
 
 
-def _memory_note(done: Evaluation, processes: Processes, budget: float) -> str | None:
-    taken, asked = processes.largest([float(done.layout.bytes), -budget])
+def _memory_note(evaluation: Evaluation, processes: Processes, budget: float) -> str | None:
+    taken, asked = processes.largest([float(evaluation.layout.bytes), -budget])
     if taken <= -asked:
         return None
     needed = math.ceil(taken / 1e5) / 10

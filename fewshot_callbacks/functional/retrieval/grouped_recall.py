@@ -19,11 +19,11 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewshot_callbacks.engine.evaluation import Evaluation, rank_of_best
+from fewshot_callbacks.engine.chunks import gather_in_item_order
+from fewshot_callbacks.engine.evaluation import Evaluation, Matches, rank_of_best
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
-from fewshot_callbacks.engine.tiles import everyone
-from fewshot_callbacks.engine.vectors import Floats
+from fewshot_callbacks.engine.thresholds import BestMatches
 from fewshot_callbacks.functional._reading import (
     Labels,
     as_labels,
@@ -308,7 +308,7 @@ def search_groups(
     inputs: RetrievalInputs,
     splits: Splits,
     settings: RetrievalSettings,
-    done: Evaluation | None = None,
+    matches: Matches | None = None,
     threads: int = 1,
 ) -> GroupedRecall:
     """Compute Recall@K inside groups of labels; collective.
@@ -317,43 +317,42 @@ def search_groups(
         inputs: Queries and gallery.
         splits: The labels of each group of each split, all of them labels of queries.
         settings: Settings of the evaluation.
-        done: An evaluation of all pairs of these, whose vectors and best matches are used again.
+        matches: The best matches of all queries; None if they are not known.
         threads: To compute with where there is none.
 
     Raises:
         GroupWithoutMatchError: If no query of some group has a match; where these count as misses, if no query has one.
     """
-    if done is None:
+    if matches is None:
         inputs = inputs.as_one_set()
         vectors = inputs.vectors(settings.similarity, threads)
-        done = Evaluation(vectors, inputs.relevance()[0], settings.main_memory())
-    best, labels = done.best_matches(), inputs.query_labels
+        matches = Evaluation(vectors, inputs.relevance()[0], settings.main_memory()).best_matches()
+    labels = inputs.query_labels
     values = torch.empty(len(splits), len(splits[0]), len(settings.grouped_k), dtype=torch.float64)
     for repeat, split in enumerate(splits):
         group = _groups_of(labels.numpy(), split)
-        recalls = _recalls(done, best, inputs, group, split, settings)
+        recalls = _recalls(matches, inputs, group, split, settings)
         recalls = inputs.processes.placed(recalls, inputs.share.queries, len(labels))
         values[repeat] = _means_of_groups(recalls, torch.from_numpy(group), split, settings, inputs.label_names)
     return _summary(values, splits, len(labels.unique()) - sum(map(len, splits[0])), settings)
 
 
 def _recalls(
-    done: Evaluation,
-    best: tuple[Floats, Ints],
+    matches: Matches,
     inputs: RetrievalInputs,
     group: Ints,
     split: Sequence[Tensor],
     settings: RetrievalSettings,
 ) -> Float[Tensor, "ks queries"]:
     """Recall@K of each query of this process among the items of its group; NaN without a match, or in no group."""
-    processes, relevance, memory = inputs.processes, done.relevance, settings.main_memory()
+    processes, relevance, memory = inputs.processes, matches.relevance, settings.main_memory()
     labels, own_items = inputs.own_query_labels.numpy(), inputs.own_gallery_labels.numpy()
-    items = everyone(processes, own_items)
-    holder = everyone(processes, np.full(len(own_items), processes.rank))
+    items = gather_in_item_order(processes, own_items)
+    holder = gather_in_item_order(processes, np.full(len(own_items), processes.rank))
     of_queries, of_items = group[inputs.share.queries.numpy()], _groups_of(items, split)
     recalls = torch.full((len(settings.grouped_k), len(labels)), torch.nan, dtype=torch.float64)
     rows_of_group = sum(np.bincount(some[some >= 0], minlength=len(split)) for some in (group, of_items))
-    copied = np.cumsum(rows_of_group * done.vectors.pairs.queries.itemsize * done.vectors.dim)
+    copied = np.cumsum(rows_of_group * matches.vectors.pairs.queries.itemsize * matches.vectors.dim)
     batches = copied // max(1, int(COPIED_SHARE * memory)) if math.isfinite(memory) else 0 * copied
     for batch in np.unique(batches):
         inside = np.append(batches == batch, [False])  # the last: of no group
@@ -365,13 +364,14 @@ def _recalls(
         place[every] = np.arange(len(every))
         within = Relevance(
             Lists.of_labels(labels[rows], items[every]),
-            place[relevance.own[rows]],
+            place[relevance.self_match[rows]],
             [(queries[rows], gallery[every]) for queries, gallery in relevance.codes],
-            mutual=relevance.mutual,
+            symmetric=relevance.symmetric,
             groups=(of_queries[rows], of_items[every]),
         )
-        vectors = done.vectors.take(rows, every[holder[every] == processes.rank])
-        ranks = rank_of_best(vectors, within, (best[0][rows], best[1][rows]), memory, done.precision)
+        vectors = matches.vectors.take(rows, every[holder[every] == processes.rank])
+        best = BestMatches(matches.best.scores[rows], matches.best.tied[rows])
+        ranks = rank_of_best(vectors, within, best, memory, matches.precision)
         for row, k in enumerate(settings.grouped_k):
             recalls[row, torch.from_numpy(rows)] = recall_at_k(ranks, k, settings.ties)
     return recalls

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes, ShardIndex
+from fewshot_callbacks.engine.chunks import gather_in_item_order
 from fewshot_callbacks.engine.relevance import Lists, Relevance
-from fewshot_callbacks.engine.tiles import everyone
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional._reading import (
     Labels,
@@ -122,15 +122,15 @@ class RetrievalInputs:
             of_queries, of_items = self.codes[f"query_{kind}"], self.codes[f"gallery_{kind}"]
             if of_queries is not None and of_items is not None:
                 own, other = of_queries[self.share.queries], of_items[self.share.gallery]
-                kinds.append((own.numpy(), everyone(self.processes, other.numpy())))
+                kinds.append((own.numpy(), gather_in_item_order(self.processes, other.numpy())))
         if self.given is not None:
             places = self.share.queries if self.drawn is None else self.drawn[self.share.queries]
-            numbers = everyone(self.processes, self.share.gallery.numpy())
+            numbers = gather_in_item_order(self.processes, self.share.gallery.numpy())
             given = self.given.part(places.numpy(), numbers)
-            mutual = self.is_one_set and given.mutual
-            return Relevance(given.relevant, self._itself(), kinds, given.ignored, mutual), given.grades
-        labels = everyone(self.processes, self.own_gallery_labels.numpy())
-        return Relevance(Lists.of_labels(own_labels, labels), self._itself(), kinds, mutual=self.is_one_set), None
+            symmetric = self.is_one_set and given.mutual
+            return Relevance(given.relevant, self._itself(), kinds, given.ignored, symmetric), given.grades
+        labels = gather_in_item_order(self.processes, self.own_gallery_labels.numpy())
+        return Relevance(Lists.of_labels(own_labels, labels), self._itself(), kinds, symmetric=self.is_one_set), None
 
     def _itself(self) -> NDArray[np.int32]:
         """Return the number of the item that each query of this process is; -1 for none."""

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 from numpy.typing import NDArray
 
-from fewshot_callbacks.engine.evaluation import Evaluation
+from fewshot_callbacks.engine.evaluation import PooledPairs
 from fewshot_callbacks.engine.pooled import Positives, Wanted
 
 Bools = NDArray[np.bool_]
@@ -236,16 +236,16 @@ class PooledDecisions:
         return next(iter(self.at_threshold.values()), self.best_f1)
 
 
-def thinned(done: Evaluation, known: Sequence[tuple[float, int, int]] = ()) -> PairCounts:
+def thinned(pooled: PooledPairs, known: Sequence[tuple[float, int, int]] = ()) -> PairCounts:
     """Count pairs at a few hundred thresholds: evenly spaced ones, and more where recall or false matches change.
 
     Args:
-        done: An evaluation that has run.
+        pooled: Counts of all pairs.
         known: Thresholds that a user reads, with their true and false positives, which are among those counted.
     """
-    vectors, negatives, sample, relevant = done.vectors, done.negatives, done.sample, done.positives
+    vectors, negatives, sample, relevant = pooled.vectors, pooled.negatives, pooled.sample, pooled.positives
     low, high = negatives.span(
-        np.concatenate([sample.estimates[[0, -1]] if sample.each else [], relevant.scores[[0, -1]]])
+        np.concatenate([sample.estimates[[0, -1]] if sample.weight else [], relevant.scores[[0, -1]]])
     )
     user_low, user_high = vectors.to_user(np.array([low, high]))
     beyond = user_high + 1e-6 * max(user_high - user_low, abs(user_high), 1e-30)  # an edge above all
@@ -257,12 +257,12 @@ def thinned(done: Evaluation, known: Sequence[tuple[float, int, int]] = ()) -> P
         vectors.from_user(edges), 2.0
     )  # scores end at 1; an edge above all distances is none, and infinite
     even[0] = min(even[0], low)  # reading a score and writing it again may move it
-    highest = negatives.highest
+    highest = negatives.highest_values()
     dense = [values[:: max(1, len(values) // DENSE)] for values in (relevant.scores, sample.estimates, highest)]
     if len(highest):  # by their rank, since false match rates are read on a logarithmic axis
         dense.append(highest[len(highest) - np.unique(np.geomspace(1, len(highest), DENSE).astype(np.int64))])
     fine = np.unique(np.concatenate([even, *dense]))
-    tp, fp = done.relevant_reaching(fine), negatives.estimate(fine, sample)
+    tp, fp = pooled.relevant_reaching(fine), negatives.estimate(fine, sample)
     fp[0] = negatives.total
     asked = np.linspace(0, relevant.total, RECALL_STEPS + 1)
     matches = np.geomspace(1, max(negatives.total, 1), MATCH_STEPS)
@@ -285,7 +285,7 @@ def thinned(done: Evaluation, known: Sequence[tuple[float, int, int]] = ()) -> P
         -np.diff(tp[bins]),
         -np.diff(fp[bins]),
         float(reach.max()) if negatives.error else 0.0,
-        float(vectors.to_user(np.array([negatives.cut]))[0]) if math.isfinite(negatives.cut) else -math.inf,
+        float(vectors.to_user(np.array([negatives.cutoff]))[0]) if math.isfinite(negatives.cutoff) else -math.inf,
     )
 
 
@@ -421,12 +421,12 @@ class ThresholdSearch:
     """Finds the operating points of an evaluation that has run; collective.
 
     Args:
-        done: The evaluation.
+        pooled: Counts of all pairs.
     """
 
-    def __init__(self, done: Evaluation) -> None:
-        self.done, self.negatives, self.positives = done, done.negatives, done.positives
-        self.vectors, self.processes, self.room = done.vectors, done.vectors.processes, done.layout.knots
+    def __init__(self, pooled: PooledPairs) -> None:
+        self.pooled, self.negatives, self.positives = pooled, pooled.negatives, pooled.positives
+        self.vectors, self.processes, self.room = pooled.vectors, pooled.vectors.processes, pooled.grid_size
 
     def answers(self, questions: Sequence[Question]) -> list[tuple[float, int, int] | None]:
         """Return the score of each answer, and the relevant pairs and the negatives that reach it; None if there is none."""
@@ -465,7 +465,7 @@ class ThresholdSearch:
                     spaced = likely[np.linspace(0, len(likely) - 1, min(len(likely), SPACED)).astype(np.int64)]
                     unsure.append(scores[question.above][np.append(spaced, likely[: min(CLOSED, self.room)])])
             if cells.any():  # it takes no pass over the pairs, and then all can be closed by one
-                self.positives = positives.opened(cells, self.done.parts, self.room, self.processes)
+                self.positives = positives.refined(cells, self.pooled.relevant.ascending, self.room, self.processes)
             elif unsure:
                 self.negatives.close(np.unique(np.concatenate(unsure)))
             waiting = left
@@ -482,7 +482,7 @@ class ThresholdSearch:
         if math.isinf(score):
             return (0, 0) if score > 0 else (self.positives.total, self.negatives.total)
         held, asked = self.positives, np.array([score])
-        reach = held.reach[held.scores == score] if score in held.scores else self.done.relevant_reaching(asked)
+        reach = held.reach[held.scores == score] if score in held.scores else self.pooled.relevant_reaching(asked)
         return int(reach[0]), self.reached(score)
 
     def point(self, threshold: float, tp: int, fp: int) -> OperatingPoint:
@@ -545,7 +545,7 @@ class ThresholdSearch:
             some = np.flatnonzero(groups == group)
             cells = np.isin(np.arange(len(knots.between)), some) & (knots.between > 0)
             pairs = int(knots.between[cells].sum())
-            opened = knots.opened(cells, self.done.parts, pairs, self.processes) if pairs else knots
+            opened = knots.refined(cells, self.pooled.relevant.ascending, pairs, self.processes) if pairs else knots
             ends = np.concatenate([[-np.inf], knots.scores, [np.inf]])[[some[0], some[-1] + 1]]
             inside = (opened.scores > ends[0]) & (opened.scores <= ends[1])
             negatives.close(opened.scores[inside])
@@ -583,15 +583,15 @@ def _area(knots: Positives, fewest: Ints, most: Ints, negatives: int) -> Enclosu
     return Enclosure(float(low) / max(1, knots.total), float(high) / max(1, knots.total))
 
 
-def decide(done: Evaluation, request: PooledRequest) -> PooledDecisions:
+def decide(pooled: PooledPairs, request: PooledRequest) -> PooledDecisions:
     """Find the operating points after an evaluation; each is exact, and the area is enclosed by proved bounds.
 
     Args:
-        done: The evaluation, which has run.
+        pooled: Counts of all pairs.
         request: The requested operating points.
     """
-    search = ThresholdSearch(done)
-    low, high = (float(bound) for bound in done.vectors.from_user(request.bounds))
+    search = ThresholdSearch(pooled)
+    low, high = (float(bound) for bound in pooled.vectors.from_user(request.bounds))
     answers = search.answers(request.questions(low, high))
     rest = iter(answers)
     best, nothing = next(rest), (math.nan, 0, 0)
@@ -601,7 +601,7 @@ def decide(done: Evaluation, request: PooledRequest) -> PooledDecisions:
     at_rate = {asked: search.at_rate(next(rest)) for asked in request.false_match_rates}
     equal_error = search.equal_error_rate(next(rest)) if request.equal_error_rate else None
     at_threshold = {
-        asked: search.point(asked, *search.accepted(float(done.vectors.from_user(asked))))
+        asked: search.point(asked, *search.accepted(float(pooled.vectors.from_user(asked))))
         for asked in request.thresholds
     }
     points = [best_f1, *at_precision.values(), *at_threshold.values()]
@@ -613,8 +613,8 @@ def decide(done: Evaluation, request: PooledRequest) -> PooledDecisions:
         at_false_match_rate=at_rate,
         equal_error_rate=equal_error,
         # codes have few distinct scores, all of which can be closed
-        auc_pr=search.area(exact=request.average_precision or done.vectors.similarity == "hamming"),
+        auc_pr=search.area(exact=request.average_precision or pooled.vectors.similarity == "hamming"),
         curve=search.curve(),
-        pair_counts=thinned(done, [point for point in known if math.isfinite(point[0])]),
-        passes=done.negatives.passes,
+        pair_counts=thinned(pooled, [point for point in known if math.isfinite(point[0])]),
+        passes=pooled.negatives.passes,
     )

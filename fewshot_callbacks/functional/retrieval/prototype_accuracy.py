@@ -27,6 +27,7 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine.evaluation import rank_of_best
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.thresholds import BestMatches
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional._reading import computable
 
@@ -137,7 +138,7 @@ def _count_others(
             lists = Lists(first, first + is_here, np.arange(len(prototypes), dtype=np.int32))
             thresholds = np.where(query_class[part].numpy() >= 0, vectors.from_user(own[part.numpy()]), -np.inf)
             relevance = Relevance(lists, np.full(len(part), -1, np.int32))
-            best = thresholds, np.ones(len(part), np.int64)
+            best = BestMatches(thresholds, np.ones(len(part), np.int64))
             ranks = rank_of_best(vectors, relevance, best, memory_bytes)
             better[part] += ranks.negatives_above[:, 0]
             equal[part] += ranks.negatives_tied[:, 0]

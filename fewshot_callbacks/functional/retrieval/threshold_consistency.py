@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from fewshot_callbacks.engine.evaluation import Evaluation
+from fewshot_callbacks.engine.evaluation import PooledPairs
 from fewshot_callbacks.functional.retrieval.operating_points import false_match_rate
 
 # Thresholds of a range: at least so many, and fewer than twice as many. OPIS was within 2 % of that of 700 thresholds.
@@ -125,7 +125,7 @@ class ThresholdConsistency:
 
 
 def threshold_consistency(
-    done: Evaluation,
+    pooled: PooledPairs,
     labels: Int[np.ndarray, "own"],
     classes: Int[np.ndarray, "classes"],
     names: Sequence[str] | None,
@@ -134,23 +134,23 @@ def threshold_consistency(
     """Compare the classes where the pooled false match rate lies between a tenth of a rate and the rate; collective.
 
     Args:
-        done: An evaluation that has run, in which relevance is one label for each item.
+        pooled: Counts of all pairs, whose relevance is one label for each item.
         labels: Of the queries of this process.
         classes: The labels of all queries, ascending.
         names: The word of each label; None where labels are integers.
         rate: The largest false match rate.
     """
     nothing = ThresholdConsistency(np.empty(0), (), np.empty((0, 0)), len(classes))
-    if not done.negatives.total:
+    if not pooled.negatives.total:
         return nothing
-    (low, high), of = _likely(done, rate), np.searchsorted(classes, labels)
+    (low, high), of = _likely(pooled, rate), np.searchsorted(classes, labels)
     for _ in range(PASSES):
         step, every = 2.0 ** math.floor(math.log2((high - low) / (1.5 * FEWEST))), 1
         numbers = np.arange(math.floor(low / step), math.ceil(high / step) + 1)
-        relevant, negatives = _counts(done, of, len(classes), step * numbers)
-        pooled = false_match_rate(negatives[:, 1:].sum(axis=0), int(negatives[:, 0].sum()))
-        inside = (pooled >= rate / 10) & (pooled <= rate)
-        lower, higher = np.flatnonzero(pooled > rate), np.flatnonzero(pooled < rate / 10)
+        relevant, negatives = _counts(pooled, of, len(classes), step * numbers)
+        rates = false_match_rate(negatives[:, 1:].sum(axis=0), int(negatives[:, 0].sum()))
+        inside = (rates >= rate / 10) & (rates <= rate)
+        lower, higher = np.flatnonzero(rates > rate), np.flatnonzero(rates < rate / 10)
         if len(lower) and len(higher) and inside.sum() >= FEWEST:
             break
         width = high - low
@@ -172,23 +172,23 @@ def threshold_consistency(
     return ThresholdConsistency(step * numbers[inside], words, utility, int((~some).sum()))
 
 
-def _likely(done: Evaluation, rate: float) -> tuple[float, float]:
+def _likely(pooled: PooledPairs, rate: float) -> tuple[float, float]:
     """Return scores, in the units of the data, between which the range probably lies."""
-    known, last = done.sample.estimates, len(done.sample.estimates) - 1
-    ends = np.array(done.negatives.span(done.positives.scores))
+    known, last = pooled.sample.estimates, len(pooled.sample.estimates) - 1
+    ends = np.array(pooled.negatives.span(pooled.positives.scores))
     if len(known):
         ends = known[[last - int(min(1.0, share) * last) for share in (SLACK * rate, rate / 10 / SLACK)]]
-    low, high = (float(end) for end in done.vectors.to_user(ends))
+    low, high = (float(end) for end in pooled.vectors.to_user(ends))
     return low, max(high, low + 2.0**-20 * max(abs(low), 2.0**-100))
 
 
 def _counts(
-    done: Evaluation, of: Int[np.ndarray, "own"], classes: int, thresholds: Float[np.ndarray, "thresholds"]
+    pooled: PooledPairs, of: Int[np.ndarray, "own"], classes: int, thresholds: Float[np.ndarray, "thresholds"]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Count, for the queries of each class, relevant and other pairs: all of them, and those that reach each threshold.
 
     Args:
-        done: An evaluation that has run.
+        pooled: Counts of all pairs.
         of: Class of each query of this process, from 0.
         classes: How many there are.
         thresholds: Ascending, in the units of the data.
@@ -196,14 +196,14 @@ def _counts(
     Returns:
         Both (classes, 1 + thresholds), of all processes.
     """
-    asked = np.append(BELOW, np.minimum(done.vectors.from_user(thresholds), ABOVE))
+    asked = np.append(BELOW, np.minimum(pooled.vectors.from_user(thresholds), ABOVE))
     relevant, negatives = np.zeros((2, classes, len(asked)), np.int64)
-    for batch, reaching in done.reaching(asked):
+    for batch, reaching in pooled.evaluation.negatives_per_query(asked):
         np.add.at(negatives, of[batch], reaching)
-    for batch, start, scores in done.relevant():
+    for batch, (offsets, scores, _) in pooled.relevant.by_batch():
         reached = np.searchsorted(asked, scores, side="right") - 1
-        np.add.at(relevant, (np.repeat(of[batch], np.diff(start)), reached), 1)
+        np.add.at(relevant, (np.repeat(of[batch], np.diff(offsets)), reached), 1)
     counts = np.stack([np.cumsum(relevant[:, ::-1], axis=1)[:, ::-1], negatives])
-    processes = done.vectors.processes
+    processes = pooled.vectors.processes
     relevant, negatives = processes.summed(counts) if processes.count > 1 else counts
     return relevant, negatives

@@ -48,7 +48,7 @@ PAIRS = st.lists(
     st.tuples(st.sampled_from([-2, -1, -0.5, 0, 0.25, 1, 2, 3, 4, 5]), st.booleans()), min_size=1, max_size=30
 ).filter(lambda pairs: any(hit for _, hit in pairs))
 RATES = st.lists(st.fractions(0, 1, max_denominator=30).filter(lambda rate: 0 < rate < 1).map(float), max_size=4)
-FEW = {"knots": 2, "collected": 2}
+FEW = {"grid_size": 2, "collected": 2}
 """Room for so little that pairs are counted and listed again."""
 
 
