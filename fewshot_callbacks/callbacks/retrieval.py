@@ -60,6 +60,7 @@ from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 UNMATCHED = "queries_without_match"
 # Arguments of `evaluate_retrieval`.
 GROUPS = ("query_groups", "gallery_groups")
+IDS = ("query_ids", "gallery_ids")
 
 
 Side = tuple[Tensor, Labels]
@@ -211,11 +212,21 @@ class Parts:
             if self.are_two and not all(gather_objects(len(store) == items)):
                 dataset_size = None  # of the items of the loader; ids tell which of these rows come twice
             shard = store.shard(dataset_size)
+            nothing = torch.empty(0, dtype=torch.int64, device="cpu")
             if self.exclude is not None and shard.groups is None:  # of a process without items
-                shard = shard._replace(groups=torch.empty(0, dtype=torch.int64, device="cpu"))
+                shard = shard._replace(groups=nothing)
+            if self.ids is not None and shard.ids is None:
+                shard = shard._replace(ids=nothing)
             self.shards[part] = shard
             del self.stores[part]
         return self.shards[part]
+
+    def ids_are_shared(self, parts: Sequence[Part]) -> bool:
+        """Return whether an id names the same item among the queries and in the gallery.
+
+        Those of two encoders name different things, such as images and texts.
+        """
+        return self.ids is not None and len(parts) == 2 and not self.are_two
 
     def _read_labels(self, labels: Any, step: str) -> Labels:
         read, owner = as_labels(labels, "labels", self.reader.owner, sets=True), self.reader.owner
@@ -337,8 +348,12 @@ class Voters:
                 if self.shard is None and self.store is not None:
                     self.shard = self.store.shard(dataset_size=self.training.items)
                 bank = [] if self.shard is None else [self.shard]
+            ids: dict[str, Any] = {}
+            if self.bank == "gallery" and self.parts.ids_are_shared(parts):
+                ids = {"ids": queries.ids, "bank_ids": self.parts.shards[parts[1]].ids}
             found = knn_accuracy(
                 *(part for shard in (queries, *bank) for part in (shard.embeddings, shard.named_labels)),
+                **ids,
                 k=self.k,
                 temperature=0.07 if self.settings.similarity == "cosine" else None,
                 similarity=self.settings.similarity,
@@ -400,10 +415,11 @@ class RetrievalMonitor(EvaluationMonitor):
         exclude: Entries of the step's output or of the batch, such as `("person", "camera")`: a candidate that equals the
             query in all of them is ignored, neither hit nor miss.
         ids: Entry of the step's output or of the batch, or function of (outputs, batch), with an integer or a word that
-            identifies each item, such as its path. An item that occurs more than once is counted once; items of one id
-            that differ in embedding or label are a warning. Needed if your own sampler repeats samples; the samples
-            that Lightning's `DistributedSampler` repeats to give all processes the same number are dropped without ids. With
-            two encoders also two entries, one for each side: `("image_id", "caption_id")`.
+            identifies each item, such as its path. An item that occurs more than once is counted once, and no query finds
+            the item of its id in a gallery; items of one id that differ in embedding or label are a warning. Needed if
+            your own sampler, or the workers of an iterable data set, repeat samples; the samples that Lightning's
+            `DistributedSampler` repeats to give all processes the same number are dropped without ids. With two encoders
+            also two entries, one for each side: `("image_id", "caption_id")`.
         spill_to: A folder on a disk, for validation sets larger than memory: embeddings are written to a file in it, and
             read from there as they are needed. It has no name, and vanishes after the evaluation.
         knn: Numbers of neighbours that vote for the label of a query, or one, such as (10, 20, 100, 200), see
@@ -552,6 +568,8 @@ class RetrievalMonitor(EvaluationMonitor):
                 if (note := shards[-1].note) is not None:
                     self._policy.warn(f"RetrievalMonitor: {note} (Shown once.)", kind="ids")
             groups: dict[str, Any] = dict(zip(GROUPS, (shard.groups for shard in shards), strict=False))
+            if self._parts.ids_are_shared(parts):
+                groups |= dict(zip(IDS, (shard.ids for shard in shards), strict=True))
             return evaluate_retrieval(
                 *(part for shard in shards for part in (shard.embeddings, shard.named_labels)),
                 share=Share(processes, *(shard.places for shard in shards)),

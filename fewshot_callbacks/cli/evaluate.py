@@ -44,7 +44,7 @@ from fewshot_callbacks.stored import Stored
 
 # The arrays that commands read.
 PER_ITEM = (
-    *("embeddings", "labels", "query_ids", "query_groups", "paths", "label_names"),
+    *("embeddings", "labels", "ids", "query_ids", "query_groups", "paths", "label_names"),
     *("gallery", "gallery_labels", "gallery_ids", "gallery_groups", "gallery_paths"),
 )
 OPTIONS = get_type_hints(RetrievalOptions)
@@ -91,7 +91,7 @@ def run(options: Namespace) -> None:
             for message in of_one.messages:
                 console.print(note(f"{name}: {message}"))
         return
-    j = discriminant_ratio_of(arrays)
+    j = discriminant_ratio_of(first_of_each_id(arrays))
     if options.json:
         print(json.dumps(as_dict(report, options) | {"J": j}, indent=2))
         return
@@ -157,7 +157,7 @@ def evaluate_arrays(arrays: Arrays, options: Namespace, processes: Processes = A
         if judgements is not None:
             given = {"relevance": judged_relevance(arrays, judgements, options.unknown)}
         else:
-            given = {name: arrays.get(name) for name in ("labels", "gallery_labels", "query_ids", "gallery_ids")}
+            given = {name: arrays.get(name) for name in ("labels", "gallery_labels")} | ids_of(arrays)
         given |= {name: arrays.get(name) for name in ("gallery", "query_groups", "gallery_groups")}
         rows = arrays["embeddings"]
         if processes.count > 1:
@@ -168,6 +168,35 @@ def evaluate_arrays(arrays: Arrays, options: Namespace, processes: Processes = A
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             **cast(RetrievalOptions, settings),
         )
+
+
+def ids_of(arrays: Arrays) -> Arrays:
+    """Return the ids of a file as `evaluate_retrieval` takes them; those of one set may be called those of its queries."""
+    if arrays.get("gallery") is not None:
+        return {name: arrays.get(name) for name in ("query_ids", "gallery_ids")}
+    return {"ids": arrays.get("ids", arrays.get("query_ids"))}
+
+
+def first_of_each_id(arrays: Arrays) -> Arrays:
+    """Return the arrays of one set with the first item of each id, without the ids; those of two sets as they are."""
+    ids = ids_of(arrays).get("ids")
+    if ids is None:
+        return arrays
+    if len(ids) != len(arrays["embeddings"]):
+        raise ValueError(
+            f"the file holds {len(ids):,} ids and {len(arrays['embeddings']):,} embeddings. Write one id for each item."
+        )
+    mask = np.zeros(len(ids), bool)
+    mask[np.unique(ids, return_index=True)[1]] = True
+    chosen: Arrays = {}
+    for name, values in arrays.items():
+        if name in ("ids", "query_ids"):
+            continue
+        if isinstance(values, Shards | ChosenRows):
+            chosen[name] = ChosenRows(values, mask)
+        else:
+            chosen[name] = values[mask] if name in PER_ITEM and name != "label_names" else values
+    return chosen
 
 
 def judged_relevance(arrays: Arrays, judgements: Path, unknown: str) -> Relevance:

@@ -23,13 +23,14 @@ EVALUATION = "functional/retrieval/settings.py"  # where the settings of an eval
 
 ARRAYS = (
     "The .npz file holds the arrays 'embeddings' (items, dim) and 'labels' (items,); optionally 'gallery' and "
-    "'gallery_labels'. Without a gallery each item is a query against all others. Optional arrays: 'query_ids' and "
-    "'gallery_ids' (an item is not a candidate for itself), 'query_groups' and 'gallery_groups'."
+    "'gallery_labels'. Without a gallery each item is a query against all others. Optional arrays: 'ids' "
+    "(without a gallery, the first item of each id is counted), 'query_ids' and 'gallery_ids' (an item is not a candidate "
+    "for itself), 'query_groups' and 'gallery_groups'."
 )
 COLUMNS = {
     "embeddings": "the vectors (default: embeddings, or the only one with two axes)",
     "labels": "the label of each row; may be a .npy file of all rows, as the others may",
-    "ids": "the identity of each row",
+    "ids": "the identity of each row (without queries, the first row of each is counted)",
     "groups": "the group of each row",
     "queries": "whether a row is a query, and no item of the gallery (default: each row is both)",
 }

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from fewshot_callbacks._terminal import as_text, note, printable
-from fewshot_callbacks.cli.evaluate import Arrays, check_same_items, evaluate_arrays, have_several_labels, load_arrays
+from fewshot_callbacks.cli.evaluate import (
+    Arrays,
+    check_same_items,
+    evaluate_arrays,
+    first_of_each_id,
+    have_several_labels,
+    load_arrays,
+)
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.report import Items, Model, ReportSettings, check_writable, pictures_of_files, write_report
 from fewshot_callbacks.report.items import find_images
@@ -29,7 +36,7 @@ def run(options: Namespace) -> None:
     console = Console()
     # Before an evaluation that may take minutes.
     check_writable(options.output)
-    arrays = load_arrays(options.file)
+    arrays = first_of_each_id(load_arrays(options.file))
     if have_several_labels(arrays):
         raise ValueError(
             f"a report shows items with one label each, and the labels of {options.file} have shape "
@@ -42,7 +49,7 @@ def run(options: Namespace) -> None:
             load_arrays(options.train), options.train, options.train_images, None, settings, "training items"
         )
         _check_same_dim(arrays, train, options)
-    others = None if options.against is None else load_arrays(options.against)
+    others = None if options.against is None else first_of_each_id(load_arrays(options.against))
     if others is not None:
         check_same_items(arrays, others, options)
     report = evaluate_arrays(arrays, options)

@@ -473,6 +473,19 @@ def sets_in(words: Iterable[str], call: str) -> list[list[int]] | None:
     return None if forms <= {""} else sets
 
 
+def refuse_ids_of_two_sets(call: str, ids: Any | None, *, one_set: bool) -> None:
+    """Refuse the identity of the items of one set where there are two.
+
+    Raises:
+        ValueError: With the arguments for two sets.
+    """
+    if ids is not None and not one_set:
+        raise ValueError(
+            f"{call}: ids is for one set, and there is a gallery. Pass query_ids= and gallery_ids=, so that a query's own "
+            "copy is no candidate."
+        )
+
+
 def exclusion_codes(call: str, same_set: bool, queries: int, items: int, **given: Any) -> dict[str, Tensor | None]:
     """Check ids and groups of both sides.
 
@@ -488,7 +501,10 @@ def exclusion_codes(call: str, same_set: bool, queries: int, items: int, **given
     """
     given = {name: value for name, value in given.items() if value is not None}
     if same_set and given.keys() & {"query_ids", "gallery_ids"}:
-        raise ValueError(f"{call}: ids are for two sets; with one set an item is never its own candidate.")
+        raise ValueError(
+            f"{call}: query_ids and gallery_ids are for two sets; with one set an item is never its own candidate. Pass "
+            "ids= if some items come several times: the first of each id is counted."
+        )
     if same_set and "query_groups" in given:
         given.setdefault("gallery_groups", given["query_groups"])
     codes: dict[str, Tensor | None] = {}

@@ -472,7 +472,9 @@ def _of_neighbours(rows: Float[Tensor, "items dim"], share: Share, k: int, found
         first, number, counts = np.unique(vectors.pairs.query_twin, return_inverse=True, return_counts=True)
         own = np.arange(processes.rank, len(first), processes.count)
         often, logs = np.zeros(len(first)), list[float]()
-        search = NeighbourSearch(whole, None, alike, alike, "euclidean", memory_bytes(_CALL, None))
+        search = NeighbourSearch(
+            whole, None, alike, alike, np.arange(len(alike)), "euclidean", memory_bytes(_CALL, None)
+        )
         for some, votes in search.votes(vectors, first[own], k) if len(own) else ():
             [portion], equal = votes.portions([k]), counts[own[some]]
             often += np.bincount(votes.row, portion * votes.items * equal[votes.query], len(first))

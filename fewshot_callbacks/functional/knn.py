@@ -12,15 +12,24 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional._reading import (
     Labels,
     as_tensor,
+    check_labels,
     default_mode,
     read_labels,
     refuse_words_beside_integers,
+)
+from fewshot_callbacks.functional._repeated import (
+    Copies,
+    Side,
+    first_of_each,
+    hashes_of,
+    note_on_ids,
+    sketches,
 )
 from fewshot_callbacks.functional.neighbours import compared_sets, positive_whole, search
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share
@@ -111,6 +120,8 @@ def knn_accuracy(
     bank: Any | None = None,
     bank_labels: Any | None = None,
     *,
+    ids: Any | None = None,
+    bank_ids: Any | None = None,
     k: Any = (10, 20, 100, 200),
     temperature: float | None = 0.07,
     similarity: Similarity = "cosine",
@@ -131,6 +142,8 @@ def knn_accuracy(
         labels: (queries,) integers or words. A query whose label no candidate has is left out and counted.
         bank: (bank, dim) items that vote; by default the embeddings, each query without itself (leave-one-out).
         bank_labels: (bank,) labels of the bank.
+        ids: (queries,) identity of each query, where some items come several times: the first of each id is counted.
+        bank_ids: (bank,) identity of each item of the bank: the first of each id may vote, but not for the query that it is.
         k: Number of neighbours that vote, or several. The value of one that is larger than the bank is NaN.
         temperature: In units of the score; None for equal weights. 0.07 is usual for cosines.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
@@ -162,36 +175,69 @@ def knn_accuracy(
         raise ValueError(
             f"{_CALL}: temperature={temperature!r} must be positive. Pass 0.07, or None for equal weights."
         )
-    if (bank is None) != (bank_labels is None):
-        raise ValueError(f"{_CALL}: bank and bank_labels belong together. Pass both, or neither for leave-one-out.")
-    rows, own_labels = _whole(share.processes, "embeddings", "labels", embeddings, labels, share.query_places)
-    others, other_labels = rows, own_labels
+    _check_sides(bank, bank_labels, ids, bank_ids)
+    notes: list[str] = []
+    rows, own_labels, own_ids = _whole(
+        share.processes, "embeddings", "labels", embeddings, labels, share.query_places, ids, notes
+    )
+    others, other_labels, other_ids = rows, own_labels, own_ids
+    itself = torch.arange(len(rows))
     if bank is not None:
-        others, other_labels = _whole(share.processes, "bank", "bank_labels", bank, bank_labels, share.gallery_places)
+        others, other_labels, other_ids = _whole(
+            share.processes, "bank", "bank_labels", bank, bank_labels, share.gallery_places, bank_ids, notes
+        )
+        itself = _places_of(own_ids, other_ids, len(rows))
     refuse_words_beside_integers(_CALL, {"labels": own_labels, "bank_labels": other_labels})
     compared = compared_sets(_CALL, ("embeddings", "bank"), rows, None if bank is None else others, similarity)
     classes, of_others = (
         torch.cat([own_labels.codes, other_labels.codes]).unique(return_inverse=True)[1].split([len(rows), len(others)])
     )
-    same = torch.bincount(of_others, minlength=int(classes.max()) + 1)[classes] - int(bank is None)
+    is_own = (itself >= 0) & (of_others[itself] == classes)
+    same = torch.bincount(of_others, minlength=int(classes.max()) + 1)[classes] - is_own.long()
     if not bool((same > 0).any()):
         raise ValueError(
             f"{_CALL}: none of the {len(rows)} queries has a candidate of its label, so no vote can be right. Pass a bank "
             "with labels of the queries, or none for leave-one-out."
         )
-    candidates = len(others) - int(bank is None)
-    voters = NeighbourSearch(*compared, classes.numpy(), of_others.numpy(), similarity, memory)
-    own = np.arange(share.processes.rank, len(rows), share.processes.count)
+    candidates = len(others) - int(bool((itself >= 0).any()))
+    voters = NeighbourSearch(*compared, classes.numpy(), of_others.numpy(), itself.numpy(), similarity, memory)
+    copies = voters.copies()
+    if copies.is_noted:
+        notes.append(copies.note("A copy is the nearest of all, and votes for the right label", _cure(bank)))
+    kept = same > 0
+    per_query = _values_of_all(voters, ks, candidates, temperature, share.processes)
+    per_query = {key: values.masked_fill(~kept, math.nan) for key, values in per_query.items()}
+    return _report(per_query, classes, kept, candidates, confidence, notes)
+
+
+def _values_of_all(
+    voters: NeighbourSearch, ks: Sequence[int], candidates: int, temperature: float | None, processes: Processes
+) -> dict[str, Float[Tensor, "queries"]]:
+    """Return the value of each query, by metric; NaN where k is larger than the bank. Each process searches for its share.
+
+    Collective.
+    """
+    queries = len(voters.rows)
+    own = np.arange(processes.rank, queries, processes.count)
     hits = voters.hits(own, [each for each in ks if each <= candidates], temperature)
-    per_query, kept = {}, same > 0
-    places = torch.cat([torch.from_numpy(each) for each in share.processes.gather(own)])
+    places = torch.cat([torch.from_numpy(each) for each in processes.gather(own)])
+    per_query = {}
     for each in dict.fromkeys(ks):
         for name in PLACES:
-            key, whole = f"knn@{each}{name}", torch.full((len(rows),), math.nan, dtype=torch.float64)
+            key, whole = f"knn@{each}{name}", torch.full((queries,), math.nan, dtype=torch.float64)
             if each <= candidates:
-                whole[places] = torch.from_numpy(np.concatenate(share.processes.gather(hits[key])))
-            per_query[key] = whole.masked_fill(~kept, math.nan)
-    return _report(per_query, classes, kept, candidates, confidence)
+                whole[places] = torch.from_numpy(np.concatenate(processes.gather(hits[key])))
+            per_query[key] = whole
+    return per_query
+
+
+def _check_sides(bank: Any, bank_labels: Any, ids: Any, bank_ids: Any) -> None:
+    """Refuse what belongs together, and is not there together."""
+    if (bank is None) != (bank_labels is None):
+        raise ValueError(f"{_CALL}: bank and bank_labels belong together. Pass both, or neither for leave-one-out.")
+    if bank_ids is not None and (bank is None or ids is None):
+        missing = "bank" if bank is None else "ids"
+        raise ValueError(f"{_CALL}: bank_ids without {missing}. Pass ids= alone for one set, and both for a bank.")
 
 
 def _report(
@@ -200,11 +246,11 @@ def _report(
     kept: Tensor,
     candidates: int,
     confidence: float,
+    notes: list[str],
 ) -> KnnReport:
     """Average over the queries that are kept."""
     left_out = int((~kept).sum())
     too_large = [key.removeprefix("knn@") for key, of in per_query.items() if of.isnan().all() and "_" not in key]
-    notes = []
     if left_out:
         notes.append(f"{left_out} of {len(kept)} queries are left out: no candidate has their label.")
     if too_large:
@@ -225,20 +271,65 @@ def _report(
 
 
 def _whole(
-    processes: Processes, name: str, labels_name: str, rows: Any, labels: Any, places: Any
-) -> tuple[Tensor, Labels]:
-    """Return the vectors and labels of all processes, in the order of their places."""
+    processes: Processes,
+    name: str,
+    labels_name: str,
+    rows: Any,
+    labels: Any,
+    places: Any,
+    ids: Any,
+    notes: list[str],
+) -> tuple[Tensor, Labels, Tensor | None]:
+    """Return the vectors, labels and ids of all processes, in the order of their places, the first of each id.
+
+    Args:
+        processes: Those that make the call together.
+        name: Of the vectors, for messages.
+        labels_name: Of the labels.
+        rows: Those of this process.
+        labels: Theirs.
+        places: Their indices among all.
+        ids: Theirs; None if none were given.
+        notes: To which one is added where ids are those of several items.
+    """
     vectors = as_tensor(rows, name, _CALL).cpu()
     read = read_labels(labels, len(vectors), labels_name, name, _CALL)
     place = None if places is None else as_tensor(places, "share", _CALL)
-    parts = processes.gather((vectors, read, place))
-    refuse_words_beside_integers(_CALL, {f"{labels_name} of process {n}": part for n, (_, part, _) in enumerate(parts)})
-    if len(parts) == 1 and place is None:
-        return vectors, read
-    order = torch.cat([torch.arange(len(read)) if place is None else place for _, _, place in parts]).argsort()
-    filled = [part for part, _, _ in parts if len(part)] or [vectors]
-    words = next((part.words for _, part, _ in parts if len(part)), None)
-    return torch.cat(filled)[order], Labels(torch.cat([part.codes for _, part, _ in parts])[order], words)
+    ids_name = "ids" if name == "embeddings" else "bank_ids"
+    codes = None if ids is None else check_labels(ids, len(vectors), ids_name, name, _CALL)
+    parts = processes.gather((vectors, read, place, codes))
+    refuse_words_beside_integers(
+        _CALL, {f"{labels_name} of process {n}": part for n, (_, part, *_) in enumerate(parts)}
+    )
+    if len(parts) > 1 or place is not None:
+        order = torch.cat([torch.arange(len(part[1])) if part[2] is None else part[2] for part in parts]).argsort()
+        filled = [part for part, *_ in parts if len(part)] or [vectors]
+        words = next((part.words for _, part, *_ in parts if len(part)), None)
+        vectors = torch.cat(filled)[order]
+        read = Labels(torch.cat([part.codes for _, part, *_ in parts])[order], words)
+        of_each = [part[3] for part in parts if part[3] is not None]
+        codes = torch.cat(of_each)[order] if len(of_each) == len(parts) else None
+    if codes is None or vectors.ndim != 2 or len(first := first_of_each(codes)) == len(codes):
+        return vectors, read, codes
+    note = note_on_ids(codes, read.codes, sketches(vectors))
+    if note is not None:
+        notes.append(note)
+    return vectors[first], read[first], codes[first]
+
+
+def _places_of(ids: Tensor | None, others: Tensor | None, number: int) -> Int[Tensor, "queries"]:
+    """Return the place of each id among others; -1 where it is not there, or none are given."""
+    if ids is None or others is None:
+        return torch.full((number,), -1)
+    ordered, order = others.sort()
+    at = torch.searchsorted(ordered, ids).clamp(max=len(others) - 1)
+    return torch.where(ordered[at] == ids, order[at], -1)
+
+
+def _cure(bank: Any) -> str:
+    if bank is None:
+        return "pass ids=, which names each item, and the first of each is counted"
+    return "leave out the bank if it holds the queries, or pass ids= and bank_ids=, so that no item votes for itself"
 
 
 @dataclass(frozen=True)
@@ -250,6 +341,7 @@ class NeighbourSearch:
         bank: (bank, dim) items; None for the queries themselves.
         classes: Of the queries, numbered from 0 on with those of the bank.
         of_bank: Classes of the bank.
+        itself: Index of the item of the bank that each query is, and that does not vote for it; -1 for none.
         similarity: How they are compared.
         memory: Budget of a search, in bytes.
     """
@@ -258,8 +350,21 @@ class NeighbourSearch:
     bank: Tensor | None
     classes: Int[np.ndarray, "queries"]
     of_bank: Int[np.ndarray, "bank"]
+    itself: Int[np.ndarray, "queries"]
     similarity: Similarity
     memory: float
+
+    def copies(self) -> Copies:
+        """Return the copies of each query in the bank."""
+        bank = self.rows if self.bank is None else self.bank
+        places = np.arange(len(bank))
+        dtype = torch.promote_types(self.rows.dtype, bank.dtype)
+        queries = Side(hashes_of(self.rows, dtype), self.classes)
+        own, as_codes = (bank, places), self.similarity == "hamming"
+        if self.bank is None:
+            return Copies.among(queries, queries, self.itself, [], own, ALONE, as_codes=as_codes)
+        items = Side(hashes_of(bank, dtype), self.of_bank)
+        return Copies.among(queries, items, None, [(self.itself, places)], own, ALONE, as_codes=as_codes)
 
     def hits(
         self, queries: Int[np.ndarray, "queries"], ks: list[int], temperature: float | None
@@ -272,6 +377,8 @@ class NeighbourSearch:
             vectors = Vectors(self.rows, self.bank, self.similarity, threads=threads)
             # equal rows of one class have equal values: a model that has collapsed is not searched for each of its items
             alike = vectors.pairs.query_twin[queries] * (self.classes.max() + 1) + self.classes[queries]
+            if self.bank is not None:  # what does not vote for one of them may vote for another
+                alike = alike * (len(self.of_bank) + 1) + self.itself[queries] + 1
             _, first, back = np.unique(alike, return_index=True, return_inverse=True)
             for some, votes in self.votes(vectors, queries[first], max(ks)):
                 for key, of_some in _hits(votes, self.classes[queries[first][some]], ks, temperature).items():
@@ -292,8 +399,8 @@ class NeighbourSearch:
         of_row, voted = np.divmod(pairs, names)
         start = np.searchsorted(of_row, np.arange(len(distinct) + 1))
         alone, most = np.bincount(row) == 1, int(np.diff(start).max())
-        is_self = self.bank is None
-        own = np.where(alone[row[queries]], row[queries], -1) if is_self else np.full(len(queries), -1)
+        item = self.itself[queries]
+        own = np.where((item >= 0) & alone[row[item]], row[item], -1)
         todo, room, step = np.arange(len(queries)), k, len(queries)
         while len(todo):
             beyond = np.zeros(len(queries), np.int64)
@@ -307,9 +414,9 @@ class NeighbourSearch:
                     length = np.diff(start)[near]
                     at = np.repeat(start[near] - np.cumsum(length) + length, length) + np.arange(length.sum())
                     query, items = np.repeat(query, length), count[at]
-                    if is_self:
-                        itself = queries[part[some]][query]
-                        items = items - ((of_row[at] == row[itself]) & (voted[at] == self.classes[itself]))
+                    itself = item[part[some]][query]
+                    is_own = (of_row[at] == row[itself]) & (voted[at] == self.of_bank[itself])
+                    items = items - (is_own & (itself >= 0))
                     score = np.repeat(scores.numpy()[some][there], length)
                     yield part[some], Votes(query, of_row[at], voted[at], score, items)
             todo, room = np.flatnonzero(beyond), room + int(beyond.max())

@@ -19,13 +19,16 @@ from fewshot_callbacks.functional._reading import (
     Labels,
     as_tensor,
     check_embeddings,
+    check_labels,
     computable,
     default_mode,
     exclusion_codes,
     numbered,
     read_labels,
+    refuse_ids_of_two_sets,
     signs,
 )
+from fewshot_callbacks.functional._repeated import first_of_each
 from fewshot_callbacks.functional.retrieval.registry import LARGEST_RANK
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 
@@ -199,6 +202,7 @@ def nearest(
     queries: Any | None = None,
     k: int = 10,
     similarity: Similarity = "cosine",
+    ids: Any | None = None,
     query_ids: Any | None = None,
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
@@ -220,6 +224,8 @@ def nearest(
         queries: Indices of the embeddings that are queries, in any order, or a mask; by default all.
         k: Number of neighbours, at least 1.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
+        ids: (items,) identity of each item of one set, where some come several times: the first of each id is a candidate,
+            and by default a query, and no query finds an item of its own id.
         query_ids: (items,) identity of each embedding; with `gallery_ids`, a query's own copy in the gallery is not a
             candidate.
         gallery_ids: (gallery,) identity of each gallery item.
@@ -253,7 +259,10 @@ def nearest(
     rows, gallery_rows = compared_sets(_CALL, ("embeddings", "gallery"), embeddings, gallery, similarity)
     items = len(rows)
     others = items if gallery_rows is None else len(gallery_rows)
-    index = chosen(_CALL, queries, items)
+    refuse_ids_of_two_sets(_CALL, ids, one_set=gallery is None)
+    codes_of_ids = None if ids is None else check_labels(ids, items, "ids", "embeddings", _CALL)
+    first = None if codes_of_ids is None else first_of_each(codes_of_ids)
+    index = chosen(_CALL, queries, items) if queries is not None or first is None else first
     names = ("query_ids", "gallery_ids", "query_groups", "gallery_groups")
     given = dict(zip(names, (query_ids, gallery_ids, query_groups, gallery_groups), strict=True))
     codes = exclusion_codes(_CALL, gallery is None, items, others, **given)
@@ -264,17 +273,25 @@ def nearest(
     ]
     of_queries, of_items = _labels(labels, gallery, gallery_labels, items, others)
     own = some = index.numpy()
+    searched: Any = slice(None)
+    if codes_of_ids is not None and first is not None:
+        searched = first.numpy()
+        by_id = codes_of_ids[first].argsort()
+        own = by_id[torch.searchsorted(codes_of_ids[first][by_id], codes_of_ids[index])].numpy()
+        exclusions = [(of_query, of_item[searched]) for of_query, of_item in exclusions]
     if gallery_rows is not None:
         rows, some, own = rows[index], np.arange(len(index)), np.full(len(index), -1)
     with computing() as threads:
         vectors = Vectors(rows, gallery_rows, similarity, threads=threads)
-        found, read, left_out = search(vectors, some, slice(None), own, exclusions, k, memory)
+        found, read, left_out = search(vectors, some, searched, own, exclusions, k, memory)
     if not bool((found >= 0).any()):
         raise ValueError(
             f"{_CALL}: none of the {len(index)} queries has a candidate. "
             + ("Pass a second item, or a gallery." if not exclusions else "Ids or groups exclude the whole gallery.")
         )
     indices = torch.from_numpy(found).long()
+    if first is not None:
+        indices = torch.where(indices >= 0, first[indices], -1)
     relevant = None
     if of_queries is not None and of_items is not None:
         relevant = (indices >= 0) & (of_items[indices] == of_queries[index][:, None])

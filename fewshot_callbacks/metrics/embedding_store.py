@@ -26,9 +26,9 @@ from fewshot_callbacks.functional._reading import (
     default_mode,
     labels_of_each,
     merged_books,
-    number_distinct,
     numbered,
 )
+from fewshot_callbacks.functional._repeated import first_of_each, note_on_ids, sketches
 from fewshot_callbacks.functional.class_subset import class_subset
 
 
@@ -115,13 +115,6 @@ def refuse_other_codes(call: str, codes: Int[Tensor, "_"], book: CodeBook) -> No
         raise ValueError(f"{call}: some labels are words, others integers. Pass the same kind in every process.")
 
 
-# Numbers that an embedding is shortened to. Those of two that are far apart are all close with a probability below
-# 1e-8.
-SKETCH = 8
-# The same item, embedded in another batch or on another device, differs by rounding: 1 % of its length in bfloat16.
-SAME_ITEM = 0.05
-
-
 @dataclass(frozen=True)
 class _Batch:
     embeddings: Tensor  # (items, dim), on the CPU
@@ -148,6 +141,8 @@ class Shard(NamedTuple):
     """what is wrong with the ids, where items were dropped that are not the one that was kept"""
     groups: Int[Tensor, "items"] | None = None
     """group of each item; None if none were given"""
+    ids: Int[Tensor, "items"] | None = None
+    """id of each item; None if none were given"""
 
     @property
     def named_labels(self) -> Labels:
@@ -164,7 +159,9 @@ class Shard(NamedTuple):
         mine = torch.isin(self.places, some)
         places = torch.searchsorted(some, self.places[mine])
         held = {name: getattr(self, name)[mine] for name in ("embeddings", "labels", "positions")}
-        held["groups"] = None if self.groups is None else self.groups[mine]
+        for name in ("groups", "ids"):
+            codes = getattr(self, name)
+            held[name] = None if codes is None else codes[mine]
         return self._replace(places=places, **held)
 
 
@@ -320,8 +317,9 @@ class EmbeddingStore:
             labels, places = labels[stays], places[stays]
             embeddings = embeddings[stays] if self._spilled is None else self._spilled.some(embeddings, stays)
             groups = None if groups is None else groups[stays]
+            ids = None if ids is None else ids[stays]
         index = torch.searchsorted(left, places)
-        return Shard(embeddings, labels, index, items - len(left), self._words, places, note, groups)
+        return Shard(embeddings, labels, index, items - len(left), self._words, places, note, groups, ids)
 
     @default_mode()
     def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
@@ -398,49 +396,6 @@ class _Named(NamedTuple):
     ids: Int[Tensor, "items"]
     labels: Int[Tensor, "items"]
     sketch: Float[Tensor, "items numbers"]
-
-
-def sketches(embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items numbers"]:
-    """Shorten rows to a few numbers whose distances are about those of the rows: a random projection."""
-    generator = torch.Generator().manual_seed(0)
-    signs = 2.0 * torch.randint(2, (embeddings.shape[1], SKETCH), generator=generator).double() - 1
-    # a part at a time, for a copy of all rows in float64 could be eight times as large as they are
-    parts = [part.double() @ signs for part in embeddings.split(4096)]
-    return torch.cat(parts) / math.sqrt(SKETCH)
-
-
-@default_mode()
-def note_on_ids(
-    ids: Int[Tensor, "items"], labels: Int[Tensor, "items"], sketch: Float[Tensor, "items numbers"]
-) -> str | None:
-    """Describe items that are dropped as repetitions, and are not: their label or embedding is another one.
-
-    Args:
-        ids: One for each item; of each the first item is kept.
-        labels: The label of each item.
-        sketch: See `sketches`.
-
-    Returns:
-        A sentence or two; None where all items of an id are the same.
-    """
-    number, first = number_distinct(ids)
-    kept = first[number]
-    longer = torch.maximum(sketch.norm(dim=1), sketch[kept].norm(dim=1))
-    others = ((sketch - sketch[kept]).norm(dim=1) > SAME_ITEM * longer) | (labels != labels[kept])
-    if not bool(others.any()):
-        return None
-    shared = len(number[others].unique())
-    return (
-        f"{shared:,} of {len(first):,} ids are shared by items that differ in embedding or label. Only the first item of "
-        f"each id is counted, so that {len(ids) - len(first):,} of {len(ids):,} items are left out, and "
-        f"{int(others.sum()):,} of them are no repetitions. Pass ids that name single items, such as the path of a file or "
-        "the index in the data set, or none if no item comes twice."
-    )
-
-
-def first_of_each(ids: Int[Tensor, "items"]) -> Int[Tensor, "different"]:
-    """Find the index of the first item of each id, ascending."""
-    return number_distinct(ids)[1].sort().values
 
 
 def id_numbers(ids: Any, items: int, call: str = "EmbeddingStore", name: str = "ids") -> Int[Tensor, "items"]:

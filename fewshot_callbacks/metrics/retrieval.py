@@ -12,6 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fewshot_callbacks.functional._reading import Labels, word_code
+from fewshot_callbacks.functional._repeated import first_of_each, is_on_copies, note_on_ids, sketches
 from fewshot_callbacks.functional.retrieval import (
     Relevance,
     RetrievalOptions,
@@ -24,13 +25,10 @@ from fewshot_callbacks.functional.retrieval import (
 from fewshot_callbacks.functional.retrieval.relevance import read_judgements
 from fewshot_callbacks.metrics.embedding_store import (
     as_state,
-    first_of_each,
     gather_tensors,
     id_numbers,
-    note_on_ids,
     read_batch,
     refuse_other_codes,
-    sketches,
     words_held,
 )
 
@@ -173,6 +171,9 @@ class RetrievalEvaluation(Metric):
     def compute(self) -> dict[str, Tensor]:
         """Compute the metrics under the names of `RetrievalReport.metrics`; the report itself is kept in `report`.
 
+        It warns where many queries find an item of their label that equals them bit for bit: such items may come several
+        times, and `ids` leave them out.
+
         Raises:
             ValueError: As `evaluate_retrieval` does, for instance when nothing was collected.
         """
@@ -206,6 +207,8 @@ class RetrievalEvaluation(Metric):
             names = [[known.get(code, code) for code in states["ids"][part].tolist()] for part in parts]
             arguments["relevance"] = Relevance.from_judgements(self.judged, *names)
         self.report = evaluate_retrieval(**arguments, **self.settings)
+        for note in filter(is_on_copies, self.report.notes):
+            warnings.warn(f"RetrievalEvaluation: {note}", stacklevel=2)
         return {
             name: torch.tensor(value, dtype=torch.float64, device="cpu")
             for name, value in self.report.metrics().items()

@@ -105,6 +105,7 @@ def test_what_is_spilled_to_a_disk_is_logged_alike(tmp_path: Any) -> None:
         RetrievalMonitor(spill_to="nowhere")
 
 
+@pytest.mark.filterwarnings("ignore:.*equal bit for bit")  # there are four points, each of them twice
 def test_recall_at_a_precision_may_choose_a_threshold_below_zero_unless_bounds_are_given() -> None:
     """Cosines of embeddings that point apart are negative; the source's bounds are (0, 1)."""
     labels = torch.arange(2).repeat_interleave(4)

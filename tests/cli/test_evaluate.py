@@ -319,3 +319,26 @@ def test_a_killed_process_is_named_and_the_same_command_goes_on(parts, tmp_path,
     for name in ("metrics", "intervals", "J"):
         assert again[name] == known[name]
     assert not (tmp_path / "state").exists()
+
+
+TWICE = np.concatenate([np.arange(200), np.arange(0, 200, 3)])
+
+
+@pytest.mark.parametrize("name", ["ids", "query_ids"])
+def test_items_that_come_twice_are_noted_and_ids_leave_them_out(stored, name, capsys, tmp_path):
+    path, embeddings, labels = stored
+    right = evaluated(capsys, path)
+    np.savez(path, embeddings=embeddings[TWICE], labels=labels[TWICE])
+    found = evaluated(capsys, path)
+    assert found["queries_with_copies"] == 2 * 67
+    assert any("134 of 267 queries" in note and "equal bit for bit" in note for note in found["notes"])
+    np.savez(path, embeddings=embeddings[TWICE], labels=labels[TWICE], **{name: TWICE.astype(str)})
+    cured = evaluated(capsys, path)
+    assert cured | {"seconds": 0} == right | {"seconds": 0}
+    for key, values in (("rows", embeddings[TWICE]), ("label", labels[TWICE]), ("path", TWICE)):
+        np.save(tmp_path / f"{key}.npy", values)
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    np.save(shards / "rows.npy", embeddings[TWICE])
+    words = ("--labels", tmp_path / "label.npy", "--ids", tmp_path / "path.npy")
+    assert evaluated(capsys, shards, *words)["metrics"] == right["metrics"]

@@ -173,3 +173,13 @@ def test_what_is_no_regular_file_is_not_replaced(folder, tmp_path, capsys):
         assert "Pass the name of a file, such as report.html." in said
     assert pipe.is_fifo()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_first_item_of_each_id_is_reported(folder):
+    with np.load(folder / "one.npz") as archive:
+        arrays = dict(archive)
+    twice = np.concatenate([np.arange(72), np.arange(9)])
+    arrays |= {name: arrays[name][twice] for name in ("embeddings", "labels")} | {"ids": twice}
+    np.savez(folder / "twice.npz", **arrays)
+    once, cured = (report(folder, f"{name}.npz")[1] for name in ("one", "twice"))
+    assert cured["items"] == once["items"]

@@ -229,3 +229,15 @@ def test_ids_of_judgements_are_integers_of_any_kind():
         metric.update(torch.eye(4)[[0, 1]], ids=form([0, 1]), is_gallery=False)
         metric.update(torch.eye(4)[[0, 1]], ids=form([2, 3]), is_gallery=True)
         assert metric.compute()["mAP"] == 1
+
+
+def test_items_that_come_twice_are_a_warning_and_ids_leave_them_out():
+    embeddings, labels = made(40)
+    index = torch.cat([torch.arange(40), torch.arange(10)])
+    metric, named = RetrievalEvaluation(**SETTINGS), RetrievalEvaluation(**SETTINGS)
+    for some in index.split(9):
+        metric.update(embeddings[some], labels[some])
+        named.update(embeddings[some], labels[some], ids=some)
+    with pytest.warns(UserWarning, match=r"RetrievalEvaluation: 20 of 50 queries .* equal bit for bit.* pass ids="):
+        metric.compute()
+    same(named.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())

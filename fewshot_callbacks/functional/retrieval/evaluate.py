@@ -28,7 +28,14 @@ from fewshot_callbacks.functional.retrieval.grouped_recall import (
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, Share, collect_inputs
 from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisions, PooledRequest, decide
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy as nearest_prototype
-from fewshot_callbacks.functional.retrieval.rank_metrics import Gain, depends_on_ties, gains_of, graded_ndcg
+from fewshot_callbacks.functional.retrieval.rank_metrics import (
+    Gain,
+    depends_on_ties,
+    gains_of,
+    graded_ndcg,
+    recall_at_k,
+    without_nearest,
+)
 from fewshot_callbacks.functional.retrieval.registry import Asked, asked_metric
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport, note_of_rates, notes_on
@@ -60,6 +67,7 @@ def evaluate_retrieval(
     gallery_labels: Any | None = None,
     *,
     relevance: Relevance | None = None,
+    ids: Any | None = None,
     query_ids: Any | None = None,
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
@@ -84,6 +92,8 @@ def evaluate_retrieval(
             never relevant, but it takes up ranks.
         relevance: Who is relevant to each query, in place of labels: judgements with grades, lists of relevant and ignored
             items, or several labels an item. See `Relevance`.
+        ids: (queries,) identity of each item of one set, where some come several times, as a sampler may give them: the
+            first item of each id is counted, as query and as candidate.
         query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
             candidate.
         gallery_ids: (gallery,) identity of each gallery item.
@@ -116,6 +126,7 @@ def evaluate_retrieval(
     with default_mode(), processes.together():
         checked = RetrievalSettings.checked(evaluate_retrieval, settings)
         ids_and_groups = {
+            "ids": ids,
             "query_ids": query_ids,
             "gallery_ids": gallery_ids,
             "query_groups": query_groups,
@@ -133,6 +144,7 @@ def evaluate_retrieval(
             relevance=relevance,
             as_codes=checked.similarity == "hamming",
             memory=checked.main_memory(),
+            with_copies=True,
         )
         if inputs.given is not None:
             checked = checked.without_classes(_CALL)
@@ -168,7 +180,8 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         ranked = asked.as_one_set()
         vectors = ranked.vectors(settings.similarity, threads)
         relevance, grades = ranked.relevance()
-        request, per_query = _request(settings), _PerQuery(relevance, grades, len(ranked.gallery_labels), settings)
+        request = _request(settings)
+        per_query = _PerQuery(relevance, grades, len(ranked.gallery_labels), settings, _own_copies(asked, settings))
         counted = settings.threshold is not None or any(one.metric.source in OF_PAIRS for one in settings.asked())
         evaluation = Evaluation(
             vectors,
@@ -199,6 +212,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             others = pooled.pair_counts.irrelevant
             notes += note_of_rates("match", request.false_match_rates, others, "irrelevant pairs")
         notes += [note for rate, found in consistency.items() for note in found.notes(rate)]
+        notes[:0] = asked.notes_on_repeated_items(per_query.effect_of_copies())
         memory_note = _memory_note(evaluation, processes, budget)
         if asked.drawn is not None:
             notes.insert(
@@ -225,6 +239,16 @@ def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInpu
     start = float(torch.rand(1, generator=generator))
     places = ((torch.arange(count) + start) * (len(labels) / count)).long().clamp(max=len(labels) - 1)
     return inputs.sample(by_class[places].sort().values)
+
+
+def _own_copies(asked: RetrievalInputs, settings: RetrievalSettings) -> Int[Tensor, "own"] | None:
+    """Return the number of copies of each query of this process; None where no note will say what they do.
+
+    By an inner product, a longer vector may score higher than the copy of a query, so that ranks do not show the copies.
+    """
+    if asked.copies is None or not asked.copies.is_noted or settings.similarity == "dot":
+        return None
+    return torch.from_numpy(asked.copies.counts)[asked.share.queries]
 
 
 def _request(settings: RetrievalSettings) -> PooledRequest:
@@ -277,6 +301,7 @@ def _summarised(
         classes=0 if inputs.given is not None else len(inputs.query_labels.unique()),
         queries_without_match=int((per_query.relevant == 0).sum()),
         queries_with_ties=int(per_query.tied.sum()),
+        queries_with_copies=0 if asked.copies is None else asked.copies.queries,
         is_estimate=asked.drawn is not None,
         similarity=settings.similarity,
         ties=settings.ties,
@@ -285,6 +310,7 @@ def _summarised(
         per_query=per_query.values,
         query_labels=labels,
         drawn=asked.drawn,
+        counted=asked.counted,
         label_names=asked.label_names,
         seconds=math.nan,
     )
@@ -350,7 +376,12 @@ class _PerQuery:
     """The metrics of each query, filled block by block."""
 
     def __init__(
-        self, relevance: Candidates, grades: Shaped[np.ndarray, "pairs"] | None, items: int, settings: RetrievalSettings
+        self,
+        relevance: Candidates,
+        grades: Shaped[np.ndarray, "pairs"] | None,
+        items: int,
+        settings: RetrievalSettings,
+        copies: Int[Tensor, "queries"] | None = None,
     ) -> None:
         self.lists, self.grades, self.items, self.ties = relevance.relevant, grades, items, settings.ties
         every = [asked_metric(key) for key in ALWAYS] + settings.asked()
@@ -361,6 +392,11 @@ class _PerQuery:
         }
         self.relevant: Int[Tensor, "queries"] = torch.zeros(queries, dtype=torch.int64)
         self.tied = torch.zeros(queries, dtype=torch.bool)
+        # number of copies of each query, and recall@1 with and without them; None where that will not be said
+        self.copies = copies
+        self.of_copies: Float[Tensor, "two queries"] | None = None
+        if copies is not None:
+            self.of_copies = torch.full((2, queries), torch.nan, dtype=torch.float64)
 
     @property
     def graded(self) -> bool:
@@ -379,6 +415,19 @@ class _PerQuery:
                 self.values[name][index] = asked.metric.value(ranks, ties=self.ties, **asked.parameters).cpu()
         self.relevant[index] = ranks.relevant.cpu()
         self.tied[index] = depends_on_ties(ranks).cpu()
+        if self.copies is not None and self.of_copies is not None:
+            copies = self.copies[index].to(ranks.relevant.device)
+            self.of_copies[0, index] = recall_at_k(ranks, 1, self.ties).cpu()
+            self.of_copies[1, index] = recall_at_k(without_nearest(ranks, copies), 1, self.ties).cpu()
+
+    def effect_of_copies(self) -> str:
+        """Return a sentence on what copies do, after the values of all processes were gathered."""
+        if self.of_copies is None:
+            return "A copy is a perfect neighbour"
+        recalls = [exact_mean(values[~values.isnan()]) for values in self.of_copies]
+        if math.isnan(recalls[1]):
+            return f"A copy is a perfect neighbour: recall@1 is {recalls[0]:.3f}, and no query has any other match"
+        return f"A copy is a perfect neighbour: recall@1 is {recalls[0]:.3f}, and {recalls[1]:.3f} without their copies"
 
     def _graded_ndcg(self, ranks: RankBlock, asked: Asked) -> Float[Tensor, "queries"]:
         """Compute nDCG of grades, some queries at a time, since its sums have a place for each rank up to k."""
@@ -401,6 +450,8 @@ class _PerQuery:
         values = processes.placed(values, own, length)
         self.values = dict(zip(self.values, values, strict=False))
         self.relevant, self.tied = values[-2].long(), values[-1].bool()
+        if self.of_copies is not None:
+            self.of_copies = processes.placed(self.of_copies, own, length)
 
 
 def _prototype_accuracy(

@@ -188,6 +188,7 @@ def grouped_recall(
     k: int | Sequence[int] = 1,
     repeats: int = 1,
     unmatched: Unmatched = "exclude",
+    ids: Any | None = None,
     query_ids: Any | None = None,
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
@@ -215,6 +216,7 @@ def grouped_recall(
             the splits, since all splits have the same items.
         unmatched: How a query without a match in its group counts: `exclude` leaves it out, `miss` counts it as a miss, as
             the metric's paper does. All other means leave it out.
+        ids: (items,) identity of each item of one set, where some come several times: the first item of each id is counted.
         query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
             candidate.
         gallery_ids: (gallery,) identity of each gallery item.
@@ -260,14 +262,18 @@ def grouped_recall(
             labels,
             gallery,
             gallery_labels,
+            ids=ids,
             query_ids=query_ids,
             gallery_ids=gallery_ids,
             query_groups=query_groups,
             gallery_groups=gallery_groups,
             as_codes=checked.similarity == "hamming",
             memory=checked.main_memory(),
+            with_copies=True,
         )
         splits = choose_groups(_CALL, inputs, checked, repeats)
+        for note in inputs.notes_on_repeated_items():
+            warnings.warn(f"{_CALL}: {note}", stacklevel=2)
         with computing() as threads:
             return search_groups(inputs, splits, checked, threads=threads)
 

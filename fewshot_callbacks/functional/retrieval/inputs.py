@@ -28,10 +28,20 @@ from fewshot_callbacks.functional._reading import (
     non_finite_rows,
     numbered,
     read_labels,
+    refuse_ids_of_two_sets,
     refuse_non_finite,
     refuse_words_beside_integers,
     sets_in,
     signs,
+)
+from fewshot_callbacks.functional._repeated import (
+    SKETCH,
+    Copies,
+    Side,
+    first_of_each,
+    hashes_of,
+    note_on_ids,
+    sketches,
 )
 from fewshot_callbacks.functional.retrieval import relevance as given_relevance
 from fewshot_callbacks.sources import ChosenRows, Shards
@@ -100,6 +110,12 @@ class RetrievalInputs:
     """index among all of each query of a sample, ascending; None for all queries"""
     given: given_relevance.Relevance | None = None
     """who is relevant, of all queries and items, where labels do not say it; labels are then those of clusters"""
+    copies: Copies | None = None
+    """copies among the candidates of each query; None where nobody asked, or labels do not say who is relevant"""
+    counted: Int[Tensor, "counted"] | None = None
+    """index of the first item of each id among the items that were given; None if all are counted"""
+    note_on_ids: str | None = None
+    """what is wrong with the ids, where items were left out that are not the one that was counted"""
 
     @property
     def is_one_set(self) -> bool:
@@ -150,6 +166,29 @@ class RetrievalInputs:
         """The labels of the gallery items of this process."""
         return self.gallery_labels[self.share.gallery]
 
+    def notes_on_repeated_items(self, effect: str = "A copy is a perfect neighbour") -> list[str]:
+        """Return what a reader should know of items that come several times.
+
+        Args:
+            effect: What copies do to the values.
+        """
+        notes = [] if self.note_on_ids is None else [self.note_on_ids]
+        if self.copies is not None and self.copies.is_noted and self.copies.queries:
+            notes.append(self.copies.note(effect, self._cure_for_copies()))
+        return notes
+
+    def _cure_for_copies(self) -> str:
+        """Return what to do about items that come several times."""
+        if not self.same_set:
+            return (
+                "leave out the gallery if it holds the queries themselves, or name the items by ids (query_ids= and "
+                "gallery_ids=; ids of monitors, metrics and files), so that no query finds its own copy"
+            )
+        return (
+            "pass ids=, which names each item, and the first of each is counted (or drop what a sampler repeats before, as "
+            "gather_for_metrics of Accelerate does)"
+        )
+
     def is_here(self, drawn: Int[Tensor, "drawn"]) -> Bool[Tensor, "own"]:
         """Find the queries of this process among those with these indices."""
         return torch.isin(self.share.queries, drawn)
@@ -161,8 +200,10 @@ class RetrievalInputs:
             name: code[drawn] if code is not None and name.startswith("query") else code
             for name, code in self.codes.items()
         }
+        copies = None if self.copies is None else replace(self.copies, counts=self.copies.counts[drawn.numpy()])
         return replace(
             self,
+            copies=copies,
             queries=self.queries[here],
             query_labels=self.query_labels[drawn],
             codes=codes,
@@ -207,6 +248,8 @@ def collect_inputs(
     relevance: given_relevance.Relevance | None = None,
     as_codes: bool = False,
     memory: float = math.inf,
+    with_copies: bool = False,
+    ids: Any | None = None,
     **ids_and_groups: Any,
 ) -> RetrievalInputs:
     """Validate the inputs of an evaluation, and share labels, ids and groups (never vectors) with every process.
@@ -221,45 +264,42 @@ def collect_inputs(
         relevance: Who is relevant, in place of labels: of all queries and items.
         as_codes: Pack binary codes.
         memory: Budget in bytes; what takes much of it stays in its files.
+        with_copies: Count the copies of the queries.
+        ids: Identity of each item of one set, of which the first of each id is counted.
         **ids_and_groups: Of the items of this process, as in `exclusion_codes`.
 
     Raises:
         ValueError: As `evaluate_retrieval` does; the same in every process.
     """
-    given = {"labels": labels, "gallery_labels": gallery_labels, **ids_and_groups}
+    given = {"labels": labels, "gallery_labels": gallery_labels, "ids": ids, **ids_and_groups}
     embeddings, gallery, given = of_shards(embeddings, gallery, given, labelled=relevance is None)
+    ids = given.pop("ids", None)
+    refuse_ids_of_two_sets(call, ids, one_set=gallery is None)
     labels, gallery_labels = given.pop("labels", None), given.pop("gallery_labels", None)
     processes, same_set = held.processes, gallery is None
     if relevance is not None:
-        if labels is not None or gallery_labels is not None:
-            raise ValueError(f"{call}: relevance and labels both say who is relevant. Pass one of them.")
+        _refuse_labels_beside_relevance(call, labels, gallery_labels)
         labels, gallery_labels = _no_labels(embeddings), None if same_set else _no_labels(gallery)
-    if same_set != (gallery_labels is None):
-        fact = "gallery_labels without gallery" if same_set else "gallery without gallery_labels"
-        raise ValueError(
-            f"{call}: {fact}. gallery and gallery_labels belong together: pass both, or neither for leave-one-out."
-        )
+    _check_gallery_labels(call, gallery, gallery_labels)
     read = functools.partial(_part, call, processes, memory=memory, as_codes=as_codes)
     own = read("embeddings", embeddings, labels, held.query_places)
     others = own if same_set else read("gallery", gallery, gallery_labels, held.gallery_places)
     _check_dims(call, own.vectors.shape[1], others.vectors.shape[1], as_codes=as_codes)
-    mine = exclusion_codes(call, same_set, len(own.vectors), len(others.vectors), **given)
-    codes = {}
-    for name, code in mine.items():
-        part = own if name.startswith("query") else others
-        codes[name] = None if code is None else processes.placed(code, part.places, part.length)
-    (of_queries, of_items), names = numbered(call, {"labels": own.labels, "gallery_labels": others.labels})
-    if (sets := sets_in(names or (), call)) is not None:
-        own_sets, others_sets = ([sets[number] for number in side.tolist()] for side in (of_queries, of_items))
-        relevance = given_relevance.Relevance.from_label_sets(own_sets, None if same_set else others_sets)
-        names, of_items = None, torch.zeros_like(of_items)
+    codes = _codes_of_all(call, processes, own, others, same_set=same_set, given=given)
+    note = _note_on_ids_of_both(own.labels, others.labels, codes["query_ids"], codes["gallery_ids"])
+    counted, note = (None, note) if ids is None else _first_of_each_id(call, processes, own, ids)
+    if counted is not None:
+        own = others = _without_repeated(call, own, counted, relevance, memory)
+        codes = {name: None if code is None else code[counted] for name, code in codes.items()}
+    sides, names = numbered(call, {"labels": own.labels, "gallery_labels": others.labels})
+    of_queries, of_items = sides  # of sets of labels the number of each set
+    has_labels = relevance is None
+    if (of_sets := _relevance_of_sets(call, names, of_queries, of_items, same_set=same_set)) is not None:
+        relevance, names, of_items = of_sets, None, torch.zeros_like(of_items)
     if relevance is not None:
-        _check_relevance(call, relevance, own.length, others.length, same_set=same_set)
-        of_queries = torch.arange(own.length) if relevance.clusters is None else torch.from_numpy(relevance.clusters)
-    queries, items = _of_one_type(own.vectors, others.vectors)
-    return RetrievalInputs(
-        queries,
-        queries if same_set else items,
+        of_queries = _clusters(call, relevance, own.length, others.length, same_set=same_set)
+    inputs = RetrievalInputs(
+        *_of_one_type(own.vectors, others.vectors),  # one set stays one tensor
         of_queries,
         of_items,
         codes,
@@ -268,7 +308,135 @@ def collect_inputs(
         processes,
         names,
         given=relevance,
+        counted=counted,
+        note_on_ids=note,
     )
+    if with_copies and has_labels:
+        inputs = replace(
+            inputs, copies=_copies(inputs, (own.hashes, others.hashes), (sides[0], sides[1]), as_codes=as_codes)
+        )
+    return inputs
+
+
+def _relevance_of_sets(
+    call: str, names: tuple[str, ...] | None, labels: Tensor, others: Tensor, *, same_set: bool
+) -> given_relevance.Relevance | None:
+    """Return who is relevant where the items have sets of labels; None where they have one each."""
+    sets = sets_in(names or (), call)
+    if sets is None:
+        return None
+    own_sets, others_sets = ([sets[number] for number in side.tolist()] for side in (labels, others))
+    return given_relevance.Relevance.from_label_sets(own_sets, None if same_set else others_sets)
+
+
+def _refuse_labels_beside_relevance(call: str, labels: Any, gallery_labels: Any) -> None:
+    """Refuse labels where relevance is given."""
+    if labels is not None or gallery_labels is not None:
+        raise ValueError(f"{call}: relevance and labels both say who is relevant. Pass one of them.")
+
+
+def _check_gallery_labels(call: str, gallery: Any, gallery_labels: Any) -> None:
+    """Refuse a gallery without labels, and labels without a gallery."""
+    if (gallery is None) != (gallery_labels is None):
+        fact = "gallery_labels without gallery" if gallery is None else "gallery without gallery_labels"
+        raise ValueError(
+            f"{call}: {fact}. gallery and gallery_labels belong together: pass both, or neither for leave-one-out."
+        )
+
+
+def _codes_of_all(
+    call: str, processes: Processes, own: _Part, others: _Part, *, same_set: bool, given: dict[str, Any]
+) -> dict[str, Tensor | None]:
+    """Return the ids and groups of the items of all processes, by the name of the argument. Collective."""
+    mine = exclusion_codes(call, same_set, len(own.vectors), len(others.vectors), **given)
+    codes: dict[str, Tensor | None] = {}
+    for name, code in mine.items():
+        part = own if name.startswith("query") else others
+        codes[name] = None if code is None else processes.placed(code, part.places, part.length)
+    return codes
+
+
+def _without_repeated(
+    call: str, part: _Part, counted: Tensor, relevance: given_relevance.Relevance | None, memory: float
+) -> _Part:
+    """Return the items that are counted; a relevance of all rows is refused."""
+    if relevance is not None:
+        raise ValueError(
+            f"{call}: relevance is of all rows, and {part.length - len(counted):,} of them repeat an id. Pass each item "
+            "once, and the relevance of these."
+        )
+    return part.only(counted, memory)
+
+
+def _copies(
+    inputs: RetrievalInputs,
+    known: tuple[NDArray[np.int64] | None, NDArray[np.int64] | None],
+    labels: tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]],
+    *,
+    as_codes: bool,
+) -> Copies:
+    """Return the copies of all queries. Collective.
+
+    Args:
+        inputs: The sets.
+        known: Hashes of the rows of this process that were read, in their type.
+        labels: Those of all queries and items; of sets of labels their number.
+        as_codes: Whether rows are binary codes.
+    """
+    processes, rows = inputs.processes, (inputs.queries, inputs.gallery)
+    double = any(processes.gather(any(side.dtype == torch.float64 for side in rows)))
+    dtype = torch.int8 if as_codes else torch.float64 if double else torch.float32
+
+    def all_of(side: int) -> Side:
+        hashes, places, of_side = known[side], inputs.share[side], labels[side]
+        own = hashes if hashes is not None and rows[side].dtype == dtype else hashes_of(rows[side], dtype)
+        return Side(processes.placed(torch.from_numpy(own), places, len(of_side)).numpy(), of_side.numpy())
+
+    queries = all_of(0)
+    items = queries if inputs.same_set else all_of(1)
+    exclusions = [
+        (of_queries.numpy(), of_items.numpy())
+        for kind in ("ids", "groups")
+        if (of_queries := inputs.codes[f"query_{kind}"]) is not None
+        and (of_items := inputs.codes[f"gallery_{kind}"]) is not None
+    ]
+    itself = np.arange(len(labels[0])) if inputs.same_set else None
+    own_items = inputs.gallery, inputs.share.gallery.numpy()
+    return Copies.among(queries, items, itself, exclusions, own_items, processes, as_codes=as_codes)
+
+
+def _note_on_ids_of_both(labels: Labels, others: Labels, ids: Tensor | None, other_ids: Tensor | None) -> str | None:
+    """Return a description of ids that name a query and a gallery item that cannot be one item; None where all can.
+
+    Embeddings may differ, for two models may have made them; labels may not.
+    """
+    if ids is None or other_ids is None or not len(labels) or not len(others):
+        return None
+    ordered, order = other_ids.sort(stable=True)
+    at = torch.searchsorted(ordered, ids).clamp(max=len(ordered) - 1)
+    is_there = ordered[at] == ids
+    differing = int((is_there & (labels.codes != others.codes[order[at]])).sum())
+    if not differing:
+        return None
+    return (
+        f"{differing:,} ids name queries and gallery items of different labels, which cannot be the same items, and no such "
+        "item is a candidate for its query. Pass ids that mean the same in both sets, such as the path of a file, or none "
+        "if no query is in the gallery."
+    )
+
+
+def _first_of_each_id(
+    call: str, processes: Processes, part: _Part, ids: Any
+) -> tuple[Int[Tensor, "different"] | None, str | None]:
+    """Return the index of the first item of each id, and what is wrong with the ids; None if no id repeats. Collective."""
+    own = check_labels(ids, len(part.places), "ids", "embeddings", call)
+    every = processes.placed(own, part.places, part.length)
+    first = first_of_each(every)
+    if len(first) == part.length:
+        return None, None
+    own_sketches = sketches(part.vectors).T.contiguous() if len(part.places) else torch.empty(SKETCH, 0).double()
+    sketch = processes.placed(own_sketches, part.places, part.length).T
+    return first, note_on_ids(every, part.labels.codes, sketch)
 
 
 def of_shards(
@@ -283,6 +451,8 @@ def of_shards(
     for side, prefix, rows in (("query", "", embeddings), ("gallery", "gallery_", gallery)):
         if isinstance(rows, Shards | ChosenRows):
             held = {f"{side}_groups": rows.groups, f"{side}_ids": rows.ids if two_sets else None}
+            if side == "query" and not two_sets:
+                held["ids"] = rows.ids
             found = held | {f"{prefix}labels": rows.labels if labelled else None} | found
     for kind in ("ids", "groups"):
         both = {f"query_{kind}", f"gallery_{kind}"}  # what only the files of one side hold excludes nobody
@@ -293,6 +463,14 @@ def of_shards(
 
 def _no_labels(embeddings: Any) -> Int[Tensor, "items"]:
     return torch.zeros(len(embeddings) if hasattr(embeddings, "__len__") else 0, dtype=torch.int64)
+
+
+def _clusters(
+    call: str, relevance: given_relevance.Relevance, queries: int, gallery: int, *, same_set: bool
+) -> Int[Tensor, "queries"]:
+    """Return the cluster of each query for intervals: each its own, if the relevance names none."""
+    _check_relevance(call, relevance, queries, gallery, same_set=same_set)
+    return torch.arange(queries) if relevance.clusters is None else torch.from_numpy(relevance.clusters)
 
 
 def _check_relevance(
@@ -318,6 +496,40 @@ class _Part:
     places: Int[Tensor, "own"]
     # number of items of all processes
     length: int
+    # of the rows that are read, in their type; None for rows in memory, whose hashes take little time
+    hashes: NDArray[np.int64] | None = None
+
+    def only(self, counted: Int[Tensor, "counted"], memory: float) -> _Part:
+        """Return the part of some of all items, ascending; they are numbered anew."""
+        here = torch.isin(self.places, counted)
+        if isinstance(self.vectors, Stored):
+            vectors: Tensor | Stored = Stored(_SomeRows(self.vectors, here.numpy()), memory)
+        else:
+            vectors = self.vectors[here]
+        labels = Labels(self.labels.codes[counted], self.labels.words)
+        hashes = None if self.hashes is None else self.hashes[here.numpy()]
+        places = torch.searchsorted(counted, self.places[here])
+        return _Part(vectors, labels, places, len(counted), hashes)
+
+
+class _SomeRows:
+    """Some rows of a source, as a source.
+
+    Args:
+        rows: All rows.
+        mask: (rows,) Which of them.
+    """
+
+    def __init__(self, rows: Stored, mask: Bool[np.ndarray, "rows"]) -> None:
+        self._all, self._rows = rows, np.flatnonzero(mask)
+        self.shape, self.dtype = (len(self._rows), rows.dim), rows.dtype
+
+    def __getitem__(self, some: slice) -> Tensor:
+        """Read neighbouring rows, and pass over those between them."""
+        wanted = self._rows[some]
+        if not len(wanted):
+            return self._all.read(slice(0, 0))
+        return self._all.read(slice(wanted[0], wanted[-1] + 1))[torch.from_numpy(wanted - wanted[0])]
 
 
 def _part(
@@ -371,11 +583,23 @@ def _part(
         places = torch.arange(first, first + items)
     places = check_labels(places, items, "places", name, call)
     _check_places(call, name, torch.cat(processes.gather(places)))
-    bad = torch.empty(0, dtype=torch.int64) if as_codes else non_finite_rows(vectors)
+    bad, hashes = _checked_rows(vectors, as_codes=as_codes)
     where = f", which is {given.where(int(bad[0]))}" if len(bad) and isinstance(given, Shards | ChosenRows) else ""
     refuse_non_finite(torch.cat(processes.gather(places[bad])).sort().values, length, name, call, where)
     of_all = Labels(processes.placed(own_labels.codes, places, length), merged_books(books.values(), call))
-    return _Part(vectors, of_all, places, length)
+    return _Part(vectors, of_all, places, length, hashes)
+
+
+def _checked_rows(rows: Tensor | Stored, *, as_codes: bool) -> tuple[Int[Tensor, "bad"], NDArray[np.int64] | None]:
+    """Return the indices of rows with NaN or Inf and, of rows that are read, the hash of each, from the same reading."""
+    nothing = torch.empty(0, dtype=torch.int64)
+    if not isinstance(rows, Stored):
+        return nothing if as_codes else non_finite_rows(rows), None
+    bad, hashes = [nothing], [np.empty(0, np.int64)]
+    for some, values in rows.pieces():
+        bad.append(some.start + non_finite_rows(values))
+        hashes.append(hashes_of(values, rows.dtype))
+    return torch.cat(bad), np.concatenate(hashes)
 
 
 def _of_one_type(queries: Tensor | Stored, items: Tensor | Stored) -> tuple[Tensor | Stored, Tensor | Stored]:

@@ -11,6 +11,7 @@ neither the other queries of a block nor its padding change a bit of it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -252,6 +253,24 @@ def recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tens
         cases, back = _distinct((k - above)[open_rows], negatives[open_rows], relevant[open_rows])
         found[open_rows] = (1 - _chance_of_none(*cases))[back]
     return found.masked_fill(ranks.relevant == 0, torch.nan)
+
+
+def without_nearest(ranks: RankBlock, number: Int[Tensor, "queries"]) -> RankBlock:
+    """Return the ranks without so many relevant items of each query that no candidate scores higher than, such as copies.
+
+    They count as left out of the candidates: what is tied with them stays.
+    """
+    first_group = ranks.relevant_above == 0
+    fewer = number[:, None]
+    relevant = ranks.relevant - number
+    column = torch.arange(ranks.valid.shape[1], device=ranks.valid.device)
+    return replace(
+        ranks,
+        relevant=relevant,
+        valid=column < relevant[:, None],
+        relevant_above=torch.where(first_group, ranks.relevant_above, ranks.relevant_above - fewer),
+        relevant_tied=torch.where(first_group, ranks.relevant_tied - fewer, ranks.relevant_tied),
+    )
 
 
 def _chance_of_none(drawn: Tensor, n: Tensor, r: Tensor) -> Float[Tensor, "cases"]:

@@ -30,7 +30,7 @@ LONGEST_RATIO = 1000.0
 # What JSON holds as it is, of Grouped Recall and of the report.
 _OF_GROUPS = ("group_size", "groups", "are_given", "dropped_labels", "unmatched")
 _PLAIN = (
-    *("queries", "gallery", "classes", "queries_without_match", "queries_with_ties"),
+    *("queries", "gallery", "classes", "queries_without_match", "queries_with_ties", "queries_with_copies"),
     *("is_estimate", "similarity", "ties"),
 )
 
@@ -219,6 +219,9 @@ class RetrievalReport(Values):
     """queries that have no relevant candidate: left out of every mean"""
     queries_with_ties: int
     """queries with a relevant item that ties with an irrelevant one: where the rule for ties decides"""
+    queries_with_copies: int
+    """queries with a candidate of their label whose embedding is equal bit for bit: an item that comes twice, or one that
+    the embedding does not tell from it; 0 where relevance was given"""
     is_estimate: bool
     """whether only a sample of the queries was evaluated (`max_queries`)"""
     similarity: Similarity
@@ -235,6 +238,9 @@ class RetrievalReport(Values):
     """label of each query, in the same order; its index in `label_names` where labels were words"""
     drawn: Int[Tensor, "queries"] | None = field(compare=False, repr=False)
     """index of each drawn query among all queries, ascending (`max_queries`); None if all were evaluated"""
+    counted: Int[Tensor, "counted"] | None = field(compare=False, repr=False)
+    """index of each counted item among those that were passed, ascending, where `ids` left out others: of these items are
+    `per_query`, `query_labels` and `drawn`; None if all were counted"""
     label_names: tuple[str, ...] | None = field(compare=False, repr=False)
     """where labels were words: each word once, sorted; None where they were integers"""
     seconds: float = field(compare=False)

@@ -41,6 +41,7 @@ def by_loops(case, groups, k, unmatched):
     return values
 
 
+@pytest.mark.filterwarnings("ignore:grouped_recall. .*(ids name|bit for bit)")
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(retrieval_cases(("cosine", "dot", "euclidean")), st.sampled_from(["exclude", "miss"]), st.data())
 def test_equals_loops_over_groups(case, unmatched, data):

@@ -1,0 +1,89 @@
+"""Items that come several times in a validation: noted by the monitor, and left out by their ids."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+
+from fewshot_callbacks import knn_accuracy
+from tests.callbacks.models import Net, items, keyed, measured, retrieval, said, validated
+
+POINTS, LABELS = items().tensors
+DATA = TensorDataset(POINTS, LABELS, torch.arange(len(POINTS)))
+RIGHT = keyed(measured(POINTS, LABELS))
+COPY = "bit for bit"
+IDS = {"ids": lambda outputs, batch: batch[2]}
+
+
+class Unshared(IterableDataset):
+    """Gives all items to every worker."""
+
+    def __iter__(self) -> Any:
+        return iter(DATA)
+
+
+class Step(Net):
+    """Takes the points as embeddings."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return {"embeddings": batch[0], "labels": batch[1]}
+
+
+def weighted() -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(0)
+    drawn = WeightedRandomSampler([1.0] * len(DATA), 2 * len(DATA), generator=generator)
+    return DataLoader(DATA, 8, sampler=drawn)
+
+
+LOADERS = {
+    "workers": lambda: DataLoader(Unshared(), batch_size=8, num_workers=2),
+    "a sampler with replacement": weighted,
+    "the set twice": lambda: DataLoader(DATA + DATA, batch_size=8),
+    "a gallery": lambda: [DataLoader(DATA, batch_size=8), DataLoader(DATA, batch_size=7)],
+}
+
+
+def seen(name: str, **settings: Any) -> tuple[dict[str, float], list[str]]:
+    """What a monitor logs, and what it says of copies."""
+    gallery = {"gallery": 1} if name == "a gallery" else {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        logged = validated(retrieval(**gallery, **settings), Step(), LOADERS[name]())
+    return logged, [words for words in said(caught) if COPY in words]
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_the_monitor_says_it_once_and_ids_cure_it(name: str) -> None:
+    logged, words = seen(name)
+    assert logged["val/recall@1"] > RIGHT["val/recall@1"] + 0.1
+    (note,) = words
+    assert "RetrievalMonitor" not in note.partition(":")[0]
+    assert "ids" in note
+    cured, words = seen(name, **IDS)
+    assert words == []
+    if name != "a sampler with replacement":  # which leaves out others
+        assert cured == pytest.approx(RIGHT, rel=1e-6)
+    else:
+        drawn = torch.cat([batch[2] for batch in weighted()]).unique()
+        assert cured == pytest.approx(keyed(measured(POINTS[drawn], LABELS[drawn])), rel=1e-6)
+
+
+def test_no_item_votes_for_itself_where_ids_say_which_it_is() -> None:
+    logged, words = seen("a gallery", knn=(1, 5), knn_bank="gallery")
+    assert logged["val/knn@1"] == 1.0
+    assert len(words) == 2
+    cured, words = seen("a gallery", knn=(1, 5), knn_bank="gallery", **IDS)
+    expected = knn_accuracy(POINTS, LABELS, k=(1, 5)).values
+    assert {key: cured[f"val/{key}"] for key in expected} == pytest.approx(expected, rel=1e-6)
+    assert words == []
+
+
+def test_ids_that_name_other_items_in_the_gallery_are_said() -> None:
+    """The index in each data set is no identity across both."""
+    other = TensorDataset(POINTS.roll(5, 0), LABELS.roll(5, 0), torch.arange(len(POINTS)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        validated(retrieval(gallery=1, **IDS), Step(), [DataLoader(DATA, 8), DataLoader(other, 8)])
+    assert any("ids name queries and gallery items of different labels" in words for words in said(caught))
