@@ -326,8 +326,8 @@ def _grouped(
 
 # Metrics that grades matter to, with their gain.
 GAINS: dict[str, Gain] = {"ndcg@{k}": "exponential", "ndcg@{k}_linear": "linear"}
-# Places of ranks that are summed at once: 32 MB.
-PLACES_AT_ONCE = 2**22
+# Places of ranks that each thread sums at once: 8 MB.
+PLACES_AT_ONCE = 2**20
 
 # Sources of metrics that need the counts of all pairs together.
 OF_PAIRS = ("pairs", "classes")
@@ -368,6 +368,7 @@ class _PerQuery:
         return self.grades is not None and any(asked.metric.pattern in GAINS for asked in self.metrics.values())
 
     def add(self, ranks: RankBlock) -> None:
+        """Compute the metrics of the queries of a block; several threads do this, each for queries of its own."""
         if ranks.valid.shape[1] == 0:  # no query has a relevant candidate: the values stay NaN
             return
         index = ranks.queries.cpu()

@@ -371,7 +371,7 @@ def _recalls(
         )
         vectors = matches.vectors.take(rows, every[holder[every] == processes.rank])
         best = BestMatches(matches.best.scores[rows], matches.best.tied[rows])
-        ranks = rank_of_best(vectors, within, best, memory, matches.precision)
+        ranks = rank_of_best(replace(matches, vectors=vectors, relevance=within, best=best))
         for row, k in enumerate(settings.grouped_k):
             recalls[row, torch.from_numpy(rows)] = recall_at_k(ranks, k, settings.ties)
     return recalls
