@@ -248,7 +248,8 @@ class BatchMonitor(EvaluationMonitor):
         with self._policy.handling(f"{' and '.join(keys)} are NaN."):
             values = self._measure_batch(*self._reader.read(outputs, batch, TRAINING_STEP))
         for key, value in zip(keys, values, strict=True):
-            shown = self.prog_bar and key == keys[0]
+            # Lightning reads what is for a progress bar after each batch, also where there is no bar.
+            shown = self.prog_bar and key == keys[0] and trainer.progress_bar_callback is not None
             pl_module.log(key, value, on_step=True, on_epoch=False, prog_bar=shown, batch_size=1)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:

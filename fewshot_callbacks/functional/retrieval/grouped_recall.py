@@ -354,12 +354,12 @@ def _recalls(
     rows_of_group = sum(np.bincount(some[some >= 0], minlength=len(split)) for some in (group, of_items))
     copied = np.cumsum(rows_of_group * matches.vectors.pairs.queries.itemsize * matches.vectors.dim)
     batches = copied // max(1, int(COPIED_SHARE * memory)) if math.isfinite(memory) else 0 * copied
+    queries_by_group = np.argsort(of_queries, kind="stable")
+    items_by_group = np.lexsort((of_items, (holder - processes.rank) % processes.count))  # own items stand first
     for batch in np.unique(batches):
         inside = np.append(batches == batch, [False])  # the last: of no group
-        rows = np.argsort(of_queries, kind="stable")
-        rows = rows[inside[of_queries[rows]]]
-        every = np.lexsort((of_items, (holder - processes.rank) % processes.count))  # own items stand first
-        every = every[inside[of_items[every]]]
+        rows = queries_by_group[inside[of_queries[queries_by_group]]]
+        every = items_by_group[inside[of_items[items_by_group]]]
         place = np.full(len(items) + 1, -1, np.int32)
         place[every] = np.arange(len(every))
         within = Relevance(
