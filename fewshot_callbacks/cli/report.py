@@ -96,7 +96,7 @@ def items_of(
             arrays[key],
             arrays[f"{start}labels"].tolist(),
             name,
-            None if files is None else pictures_of_files(files, settings.thumbnail),
+            None if files is None else pictures_of_files(files, settings.thumbnail, settings.background),
             None if files is None else [_below(path, base) for path in files],
             names,
             arrays.get(f"{side}_ids"),

@@ -42,6 +42,7 @@ class ImageFolder(ImageSet):
         split_seed: Seed of that split. The classes are sorted by the SHA-256 of the seed and their names: the first are
             for the test, the next for the validation.
         memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
+        background: The colour behind what is transparent, by name or as "#rrggbb".
 
     Raises:
         FileNotFoundError: A folder is missing.
@@ -77,6 +78,7 @@ class ImageFolder(ImageSet):
         test_share: float = 0.0,
         split_seed: int = 0,
         memory_mb: float = 512,
+        background: str = "white",
     ) -> None:
         root = Path(root)
         folders: dict[Split, str | None] = {"train": train_folder, "val": val_folder, "test": test_folder}
@@ -98,7 +100,14 @@ class ImageFolder(ImageSet):
         no_validation = (
             "val_share is 0. Use a positive share." if test_share else "val_folder is None. Name its folder."
         )
-        super().__init__(items, split or "train", transform, memory_mb=memory_mb, no_validation=no_validation)
+        super().__init__(
+            items,
+            split or "train",
+            transform,
+            memory_mb=memory_mb,
+            background=background,
+            no_validation=no_validation,
+        )
 
 
 def _split_folders(root: Path, wanted: Mapping[Split, str]) -> dict[Split, list[ImageItem]]:

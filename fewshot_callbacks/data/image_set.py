@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from fewshot_callbacks._image_files import read_image
+from fewshot_callbacks._image_files import colour, read_image
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
 
 
@@ -161,7 +161,8 @@ class ImageItem(NamedTuple):
     Attributes:
         file: Its file.
         class_name: The name of its class.
-        box: The part of it that is served: left, top, right and bottom, in pixels; None for the whole image.
+        box: The part of it that is served: left, top, right and bottom, in pixels of the upright image; None for
+            the whole image.
     """
 
     file: str | Path
@@ -215,6 +216,8 @@ class DecodedImages:
 class ImageSet(FewShotDataset):
     """Images that are read on access, and kept decoded as far as they fit.
 
+    An image is turned upright, as its Exif tag says, and lies on `background` where it is transparent.
+
     Labels are 0 ... C-1 in the order of the class names.
 
     Args:
@@ -225,10 +228,12 @@ class ImageSet(FewShotDataset):
             epoch. Images beyond it are decoded at each access. The workers of a loader share it; 0 keeps none, infinity
             all.
         mode: What an image is converted to.
+        background: The colour behind what is transparent, by name or as "#rrggbb".
         no_validation: Why there is no validation split, where that is a choice, and how to get one.
 
     Attributes:
         transform: As given.
+        background: As given.
         items: Those of this split.
         files: For each item, its file.
         labels: (items,), int64.
@@ -247,11 +252,14 @@ class ImageSet(FewShotDataset):
         *,
         memory_mb: float = 512,
         mode: Literal["RGB", "L"] = "RGB",
+        background: str = "white",
         no_validation: str = "",
     ) -> None:
         if not memory_mb >= 0:
             raise ValueError(f"memory_mb is {memory_mb}. Use 0 to keep no decoded images, 512 for half a gigabyte.")
+        colour(background)  # refused here, and not in a worker at the first transparent image
         self.transform, self._mode, self._no_validation = transform, mode, no_validation
+        self.background = background
         self.splits = tuple(items)
         self._all_items = items
         self._caches = {name: DecodedImages(memory_mb, len(of_split)) for name, of_split in items.items()}
@@ -298,7 +306,7 @@ class ImageSet(FewShotDataset):
         """An image, not transformed."""
         item = self.items[index]
         try:
-            image = read_image(item.file)
+            image = read_image(item.file, background=self.background)
             return (image if item.box is None else image.crop(item.box)).convert(self._mode)
         except ValueError as error:
             raise ValueError(

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from fewshot_callbacks._image_files import folders_in, image_size
+from fewshot_callbacks._image_files import PictureSize, folders_in, image_size
 from fewshot_callbacks.data.dataset import SPLITS, Split, split_of
 from fewshot_callbacks.data.image_set import (
     ImageItem,
@@ -291,26 +291,44 @@ def _read_brand(folder: Path, found: _Found) -> None:
             continue
         read = folder / xml
         try:
-            objects = ElementTree.parse(read).getroot().findall("object")
+            annotation = ElementTree.parse(read).getroot()
             read = folder / jpg
             size = image_size(read)
         except (ElementTree.ParseError, ValueError):
             found.unreadable.append(read)
             continue
-        for thing in objects:
-            name, box = " ".join((thing.findtext("name") or "").split()), _box(thing, *size)
+        sees_stored = size.stored != size.upright and _size(annotation) == size.stored
+        for thing in annotation.findall("object"):
+            name, box = " ".join((thing.findtext("name") or "").split()), _box(thing, size, sees_stored=sees_stored)
             if not name or box is None:
                 found.broken_boxes += 1
             else:
                 found.items.append(ImageItem(str(folder / jpg), name, box))
 
 
-def _box(thing: ElementTree.Element, width: int, height: int) -> tuple[int, int, int, int] | None:
-    """Left, top, right and bottom of an object, cut to the image; None where nothing is left."""
+def _size(annotation: ElementTree.Element) -> tuple[float, ...]:
+    """Width and height of the picture that the annotation was made of; nothing where it does not say."""
+    try:
+        return tuple(float(annotation.findtext(f"size/{side}") or "nan") for side in ("width", "height"))
+    except ValueError:
+        return ()
+
+
+def _box(thing: ElementTree.Element, size: PictureSize, *, sees_stored: bool) -> tuple[int, int, int, int] | None:
+    """Left, top, right and bottom of an object, upright and cut to the image; None where nothing is left.
+
+    Args:
+        thing: The object.
+        size: Of its picture.
+        sees_stored: Whether the annotation was made of the stored picture, before Exif turned it.
+    """
     sides = ("xmin", "ymin", "xmax", "ymax")
     try:
         left, top, right, bottom = (round(float(thing.findtext(f"bndbox/{side}") or "nan")) for side in sides)
     except (ValueError, OverflowError):  # no number, NaN; infinite
         return None
+    if sees_stored:
+        left, top, right, bottom = size.turned((left, top, right, bottom))
+    width, height = size.upright
     left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
     return (left, top, right, bottom) if left < right and top < bottom else None
