@@ -1,0 +1,84 @@
+"""Names of files: which of them systems make, in which order numbered ones follow, and when two are spelt alike."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import unicodedata
+from collections import Counter
+
+# What macOS, Windows, NAS boxes, file systems and interpreters put beside the files of their users; in lower case.
+_MADE_BY_SYSTEMS = frozenset(
+    {
+        *("__macosx", "icon\r"),
+        *("thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "$recycle.bin", "system volume information"),
+        *("@eadir", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot"),
+        *("lost+found", "__pycache__"),
+    }
+)
+# More names than these would make a message of a line one of several.
+_NAMED_AT_MOST = 5
+
+
+def is_made_by_system(name: str) -> bool:
+    """Whether a name is one that systems and not people give: a hidden one, or one that is known.
+
+    Hidden are names that begin with a dot, such as `.DS_Store`, `.ipynb_checkpoints`, and `._photo.jpg`, in which macOS
+    keeps the attributes of `photo.jpg`.
+
+    Examples:
+        >>> [is_made_by_system(name) for name in ("._photo.jpg", "Thumbs.db", "__MACOSX", "photo.jpg")]
+        [True, True, True, False]
+    """
+    return name.startswith(".") or name.casefold() in _MADE_BY_SYSTEMS
+
+
+def those_of_systems(names: Counter[str]) -> str:
+    """Count what was passed over in words; nothing if that is nothing.
+
+    Examples:
+        >>> those_of_systems(Counter({".DS_Store": 2, "__MACOSX": 1}))
+        '3 names that systems make are passed over: .DS_Store 2, __MACOSX 1'
+    """
+    total = names.total()
+    if not total:
+        return ""
+    named = [f"{name} {count:,}" for name, count in names.most_common(_NAMED_AT_MOST)]
+    more = ", ..." if len(names) > _NAMED_AT_MOST else ""
+    what = "name that systems make is" if total == 1 else "names that systems make are"
+    return f"{total:,} {what} passed over: {', '.join(named)}{more}"
+
+
+def natural(name: str) -> tuple[tuple[tuple[int, int], ...], str]:
+    """Return the key that sorts numbered names by their numbers, and all others by their letters.
+
+    Examples:
+        >>> sorted(["part-10", "part-2", "part-02b"], key=natural)
+        ['part-2', 'part-02b', 'part-10']
+    """
+    # A number is one letter, in the place of the digits. The name itself decides between 2 and 02.
+    pieces = (
+        [(ord("0"), int(piece))] if place % 2 else [(ord(letter), 0) for letter in piece]
+        for place, piece in enumerate(re.split(r"([0-9]+)", name))
+    )
+    return tuple(itertools.chain.from_iterable(pieces)), name
+
+
+def composed(name: str) -> str:
+    """Return a name in the composed form of Unicode.
+
+    macOS writes an é as an e and an accent, other systems as one letter; archives and lists keep either.
+    """
+    return unicodedata.normalize("NFC", name)
+
+
+def spelling(name: str) -> str:
+    """Return what two spellings of a file have in common: the composed form, its ending in lower case.
+
+    Examples:
+        >>> spelling("Owl.JPG"), spelling("Owl.jpg")
+        ('Owl.jpg', 'Owl.jpg')
+    """
+    stem, ending = os.path.splitext(composed(name))
+    return stem + ending.lower()
