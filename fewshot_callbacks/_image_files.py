@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageColor
 
+from fewshot_callbacks._file_names import is_made_by_system, those_of_systems
 from fewshot_callbacks._terminal import printable
 
 # Those of torchvision's ImageFolder.
@@ -21,6 +22,7 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".w
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 # More endings than these would make a message of a line one of several.
 _NAMED_AT_MOST = 5
+_TWICE = "its images would count twice. Remove the link."
 _BITS_PER_SAMPLE = 258  # the tag of a TIFF
 _ORIENTATION = 0x0112  # the tag of Exif
 # Orientation -> what turns the stored picture upright.
@@ -214,10 +216,12 @@ class FoundFiles:
     Attributes:
         of_folders: The images of each folder.
         skipped: How many other files there are, by their ending.
+        of_systems: How often a name is there that systems make, by the name; nothing below such a folder is listed.
     """
 
     of_folders: list[list[Path]] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
+    of_systems: Counter[str] = field(default_factory=Counter)
 
     @property
     def files(self) -> list[Path]:
@@ -231,24 +235,39 @@ class FoundFiles:
             >>> FoundFiles(skipped=Counter({".avif": 1, ".gif": 2})).what_was_skipped()
             '3 files skipped: .gif 2, .avif 1'
         """
-        total = self.skipped.total()
-        if not total:
-            return ""
-        named = [f"{ending} {count:,}" for ending, count in self.skipped.most_common(_NAMED_AT_MOST)]
-        more = ", ..." if len(self.skipped) > _NAMED_AT_MOST else ""
-        return printable(f"{total:,} file{'' if total == 1 else 's'} skipped: {', '.join(named)}{more}")
+        total, said = self.skipped.total(), []
+        if total:
+            named = [f"{ending} {count:,}" for ending, count in self.skipped.most_common(_NAMED_AT_MOST)]
+            more = ", ..." if len(self.skipped) > _NAMED_AT_MOST else ""
+            said = [f"{total:,} file{'' if total == 1 else 's'} skipped: {', '.join(named)}{more}"]
+        if self.of_systems:
+            said.append(those_of_systems(self.of_systems))
+        return printable("; ".join(said))
 
 
-def folders_in(folder: Path) -> list[Path]:
-    """List the folders in a folder by their names; a listing comes in the order of the file system."""
-    return sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=lambda entry: entry.name)
+def entries_of(folder: Path, of_systems: Counter[str] | None = None) -> list[os.DirEntry[str]]:
+    """List what is in a folder by the names; a listing comes in the order of the file system.
+
+    Args:
+        folder: The folder.
+        of_systems: Where names that systems make are counted; they are passed over.
+    """
+    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    if of_systems is not None:
+        of_systems.update(entry.name for entry in entries if is_made_by_system(entry.name))
+    return [entry for entry in entries if not is_made_by_system(entry.name)]
+
+
+def folders_in(folder: Path, of_systems: Counter[str] | None = None) -> list[Path]:
+    """List the folders in a folder by their names, as `entries_of` does."""
+    return [folder / entry.name for entry in entries_of(folder, of_systems) if entry.is_dir()]
 
 
 def images_below(folders: Sequence[Path], root: Path | None = None, endings: Sequence[str] = ENDINGS) -> FoundFiles:
     """Find the images of folders, and of all folders in them, in the order of torchvision's ImageFolder.
 
-    Links are followed. A folder that is reached a second time, as by a link to a folder that it lies in, is refused: its
-    images would be in two places, or in one without end.
+    Links are followed. A folder or an image that is reached a second time, as by a link to a folder that it lies in, is
+    refused: its images would be in two places, or in one without end. Names that systems make are passed over.
 
     Args:
         folders: The folders, such as one for each class.
@@ -259,28 +278,44 @@ def images_below(folders: Sequence[Path], root: Path | None = None, endings: Seq
         The images of each folder, and what was passed over.
 
     Raises:
-        ValueError: A folder is reached twice; names both ways.
+        ValueError: A folder or an image is reached twice; names both ways.
         OSError: A folder may not be read.
     """
     seen, found = {} if root is None else {os.path.realpath(root): root}, FoundFiles()
     for folder in folders:
-        found.of_folders.append(list(_images_of(folder, seen, tuple(endings), found.skipped)))
+        found.of_folders.append(list(_images_of(folder, seen, tuple(endings), found)))
+    _refuse_second_links(found.files)
     return found
 
 
-def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...], skipped: Counter[str]) -> Iterator[Path]:
+def _refuse_second_links(files: Sequence[Path]) -> None:
+    """Refuse a link to an image that is read under another name.
+
+    Raises:
+        ValueError: There is one.
+    """
+    links = [file for file in files if file.is_symlink()]
+    if not links:
+        return
+    # Folders are read once each, so that no two files but links can be one.
+    read = {os.path.join(os.path.realpath(file.parent), file.name): file for file in files if file not in set(links)}
+    for link in links:
+        real = os.path.realpath(link)
+        if real in read:
+            raise ValueError(f"{link} leads to {real}, which is read as {read[real]} already: {_TWICE}")
+        read[real] = link
+
+
+def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...], found: FoundFiles) -> Iterator[Path]:
     waiting, inside = [top], []
     while waiting:
         folder = waiting.pop()
         # Two ways to one folder have one real path, whatever links lie on them.
         real = os.path.realpath(folder)
         if real in seen:
-            raise ValueError(
-                f"{folder} leads to {real}, which is read as {seen[real]} already: its images would count twice. Remove the "
-                "link."
-            )
+            raise ValueError(f"{folder} leads to {real}, which is read as {seen[real]} already: {_TWICE}")
         seen[real] = folder
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        entries = entries_of(folder, found.of_systems)
         inside.append((str(folder), entries))
         waiting += [folder / entry.name for entry in entries if entry.is_dir()]
     # torchvision sorts folders by their whole path, whatever their depth, and then the names in each.
@@ -289,8 +324,8 @@ def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...], skipp
             if entry.is_dir():
                 continue
             if not entry.name.lower().endswith(endings):
-                skipped[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1
+                found.skipped[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1
             elif entry.is_file() or entry.is_symlink():  # a link to nothing is an image that lacks: reading it says so
                 yield Path(name, entry.name)
             else:
-                skipped["no regular file"] += 1
+                found.skipped["no regular file"] += 1

@@ -1,10 +1,12 @@
 """Your own images: folders, one per class."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from fewshot_callbacks._file_names import composed
 from fewshot_callbacks._image_files import ENDINGS, folders_in, images_below
 from fewshot_callbacks.data.dataset import Split, seeded_draw
 from fewshot_callbacks.data.image_set import (
@@ -169,17 +171,20 @@ def _listed_classes(root: Path) -> list[ImageItem]:
     """List the images of a folder and the class of each; says what else is there."""
     if not root.is_dir():
         raise FileNotFoundError(f"There is no folder {root}. It should hold one folder of images per class.")
-    classes = folders_in(root)
+    of_systems = Counter[str]()
+    classes = folders_in(root, of_systems)
     if not classes:
         raise ValueError(f"{root} holds no class: no folder is in it. Put the images of each class in a folder there.")
     found = images_below(classes, root)
+    found.of_systems.update(of_systems)
     empty = [folder.name for folder, files in zip(classes, found.of_folders, strict=True) if not files]
     if empty:
         raise ValueError(
             f"{named(empty, 'class')} of {len(classes)} in {root} without an image. Add images "
             f"({', '.join(ENDINGS)}) or remove the folder{'s' if len(empty) > 1 else ''}."
         )
-    if found.skipped:
-        rank_zero_info(f"{root}: {found.what_was_skipped()}. Images end in {', '.join(ENDINGS)}.")
+    if skipped := found.what_was_skipped():
+        rank_zero_info(f"{root}: {skipped}. Images end in {', '.join(ENDINGS)}.")
     named_files = zip(classes, found.of_folders, strict=True)
-    return [ImageItem(file, folder.name) for folder, files in named_files for file in files]
+    # One name for a class, in whichever form of Unicode a disk or an archive keeps it.
+    return [ImageItem(file, composed(folder.name)) for folder, files in named_files for file in files]

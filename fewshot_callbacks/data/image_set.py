@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from fewshot_callbacks._file_names import spelling
 from fewshot_callbacks._image_files import colour, read_image
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
 
@@ -375,21 +377,47 @@ def in_splits(
         ValueError: There are other numbers of classes.
     """
     or_partial = f"{fix}, or pass partial=True to use what is there."
-    inside = functools.cache(
-        lambda place: set(os.listdir(place)) if place.is_dir() else set()
-    )  # quicker than each file
-    missing = [item.file for _, item in listed if Path(item.file).name not in inside(Path(item.file).parent)]
+    twice = [file for file, times in Counter(item.file for _, item in listed).items() if times > 1]
+    what = f"{len(twice):,} of the images of {lists} are listed twice, and would count twice"
+    refuse_any([Path(os.path.relpath(file, folder)).as_posix() for file in twice], what, f"{fix}.", ValueError)
+    found_files = _found([item.file for _, item in listed], folder)
+    missing = [item.file for _, item in listed if item.file not in found_files]
     if not partial:
-        names = [Path(file).relative_to(folder).as_posix() for file in missing]
+        names = [Path(os.path.relpath(file, folder)).as_posix() for file in missing]
         refuse_any(names, f"{len(names):,} of the {len(listed):,} images of {lists} are not in {folder}", or_partial)
-    gone = set(missing)
-    items = {name: [item for of, item in listed if of == name and item.file not in gone] for name in published}
+    there = [(of, item._replace(file=found_files[item.file])) for of, item in listed if item.file in found_files]
+    items = {name: [item for of, item in there if of == name] for name in published}
     found = {name: len({item.class_name for item in of_split}) for name, of_split in items.items()}
     if found != dict(published) and not partial:
         counts = "; ".join(f"{name} has {found[name]} of {number}" for name, number in published.items())
         raise ValueError(f"The classes in {folder.parent} are not the published ones: {counts}. {or_partial}")
     check_no_split_is_empty(items, folder.parent, f"{fix}.")
     return items
+
+
+def _found(files: Sequence[str | Path], top: Path) -> dict[str | Path, Path]:
+    """Return the files that are on the disk as it spells them.
+
+    A list may have another form of Unicode, or another case in the ending.
+    """
+
+    @functools.cache
+    def inside(folder: Path) -> dict[str, str]:  # quicker than a question for each file
+        names = os.listdir(folder) if folder.is_dir() else []
+        return {spelling(name): name for name in names} | {name: name for name in names}
+
+    @functools.cache
+    def on_disk(path: Path) -> Path | None:
+        if top not in path.parents:  # an absolute path in a list
+            return None
+        folder = top if path.parent == top else on_disk(path.parent)
+        if folder is None:
+            return None
+        names = inside(folder)
+        name = names.get(path.name) or names.get(spelling(path.name))
+        return None if name is None else folder / name
+
+    return {file: path for file in files if (path := on_disk(Path(file))) is not None}
 
 
 def refuse_shared(classes: Iterable[tuple[str, Iterable[str]]], fix: str) -> None:

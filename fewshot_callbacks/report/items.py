@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -85,8 +86,11 @@ def find_images(folder: Path) -> FoundFiles:
     """List the images of a folder as `image_files` does, and count the files that were skipped."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
-    classes = folders_in(folder)
+    of_systems = Counter[str]()
+    classes = folders_in(folder, of_systems)
     found = images_below(classes or [folder], folder if classes else None, IMAGE_ENDINGS)
+    if classes:  # else they are counted with the images
+        found.of_systems.update(of_systems)
     if not found.files:
         skipped = found.what_was_skipped()
         raise ValueError(
