@@ -8,6 +8,8 @@ import re
 import unicodedata
 from collections import Counter
 
+from fewshot_callbacks._terminal import printable
+
 # What macOS, Windows, NAS boxes, file systems and interpreters put beside the files of their users; in lower case.
 _MADE_BY_SYSTEMS = frozenset(
     {
@@ -44,7 +46,8 @@ def those_of_systems(names: Counter[str]) -> str:
     total = names.total()
     if not total:
         return ""
-    named = [f"{name} {count:,}" for name, count in names.most_common(_NAMED_AT_MOST)]
+    first = sorted(names.items(), key=lambda item: (-item[1], item[0]))[:_NAMED_AT_MOST]
+    named = [f"{printable(name)} {count:,}" for name, count in first]
     more = ", ..." if len(names) > _NAMED_AT_MOST else ""
     what = "name that systems make is" if total == 1 else "names that systems make are"
     return f"{total:,} {what} passed over: {', '.join(named)}{more}"

@@ -284,11 +284,11 @@ def images_below(folders: Sequence[Path], root: Path | None = None, endings: Seq
     seen, found = {} if root is None else {os.path.realpath(root): root}, FoundFiles()
     for folder in folders:
         found.of_folders.append(list(_images_of(folder, seen, tuple(endings), found)))
-    _refuse_second_links(found.files)
+    refuse_second_links(found.files)
     return found
 
 
-def _refuse_second_links(files: Sequence[Path]) -> None:
+def refuse_second_links(files: Sequence[Path]) -> None:
     """Refuse a link to an image that is read under another name.
 
     Raises:

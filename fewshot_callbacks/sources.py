@@ -612,7 +612,9 @@ def _decoded(column: Any) -> Any:
         return column.dictionary_decode()
     if types.is_run_end_encoded(column.type):
         return import_module("pyarrow.compute").run_end_decode(column)
-    return column.cast("string") if types.is_string_view(column.type) else column
+    if types.is_string_view(column.type):  # not every version of pyarrow turns them into arrays
+        return import_module("pyarrow").array(column.to_pylist(), "string")
+    return column
 
 
 def _parquet(file: Path) -> _Arrays:

@@ -423,7 +423,7 @@ FLAGS = pa.array([1, 0] * 10)
     [
         WORDS.dictionary_encode(),
         WORDS.cast("large_string"),
-        WORDS.cast(pa.string_view()),
+        pa.array(WORDS.to_pylist(), pa.string_view()),
         pa.compute.run_end_encode(WORDS),
     ],
     ids=["dictionary", "large", "view", "runs"],

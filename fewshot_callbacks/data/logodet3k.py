@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fewshot_callbacks._file_names import composed, spelling, those_of_systems
-from fewshot_callbacks._image_files import PictureSize, entries_of, folders_in, image_size
+from fewshot_callbacks._image_files import PictureSize, entries_of, folders_in, image_size, refuse_second_links
 from fewshot_callbacks.data.dataset import SPLITS, Split, split_of
 from fewshot_callbacks.data.image_set import (
     ImageItem,
@@ -276,6 +276,7 @@ def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
     for category in categories:
         for brand in folders_in(category, of_systems):
             _read_brand(brand, found)
+    refuse_second_links(sorted({Path(item.file) for item in found.items}))
     if of_systems:
         rank_zero_info(f"{folder}: {those_of_systems(of_systems)}.")
     if not partial:

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from fewshot_callbacks._file_names import composed, those_of_systems
-from fewshot_callbacks._image_files import entries_of, folders_in
+from fewshot_callbacks._image_files import entries_of, folders_in, refuse_second_links
 from fewshot_callbacks.data.dataset import Split
 from fewshot_callbacks.data.image_set import (
     ImageItem,
@@ -170,6 +170,7 @@ def _drawings(parent: Path, name: str, *, partial: bool) -> list[ImageItem]:
         for alphabet in folders_in(folder, of_systems)
         for character in folders_in(alphabet, of_systems)
     }
+    refuse_second_links([file for files in found.values() for file in files])
     if of_systems:
         rank_zero_info(f"{folder}: {those_of_systems(of_systems)}.")
     if not partial:
