@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
 
 from fewshot_callbacks._terminal import printable
 
@@ -74,6 +77,35 @@ def composed(name: str) -> str:
     macOS writes an é as an e and an accent, other systems as one letter; archives and lists keep either.
     """
     return unicodedata.normalize("NFC", name)
+
+
+def as_on_disk(files: Iterable[Path], top: Path) -> dict[Path, Path]:
+    """Return the files that are there, as the disk spells them.
+
+    A list may have another form of Unicode, or another case in the ending.
+
+    Args:
+        files: Paths below a folder, as a list spells them; others are not there.
+        top: The folder.
+    """
+
+    @functools.cache
+    def inside(folder: Path) -> dict[str, str]:  # quicker than a question for each file
+        names = os.listdir(folder) if folder.is_dir() else []
+        return {spelling(name): name for name in names} | {name: name for name in names}
+
+    @functools.cache
+    def on_disk(path: Path) -> Path | None:
+        if top not in path.parents:
+            return None
+        folder = top if path.parent == top else on_disk(path.parent)
+        if folder is None:
+            return None
+        names = inside(folder)
+        name = names.get(path.name) or names.get(spelling(path.name))
+        return None if name is None else folder / name
+
+    return {file: path for file in files if (path := on_disk(file)) is not None}
 
 
 def spelling(name: str) -> str:

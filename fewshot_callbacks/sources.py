@@ -151,20 +151,14 @@ class Shards:
             raise ValueError(f"{self.files[0]} and the files after it hold no rows. Pass files that hold embeddings.")
         self._starts = [0, *accumulate(lengths)]
         self.shape, self.dtype = (self._starts[-1], first[0][0]), first[0][1]
-        self._scaled = None if (scale, offset) == (1.0, 0.0) else (np.float32(scale), np.float32(offset))
+        self._scaled = _scaled(scale, offset, self.dtype, first[1])
         if self._scaled is not None:
-            if str(self.dtype) not in ("int8", "uint8"):
-                raise ValueError(
-                    f"scale={scale} and offset={offset} are of integers, and {first[1]} holds {self.dtype}. Leave them out."
-                )
             self.dtype = np.dtype(np.float32)
         self.labels, self.ids, self.groups, self.queries = (
             None if value is None else self._column(name, value, parts[name]) for name, value in given.items()
         )
         # Columns in several files of their own are in the order of these, as the vectors are.
-        outside = [
-            name for name, value in given.items() if value is not None and name not in inside and len(parts[name]) < 2
-        ]
+        outside = [name for name in given if given[name] is not None and name not in inside and len(parts[name]) < 2]
         order = found.of_order(outside)
         self.notes = (*found.passed_over, *([order] if order else []))
 
@@ -256,6 +250,21 @@ class Shards:
         if read.ndim != 1 or not np.isin(read, (0, 1)).all():
             raise ValueError(f"queries are {read.dtype} other than 0 and 1. Pass one boolean for each row.")
         return read.astype(bool)
+
+
+def _scaled(scale: float, offset: float, dtype: Any, file: Path) -> tuple[np.float32, np.float32] | None:
+    """Return by what numbers are scaled and where their 0 is; None where they are what they stand for.
+
+    Raises:
+        ValueError: They are no integers.
+    """
+    if (scale, offset) == (1.0, 0.0):
+        return None
+    if str(dtype) not in ("int8", "uint8"):
+        raise ValueError(
+            f"scale={scale} and offset={offset} are of integers, and {file} holds {dtype}. Leave them out."
+        )
+    return np.float32(scale), np.float32(offset)
 
 
 def _refuse_two_spellings(name: str, words: NDArray[Any]) -> None:
@@ -517,7 +526,7 @@ class _Checked:
             stop = stop if self._array.flags.c_contiguous else len(self._array)
             part = self._array[self._summed : stop]
             in_order = part if self._array.flags.c_contiguous else part.T
-            self._sum = zlib.crc32(np.ascontiguousarray(in_order).view(np.uint8), self._sum)
+            self._sum = zlib.crc32(np.ascontiguousarray(in_order).view(np.uint8).data, self._sum)
             self._summed = stop
         if self._summed == len(self._array) and self._sum != self._checksum:
             raise ValueError("its checksum is another one")

@@ -222,7 +222,7 @@ def test_words_that_look_alike_are_one_value_or_refused(tmp_path):
     for part, word in enumerate(words):
         np.savez(tmp_path / f"{part}.npz", embeddings=np.ones((1, 2)), labels=np.array([word]))
     with pytest.raises(
-        ValueError, match=r"labels hold 'café' in two forms of Unicode, 'cafe\\u0301' and 'caf\\xe9', which"
+        ValueError, match=r"labels hold 'café' in two forms of Unicode, 'cafe\\u0301' and .*\\xe9', which would be two"
     ):
         Shards(tmp_path, labels="labels")
     assert Shards(tmp_path / "1.npz", labels="labels").labels.tolist() == [words[1]]  # as they were written

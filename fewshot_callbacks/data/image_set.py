@@ -1,7 +1,6 @@
 """Data sets whose images are files, what a model sees of them, and what a reader says of a set that is not as published."""
 
 import copy
-import functools
 import itertools
 import os
 from collections import Counter
@@ -18,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from fewshot_callbacks._file_names import spelling
+from fewshot_callbacks._file_names import as_on_disk
 from fewshot_callbacks._image_files import colour, read_image
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
 
@@ -380,12 +379,14 @@ def in_splits(
     twice = [file for file, times in Counter(item.file for _, item in listed).items() if times > 1]
     what = f"{len(twice):,} of the images of {lists} are listed twice, and would count twice"
     refuse_any([Path(os.path.relpath(file, folder)).as_posix() for file in twice], what, f"{fix}.", ValueError)
-    found_files = _found([item.file for _, item in listed], folder)
-    missing = [item.file for _, item in listed if item.file not in found_files]
+    found_files = as_on_disk([Path(item.file) for _, item in listed], folder)
+    missing = [item.file for _, item in listed if Path(item.file) not in found_files]
     if not partial:
         names = [Path(os.path.relpath(file, folder)).as_posix() for file in missing]
         refuse_any(names, f"{len(names):,} of the {len(listed):,} images of {lists} are not in {folder}", or_partial)
-    there = [(of, item._replace(file=found_files[item.file])) for of, item in listed if item.file in found_files]
+    there = [
+        (of, item._replace(file=found_files[Path(item.file)])) for of, item in listed if Path(item.file) in found_files
+    ]
     items = {name: [item for of, item in there if of == name] for name in published}
     found = {name: len({item.class_name for item in of_split}) for name, of_split in items.items()}
     if found != dict(published) and not partial:
@@ -393,31 +394,6 @@ def in_splits(
         raise ValueError(f"The classes in {folder.parent} are not the published ones: {counts}. {or_partial}")
     check_no_split_is_empty(items, folder.parent, f"{fix}.")
     return items
-
-
-def _found(files: Sequence[str | Path], top: Path) -> dict[str | Path, Path]:
-    """Return the files that are on the disk as it spells them.
-
-    A list may have another form of Unicode, or another case in the ending.
-    """
-
-    @functools.cache
-    def inside(folder: Path) -> dict[str, str]:  # quicker than a question for each file
-        names = os.listdir(folder) if folder.is_dir() else []
-        return {spelling(name): name for name in names} | {name: name for name in names}
-
-    @functools.cache
-    def on_disk(path: Path) -> Path | None:
-        if top not in path.parents:  # an absolute path in a list
-            return None
-        folder = top if path.parent == top else on_disk(path.parent)
-        if folder is None:
-            return None
-        names = inside(folder)
-        name = names.get(path.name) or names.get(spelling(path.name))
-        return None if name is None else folder / name
-
-    return {file: path for file in files if (path := on_disk(Path(file))) is not None}
 
 
 def refuse_shared(classes: Iterable[tuple[str, Iterable[str]]], fix: str) -> None:
