@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks._terminal import as_text, note
+from fewshot_callbacks._terminal import as_text, note, printable
 from fewshot_callbacks.cli.options import COLUMNS
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
@@ -252,9 +252,12 @@ def read_arrays(file: Path, options: Namespace, needed: Sequence[str]) -> Arrays
         ValueError: As `load_arrays` and `Shards` do, and if there are neither labels nor judgements.
     """
     columns = {name: vars(options)[name] for name in COLUMNS if vars(options).get(name) is not None}
-    if not columns and file.suffix == ".npz" and (file.is_file() or "*" not in file.name):
+    if not columns and file.suffix.lower() == ".npz" and (file.is_file() or "*" not in file.name):
         return load_arrays(file, needed)
     shards = Shards(str(file), **columns)
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":  # the first of several processes
+        for words in shards.notes:
+            print(f"note: {printable(words)}.", file=sys.stderr)
     if "labels" in needed and shards.labels is None:
         raise ValueError(
             f"{file} is read with the labels that --labels names. Pass --labels with the name of an array or column, or "

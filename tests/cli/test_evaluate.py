@@ -319,3 +319,26 @@ def test_a_killed_process_is_named_and_the_same_command_goes_on(parts, tmp_path,
     for name in ("metrics", "intervals", "J"):
         assert again[name] == known[name]
     assert not (tmp_path / "state").exists()
+
+
+def test_an_ending_in_upper_case_is_an_ending(stored, capsys):
+    path, *_ = stored
+    plain = evaluated(capsys, path)["metrics"]
+    assert evaluated(capsys, path.rename(path.with_suffix(".NPZ")))["metrics"] == plain
+
+
+def test_what_is_passed_over_and_the_order_of_shards_are_said_once(stored, tmp_path, capsys):
+    _, embeddings, labels = stored
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for part in range(20):
+        np.save(folder / f"part-{part}.npy", embeddings[10 * part : 10 * part + 10])
+    np.save(tmp_path / "labels.npy", labels)
+    (folder / "._part-0.npy").write_bytes(b"\0")
+    assert main(["evaluate", str(folder), "--labels", str(tmp_path / "labels.npy"), "--json"]) == 0
+    out, said = capsys.readouterr()
+    expected = evaluate_retrieval(embeddings, labels)
+    assert json.loads(out)["metrics"]["mAP"] == pytest.approx(expected.mAP)
+    first, second = (line for line in said.splitlines() if line.startswith("note: "))
+    assert first.endswith("1 name that systems make is passed over: ._part-0.npy 1.")
+    assert "in the order of their numbers, part-2.npy before part-10.npy, and not" in second

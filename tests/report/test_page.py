@@ -112,6 +112,7 @@ def test_nothing_in_it_asks_the_network(example):
 def test_pictures_that_cannot_be_read_are_named_and_the_others_shown(example):
     assert any("007.png" in said and "008.png" in said and "2 pictures" in said for said in example.left_out)
     assert len(example.data["images"]) > 200
+    assert "Pictures are turned upright, as their Exif tags say; what is transparent lies on <bdi>white" in example.html
 
 
 def test_size_is_told_and_bounded(example, tmp_path):

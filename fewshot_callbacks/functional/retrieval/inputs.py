@@ -284,6 +284,14 @@ def of_shards(
         if isinstance(rows, Shards | ChosenRows):
             held = {f"{side}_groups": rows.groups, f"{side}_ids": rows.ids if two_sets else None}
             found = held | {f"{prefix}labels": rows.labels if labelled else None} | found
+    sides = {"query": embeddings, "gallery": gallery}
+    with_groups = [side for side in sides if found.get(f"{side}_groups") is not None]
+    if two_sets and len(with_groups) == 1 and f"{with_groups[0]}_groups" not in given:
+        (side,) = sides.keys() - with_groups
+        raise ValueError(
+            f"The files of the {with_groups[0]} side hold groups, and the {side} side has none: they would exclude nobody. "
+            f"Pass groups= to the Shards of both sides, or {side}_groups=."
+        )
     for kind in ("ids", "groups"):
         both = {f"query_{kind}", f"gallery_{kind}"}  # what only the files of one side hold excludes nobody
         if two_sets and not both & given.keys() and any(found.get(name) is None for name in both):
@@ -292,6 +300,8 @@ def of_shards(
 
 
 def _no_labels(embeddings: Any) -> Int[Tensor, "items"]:
+    if is_source(embeddings):
+        return torch.zeros(int(embeddings.shape[0]), dtype=torch.int64)
     return torch.zeros(len(embeddings) if hasattr(embeddings, "__len__") else 0, dtype=torch.int64)
 
 
@@ -334,7 +344,8 @@ def _part(
     if any(processes.gather(size > (LOADED_SHARE if is_read else COPIED_SHARE) * memory)) and size:
         vectors = Stored(vectors, memory) if is_read or vectors.is_floating_point() else vectors
     elif is_read:
-        vectors = Stored(vectors, memory).read(slice(0, len(vectors)))
+        stored = Stored(vectors, memory)  # a source need not have a length
+        vectors = stored.read(slice(0, len(stored)))
     items, dim = len(vectors) if vectors.ndim else 0, 0
     if items or processes.count == 1:  # one of several may hold nothing
         if as_codes:

@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
 
+from fewshot_callbacks._file_names import composed
+from fewshot_callbacks._text_files import read_lines
 from fewshot_callbacks.engine.relevance import Lists
 from fewshot_callbacks.functional._reading import as_tensor
 
@@ -344,14 +346,17 @@ def _grade(call: str, value: Any) -> float:
 
 def _read_file(call: str, file: Path) -> tuple[list[str], list[str], list[str]]:
     """Return the queries, items and grades of a file of judgements, as words."""
-    lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    is_trec = bool(lines) and len(lines[0].split("\t")) != 3
-    rows = [line.split() if is_trec else line.split("\t") for line in (lines if is_trec else lines[1:])]
-    for number, row in enumerate(rows, 1 if is_trec else 2):
+    try:
+        lines = read_lines(file)
+    except ValueError as error:
+        raise ValueError(f"{call}: {error}") from None
+    is_trec = bool(lines) and len(lines[0].text.split("\t")) != 3
+    rows = [line.words() if is_trec else line.cells("\t") for line in (lines if is_trec else lines[1:])]
+    for line, row in zip(lines if is_trec else lines[1:], rows, strict=True):
         if len(row) != (4 if is_trec else 3):
             raise ValueError(
-                f"{call}: line {number} of {file} has {len(row)} columns: {' '.join(row)[:60]!r}. A file of judgements has "
-                "TREC's four (query, 0, item, grade), or query, item and grade between tabs below a heading."
+                f"{call}: line {line.number} of {file} has {len(row)} columns: {' '.join(row)[:60]!r}. A file of judgements "
+                "has TREC's four (query, 0, item, grade), or query, item and grade between tabs below a heading."
             )
     queries, items, grades = zip(*((row[0], row[-2], row[-1]) for row in rows), strict=True) if rows else ((), (), ())
     return list(queries), list(items), list(grades)
@@ -371,7 +376,17 @@ def _places(call: str, name: str, ids: Iterable[Any], wanted: Iterable[Any]) -> 
         if one in found:
             raise ValueError(f"{call}: {name} holds {one!r} in rows {found[one]} and {row}. Each id names one row.")
         found[one] = row
-    return found
+    return found | _places_in_other_forms(ids, wanted - found.keys())
+
+
+def _places_in_other_forms(ids: Iterable[Any], missing: set[Any]) -> dict[Any, int]:
+    """Return the row of each word that only one id spells, in the other normal form of Unicode."""
+    forms = {composed(word): word for word in missing if isinstance(word, str) and not word.isascii()}
+    rows: dict[Any, list[int]] = {word: [] for word in forms.values()}
+    for row, one in enumerate(_listed(ids) if forms else ()):
+        if isinstance(one, str) and composed(one) in forms:
+            rows[forms[composed(one)]].append(row)
+    return {word: found[0] for word, found in rows.items() if len(found) == 1}
 
 
 def _refuse_unknown(call: str, unknown: str, sides: Iterable[tuple[str, list[Any], dict[Any, int]]]) -> None:

@@ -11,7 +11,7 @@ import torch
 import zarr
 
 from fewshot_callbacks import Shards
-from fewshot_callbacks.functional import Share, evaluate_retrieval, grouped_recall
+from fewshot_callbacks.functional import Relevance, Share, evaluate_retrieval, grouped_recall
 from tests.reports import assert_same
 from tests.thread_processes import in_threads
 
@@ -39,6 +39,10 @@ def quiet(*sets, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return evaluate_retrieval(*sets, metrics=METRICS, **options)
+
+
+def quiet_of(rows, **options):
+    return evaluate_retrieval(rows, metrics=("mAP", "recall@1"), **options)
 
 
 def computable(values):
@@ -131,6 +135,34 @@ def test_ids_in_the_files_of_one_side_exclude_nobody(tmp_path):
     shards = in_files(tmp_path, values, labels=LABELS.numpy(), ids=np.arange(ITEMS))
     known = quiet(values[:50], LABELS[:50], values, LABELS)
     assert_same(known, quiet(values[:50], LABELS[:50], shards))
+
+
+def test_groups_in_the_files_of_one_side_are_refused(tmp_path):
+    values = vectors("float32")
+    shards = in_files(tmp_path, values, labels=LABELS.numpy(), groups=np.arange(ITEMS) % 7)
+    words = (
+        r"The files of the query side hold groups, and the gallery side has none: .* both sides, or gallery_groups=\."
+    )
+    with pytest.raises(ValueError, match=words):
+        quiet(shards, None, values, LABELS)
+    with pytest.raises(ValueError, match=r"the query side has none: they would exclude nobody.* or query_groups=\."):
+        quiet(values, LABELS, shards)
+    cameras = np.arange(ITEMS) % 7
+    known = quiet(values, LABELS, values, LABELS, query_groups=cameras, gallery_groups=cameras)
+    assert_same(known, quiet(shards, None, values, LABELS, gallery_groups=cameras))
+
+
+@pytest.mark.parametrize("memory", [512, TINY])
+def test_three_members_make_a_source_whatever_the_memory(tmp_path, memory):
+    values = vectors("float16")
+    known = quiet(computable(values), LABELS)
+    stored = zarr.create_array(str(tmp_path / "rows.zarr"), data=values)
+    for source in (_Rows(values), stored):
+        assert_same(known, quiet(source, LABELS, memory_mb=memory))
+    sets = [{label} for label in LABELS.tolist()]
+    relevance = Relevance.from_label_sets(sets)
+    judged = quiet_of(computable(values), relevance=relevance)
+    assert quiet_of(_Rows(values), relevance=relevance, memory_mb=memory).values == judged.values
 
 
 def test_grouped_recall_alone_reads_files(tmp_path):
