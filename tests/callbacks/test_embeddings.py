@@ -106,6 +106,22 @@ def test_the_monitor_embeds_batches_itself_and_leaves_no_trace(embed: Any) -> No
     assert logged == close(keyed(measured(*net.by_hand(VALIDATION))))
 
 
+class ValidatesInTraining(Embeds):
+    """Stays in training mode in a validation, as a module that draws dropout there does; its step computes nothing."""
+
+    def on_validation_model_eval(self) -> None:
+        self.train()
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        assert {module.training for module in self.modules()} == {True}
+
+
+def test_the_monitor_embeds_in_evaluation_mode_where_the_module_validates_in_training_mode() -> None:
+    net = ValidatesInTraining()
+    logged = validated(retrieval(embed=lambda net, batch: net(batch[0])), net)
+    assert logged == close(keyed(measured(*net.by_hand(VALIDATION))))
+
+
 def test_only_the_calls_of_the_expected_step_are_kept() -> None:
     net, listening, points = Net().eval(), reader("encoder"), VALIDATION.tensors[0][:4]
     listening.attach(net)
