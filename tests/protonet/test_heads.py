@@ -193,7 +193,9 @@ def test_at_a_prototype_the_confidence_goes_to_one_and_the_others_to_zero(distan
 
 @given(seed=st.integers(0, 2**16), ways=st.integers(2, 5))
 @settings(max_examples=30, deadline=None)
-def test_probabilities_are_those_of_bayes_rule_with_gaussian_or_with_narrow_cauchy_densities(seed: int, ways: int) -> None:
+def test_probabilities_are_those_of_bayes_rule_with_gaussian_or_with_narrow_cauchy_densities(
+    seed: int, ways: int
+) -> None:
     """Appendix A: densities around the points of the classes, all classes equally likely, written out."""
     generator = torch.Generator().manual_seed(seed)
     query, points = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (4, ways))
@@ -208,7 +210,9 @@ def test_probabilities_are_those_of_bayes_rule_with_gaussian_or_with_narrow_cauc
     def cauchy(distance: float, width: float) -> float:
         return width / (math.pi * (width**2 + distance**2))
 
-    softmax, ratio = (head(query, points).softmax(-1).detach() for head in (SoftmaxHead(), DistanceRatioHead(math.log(2))))
+    softmax, ratio = (
+        head(query, points).softmax(-1).detach() for head in (SoftmaxHead(), DistanceRatioHead(math.log(2)))
+    )
     torch.testing.assert_close(softmax, by_bayes_rule(gaussian), rtol=1e-6, atol=1e-9)
     limit = [by_bayes_rule(lambda distance, width=width: cauchy(distance, width)) for width in (1.0, 0.1, 1e-5)]
     apart = [float((found - ratio).abs().max()) for found in limit]
