@@ -5,7 +5,6 @@ import math
 import re
 from dataclasses import fields
 from pathlib import Path
-from textwrap import dedent
 from typing import get_type_hints
 
 import numpy as np
@@ -29,7 +28,6 @@ from fewshot_callbacks.functional import (
     suspects,
     variance_ratio,
 )
-from fewshot_callbacks.functional.retrieval import rank_metrics, registry
 from fewshot_callbacks.functional.retrieval.settings import (
     GONE,
     GroupedOptions,
@@ -220,17 +218,6 @@ def test_values_lie_in_their_ranges():
     for key, value in report.metrics().items():
         low, high = asked_metric(key).metric.range or (-torch.inf, torch.inf)
         assert low <= value <= high, key
-
-
-def test_the_example_of_a_new_metric_works(monkeypatch):
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    section = page.partition("## Example: add a metric")[2].partition("\n## ")[0]
-    formula, entry, test = (dedent(block) for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL))
-    with monkeypatch.context() as patch:
-        patch.setattr(rank_metrics, "f1_at_k", None, raising=False)
-        exec(formula, vars(rank_metrics))
-        patch.setattr(registry, "METRICS", (*METRICS, eval(entry.strip(), vars(registry))))
-        exec(test, {"torch": torch, "evaluate_retrieval": evaluate_retrieval})
 
 
 # ---------------------------------------------------------------------------------------------------------------- inputs
