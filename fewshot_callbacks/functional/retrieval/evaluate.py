@@ -83,7 +83,7 @@ def evaluate_retrieval(
         gallery_labels: (gallery,) labels of the gallery items. An item whose label no query has is a distractor: it is
             never relevant, but it takes up ranks.
         relevance: Who is relevant to each query, in place of labels: judgements with grades, lists of relevant and ignored
-            items, or several labels an item. See `Relevance`.
+            items, or several labels for each item. See `Relevance`.
         query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
             candidate.
         gallery_ids: (gallery,) identity of each gallery item.

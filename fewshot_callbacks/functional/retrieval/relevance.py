@@ -114,7 +114,7 @@ class Relevance:
         unknown: str = "error",
         clusters: Any | None = None,
     ) -> Relevance:
-        """Take judgements by ids, as TREC, BEIR and MS MARCO give them.
+        """Take judgements (qrels) by ids, as TREC, BEIR and MS MARCO give them.
 
         Args:
             judgements: `{query: {item: grade}}`, `{query: [items]}`, a tuple of two or three equally long sequences
