@@ -63,7 +63,12 @@ def test_there_is_an_example_of_each_kind() -> None:
     assert list(EXAMPLES) == ["add a metric", "add a similarity", "add a reader of a data set", "add a picture"]
 
 
-@pytest.mark.parametrize("title", EXAMPLES)
+SLOW = "add a similarity"  # of which every loop of the engine is compiled anew
+
+
+@pytest.mark.parametrize(
+    "title", [pytest.param(title, marks=[pytest.mark.exhaustive] * (title == SLOW)) for title in EXAMPLES]
+)
 def test_an_example_leaves_the_tests_green(title: str, copy: Path) -> None:
     tests = follow(EXAMPLES[title], copy)
     run(copy, "ruff", "check", ".")
