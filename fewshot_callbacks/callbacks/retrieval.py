@@ -220,7 +220,7 @@ class Parts:
     def _read_labels(self, labels: Any, step: str) -> Labels:
         read, owner = as_labels(labels, "labels", self.reader.owner, sets=True), self.reader.owner
         if len(read):
-            is_set = read.form not in ("words", "integers")
+            is_set = read.form not in ("strings", "integers")
             if self._form not in ("", read.form) and (is_set or self.have_sets):
                 raise UsageError(
                     f"{owner}: the labels of {step} are {read.form}, those before were {self._form}. Use the same form in "

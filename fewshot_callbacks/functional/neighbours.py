@@ -214,7 +214,7 @@ def nearest(
 
     Args:
         embeddings: (items, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
-        labels: (items,) integers or words; without them, `relevant` is None.
+        labels: (items,) integers or strings; without them, `relevant` is None.
         gallery: (gallery, dim) items to search; by default the embeddings themselves.
         gallery_labels: (gallery,) labels of the gallery items; needed if both `labels` and `gallery` are given.
         queries: Indices of the embeddings that are queries, in any order, or a mask; by default all.

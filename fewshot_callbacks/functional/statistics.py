@@ -228,7 +228,7 @@ def clustered_mean_interval(values: Any, clusters: Any, confidence: float = 0.95
 
     Args:
         values: One value in [0, 1] for each query; queries with NaN are left out.
-        clusters: The class of each query, any integers or words.
+        clusters: The class of each query, any integers or strings.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
 
     Returns:
@@ -274,7 +274,7 @@ def paired_difference_interval(differences: Any, clusters: Any | None = None, co
 
     Args:
         differences: (items,) each a value of the first minus the value of the second, in [-1, 1]; NaN is left out.
-        clusters: The class of each difference, any integers or words, if differences are dependent inside classes.
+        clusters: The class of each difference, any integers or strings, if differences are dependent inside classes.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the true difference.
 
     Returns:

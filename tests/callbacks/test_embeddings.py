@@ -252,10 +252,10 @@ def test_what_is_missing_is_named_with_the_argument_that_fixes_it(
 @pytest.mark.parametrize(
     ("embeddings", "labels", "words"),
     [
-        (list("abcd"), L, "the embeddings of test_step are a list of 4, not a tensor.*hold words, such as 'a'"),
+        (list("abcd"), L, "the embeddings of test_step are a list of 4, not a tensor.*hold strings, such as 'a'"),
         (None, L, "the embeddings of test_step are None, not a tensor"),
         (E, ["a", "b", "a", None], r"the labels of test_step are a list of 4.*1 of 4 labels is missing.*at index 3"),
-        (E, ["a", "b", "a", 1], r"the labels of test_step are a list of 4.*mix words and integers"),
+        (E, ["a", "b", "a", 1], r"the labels of test_step are a list of 4.*mix strings and integers"),
         (E.reshape(2, 3, 2), L[:2], r"a tensor of shape \(2, 3, 2\).*flatten them: embeddings.flatten\(1\)"),
         (E[0], L, r"a tensor of shape \(3,\) .*one floating-point vector for each"),
         (E.long(), L, "type torch.int64; expected one floating-point vector for each"),

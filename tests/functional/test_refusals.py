@@ -34,7 +34,7 @@ EPISODES = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=2)
 REFUSED = [
     (knn_accuracy, {"embeddings": EYE, "labels": [0, 1, 2], "bank": EYE, "bank_labels": [0, 1, 2], "k": 1}, [
         ({"labels": [7, 8, 9]}, "none of the 3 queries has a candidate of its label"),
-        ({"labels": ["a", "b", "c"]}, "labels are words, bank_labels integers"),
+        ({"labels": ["a", "b", "c"]}, "labels are strings, bank_labels integers"),
         ({"bank": torch.eye(4), "bank_labels": [0] * 4}, "embeddings have dimension 3, bank 4"),
         ({"bank_labels": None}, "bank and bank_labels belong together"),
         ({"k": 0}, "k=0 must be a whole number of at least 1"),
@@ -75,7 +75,7 @@ REFUSED = [
     ]),
     (evaluate_identification, {"probes": EYE, "labels": [0, 1, 2], "gallery": EYE, "gallery_labels": [0, 1, 2]}, [
         ({"labels": [7, 8, 9]}, "none of the 3 probes has an item of its label in the gallery"),
-        ({"labels": ["a", "b", "c"]}, "labels are words, gallery_labels integers"),
+        ({"labels": ["a", "b", "c"]}, "labels are strings, gallery_labels integers"),
         ({"labels": [0, 1]}, "3 probes, but 2 labels"),
         ({"gallery": torch.eye(4)}, "probes have dimension 3, gallery 4"),
         ({"metrics": ("tpir@far0.1",)}, "did you mean 'tpir@fpir0.1'?"),
@@ -122,7 +122,7 @@ REFUSED = [
     (variance_ratio_of_set, {"embeddings": torch.ones(6, 2)}, [
         ({"embeddings": torch.ones(6), "labels": torch.arange(6)}, "variance_ratio_of_set needs floating-point embeddings"),
         ({"labels": torch.arange(6), "confidence": 95}, "confidence=95 is not between 0 and 1"),
-        ({}, "variance_ratio_of_set(embeddings) needs labels. Pass one integer or word for each embedding"),
+        ({}, "variance_ratio_of_set(embeddings) needs labels. Pass one integer or string for each embedding"),
     ]),
     (evaluate_retrieval, {"embeddings": torch.eye(6).sign(), "labels": torch.arange(6), "similarity": "hamming"}, [
         ({"gallery": torch.ones(3, 5), "gallery_labels": [0, 1, 2]}, "of 6 bits cannot be compared with a gallery of 5"),

@@ -77,8 +77,8 @@ def evaluate_retrieval(
 
     Args:
         embeddings: (queries, dim) floating-point tensor, array or list of rows, finite.
-        labels: (queries,) integers of any value, or words: a tensor, array, list or column of a table. Ids and groups take
-            the same forms. For words, the report lists them in `label_names` and reports the values of classes by word.
+        labels: (queries,) integers of any value, or strings: a tensor, array, list or column of a table. Ids and groups take
+            the same forms. For strings, the report lists them in `label_names` and reports the values of classes by string.
         gallery: (gallery, dim) items to retrieve from; by default the queries themselves, leave-one-out.
         gallery_labels: (gallery,) labels of the gallery items. An item whose label no query has is a distractor: it is
             never relevant, but it takes up ranks.

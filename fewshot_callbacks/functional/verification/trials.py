@@ -224,7 +224,7 @@ def evaluate_trials(
     Args:
         scores: (trials,) finite numbers; larger means more alike. `trial_scores` makes them from embeddings.
         same: (trials,) booleans, or zeros and ones: whether both sides have one identity.
-        first: (trials,) identity of the first side, integers or words; with `second`, for intervals.
+        first: (trials,) identity of the first side, integers or strings; with `second`, for intervals.
         second: (trials,) identity of the second side.
         folds: (trials,) number or name of the fold of each trial, for `accuracy`.
         metrics: What is reported, by key; by default `DEFAULT_TRIAL_METRICS`, and with folds the accuracy.
