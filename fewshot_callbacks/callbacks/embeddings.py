@@ -23,7 +23,7 @@ from fewshot_callbacks.metrics.embedding_store import id_numbers
 Source = str | tuple[str, str] | Callable[[Any, Any], tuple[Any, Any]]
 
 LabelSource = str | int | Callable[[Any], Any]
-"""Where the labels, integers or words, are in a batch: a key, a position, or a function of the batch."""
+"""Where the labels, integers or strings, are in a batch: a key, a position, or a function of the batch."""
 
 # With two encoders also two entries, one for each side.
 LabelSources = LabelSource | tuple[str, str]

@@ -220,7 +220,7 @@ class Parts:
     def _read_labels(self, labels: Any, step: str) -> Labels:
         read, owner = as_labels(labels, "labels", self.reader.owner, sets=True), self.reader.owner
         if len(read):
-            is_set = read.form not in ("words", "integers")
+            is_set = read.form not in ("strings", "integers")
             if self._form not in ("", read.form) and (is_set or self.have_sets):
                 raise UsageError(
                     f"{owner}: the labels of {step} are {read.form}, those before were {self._form}. Use the same form in "
@@ -278,7 +278,7 @@ class Voters:
                 f"{call}(knn_bank={bank!r}): choose 'train', 'gallery', 'self', or pass a data set or loader."
             )
         if parts.exclude is not None:
-            raise ValueError(f"{call}: a vote of neighbours leaves out nobody. Pass knn or exclude, not both.")
+            raise ValueError(f"{call}: kNN classification leaves out no neighbour. Pass knn or exclude, not both.")
         self.keys = [f"knn@{k}{name}" for k in dict.fromkeys(self.k) for name in PLACES]  # of what is logged
         self.bank, self.parts, self.settings = bank, parts, parts.settings
         self.embed = parts.embed or Embedder(None, parts.reader)
@@ -370,9 +370,9 @@ class RetrievalMonitor(EvaluationMonitor):
       side is searched with the other, and logged as `val/image_to_text/recall@1` and `val/text_to_image/recall@1`. Row i of
       both belong together, unless `labels` says which do: one entry, or one for each side where an image has several texts.
 
-    Labels of shape (items, labels) that hold zeros and ones are several labels an item: a candidate is relevant if it shares
-    one, and by default the metrics that `evaluate_retrieval` reports of a relevance are logged (`val/mAP`, `val/recall@1`,
-    `val/ndcg@10` and so on). Metrics that need one class for each item are then refused.
+    Labels of shape (items, labels) that hold zeros and ones are several labels for each item: a candidate is relevant if it
+    shares one. By default the metrics that `evaluate_retrieval` reports of a relevance are then logged (`val/mAP`,
+    `val/recall@1`, `val/ndcg@10` and so on). Metrics that need one class for each item are then refused.
 
     One validation runs in this order:
 

@@ -260,7 +260,7 @@ def read_arrays(file: Path, options: Namespace, needed: Sequence[str]) -> Arrays
             print(f"note: {printable(words)}.", file=sys.stderr)
     if "labels" in needed and shards.labels is None:
         raise ValueError(
-            f"{file} is read with the labels that --labels names. Pass --labels with the name of an array or column, or "
+            f"{file}: nothing says where the labels are. Pass --labels with the name of an array or column, or "
             "--judgements."
         )
     rows, gallery, arrays = of_shards(shards, None, {}, labelled=True)

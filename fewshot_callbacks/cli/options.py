@@ -274,8 +274,8 @@ def evaluate() -> Options:
         options.add_argument(f"--{name}", metavar="NAME", help=f"array or column of such files: {what}")
     options.add_argument("--against", type=Path, metavar="FILE", help=SAME_ITEMS)
     judged = (
-        "who is relevant, in place of labels: a file with the four columns of TREC, or with query, item and grade between "
-        "tabs below a heading, as BEIR has them. The ids are those of 'query_ids' and 'gallery_ids'"
+        "judgements of relevance (qrels), in place of labels: a file with the four columns of TREC, or with query, item and "
+        "grade between tabs below a heading, as BEIR has them. The ids are those of 'query_ids' and 'gallery_ids'"
     )
     options.add_argument("--judgements", type=Path, metavar="FILE", help=judged)
     unknown = "what to do with judgements of ids that no row has: error (the default) or ignore"
@@ -335,7 +335,7 @@ def trials() -> Options:
     text = f"what is computed. There are {patterns}. (default: {usual}, and accuracy where there are folds)"
     options.add_argument("--metrics", type=several(str), nargs="+", metavar="KEY", help=text)
     for name, kind in (
-        ("miss_cost", "a rejected trial of one identity"),
+        ("miss_cost", "a rejected genuine trial"),
         ("false_match_cost", "an accepted one of two"),
     ):
         options.add_argument(f"--{name}", type=number, default=1.0, help=f"cost of {kind}, for min_dcf; 1 by default")

@@ -34,7 +34,7 @@ def run(options: Namespace) -> None:
     if have_several_labels(arrays):
         raise ValueError(
             f"a report shows items with one label each, and the labels of {options.file} have shape "
-            f"{arrays['labels'].shape}. For several labels an item there is fewshot evaluate."
+            f"{arrays['labels'].shape}. For several labels for each item use fewshot evaluate."
         )
     queries, gallery = items_of(arrays, options.file, options.images, options.gallery_images, settings)
     train = None

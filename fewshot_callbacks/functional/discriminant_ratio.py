@@ -38,7 +38,7 @@ def discriminant_ratio(
 
     Args:
         embeddings: (items, dim), any floating dtype; computed in float64 (in float32 on MPS, which has no float64).
-        labels: (items,) integers of any value, on the same device if they are a tensor, or words.
+        labels: (items,) integers of any value, on the same device if they are a tensor, or strings.
         eps: Share of the total scatter Tr(S_T) that is added to the scatter within classes. J is at most 1 / eps, which
             it reaches where each class is a single point. Because eps is relative to the scatter, J does not depend on
             the scale of the embeddings.
@@ -52,7 +52,7 @@ def discriminant_ratio(
         for float64 embeddings, else float32.
 
     Raises:
-        ValueError: If embeddings are not (items, dim) or labels are not one integer or word for each item. Values are
+        ValueError: If embeddings are not (items, dim) or labels are not one integer or string for each item. Values are
             not checked, since that would wait for the device; NaN or Inf in the embeddings makes J NaN.
 
     Examples:
@@ -272,10 +272,10 @@ class ClassMoments:
 
         Args:
             embeddings: (items, dim), any floating dtype.
-            labels: (items,) integers of any value, or words, each of which maps to the same 64-bit integer in every call.
+            labels: (items,) integers of any value, or strings, each of which maps to the same 64-bit integer in every call.
 
         Raises:
-            ValueError: If embeddings are not (items, dim) or labels are not one integer or word for each item.
+            ValueError: If embeddings are not (items, dim) or labels are not one integer or string for each item.
         """
         rows, codes = read_batch(embeddings, labels, "ClassMoments.of")
         items = rows.double()

@@ -96,7 +96,7 @@ def training_dynamics(
         before: (rows, dim) embeddings of all support and query images just before the step; the first `shots` rows of each
             class are its support.
         after: Embeddings of the same rows right after the step.
-        labels: The class of each row, any integers or words.
+        labels: The class of each row, any integers or strings.
         shots: Number of support rows of each class.
         episodes: Number of consecutive episodes in the rows; alpha and phi are computed over all rows.
         centering: What is subtracted from each embedding before alpha and phi are computed: `"points"` subtracts the

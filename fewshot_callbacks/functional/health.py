@@ -276,7 +276,7 @@ def embedding_health(
 
     Args:
         embeddings: (items, dim) finite floating-point rows of any scale.
-        labels: (items,) integers or words; without them there are no `nc1`, `cdnv` and `alignment`.
+        labels: (items,) integers or strings; without them there are no `nc1`, `cdnv` and `alignment`.
         k: Neighbours of the hubness, at least 2, by their Euclidean distance; items as near as the last of them share the
             places that are left. None leaves out what needs neighbours, which takes most of the time and, with several
             processes, all embeddings in each of them.

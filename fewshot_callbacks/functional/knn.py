@@ -128,7 +128,7 @@ def knn_accuracy(
 
     Args:
         embeddings: (queries, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
-        labels: (queries,) integers or words. A query whose label no candidate has is left out and counted.
+        labels: (queries,) integers or strings. A query whose label no candidate has is left out and counted.
         bank: (bank, dim) items that vote; by default the embeddings, each query without itself (leave-one-out).
         bank_labels: (bank,) labels of the bank.
         k: Number of neighbours that vote, or several. The value of one that is larger than the bank is NaN.

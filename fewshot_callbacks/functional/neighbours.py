@@ -214,7 +214,7 @@ def nearest(
 
     Args:
         embeddings: (items, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
-        labels: (items,) integers or words; without them, `relevant` is None.
+        labels: (items,) integers or strings; without them, `relevant` is None.
         gallery: (gallery, dim) items to search; by default the embeddings themselves.
         gallery_labels: (gallery,) labels of the gallery items; needed if both `labels` and `gallery` are given.
         queries: Indices of the embeddings that are queries, in any order, or a mask; by default all.
@@ -361,8 +361,9 @@ def near_duplicates(
 ) -> NearDuplicates:
     """Find all pairs whose exact similarity is at least a threshold, within one set or between two, such as two splits.
 
-    The result is exact in the sense of docs/exactness.md, and no matrix of all similarities is made: products in half
-    precision rule out most pairs, and exact scores decide the rest. Within one set, each pair is multiplied once.
+    The result is exact in the sense of docs/exactness.md, and no matrix of all similarities is made: products of low
+    precision (bytes on a processor, float16 on a GPU) rule out most pairs, and exact scores decide the rest. Within one
+    set, each pair is multiplied once.
 
     Args:
         a: (items, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.

@@ -49,7 +49,7 @@ class Suspects:
     index: Int[Tensor, "items"]
     """index of each item among the embeddings"""
     given: Int[Tensor, "items"]
-    """label of each item as it was given; for words, the index in `label_names`"""
+    """label of each item as it was given; for strings, the index in `label_names`"""
     suggested: Int[Tensor, "items"]
     """the label that makes the labels of its neighbours the most likely"""
     log_odds: Float[Tensor, "items"]
@@ -63,7 +63,7 @@ class Suspects:
     noise_rate: float
     """estimated share of wrong labels in the whole set"""
     label_names: tuple[str, ...] | None = None
-    """the word of each label, sorted; None where labels were given as integers"""
+    """the string of each label, sorted; None where labels were given as integers"""
 
     def __len__(self) -> int:
         """Return the number of suspicious items."""
@@ -99,7 +99,7 @@ def suspects(
 
     Args:
         embeddings: (items, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
-        labels: (items,) integers or words, of at least two classes. Two items per class suffice; an item that is alone
+        labels: (items,) integers or strings, of at least two classes. Two items per class suffice; an item that is alone
             in its class can be a suspect, too, on little evidence.
         k: Number of neighbours that vote, at least 1. A larger k averages over more labels, some of them wrong; as a
             rule, k should not exceed the number of items of a class.

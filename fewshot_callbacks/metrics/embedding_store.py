@@ -112,7 +112,7 @@ def refuse_other_codes(call: str, codes: Int[Tensor, "_"], book: CodeBook) -> No
         ValueError: If there are any.
     """
     if not bool(torch.isin(codes.cpu(), torch.tensor(list(book), device="cpu")).all()):
-        raise ValueError(f"{call}: some labels are words, others integers. Pass the same kind in every process.")
+        raise ValueError(f"{call}: some labels are strings, others integers. Pass the same kind in every process.")
 
 
 # Numbers that an embedding is shortened to. Those of two that are far apart are all close with a probability below
@@ -225,15 +225,15 @@ class EmbeddingStore:
 
         Args:
             embeddings: (items, dim), any floating dtype, any device.
-            labels: (items,) integers or words, or (items, labels) zeros and ones, any device.
+            labels: (items,) integers or strings, or (items, labels) zeros and ones, any device.
             positions: (items,) index of each item in this process's pass over its data; by default the next ones.
                 Needed only if the items of one loader go to two stores.
-            ids: (items,) integers or words that identify each item, so that repeated items can be dropped.
-            groups: (items,) integers or words; items of one group are no candidates for each other.
+            ids: (items,) integers or strings that identify each item, so that repeated items can be dropped.
+            groups: (items,) integers or strings; items of one group are no candidates for each other.
 
         Raises:
-            ValueError: If the shapes do not fit each other or earlier batches, labels are neither integers nor words,
-                or words and integers are mixed.
+            ValueError: If the shapes do not fit each other or earlier batches, labels are neither integers nor strings,
+                or strings and integers are mixed.
         """
         call = "EmbeddingStore"
         embeddings, read = read_batch(embeddings, labels, f"{call}.append", self._form, self._dim, sets=True)

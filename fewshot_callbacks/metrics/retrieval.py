@@ -118,14 +118,15 @@ class RetrievalEvaluation(Metric):
 
         Args:
             embeddings: (items, dim), any floating dtype.
-            labels: (items,) integers or words, or (items, labels) zeros and ones; None with judgements.
-            ids: (items,) integers or words that identify each item. Only the first query and the first gallery item of each
-                id is counted, with a warning in `compute` if others of this id differ from it in embedding or label. Needed
-                under a `DistributedSampler`, which repeats items to give all processes the same number; a metric cannot
-                see which. Without judgements, a query is no candidate for itself: a gallery item of its id is left out.
+            labels: (items,) integers or strings, or (items, labels) zeros and ones; None with judgements.
+            ids: (items,) integers or strings that identify each item. Only the first query and the first gallery item of
+                each id is counted, with a warning in `compute` if others of this id differ from it in embedding or label.
+                Needed under a `DistributedSampler`, which repeats items to give all processes the same number; a metric
+                cannot see which. Without judgements, a query is no candidate for itself: a gallery item of its id is left
+                out.
             is_gallery: Whether the items belong to the gallery, (items,) booleans or one for the batch; by default each item
                 is a query against all others.
-            groups: (items,) integers or words; items of a query's own group are left out of its ranking.
+            groups: (items,) integers or strings; items of a query's own group are left out of its ranking.
 
         Raises:
             ValueError: If shapes or types do not fit each other or earlier batches, or only some batches have ids, groups or

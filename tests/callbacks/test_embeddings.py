@@ -106,6 +106,22 @@ def test_the_monitor_embeds_batches_itself_and_leaves_no_trace(embed: Any) -> No
     assert logged == close(keyed(measured(*net.by_hand(VALIDATION))))
 
 
+class ValidatesInTraining(Embeds):
+    """Stays in training mode in a validation, as a module that draws dropout there does; its step computes nothing."""
+
+    def on_validation_model_eval(self) -> None:
+        self.train()
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        assert {module.training for module in self.modules()} == {True}
+
+
+def test_the_monitor_embeds_in_evaluation_mode_where_the_module_validates_in_training_mode() -> None:
+    net = ValidatesInTraining()
+    logged = validated(retrieval(embed=lambda net, batch: net(batch[0])), net)
+    assert logged == close(keyed(measured(*net.by_hand(VALIDATION))))
+
+
 def test_only_the_calls_of_the_expected_step_are_kept() -> None:
     net, listening, points = Net().eval(), reader("encoder"), VALIDATION.tensors[0][:4]
     listening.attach(net)
@@ -236,10 +252,10 @@ def test_what_is_missing_is_named_with_the_argument_that_fixes_it(
 @pytest.mark.parametrize(
     ("embeddings", "labels", "words"),
     [
-        (list("abcd"), L, "the embeddings of test_step are a list of 4, not a tensor.*hold words, such as 'a'"),
+        (list("abcd"), L, "the embeddings of test_step are a list of 4, not a tensor.*hold strings, such as 'a'"),
         (None, L, "the embeddings of test_step are None, not a tensor"),
         (E, ["a", "b", "a", None], r"the labels of test_step are a list of 4.*1 of 4 labels is missing.*at index 3"),
-        (E, ["a", "b", "a", 1], r"the labels of test_step are a list of 4.*mix words and integers"),
+        (E, ["a", "b", "a", 1], r"the labels of test_step are a list of 4.*mix strings and integers"),
         (E.reshape(2, 3, 2), L[:2], r"a tensor of shape \(2, 3, 2\).*flatten them: embeddings.flatten\(1\)"),
         (E[0], L, r"a tensor of shape \(3,\) .*one floating-point vector for each"),
         (E.long(), L, "type torch.int64; expected one floating-point vector for each"),

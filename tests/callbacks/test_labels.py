@@ -1,4 +1,4 @@
-"""What is relevant: labels as words, several labels of an item, two encoders, and candidates that are ignored."""
+"""What is relevant: labels as strings, several labels of an item, two encoders, and candidates that are ignored."""
 
 import math
 from collections.abc import Callable
@@ -108,7 +108,7 @@ def test_words_in_the_output_of_some_loaders_and_numbers_in_that_of_another() ->
 
 
 def test_words_in_the_batch_alone() -> None:
-    """Also ids as words, and the flag of a gallery in a list."""
+    """Also ids as strings, and the flag of a gallery in a list."""
     of_batch = {
         "gallery": lambda outputs, batch: (batch[0][:, 0] > 0.3).tolist(),
         "ids": lambda outputs, batch: [f"{point[0]}.png" for point in batch[0]],
@@ -124,7 +124,7 @@ def test_words_in_the_batch_alone() -> None:
 
 def test_batches_of_words_and_of_integers_in_one_set_are_nan_and_one_warning() -> None:
     net = Formed(lambda labels: list(labels) if len(labels) < 11 else torch.arange(len(labels)))
-    words = "the labels so far are integers, those of this batch words"
+    words = "the labels so far are integers, those of this batch strings"
     with pytest.warns(UserWarning, match=words) as warned:
         logged = validated((retrieval(), DiscriminantRatioMonitor()), net, worded())
     assert len([text for text in said(warned) if words in text]) == 2  # of each monitor

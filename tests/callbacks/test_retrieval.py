@@ -77,7 +77,7 @@ def test_order_batches_and_precision(
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(-classes, classes, (items,), generator=generator)
     labels[0] = labels[1]  # somebody has a match
-    points = torch.randn(items, 3, generator=generator)
+    points = torch.randn(items, 3, generator=generator, dtype=torch.float64)  # numbers that float32 does not hold
     points = (points.round() if few_values else points).to(dtype)
     order = torch.randperm(items, generator=generator)
     expected, monitor = evaluate_retrieval(points, labels, label_groups=None), retrieval()

@@ -90,7 +90,7 @@ def test_queries_and_gallery(folder):
     [
         (["one.npz", "--against", "fewer.npz"], "60"),
         (["one.npz", "--train", "narrow.npz"], "12 components"),
-        (["tags.npz"], "have shape (72, 12). For several labels an item there is fewshot evaluate."),
+        (["tags.npz"], "have shape (72, 12). For several labels for each item use fewshot evaluate."),
         (["paths.npz", "--images", "missing"], "is not a folder"),
         (["one.npz", "--images", "images/00"], "holds 6 images"),
         (["one.npz", "--worst", "-1"], "worst is -1"),

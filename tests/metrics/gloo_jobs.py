@@ -85,7 +85,7 @@ def retrieval(rank: int) -> dict[str, Any]:
 
 
 def words(labels: torch.Tensor) -> list[str]:
-    """The same labels as words."""
+    """The same labels as strings."""
     return [f"class {label % 4}" for label in labels.tolist()]
 
 

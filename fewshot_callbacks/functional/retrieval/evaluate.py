@@ -77,13 +77,13 @@ def evaluate_retrieval(
 
     Args:
         embeddings: (queries, dim) floating-point tensor, array or list of rows, finite.
-        labels: (queries,) integers of any value, or words: a tensor, array, list or column of a table. Ids and groups take
-            the same forms. For words, the report lists them in `label_names` and reports the values of classes by word.
+        labels: (queries,) integers of any value, or strings: a tensor, array, list or column of a table. Ids and groups take
+            the same forms. For strings, the report lists them in `label_names` and reports the values of classes by string.
         gallery: (gallery, dim) items to retrieve from; by default the queries themselves, leave-one-out.
         gallery_labels: (gallery,) labels of the gallery items. An item whose label no query has is a distractor: it is
             never relevant, but it takes up ranks.
         relevance: Who is relevant to each query, in place of labels: judgements with grades, lists of relevant and ignored
-            items, or several labels an item. See `Relevance`.
+            items, or several labels for each item. See `Relevance`.
         query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
             candidate.
         gallery_ids: (gallery,) identity of each gallery item.

@@ -77,7 +77,7 @@ def label_groups(
 
     Raises:
         ValueError: If there are fewer labels than a group needs, `group_size` is below 2, `repeats` is below 1, or
-            labels are words, or the seed has more than 64 bits.
+            labels are strings, or the seed has more than 64 bits.
 
     Examples:
         >>> import torch
@@ -87,7 +87,7 @@ def label_groups(
     read = as_labels(labels, "labels", "label_groups")
     if read.words is not None:
         raise ValueError(
-            "label_groups: labels are words, which a tensor cannot hold. Number them first: "
+            "label_groups: labels are strings, which a tensor cannot hold. Number them first: "
             "np.unique(labels, return_inverse=True)[1]."
         )
     distinct = read.codes.unique()
@@ -207,7 +207,7 @@ def grouped_recall(
 
     Args:
         embeddings: (items, dim) queries: a finite floating-point tensor, array or list of rows.
-        labels: (items,) integers or words: a tensor, array, list or column of a table, as ids and groups are.
+        labels: (items,) integers or strings: a tensor, array, list or column of a table, as ids and groups are.
         gallery: (gallery, dim) items to retrieve from. By default each item is a query against all others.
         gallery_labels: (gallery,) labels of the gallery items; items whose label no query has are in no group.
         k: How far to look, one rank or several, each smaller than the number of labels in a group.

@@ -95,7 +95,7 @@ class RetrievalInputs:
     processes: Processes
     """the processes that hold the set together"""
     label_names: tuple[str, ...] | None = None
-    """the word of each label, sorted; None where labels were given as integers"""
+    """the string of each label, sorted; None where labels were given as integers"""
     drawn: Int[Tensor, "queries"] | None = None
     """index among all of each query of a sample, ascending; None for all queries"""
     given: given_relevance.Relevance | None = None

@@ -244,7 +244,7 @@ def asked_metrics(call: str, keys: Sequence[str], among: Sequence[Metric] | None
     """Read keys of metrics, each once.
 
     Raises:
-        ValueError: As `asked_metric` does, or if they are a single word, or none.
+        ValueError: As `asked_metric` does, or if they are a single string, or none.
     """
     if isinstance(keys, str):
         raise ValueError(f"{call}: metrics={keys!r} is one word. Pass several keys: metrics=({keys!r},).")

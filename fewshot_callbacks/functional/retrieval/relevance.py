@@ -116,14 +116,14 @@ class Relevance:
         unknown: str = "error",
         clusters: Any | None = None,
     ) -> Relevance:
-        """Take judgements by ids, as TREC, BEIR and MS MARCO give them.
+        """Take judgements (qrels) by ids, as TREC, BEIR and MS MARCO give them.
 
         Args:
             judgements: `{query: {item: grade}}`, `{query: [items]}`, a tuple of two or three equally long sequences
                 (queries, items) or (queries, items, grades), or the path of a file with the four columns of TREC, or with
                 query, item and grade between tabs below a heading, as BEIR has them. A grade of 0 is judged irrelevant, as
                 is what is not judged.
-            query_ids: Id of each row of the queries: integers or words, each once.
+            query_ids: Id of each row of the queries: integers or strings, each once.
             gallery_ids: Id of each row of the gallery; by default queries and gallery are one set.
             at_least: The smallest relevant grade (`rel` of trec_eval). Lower grades are irrelevant.
             unknown: What to do with judgements of ids that no query or no item has: `error`, or `ignore`, which counts
@@ -143,7 +143,7 @@ class Relevance:
             Relevance(2 queries, 3 gallery items, 2 relevant pairs, 0 ignored)
         """
         call, one_set = "Relevance.from_judgements", gallery_ids is None
-        if isinstance(judgements, str | Path):  # its ids are words
+        if isinstance(judgements, str | Path):  # its ids are strings
             query_ids = [*map(str, _listed(query_ids))]
             gallery_ids = None if gallery_ids is None else [*map(str, _listed(gallery_ids))]
         rows, columns, grades = read_judgements(call, judgements)
@@ -345,7 +345,7 @@ def _grade(call: str, value: Any) -> float:
 
 
 def _read_file(call: str, file: Path) -> tuple[list[str], list[str], list[str]]:
-    """Return the queries, items and grades of a file of judgements, as words."""
+    """Return the queries, items and grades of a file of judgements, as strings."""
     try:
         lines = read_lines(file)
     except ValueError as error:
@@ -399,7 +399,7 @@ def _refuse_unknown(call: str, unknown: str, sides: Iterable[tuple[str, list[Any
             shown = ", ".join(map(repr, missing[:SHOWN])) + (", ..." if len(missing) > SHOWN else "")
             raise ValueError(
                 f"{call}: no {name} has the ids {shown} ({len(missing)} in all) of the judgements. Pass the ids of the rows "
-                "as the judgements write them (words or integers), or unknown='ignore' to leave these judgements out."
+                "as the judgements write them (strings or integers), or unknown='ignore' to leave these judgements out."
             )
 
 

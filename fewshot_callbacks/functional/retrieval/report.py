@@ -232,11 +232,11 @@ class RetrievalReport(Values):
     per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
     """metric -> its value for each query; NaN for a query without a match. `mAP` and `mrr` are always among them"""
     query_labels: Int[Tensor, "queries"] = field(compare=False, repr=False)
-    """label of each query, in the same order; its index in `label_names` where labels were words"""
+    """label of each query, in the same order; its index in `label_names` where labels were strings"""
     drawn: Int[Tensor, "queries"] | None = field(compare=False, repr=False)
     """index of each drawn query among all queries, ascending (`max_queries`); None if all were evaluated"""
     label_names: tuple[str, ...] | None = field(compare=False, repr=False)
-    """where labels were words: each word once, sorted; None where they were integers"""
+    """where labels were strings: each string once, sorted; None where they were integers"""
     seconds: float = field(compare=False)
     """duration of the evaluation, in seconds"""
 

@@ -395,7 +395,7 @@ def checked_groups(call: str, groups: Any) -> list[Labels]:
 
     Args:
         call: The public function, for the message.
-        groups: The labels of each group, integers or words.
+        groups: The labels of each group, integers or strings.
 
     Raises:
         ValueError: If they are not groups of at least two labels each, or a label is in two groups.

@@ -146,7 +146,7 @@ def evaluate_identification(
 
     Args:
         probes: (probes, dim) finite floating-point rows.
-        labels: (probes,) identity of each, integers or words.
+        labels: (probes,) identity of each, integers or strings.
         gallery: (gallery, dim) enrolled items, one or several of each identity.
         gallery_labels: (gallery,) their identities.
         metrics: What is reported, by key.

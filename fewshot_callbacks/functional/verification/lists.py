@@ -233,7 +233,7 @@ def _voxceleb(path: Path, lines: list[Line]) -> TrialList:
                 items.append((one, two))
             case _:
                 _refuse(path, line)
-    # other lists keep the recordings of all speakers in one folder, which would make all trials those of one identity
+    # other lists keep the recordings of all speakers in one folder, which would make all trials genuine
     people = [(one.partition("/")[0], two.partition("/")[0]) for one, two in items]
     if [one == two for one, two in people] != same:  # folders, but not those of speakers
         return TrialList(tuple(same), items=_sides(items))

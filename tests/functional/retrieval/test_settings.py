@@ -5,7 +5,6 @@ import math
 import re
 from dataclasses import fields
 from pathlib import Path
-from textwrap import dedent
 from typing import get_type_hints
 
 import numpy as np
@@ -29,7 +28,6 @@ from fewshot_callbacks.functional import (
     suspects,
     variance_ratio,
 )
-from fewshot_callbacks.functional.retrieval import rank_metrics, registry
 from fewshot_callbacks.functional.retrieval.settings import (
     GONE,
     GroupedOptions,
@@ -222,17 +220,6 @@ def test_values_lie_in_their_ranges():
         assert low <= value <= high, key
 
 
-def test_the_example_of_a_new_metric_works(monkeypatch):
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    section = page.partition("## Example: add a metric")[2].partition("\n## ")[0]
-    formula, entry, test = (dedent(block) for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL))
-    with monkeypatch.context() as patch:
-        patch.setattr(rank_metrics, "f1_at_k", None, raising=False)
-        exec(formula, vars(rank_metrics))
-        patch.setattr(registry, "METRICS", (*METRICS, eval(entry.strip(), vars(registry))))
-        exec(test, {"torch": torch, "evaluate_retrieval": evaluate_retrieval})
-
-
 # ---------------------------------------------------------------------------------------------------------------- inputs
 
 CALLS = {
@@ -249,12 +236,12 @@ CALLS = {
         ({"items": ITEMS.to("meta")}, r"embeddings is a meta tensor, which has a shape but no values"),
         ({"items": ITEMS.to_sparse()}, r"embeddings is a tensor of layout sparse_coo.*embeddings.to_dense\(\)"),
         ({"labels": LABELS.to_sparse()}, r"labels is a tensor of layout sparse_coo.*labels.to_dense\(\)"),
-        ({"items": np.array([["0.5", "1"]] * 40)}, r"embeddings is a NumPy array of words \(<U3\); expected numbers"),
-        ({"items": [["a", "b"]] * 40}, r"embeddings hold words, such as 'a'; expected numbers"),
+        ({"items": np.array([["0.5", "1"]] * 40)}, r"embeddings is a NumPy array of strings \(<U3\); expected numbers"),
+        ({"items": [["a", "b"]] * 40}, r"embeddings hold strings, such as 'a'; expected numbers"),
         ({"items": np.array([["a", 1.0]] * 40, object)}, r"embeddings is .*cannot be converted to a tensor.*could not"),
         ({"items": [[1.0, 2.0]] * 39 + [[1.0]]}, r"embeddings is a list that cannot be converted.*same length"),
         ({"items": None}, r"embeddings is a NoneType that cannot be converted to a tensor"),
-        ({"labels": None}, r"labels is a NoneType; expected a list, array or tensor of integers or words"),
+        ({"labels": None}, r"labels is a NoneType; expected a list, array or tensor of integers or strings"),
         ({"items": ITEMS.to(torch.complex64)}, r"needs floating-point embeddings.*got torch.complex64"),
     ],
 )
