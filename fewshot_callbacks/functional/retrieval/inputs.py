@@ -111,10 +111,13 @@ class RetrievalInputs:
         gallery = None if self.is_one_set else self.gallery
         return Vectors(in_memory(self.queries), gallery, similarity, threads=threads, processes=self.processes)
 
-    def relevance(self) -> tuple[Relevance, Shaped[np.ndarray, "pairs"] | None]:
-        """Return who is relevant to the queries of this process, and the grade of each pair; None if all are 1. Collective.
+    def relevance(
+        self,
+    ) -> tuple[Relevance, Shaped[np.ndarray, "pairs"] | None, given_relevance.Absent | None]:
+        """Return who is relevant to the queries of this process, with grades, and relevant items without a row. Collective.
 
-        Items are numbered from those of this process on, see `engine.tiles`.
+        Grades are None if all are 1, and items without a row if there are none. Items are numbered from those of this
+        process on, see `engine.tiles`.
         """
         own_labels = self.own_query_labels.numpy()
         kinds = []
@@ -128,9 +131,14 @@ class RetrievalInputs:
             numbers = gather_in_item_order(self.processes, self.share.gallery.numpy())
             given = self.given.part(places.numpy(), numbers)
             symmetric = self.is_one_set and given.mutual
-            return Relevance(given.relevant, self._itself(), kinds, given.ignored, symmetric), given.grades
+            return (
+                Relevance(given.relevant, self._itself(), kinds, given.ignored, symmetric),
+                given.grades,
+                given.absent,
+            )
         labels = gather_in_item_order(self.processes, self.own_gallery_labels.numpy())
-        return Relevance(Lists.of_labels(own_labels, labels), self._itself(), kinds, symmetric=self.is_one_set), None
+        of_labels = Lists.of_labels(own_labels, labels)
+        return Relevance(of_labels, self._itself(), kinds, symmetric=self.is_one_set), None, None
 
     def _itself(self) -> NDArray[np.int32]:
         """Return the number of the item that each query of this process is; -1 for none."""
