@@ -28,15 +28,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.distributed.processes import Processes, presence
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import _scatter_kernel
-from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, read_labels
+from fewshot_callbacks.functional._reading import (
+    as_tensor,
+    check_embeddings,
+    check_labels,
+    computable,
+    default_mode,
+    read_labels,
+    refuse_words_beside_integers,
+)
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
 from fewshot_callbacks.functional.knn import NeighbourSearch, Votes
 from fewshot_callbacks.functional.neighbours import positive_whole
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, check_places, refuse_other_dims
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
 
@@ -285,7 +293,8 @@ def embedding_health(
 
     Raises:
         ValueError: If embeddings are not a finite (items, dim) matrix with at least one item, labels are not one for each
-            item, or k is below 2.
+            item, k is below 2, or processes that make the call together make it in different ways; the same in every
+            process.
 
     Examples:
         >>> import torch
@@ -295,11 +304,15 @@ def embedding_health(
         >>> round(health.effective_rank, 1), health.classes
         (1.0, None)
     """
-    if k is not None:
-        k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10, or None.", least=2)
     processes = share.processes
     with processes.together():
-        rows, codes = _read(embeddings, labels, processes)
+        if k is not None:
+            k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10, or None.", least=2)
+        places = presence(share.query_places)
+        processes.refuse_other_calls(
+            _CALL, {"k": k, "normalize": normalize, "labels": presence(labels), "query_places": places}
+        )
+        rows, codes = _read(embeddings, labels, share)
         # float64 is scaled, whose squares may overflow; a power of two costs no digit
         largest = float(rows.abs().max()) if rows.dtype == torch.float64 and rows.numel() else 0.0
         unit = 2.0 ** math.frexp(max(processes.gather(largest)))[1]
@@ -318,13 +331,26 @@ def embedding_health(
     return EmbeddingHealth(**found | {"notes": tuple(found["notes"])})
 
 
-def _read(embeddings: Any, labels: Any, processes: Processes) -> tuple[Tensor, Tensor | None]:
-    """Read rows that can be computed with, and the codes of their labels; a process of several may have none."""
-    rows = as_tensor(embeddings, "embeddings", _CALL).cpu()
-    if len(rows) or processes.count == 1:
+def _read(embeddings: Any, labels: Any, share: Share) -> tuple[Tensor, Tensor | None]:
+    """Read rows that can be computed with, and the codes of their labels; a process of several may have none. Collective."""
+    rows, processes = as_tensor(embeddings, "embeddings", _CALL).cpu(), share.processes
+    items = len(rows) if rows.ndim else 0
+    if items or processes.count == 1:
         check_embeddings(rows, "embeddings", _CALL)
-    codes = None if labels is None else read_labels(labels, len(rows), "labels", "embeddings", _CALL).codes
-    return computable(rows), codes
+    read = None if labels is None else read_labels(labels, items, "labels", "embeddings", _CALL)
+    places = share.query_places
+    if places is not None:
+        places = check_labels(places, items, "places", "embeddings", _CALL)
+    everyone = processes.gather((rows.shape[-1] if rows.ndim else 0, items, read and read[:1], places))
+    dims = {rank: dim for rank, (dim, number, *_) in enumerate(everyone) if number}
+    if not dims:
+        raise ValueError(f"{_CALL}: embeddings is empty (shape (0, 0)) in every process. Pass at least one item.")
+    refuse_other_dims(_CALL, "embeddings", dims)
+    first = {f"labels in process {rank}": of for rank, (_, _, of, _) in enumerate(everyone) if of is not None}
+    refuse_words_beside_integers(_CALL, first)
+    if places is not None:
+        check_places(_CALL, "embeddings", torch.cat([held for *_, held in everyone]))
+    return computable(rows), None if read is None else read.codes
 
 
 def _moments(

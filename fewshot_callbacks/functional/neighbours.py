@@ -100,6 +100,18 @@ def positive_whole(
     return int(whole)
 
 
+def positive_number(call: str, name: str, value: Any, fix: str) -> float:
+    """Return a positive, finite number of any library.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    number = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
+    if isinstance(number, bool) or not (isinstance(number, int | float) and 0 < number < math.inf):
+        raise ValueError(f"{call}: {name}={value!r} must be positive. {fix}")
+    return float(number)
+
+
 def chosen(call: str, queries: Any, items: int, name: str = "queries") -> Int[Tensor, "queries"]:
     """Return the indices of chosen queries, which are an argument of this name; None chooses all.
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.distributed.processes import Processes, presence
 from fewshot_callbacks.engine.evaluation import Evaluation, Matches
 from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.engine.ranks import RankBlock
@@ -132,7 +132,7 @@ def evaluate_retrieval(
             "query_groups": query_groups,
             "gallery_groups": gallery_groups,
         }
-        _check_calls(processes, checked, {"gallery": gallery, "relevance": relevance, **ids_and_groups})
+        _refuse_other_calls(share, checked, relevance, {"gallery": gallery, **ids_and_groups})
         inputs = collect_inputs(
             _CALL,
             share,
@@ -152,18 +152,16 @@ def evaluate_retrieval(
     return replace(report, seconds=seconds)
 
 
-def _check_calls(processes: Processes, settings: RetrievalSettings, tensors: Mapping[str, Any]) -> None:
-    """Refuse processes that were called with different arguments; only the device may differ."""
-    own = {name: str(value) for name, value in settings.arguments().items() if name != "device"}
-    own |= {name: "left out" if tensor is None else "given" for name, tensor in tensors.items()}
-    calls = processes.gather(own)
-    for rank, call in enumerate(calls):
-        for name, value in calls[0].items():
-            if call[name] != value:
-                raise ValueError(
-                    f"{_CALL}: {name} is {value} in process 0, {call[name]} in process {rank}. Call it in the same way in "
-                    "every process; one that holds no item passes empty tensors."
-                )
+def _refuse_other_calls(
+    share: Share, settings: RetrievalSettings, relevance: Relevance | None, arrays: Mapping[str, Any]
+) -> None:
+    """Refuse processes that were called with different arguments; only the device may differ. Collective."""
+    arguments = {name: value for name, value in settings.arguments().items() if name != "device"}
+    arrays = {"query_places": share.query_places, "gallery_places": share.gallery_places, **arrays}
+    arguments |= {name: presence(array) for name, array in arrays.items()}
+    if share.processes.count > 1:
+        arguments["relevance"] = "left out" if relevance is None else f"{relevance}, digest {relevance.digest()}"
+    share.processes.refuse_other_calls(_CALL, arguments)
 
 
 def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: Progress | None) -> RetrievalReport:

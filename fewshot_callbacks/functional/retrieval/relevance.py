@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -285,6 +286,14 @@ class Relevance:
     def queries(self) -> int:
         """Number of queries."""
         return len(self.relevant.start)
+
+    def digest(self) -> str:
+        """Return a short word that two relevances have in common only if they say the same."""
+        found = hashlib.blake2b(digest_size=4)
+        absent = () if self.absent is None else self.absent
+        for array in (*self.relevant, *self.ignored, self.grades, self.clusters, *absent):
+            found.update(b"-" if array is None else np.ascontiguousarray(array).data)
+        return found.hexdigest()
 
     def part(self, queries: NDArray[np.int64], numbers: NDArray[np.int64]) -> Relevance:
         """Keep some queries, and number the items that are in the gallery anew.
