@@ -187,13 +187,7 @@ def _accuracy(
     share: Share,
 ) -> KnnReport:
     """Compute what `knn_accuracy` returns. Collective."""
-    ks = [positive_whole(_CALL, "k", each, "Pass numbers of neighbours, such as (10, 20).") for each in several(k)]
-    if not ks:
-        raise ValueError(f"{_CALL}: k is empty. Pass at least one number of neighbours, such as (10, 20).")
-    memory = memory_bytes(_CALL, memory_mb)
-    normal_quantile(confidence)
-    if temperature is not None:
-        temperature = positive_number(_CALL, "temperature", temperature, "Pass 0.07, or None for equal weights.")
+    ks, temperature = _checked(k, temperature, confidence, memory_mb)
     share.processes.refuse_other_calls(
         _CALL,
         {
@@ -225,7 +219,7 @@ def _accuracy(
             "with labels of the queries, or none for leave-one-out."
         )
     candidates = len(others) - int(bank is None)
-    voters = NeighbourSearch(*compared, classes.numpy(), of_others.numpy(), similarity, memory)
+    voters = NeighbourSearch(*compared, classes.numpy(), of_others.numpy(), similarity, memory_bytes(_CALL, memory_mb))
     own = np.arange(share.processes.rank, len(rows), share.processes.count)
     hits = voters.hits(own, [each for each in ks if each <= candidates], temperature)
     per_query, kept = {}, same > 0
@@ -237,6 +231,20 @@ def _accuracy(
                 whole[places] = torch.from_numpy(np.concatenate(share.processes.gather(hits[key])))
             per_query[key] = whole.masked_fill(~kept, math.nan)
     return _report(per_query, classes, kept, candidates, confidence)
+
+
+def _checked(
+    k: Any, temperature: Any | None, confidence: float, memory_mb: float | None
+) -> tuple[list[int], float | None]:
+    """Return the numbers of neighbours and the temperature, if all settings are right."""
+    ks = [positive_whole(_CALL, "k", each, "Pass numbers of neighbours, such as (10, 20).") for each in several(k)]
+    if not ks:
+        raise ValueError(f"{_CALL}: k is empty. Pass at least one number of neighbours, such as (10, 20).")
+    memory_bytes(_CALL, memory_mb)
+    normal_quantile(confidence)
+    if temperature is None:
+        return ks, None
+    return ks, positive_number(_CALL, "temperature", temperature, "Pass 0.07, or None for equal weights.")
 
 
 def _report(
