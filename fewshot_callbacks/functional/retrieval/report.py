@@ -21,7 +21,7 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     PooledDecisions,
 )
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties
-from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, asked_metric
+from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, asked_metric, is_pattern
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.statistics import Interval, class_means
 
@@ -66,10 +66,30 @@ class Values:
         """Mean average precision: for each query the mean precision at the ranks of its relevant items."""
         return self["mAP"]
 
-    def at(self, pattern: str) -> dict[int, float]:
-        """Return the values of a metric at all ranks that were asked for: of `recall@{k}`, k -> value."""
-        asked = {key: asked_metric(key) for key in self.values}
-        return {at.parameters["k"]: self[key] for key, at in asked.items() if pattern == at.metric.pattern}
+    def at(self, pattern: str) -> dict[float, float]:
+        """Return the values of a metric at all ranks, or rates, that were asked for.
+
+        Args:
+            pattern: A key with one number left open, `{k}` for a rank and `{p}` for a rate, such as `recall@{k}`,
+                `macro_recall@{k}`, `map@{k}_min` or `recall@precision{p}`.
+
+        Returns:
+            The number that was left open -> value; empty if the metric was not asked for.
+
+        Raises:
+            ValueError: If it is no pattern of a metric, with the patterns of this report.
+        """
+        found: dict[str, dict[float, float]] = {}
+        for key, value in self.values.items():
+            for one, number in asked_metric(key, self.known).patterns.items():
+                found.setdefault(one, {})[number] = value
+        if pattern not in found and not is_pattern(pattern, self.known):
+            patterns = f"the patterns {', '.join(found)}" if found else "no value with a number in its key"
+            raise ValueError(
+                f"there is no pattern {pattern!r}; this report has {patterns}. A pattern is a key with one number left "
+                "open, {k} for a rank or {p} for a rate, such as 'recall@{k}'."
+            )
+        return found.get(pattern, {})
 
     def lines(self) -> list[str]:
         """Write each value with its interval, where there is one, in a line."""
