@@ -58,6 +58,10 @@ from fewshot_callbacks.stored import in_memory
 _CALL = "evaluate_retrieval"
 
 
+class NothingToRetrieveError(ValueError):
+    """Raised where no query has a relevant candidate, which a larger set may have."""
+
+
 @shows_settings()
 def evaluate_retrieval(
     embeddings: Any,
@@ -194,7 +198,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, asked, settings)
         per_query.gather(processes, asked.share.queries, len(asked.query_labels))
         if not bool(per_query.has_candidate.any()):
-            raise ValueError(_no_match(asked))
+            raise NothingToRetrieveError(_no_match(asked))
         pooled = None if pairs is None else decide(pairs, request)
         own, classes = asked.own_query_labels.numpy(), asked.query_labels.unique().numpy()
         consistency = {}
