@@ -71,6 +71,9 @@ class KnnReport(Values):
         """Return the values, one in a line with its interval, and the notes."""
         return "\n".join([f"{self.queries:,} queries, {self.bank:,} items that vote", *self.lines(), *self.notes])
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
         sizes = {"queries": self.queries, "left_out": self.left_out, "bank": self.bank, "notes": list(self.notes)}

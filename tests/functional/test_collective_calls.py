@@ -60,7 +60,7 @@ CALLS = [
     ("knn_accuracy", True, left_out("bank", "bank_labels"), "bank is given in process 0, left out in process 1"),
     ("knn_accuracy", False, changed(k=3), r"k is \[2\] in process 0, \[3\] in process 1"),
     ("knn_accuracy", False, changed(temperature=None), "temperature is 0.07 in process 0, None in process 1"),
-    ("knn_accuracy", False, changed(temperature=-1), "temperature=-1 must be positive"),
+    ("knn_accuracy", False, changed(temperature=-1), "temperature=-1 must be a positive number"),
     ("knn_accuracy", False, changed(similarity="dot"), "similarity is cosine in process 0, dot in process 1"),
     ("knn_accuracy", False, changed(confidence=0.5), "confidence is 0.95 in process 0, 0.5 in process 1"),
     ("knn_accuracy", False, changed(places=[*range(1, 30, 2)]), "query_places is left out in process 0, given in"),

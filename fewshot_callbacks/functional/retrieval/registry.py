@@ -282,7 +282,7 @@ _PEERS = (
     (r"f1score|fscore|bestf1|f", "f1"),
     (r"equalerrorrate", "eer"),
     (r"aucpr|auprc|prauc|aupr|pooledap|microap", "auc_pr"),
-    (r"(true(accept|match)rate|tar|tmr|tpr)(@|at)(far|fmr|fpr)\d*\.?\d+(e-?\d+)?", "tar@far{p}"),
+    (r"(true(accept|match)rate|tar|tmr|tpr)(@|at)(far|fmr)\d*\.?\d+(e-?\d+)?", "tar@far{p}"),
     (r"mindcf(@?\d*\.?\d+)?|mincost", "min_dcf@{p}"),
 )
 

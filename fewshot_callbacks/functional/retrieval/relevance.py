@@ -32,7 +32,8 @@ class Absent(NamedTuple):
     @property
     def sizes(self) -> Int[np.ndarray, "queries"]:
         """Number of such items of each query."""
-        return self.stop - self.start
+        sizes: NDArray[np.int64] = self.stop - self.start
+        return sizes
 
     def padded(self, queries: Int[np.ndarray, "some"]) -> Float[np.ndarray, "some columns"]:
         """Return the grades of some queries, padded with 0."""
@@ -555,7 +556,8 @@ def _each_once(
             f"{call}: {int(other.sum())} pairs are judged twice with two grades, such as query {queries[one]!r} and item "
             f"{columns[one]!r}. Keep one of them."
         )
-    return order[~again]
+    different: NDArray[np.int64] = order[~again]
+    return different
 
 
 # ---------------------------------------------------------------------------------------------------------- label sets

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -24,6 +24,8 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import Ties
 from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, asked_metric, is_pattern
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.statistics import Interval, class_means
+
+T = TypeVar("T")
 
 # Ratio to the median length from which a note names the longest embedding.
 LONGEST_RATIO = 1000.0
@@ -66,7 +68,7 @@ class Values:
         """Mean average precision: for each query the mean precision at the ranks of its relevant items."""
         return self["mAP"]
 
-    def at(self, pattern: str) -> dict[float, float]:
+    def at(self, pattern: str) -> dict[Any, float]:
         """Return the values of a metric at all ranks, or rates, that were asked for.
 
         Args:
@@ -79,7 +81,7 @@ class Values:
         Raises:
             ValueError: If it is no pattern of a metric, with the patterns of this report.
         """
-        found: dict[str, dict[float, float]] = {}
+        found: dict[str, dict[Any, float]] = {}
         for key, value in self.values.items():
             for one, number in asked_metric(key, self.known).patterns.items():
                 found.setdefault(one, {})[number] = value
@@ -195,6 +197,24 @@ def or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+class Points(dict[float, T]):
+    """Operating points by the rate that was asked for; one that is not there is refused with those that are."""
+
+    def __init__(self, points: Mapping[float, T], pattern: str, kind: str) -> None:
+        super().__init__(points)
+        self._pattern, self._kind = pattern, kind
+
+    def __missing__(self, rate: float) -> T:
+        there = ", ".join(map(str, self)) if self else "none"
+        raise LookupError(
+            f"this report has no operating point at a {self._kind} of {rate}; it has {there}. Ask for it when you evaluate, "
+            f"with metrics=({self._pattern.format(p=rate)!r}, ...)."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Points, (dict(self), self._pattern, self._kind)
+
+
 @dataclass(frozen=True)
 class RetrievalReport(Values):
     """The result of `evaluate_retrieval`.
@@ -271,12 +291,12 @@ class RetrievalReport(Values):
 
         It lies within the bounds on thresholds.
         """
-        return self._of_pairs().at_precision
+        return Points(self._of_pairs().at_precision, "recall@precision{p}", "precision")
 
     @property
     def at_false_match_rate(self) -> dict[float, ErrorRatePoint]:
         """Return, for each false match rate, the pooled operating point at the smallest relevant score that keeps it."""
-        return self._of_pairs().at_false_match_rate
+        return Points(self._of_pairs().at_false_match_rate, "fnmr@fmr{p}", "false match rate")
 
     @property
     def auc_pr(self) -> Enclosure:
@@ -330,6 +350,9 @@ class RetrievalReport(Values):
         classes = f", {self.classes:,} classes" if self.classes else ""
         head = f"{self.queries:,} queries, {self.gallery:,} gallery items{classes}"
         return "\n".join([head, *self.lines(), *self.messages])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     @property
     def messages(self) -> tuple[str, ...]:

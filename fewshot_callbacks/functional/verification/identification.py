@@ -112,6 +112,9 @@ class IdentificationReport(Values):
         head = f"{probes}, {self.gallery:,} gallery items of {self.identities:,} identities"
         return "\n".join([head, *self.lines(), *self.notes])
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
         return self.tables() | {
