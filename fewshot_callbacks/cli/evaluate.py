@@ -113,7 +113,7 @@ def journal_of(options: Namespace, processes: Processes) -> Journal:
     fingerprint = hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
     beside = {
         name: str(vars(options)[name])
-        for name in (*OPTIONS, *COLUMNS, "unknown")
+        for name in (*OPTIONS, *COLUMNS, "unknown", "at_least")
         if vars(options).get(name) is not None
     }
     of = {"files": fingerprint, "settings": beside, "processes": processes.count, "version": __version__}
@@ -155,7 +155,7 @@ def evaluate_arrays(arrays: Arrays, options: Namespace, processes: Processes = A
         task = bar.add_task("pairs", total=None)
         given: dict[str, Any]
         if judgements is not None:
-            given = {"relevance": judged_relevance(arrays, judgements, options.unknown)}
+            given = {"relevance": judged_relevance(arrays, options)}
         else:
             given = {name: arrays.get(name) for name in ("labels", "gallery_labels", "query_ids", "gallery_ids")}
         given |= {name: arrays.get(name) for name in ("gallery", "query_groups", "gallery_groups")}
@@ -170,12 +170,13 @@ def evaluate_arrays(arrays: Arrays, options: Namespace, processes: Processes = A
         )
 
 
-def judged_relevance(arrays: Arrays, judgements: Path, unknown: str) -> Relevance:
+def judged_relevance(arrays: Arrays, options: Namespace) -> Relevance:
     """Read who is relevant to the queries of a file of embeddings.
 
     Raises:
         ValueError: If there is no such file, the arrays have no ids, or as `Relevance.from_judgements` does.
     """
+    judgements: Path = options.judgements
     if not judgements.is_file():
         raise ValueError(
             f"{judgements} does not exist, or is no file. Pass --judgements with TREC's or BEIR's columns."
@@ -187,7 +188,7 @@ def judged_relevance(arrays: Arrays, judgements: Path, unknown: str) -> Relevanc
             "numpy.savez(path, embeddings=..., query_ids=..., gallery=..., gallery_ids=...)."
         )
     ids = [arrays[name].tolist() for name in ("query_ids", "gallery_ids")[: 1 + ("gallery" in arrays)]]
-    return Relevance.from_judgements(judgements, *ids, unknown=unknown)
+    return Relevance.from_judgements(judgements, *ids, unknown=options.unknown, at_least=options.at_least)
 
 
 def joined_processes() -> Processes:

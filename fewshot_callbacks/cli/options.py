@@ -275,11 +275,16 @@ def evaluate() -> Options:
     options.add_argument("--against", type=Path, metavar="FILE", help=SAME_ITEMS)
     judged = (
         "judgements of relevance (qrels), in place of labels: a file with the four columns of TREC, or with query, item and "
-        "grade between tabs below a heading, as BEIR has them. The ids are those of 'query_ids' and 'gallery_ids'"
+        "grade, as BEIR has them, with or without a heading. The ids are those of 'query_ids' and 'gallery_ids'"
     )
     options.add_argument("--judgements", type=Path, metavar="FILE", help=judged)
-    unknown = "what to do with judgements of ids that no row has: error (the default) or ignore"
+    unknown = (
+        "what to do with judgements of ids that no row has: error (the default) or ignore, by which a relevant item that is "
+        "not in the gallery counts as never found"
+    )
     options.add_argument("--unknown", default="error", help=unknown)
+    at_least = "the smallest relevant grade of judgements, -l of trec_eval (default: 1)"
+    options.add_argument("--at_least", type=float, default=1.0, metavar="GRADE", help=at_least)
     resumed = (
         "a folder where the state of the evaluation is written about every minute, so that the same command goes on from "
         "there after a kill; it is removed at the end"

@@ -31,8 +31,9 @@ LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, 
 
 # Code -> its word.
 CodeBook = Mapping[int, str]
-# What the word of a set of labels begins with, as no text does; its number of labels and the labels of the item follow.
-SET = "\0"
+# What the word of a set of labels begins with; its number of labels and the labels of the item follow. It is half of a
+# surrogate pair, which no text holds; words that are given are checked for it.
+SET = "\ud800"
 
 
 @contextmanager
@@ -574,6 +575,11 @@ def _of_objects(entries: list[Any], name: str, call: str) -> Labels:
     kinds = set(map(type, entries))
     if all(issubclass(kind, str) for kind in kinds):
         words = dict.fromkeys(map(str, entries))
+        if any(word.startswith(SET) for word in words):
+            raise ValueError(
+                f"{call}: {name} hold a word that begins with {SET!r}, half of a surrogate pair, which is no text. Decode "
+                'the words with errors="surrogateescape" or "replace".'
+            )
         book = book_of(words, call)
         codes = {word: code for code, word in book.items()}
         return Labels(torch.tensor([codes[word] for word in entries], dtype=torch.int64, device="cpu"), book or None)

@@ -399,10 +399,19 @@ def ratio_of_set(
         4.0
     """
     with processes.together():
-        dims = [dim for dim in processes.gather(None if mine is None else mine.means.shape[1]) if dim is not None]
+        processes.refuse_other_calls("ratio_of_set", {"eps": eps, "skip_singletons": skip_singletons})
+        everyone = processes.gather(None if mine is None else mine.means.shape[1])
+        dims = {rank: dim for rank, dim in enumerate(everyone) if dim is not None}
         if not dims:
             raise ValueError("The set is empty: no step gave an embedding.")
-        moments = (ClassMoments.nothing(dims[0]) if mine is None else mine).shared(processes)
+        first, dim = next(iter(dims.items()))
+        for rank, other in dims.items():
+            if other != dim:
+                raise ValueError(
+                    f"ratio_of_set: embeddings have dimension {dim} in process {first}, {other} in process {rank}. All must "
+                    "come from the same model."
+                )
+        moments = (ClassMoments.nothing(dim) if mine is None else mine).shared(processes)
         scatter = kept = moments.class_scatter(processes=processes)
         if skip_singletons:
             kept = moments.class_scatter(skip_singletons=True, processes=processes)

@@ -12,18 +12,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.distributed.processes import Processes, presence
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional._reading import (
     Labels,
     as_tensor,
+    check_labels,
     default_mode,
+    merged_books,
     read_labels,
     refuse_words_beside_integers,
 )
-from fewshot_callbacks.functional.neighbours import compared_sets, positive_whole, search
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share
+from fewshot_callbacks.functional.neighbours import compared_sets, positive_number, positive_whole, search
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, check_places, refuse_other_dims
 from fewshot_callbacks.functional.retrieval.registry import Metric
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
@@ -69,6 +71,9 @@ class KnnReport(Values):
         """Return the values, one in a line with its interval, and the notes."""
         return "\n".join([f"{self.queries:,} queries, {self.bank:,} items that vote", *self.lines(), *self.notes])
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
         sizes = {"queries": self.queries, "left_out": self.left_out, "bank": self.bank, "notes": list(self.notes)}
@@ -112,7 +117,7 @@ def knn_accuracy(
     bank_labels: Any | None = None,
     *,
     k: Any = (10, 20, 100, 200),
-    temperature: float | None = 0.07,
+    temperature: Any | None = 0.07,
     similarity: Similarity = "cosine",
     confidence: float = 0.95,
     memory_mb: float | None = None,
@@ -144,8 +149,9 @@ def knn_accuracy(
         A frozen report on the CPU, with values in [0, 1] under the keys `knn@10`, `knn@10_top5` and so on.
 
     Raises:
-        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, k < 1, the temperature is not positive, one
-            of `bank` and `bank_labels` is missing, or no query has a candidate of its label.
+        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, there is no k or one below 1, the temperature
+            is not positive, one of `bank` and `bank_labels` is missing, no query has a candidate of its label, or processes
+            that make the call together make it in different ways; the same in every process.
 
     Examples:
         >>> import torch
@@ -155,13 +161,49 @@ def knn_accuracy(
         >>> report.per_query["knn@2"]
         tensor([1., 1., 0.], dtype=torch.float64)
     """
-    ks = [positive_whole(_CALL, "k", each, "Pass numbers of neighbours, such as (10, 20).") for each in several(k)]
-    memory = memory_bytes(_CALL, memory_mb)
-    normal_quantile(confidence)
-    if temperature is not None and not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
-        raise ValueError(
-            f"{_CALL}: temperature={temperature!r} must be positive. Pass 0.07, or None for equal weights."
+    with share.processes.together():
+        return _accuracy(
+            embeddings,
+            labels,
+            bank,
+            bank_labels,
+            k=k,
+            temperature=temperature,
+            similarity=similarity,
+            confidence=confidence,
+            memory_mb=memory_mb,
+            share=share,
         )
+
+
+def _accuracy(
+    embeddings: Any,
+    labels: Any,
+    bank: Any | None,
+    bank_labels: Any | None,
+    *,
+    k: Any,
+    temperature: Any | None,
+    similarity: Similarity,
+    confidence: float,
+    memory_mb: float | None,
+    share: Share,
+) -> KnnReport:
+    """Compute what `knn_accuracy` returns. Collective."""
+    ks, temperature = _checked(k, temperature, confidence, memory_mb)
+    share.processes.refuse_other_calls(
+        _CALL,
+        {
+            "k": ks,
+            "temperature": temperature,
+            "similarity": similarity,
+            "confidence": confidence,
+            "memory_mb": memory_mb,
+            "bank": presence(bank),
+            "query_places": presence(share.query_places),
+            "gallery_places": presence(share.gallery_places),
+        },
+    )
     if (bank is None) != (bank_labels is None):
         raise ValueError(f"{_CALL}: bank and bank_labels belong together. Pass both, or neither for leave-one-out.")
     rows, own_labels = _whole(share.processes, "embeddings", "labels", embeddings, labels, share.query_places)
@@ -180,7 +222,7 @@ def knn_accuracy(
             "with labels of the queries, or none for leave-one-out."
         )
     candidates = len(others) - int(bank is None)
-    voters = NeighbourSearch(*compared, classes.numpy(), of_others.numpy(), similarity, memory)
+    voters = NeighbourSearch(*compared, classes.numpy(), of_others.numpy(), similarity, memory_bytes(_CALL, memory_mb))
     own = np.arange(share.processes.rank, len(rows), share.processes.count)
     hits = voters.hits(own, [each for each in ks if each <= candidates], temperature)
     per_query, kept = {}, same > 0
@@ -192,6 +234,20 @@ def knn_accuracy(
                 whole[places] = torch.from_numpy(np.concatenate(share.processes.gather(hits[key])))
             per_query[key] = whole.masked_fill(~kept, math.nan)
     return _report(per_query, classes, kept, candidates, confidence)
+
+
+def _checked(
+    k: Any, temperature: Any | None, confidence: float, memory_mb: float | None
+) -> tuple[list[int], float | None]:
+    """Return the numbers of neighbours and the temperature, if all settings are right."""
+    ks = [positive_whole(_CALL, "k", each, "Pass numbers of neighbours, such as (10, 20).") for each in several(k)]
+    if not ks:
+        raise ValueError(f"{_CALL}: k is empty. Pass at least one number of neighbours, such as (10, 20).")
+    memory_bytes(_CALL, memory_mb)
+    normal_quantile(confidence)
+    if temperature is None:
+        return ks, None
+    return ks, positive_number(_CALL, "temperature", temperature, "Pass 0.07, or None for equal weights.")
 
 
 def _report(
@@ -227,18 +283,30 @@ def _report(
 def _whole(
     processes: Processes, name: str, labels_name: str, rows: Any, labels: Any, places: Any
 ) -> tuple[Tensor, Labels]:
-    """Return the vectors and labels of all processes, in the order of their places."""
+    """Return the vectors and labels of all processes, in the order of their places. Collective."""
     vectors = as_tensor(rows, name, _CALL).cpu()
-    read = read_labels(labels, len(vectors), labels_name, name, _CALL)
-    place = None if places is None else as_tensor(places, "share", _CALL)
+    items = len(vectors) if vectors.ndim else 0
+    read = read_labels(labels, items, labels_name, name, _CALL)
+    if processes.count == 1 and places is None:
+        return vectors, read
+    place = None if places is None else check_labels(places, items, "places", name, _CALL)
+    if items and vectors.ndim != 2:
+        raise ValueError(f"{_CALL} needs {name} of shape (items, dim); got shape {tuple(vectors.shape)}.")
     parts = processes.gather((vectors, read, place))
     refuse_words_beside_integers(_CALL, {f"{labels_name} of process {n}": part for n, (_, part, _) in enumerate(parts)})
-    if len(parts) == 1 and place is None:
-        return vectors, read
-    order = torch.cat([torch.arange(len(read)) if place is None else place for _, _, place in parts]).argsort()
-    filled = [part for part, _, _ in parts if len(part)] or [vectors]
-    words = next((part.words for _, part, _ in parts if len(part)), None)
-    return torch.cat(filled)[order], Labels(torch.cat([part.codes for _, part, _ in parts])[order], words)
+    filled = {rank: part for rank, (part, _, _) in enumerate(parts) if len(part)}
+    if not filled:
+        raise ValueError(f"{_CALL}: {name} is empty (shape (0, 0)) in every process. Pass at least one item.")
+    refuse_other_dims(_CALL, name, {rank: part.shape[1] for rank, part in filled.items()})
+    whole, codes = torch.cat([*filled.values()]), torch.cat([part.codes for _, part, _ in parts])
+    words = merged_books((part.words for _, part, _ in parts), _CALL)
+    given = [of_part for _, _, of_part in parts if of_part is not None]
+    if not given:  # those of a process follow those of the one before
+        return whole, Labels(codes, words)
+    joined = torch.cat(given)
+    check_places(_CALL, name, joined)
+    order = joined.argsort()
+    return whole[order], Labels(codes[order], words)
 
 
 @dataclass(frozen=True)

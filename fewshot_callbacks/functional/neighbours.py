@@ -26,8 +26,12 @@ from fewshot_callbacks.functional._reading import (
     read_labels,
     signs,
 )
+from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.retrieval.registry import LARGEST_RANK
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
+
+# Neighbours of a query that `print` shows.
+SHOWN_NEIGHBOURS = 5
 
 
 def compared_sets(
@@ -100,6 +104,18 @@ def positive_whole(
     return int(whole)
 
 
+def positive_number(call: str, name: str, value: Any, fix: str) -> float:
+    """Return a positive, finite number of any library.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    number = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
+    if isinstance(number, bool) or not (isinstance(number, int | float) and 0 < number < math.inf):
+        raise ValueError(f"{call}: {name}={value!r} must be a positive number. {fix}")
+    return float(number)
+
+
 def chosen(call: str, queries: Any, items: int, name: str = "queries") -> Int[Tensor, "queries"]:
     """Return the indices of chosen queries, which are an argument of this name; None chooses all.
 
@@ -170,6 +186,28 @@ class Neighbours:
     def __len__(self) -> int:
         """Return the number of queries."""
         return len(self.queries)
+
+    def __str__(self) -> str:
+        """Return a table of the first queries with their neighbours, the closest first, and the score of each."""
+        most = self.indices.shape[1]
+        columns = ("query", *map(str, range(1, 1 + min(most, SHOWN_NEIGHBOURS))))
+        rows = []
+        for place, query in enumerate(self.queries.tolist()[:SHOWN_ROWS]):
+            cells = []
+            for column in range(len(columns) - 1):
+                item, score = int(self.indices[place, column]), float(self.scores[place, column])
+                mark = "*" if self.relevant is not None and bool(self.relevant[place, column]) else ""
+                cells.append("-" if item < 0 else f"{item}{mark} ({score:.4f})")
+            rows.append((str(query), *cells))
+        head = f"{len(self):,} queries with {most:,} neighbours each, and the score of each in brackets"
+        if most > SHOWN_NEIGHBOURS:
+            head += f"; the first {SHOWN_NEIGHBOURS} are shown"
+        if self.relevant is not None:
+            head += "; * has the query's label"
+        return "\n".join([head, *table(columns, rows, len(self))])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     @property
     def found(self) -> Int[Tensor, "queries"]:
@@ -342,6 +380,18 @@ class NearDuplicates:
     def __len__(self) -> int:
         """Return the number of listed pairs."""
         return len(self.first)
+
+    def __str__(self) -> str:
+        """Return a table of the pairs with the highest scores."""
+        columns = (self.first, self.second, self.scores)
+        shown = zip(*(column[:SHOWN_ROWS].tolist() for column in columns), strict=True)
+        rows = [(str(first), str(second), f"{score:.4f}") for first, second, score in shown]
+        head = f"{self.total:,} pairs with a score of at least {self.min_score:g}"
+        head += f", of which {len(self):,} are listed" if self.left_out else ""
+        return "\n".join([head, *(table(("first", "second", "score"), rows, len(self)) if rows else ())])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     @property
     def left_out(self) -> int:

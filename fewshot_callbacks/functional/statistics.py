@@ -172,6 +172,14 @@ class Difference:
         """Whether the interval of the difference excludes zero; False where the interval is NaN."""
         return self.interval.low > 0 or self.interval.high < 0
 
+    def __str__(self) -> str:
+        """Return both values and their difference, first minus second, with its interval."""
+        first, second, value, interval, beyond = self.in_words()
+        words = f"{first} - {second} = {value}"
+        if beyond:
+            words += f" ({interval}), {'beyond' if beyond == 'yes' else 'within'} chance"
+        return words
+
     def in_words(self) -> tuple[str, str, str, str, str]:
         """Write both values, their difference, its interval and whether that is beyond chance, as tables show them.
 
@@ -196,7 +204,9 @@ def normal_quantile(confidence: float) -> float:
     """Return the half-width of an interval of this confidence in standard errors: 1.96 for 0.95."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence} is not between 0 and 1. Pass, for instance, 0.95.")
-    return NormalDist().inv_cdf((1 + confidence) / 2)
+    share = (1 + confidence) / 2
+    # near 1 the share is rounded to 1, and the tail that is left out is not rounded to 0
+    return NormalDist().inv_cdf(share) if share < 1 else -NormalDist().inv_cdf((1 - confidence) / 2)
 
 
 def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Interval:
@@ -531,7 +541,8 @@ def t_quantile(confidence: float, freedom: float) -> float:
     """Return the half-width of an interval of this confidence in standard errors that are themselves estimated."""
     from scipy.special import stdtrit  # noqa: PLC0415 - what is never evaluated needs no SciPy
 
-    return float(stdtrit(freedom, (1 + confidence) / 2))
+    share = (1 + confidence) / 2
+    return float(stdtrit(freedom, share) if share < 1 else -stdtrit(freedom, (1 - confidence) / 2))
 
 
 def _hall(quantile: float, skewness: float) -> float:

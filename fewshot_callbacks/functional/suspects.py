@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks._terminal import printable
 from fewshot_callbacks.engine.vectors import Similarity
 from fewshot_callbacks.functional._reading import default_mode, read_labels
+from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.neighbours import Neighbours, nearest
 
 _CALL = "suspects"
@@ -68,6 +71,26 @@ class Suspects:
     def __len__(self) -> int:
         """Return the number of suspicious items."""
         return len(self.index)
+
+    def __str__(self) -> str:
+        """Return a table of the most suspicious items, with their labels and those that are suggested."""
+        named: Sequence[Any] = self.label_names or ()
+        columns = ("item", "given", "suggested", "probability")
+        rows = []
+        for item, *labels, probability in zip(
+            self.index.tolist()[:SHOWN_ROWS],
+            self.given.tolist(),
+            self.suggested.tolist(),
+            self.probability.tolist(),
+            strict=False,
+        ):
+            words = [printable(named[label]) if self.label_names is not None else str(label) for label in labels]
+            rows.append((str(item), *words, f"{probability:.4f}"))
+        head = f"{len(self):,} items whose label may be wrong; of the whole set {self.noise_rate:.2%} are, by estimate"
+        return "\n".join([head, *(table(columns, rows, len(self)) if rows else ())])
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 @default_mode()

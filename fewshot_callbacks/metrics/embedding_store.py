@@ -42,6 +42,10 @@ def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
         group = cpu_group()
     everyone: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(everyone, tensor.detach().cpu(), group=group)
+    dims = {rank: held.shape[1] for rank, held in enumerate(everyone) if held.numel() and held.ndim == 2}
+    if len(set(dims.values())) > 1:
+        shown = ", ".join(f"{dim} in process {rank}" for rank, dim in dims.items())
+        raise ValueError(f"embeddings have dimension {shown}. All must come from the same model.")
     return [held.to(tensor.device) for held in everyone if held.numel()] or [tensor]
 
 
@@ -444,9 +448,10 @@ def first_of_each(ids: Int[Tensor, "items"]) -> Int[Tensor, "different"]:
 
 
 def id_numbers(ids: Any, items: int, call: str = "EmbeddingStore", name: str = "ids") -> Int[Tensor, "items"]:
-    """Ids as integers; what else is in a list, such as a path, counts as the word that it is printed as."""
-    if isinstance(ids, list | tuple) and any(not isinstance(name, int | Tensor) for name in ids):
-        ids = list(map(str, ids))
+    """Return ids as integers; what else is in a list, such as a path, counts as the word that it is printed as."""
+    if isinstance(ids, list | tuple):
+        whole = all(isinstance(one, int | np.integer | Tensor | np.ndarray) for one in ids)
+        ids = ids if whole else list(map(str, ids))
     return check_labels(ids, items, name, "embeddings", call).clone()
 
 

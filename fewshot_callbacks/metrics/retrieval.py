@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack, cast, get_type_hints
@@ -21,6 +23,7 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
     shows_settings,
 )
+from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveError
 from fewshot_callbacks.functional.retrieval.relevance import read_judgements
 from fewshot_callbacks.metrics.embedding_store import (
     as_state,
@@ -171,6 +174,39 @@ class RetrievalEvaluation(Metric):
         self.labels.append(read.codes.to("cpu", copy=True))
         self.embeddings.append(embeddings.clone())
 
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Add a batch, as `update` does, and return its metrics; what was collected before stays.
+
+        The values are NaN, with a warning, where no item of the batch has a match in it.
+
+        Raises:
+            ValueError: As `update` and `compute` do. The metric is then as it was before.
+        """
+        if self._is_synced:  # which is refused
+            return cast(dict[str, Tensor], super().forward(*args, **kwargs))
+        held = {name: copy.copy(getattr(self, name)) for name in self._defaults}
+        before = self._update_count, self.compute_on_cpu
+        try:
+            return cast(dict[str, Tensor], super().forward(*args, **kwargs))
+        except BaseException as error:
+            # torchmetrics puts this back only after a batch that could be computed
+            for name, state in held.items():
+                setattr(self, name, state)
+            self._update_count, self.compute_on_cpu = before
+            self._to_sync, self._should_unsync = self.sync_on_compute, True
+            self._computed, self._enable_grad = None, False
+            if not isinstance(error, NothingToRetrieveError):
+                raise
+            warnings.warn(f"RetrievalEvaluation: the values of a batch are NaN. {error}", stacklevel=2)
+        self.update(*args, **kwargs)
+        settings = RetrievalSettings.checked(RetrievalEvaluation, dict(self.settings))
+        if self.judged is not None or Labels(self.labels[-1], words_held(self.words[-1:])).form not in (
+            "words",
+            "integers",
+        ):
+            settings = settings.without_classes("RetrievalEvaluation")
+        return {key: torch.tensor(math.nan, dtype=torch.float64, device="cpu") for key in settings.metrics}
+
     def compute(self) -> dict[str, Tensor]:
         """Compute the metrics under the names of `RetrievalReport.metrics`; the report itself is kept in `report`.
 
@@ -185,6 +221,12 @@ class RetrievalEvaluation(Metric):
         items = len(states["embeddings"])
         if items == 0:
             raise ValueError("RetrievalEvaluation.compute: no batch was added. Call update(embeddings, labels) first.")
+        for name in ("ids", *OPTIONAL):
+            if len(states[name]) not in (0, items):
+                raise ValueError(
+                    f"RetrievalEvaluation.compute: some processes gave {name}, others none: {len(states[name])} of {items} "
+                    "items have them. Pass them in every process."
+                )
         rows, in_gallery = torch.arange(items, device="cpu"), states["is_gallery"].cpu().bool()
         parts = [rows] if len(in_gallery) != items else [rows[~in_gallery], rows[in_gallery]]
         if len(states["ids"]) == items:

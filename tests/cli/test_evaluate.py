@@ -231,6 +231,29 @@ def test_judgements_are_who_is_relevant_in_place_of_labels(judged, capsys):
     assert "no query has the ids 'd' (1 in all)" in refused(capsys, file, "--judgements", judgements)
     without = evaluated(capsys, file, "--judgements", judgements, "--unknown", "ignore")
     assert without["metrics"] == printed["metrics"]
+    assert any(note.startswith("1 judgements name a query or an item that is in none") for note in without["notes"])
+
+
+def test_the_smallest_relevant_grade_of_judgements(judged, capsys):
+    file, arrays, judgements = judged
+    relevance = Relevance.from_lists([[3], [], []], grades=[[2], [], []], gallery=40)
+    expected = evaluate_retrieval(arrays["embeddings"], gallery=arrays["gallery"], relevance=relevance)
+    printed = evaluated(capsys, file, "--judgements", judgements, "--at_least", "2")
+    assert printed["metrics"] == pytest.approx(expected.metrics())
+    words = [file, "--judgements", judgements, "--at_least"]
+    assert "at_least=0.0 must be a positive number" in refused(capsys, *words, "0")
+
+
+def test_a_judged_item_that_is_not_in_the_gallery_is_never_found(judged, capsys):
+    file, _, judgements = judged
+    whole = evaluated(capsys, file, "--judgements", judgements, "--metrics", "mAP", "ir_recall@40")
+    judgements.write_text(JUDGED + "b 0 999 1\n")
+    printed = evaluated(
+        capsys, file, "--judgements", judgements, "--unknown", "ignore", "--metrics", "mAP", "ir_recall@40"
+    )
+    assert (whole["metrics"]["ir_recall@40"], printed["metrics"]["ir_recall@40"]) == (1.0, 0.75)
+    assert printed["metrics"]["mAP"] < whole["metrics"]["mAP"]
+    assert "1 of them are of relevant items" in " ".join(printed["notes"])
 
 
 def test_judgements_that_do_not_fit_the_file_take_a_line(judged, tmp_path, capsys):

@@ -38,7 +38,7 @@ REFUSED = [
         ({"bank": torch.eye(4), "bank_labels": [0] * 4}, "embeddings have dimension 3, bank 4"),
         ({"bank_labels": None}, "bank and bank_labels belong together"),
         ({"k": 0}, "k=0 must be a whole number of at least 1"),
-        ({"temperature": 0.0}, "temperature=0.0 must be positive. Pass 0.07, or None"),
+        ({"temperature": 0.0}, "temperature=0.0 must be a positive number. Pass 0.07, or None"),
     ]),
     (near_duplicates, {"a": torch.eye(4)}, [
         ({"min_score": 1.5}, "near_duplicates: no cosine score is compared with min_score=1.5. Cosines lie in [-1, 1]"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,10 +112,13 @@ class RetrievalInputs:
         gallery = None if self.is_one_set else self.gallery
         return Vectors(in_memory(self.queries), gallery, similarity, threads=threads, processes=self.processes)
 
-    def relevance(self) -> tuple[Relevance, Shaped[np.ndarray, "pairs"] | None]:
-        """Return who is relevant to the queries of this process, and the grade of each pair; None if all are 1. Collective.
+    def relevance(
+        self,
+    ) -> tuple[Relevance, Shaped[np.ndarray, "pairs"] | None, given_relevance.Absent | None]:
+        """Return who is relevant to the queries of this process, with grades, and relevant items without a row. Collective.
 
-        Items are numbered from those of this process on, see `engine.tiles`.
+        Grades are None if all are 1, and items without a row if there are none. Items are numbered from those of this
+        process on, see `engine.tiles`.
         """
         own_labels = self.own_query_labels.numpy()
         kinds = []
@@ -128,9 +132,14 @@ class RetrievalInputs:
             numbers = gather_in_item_order(self.processes, self.share.gallery.numpy())
             given = self.given.part(places.numpy(), numbers)
             symmetric = self.is_one_set and given.mutual
-            return Relevance(given.relevant, self._itself(), kinds, given.ignored, symmetric), given.grades
+            return (
+                Relevance(given.relevant, self._itself(), kinds, given.ignored, symmetric),
+                given.grades,
+                given.absent,
+            )
         labels = gather_in_item_order(self.processes, self.own_gallery_labels.numpy())
-        return Relevance(Lists.of_labels(own_labels, labels), self._itself(), kinds, symmetric=self.is_one_set), None
+        of_labels = Lists.of_labels(own_labels, labels)
+        return Relevance(of_labels, self._itself(), kinds, symmetric=self.is_one_set), None, None
 
     def _itself(self) -> NDArray[np.int32]:
         """Return the number of the item that each query of this process is; -1 for none."""
@@ -361,12 +370,7 @@ def _part(
     holders = [(rank, *rest) for rank, rest in enumerate(known) if rest[0]]
     if not holders:
         raise ValueError(f"{call}: {name} is empty (shape (0, {dim})) in every process. Pass at least one item.")
-    for rank, _, other, *_ in holders:
-        if other != holders[0][2]:
-            raise ValueError(
-                f"{call}: {name} have dimension {holders[0][2]} in process {holders[0][0]}, {other} in process {rank}. All "
-                "must come from the same model."
-            )
+    refuse_other_dims(call, name, {rank: of_rank for rank, _, of_rank, *_ in holders})
     books = {rank: everyone[rank][1] for rank, *_ in holders}
     some = {
         f"{label_name} in process {rank}": Labels(torch.zeros(1, dtype=torch.int64), book)
@@ -381,7 +385,7 @@ def _part(
     if places is None:
         places = torch.arange(first, first + items)
     places = check_labels(places, items, "places", name, call)
-    _check_places(call, name, torch.cat(processes.gather(places)))
+    check_places(call, name, torch.cat(processes.gather(places)))
     bad = torch.empty(0, dtype=torch.int64) if as_codes else non_finite_rows(vectors)
     where = f", which is {given.where(int(bad[0]))}" if len(bad) and isinstance(given, Shards | ChosenRows) else ""
     refuse_non_finite(torch.cat(processes.gather(places[bad])).sort().values, length, name, call, where)
@@ -412,7 +416,18 @@ def _check_dims(call: str, queries: int, gallery: int, *, as_codes: bool) -> Non
         raise ValueError(f"{call}: {fact}. Both must come from the same model.")
 
 
-def _check_places(call: str, name: str, places: Int[Tensor, "items"]) -> None:
+def refuse_other_dims(call: str, name: str, dims: Mapping[int, int]) -> None:
+    """Refuse vectors of different dimensions, given that of each process that holds some."""
+    first, dim = next(iter(dims.items()))
+    for rank, other in dims.items():
+        if other != dim:
+            raise ValueError(
+                f"{call}: {name} have dimension {dim} in process {first}, {other} in process {rank}. All must come from the "
+                "same model."
+            )
+
+
+def check_places(call: str, name: str, places: Int[Tensor, "items"]) -> None:
     """Refuse places of all items that are not each of 0, 1, 2, ... once."""
     if not torch.equal(places.sort().values, torch.arange(len(places))):
         raise ValueError(

@@ -112,6 +112,9 @@ class IdentificationReport(Values):
         head = f"{probes}, {self.gallery:,} gallery items of {self.identities:,} identities"
         return "\n".join([head, *self.lines(), *self.notes])
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
         return self.tables() | {
@@ -224,8 +227,9 @@ def _own_scores(
     sorted_labels = gallery_labels[order]
     start = torch.searchsorted(sorted_labels, labels)
     count = torch.searchsorted(sorted_labels, labels, right=True) - start
-    best, equal = torch.empty(len(labels), dtype=torch.float64), torch.empty(len(labels), dtype=torch.int64)
     with computing() as threads:
+        # inside: what is made under `torch.inference_mode` cannot be written to here
+        best, equal = torch.empty(len(labels), dtype=torch.float64), torch.empty(len(labels), dtype=torch.int64)
         vectors = Vectors(probes, gallery, similarity, threads=threads)
         for some in torch.arange(len(labels)).split(max(1, STRIPE // int(count.max()))):
             place = torch.arange(len(some)).repeat_interleave(count[some])

@@ -15,7 +15,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from fewshot_callbacks._file_names import composed
+from fewshot_callbacks._terminal import printable
 from fewshot_callbacks._text_files import Line, read_lines
+from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 
 _CALL = "read_trials"
 _FORMS = (
@@ -42,6 +44,26 @@ class TrialList:
     """score of each trial, of a table of scores"""
     items: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     """the two items of each trial, of a list without scores: `Ann_0004` of LFW, `id1/a.wav` of VoxCeleb"""
+
+    def __len__(self) -> int:
+        """Return the number of trials."""
+        return len(self.same)
+
+    def __str__(self) -> str:
+        """Return a table of the first trials."""
+        kinds = ["one" if same else "two" for same in self.same[:SHOWN_ROWS]]
+        sides = self.items or ((self.first, self.second) if self.first is not None and self.second is not None else ())
+        scores = () if self.scores is None else [f"{score:g}" for score in self.scores[:SHOWN_ROWS]]
+        columns = {"identities": kinds, "score": scores, "fold": self.folds or ()}
+        columns |= dict(zip(("first", "second"), sides, strict=False))
+        given = {name: [printable(cell) for cell in cells[:SHOWN_ROWS]] for name, cells in columns.items() if cells}
+        rows = list(zip(*given.values(), strict=True))
+        folds = "" if self.folds is None else f", {len(set(self.folds)):,} folds"
+        head = f"{len(self):,} trials, {sum(self.same):,} of one identity, {len(self) - sum(self.same):,} of two{folds}"
+        return "\n".join([head, *table([*given], rows, len(self))])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def rows(self, ids: Sequence[str]) -> tuple[Int[Tensor, "trials"], Int[Tensor, "trials"]]:
         """Find the items of both sides among the ids of some embeddings.

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from fewshot_callbacks.functional._reading import Labels, as_tensor, default_mode, numbered, read_labels
+from fewshot_callbacks.functional.neighbours import positive_number
 from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
 from fewshot_callbacks.functional.retrieval.registry import Asked, Metric, asked_metrics
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
@@ -181,6 +182,9 @@ class TrialReport(Values):
         head = f"{self.trials:,} trials, {self.same:,} genuine, {self.different:,} impostor"
         return "\n".join([head, *self.lines(), *self.notes])
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
         return self.tables() | {
@@ -201,8 +205,8 @@ def evaluate_trials(
     second: Any | None = None,
     folds: Any | None = None,
     metrics: Sequence[str] | None = None,
-    miss_cost: float = 1.0,
-    false_match_cost: float = 1.0,
+    miss_cost: Any = 1.0,
+    false_match_cost: Any = 1.0,
     confidence: float = 0.95,
 ) -> TrialReport:
     """Evaluate verification on trials: pairs that someone listed, each with a score.
@@ -246,9 +250,8 @@ def evaluate_trials(
         (0.3333333333333333, 0.6666666666666666, 0.8)
     """
     normal_quantile(confidence)
-    for name, cost in (("miss_cost", miss_cost), ("false_match_cost", false_match_cost)):
-        if not (isinstance(cost, int | float) and 0 < cost < math.inf):
-            raise ValueError(f"{_CALL}: {name}={cost!r} must be a positive number, such as 1.0.")
+    miss_cost = positive_number(_CALL, "miss_cost", miss_cost, "Pass a cost such as 1.0.")
+    false_match_cost = positive_number(_CALL, "false_match_cost", false_match_cost, "Pass a cost such as 1.0.")
     values, kinds = _read(scores, same)
     people = _read_identities(first, second, kinds)
     of_fold = None if folds is None else read_labels(folds, len(values), "folds", "scores", _CALL)

@@ -187,3 +187,25 @@ def test_what_the_report_shows():
     assert few.to_dict()["thresholds"]["tar@far0.01"] is None
     with pytest.raises(LookupError, match=r"this report has no 'tar@far0.5', but eer"):
         few["tar@far0.5"]
+
+
+@pytest.mark.parametrize("confidence", [0.99999999, 1 - 1e-15, 1 - 2**-53])
+@pytest.mark.parametrize("identities", [3, 6])
+def test_a_confidence_near_one_has_wide_intervals(confidence, identities):
+    generator = np.random.default_rng(0)
+    first, second = generator.integers(0, identities, (2, 400))
+    same = first == second
+    scores = generator.normal(size=400) + 2 * same
+    usual, found = (
+        evaluate_trials(scores, same, first=first, second=second, metrics=("eer", "cllr"), confidence=level)
+        for level in (0.95, confidence)
+    )
+    for key, (low, high) in found.intervals.items():
+        assert low <= usual.intervals[key].low < usual.intervals[key].high <= high, key
+        assert low >= 0
+
+
+def test_costs_are_numbers_of_any_library():
+    scores, same = [0.9, 0.8, 0.3, 0.7, 0.2, 0.1], [1, 1, 1, 0, 0, 0]
+    expected = evaluate_trials(scores, same, miss_cost=2.0)
+    assert evaluate_trials(scores, same, miss_cost=np.float32(2)) == expected
