@@ -200,7 +200,8 @@ class TrainingClasses:
         if trainer.sanity_checking:
             return store
         words = "Embedding training classes"
-        with evaluation_progress(trainer, words, unit="batch") as progress, evaluating(module):
+        # Other monitors may wait for the embeddings of a step.
+        with hooks_ignored(), evaluating(module), evaluation_progress(trainer, words, unit="batch") as progress:
             for number, batch in enumerate(loader):
                 store.append(*embed(trainer, module, on_device(trainer, batch)))
                 progress(number + 1, len(loader))

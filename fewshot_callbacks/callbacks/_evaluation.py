@@ -13,7 +13,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders, log_of_all, unpadded_length, why_not_dealt
+from fewshot_callbacks._trainer import evaluation_loaders, log_of_all, unpadded_length, weights_mark, why_not_dealt
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks.embeddings import TRAINING_STEP, EmbeddingReader, EmbeddingSource, LabelSources, Source
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
@@ -33,6 +33,7 @@ class EvaluationMonitor(Callback, ABC):
     """
 
     _remedy_for_two = "Keep one of them."
+    _remedy_for_weights = ""
     _remedy_for_repeats = "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
 
     def __init__(self, source: Source | EmbeddingSource, labels: LabelSources | None, strict: bool | None) -> None:
@@ -62,6 +63,13 @@ class EvaluationMonitor(Callback, ABC):
 
     def _prepare(self, trainer: Trainer) -> None:
         """Do what may fail on one rank alone, before all agree on what has failed: by default nothing."""
+
+    def _needs_training_items(self, trainer: Trainer) -> bool:
+        """Decide whether items of training are embedded beside the steps of this validation: by default none are."""
+        return False
+
+    def _embed_training_items(self, trainer: Trainer) -> None:
+        """Embed this rank's share of the items of training."""
 
     def _wants(self, trainer: Trainer, loader: int) -> bool:
         """Decide whether the batches of a loader are read."""
@@ -94,6 +102,8 @@ class EvaluationMonitor(Callback, ABC):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new set."""
         self._begin()
+        if self._needs_training_items(trainer):
+            self._weights = weights_mark(pl_module)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -113,13 +123,60 @@ class EvaluationMonitor(Callback, ABC):
         try:
             first = self._seen[dataloader_idx]
             self._seen[dataloader_idx] += self._collect(trainer, dataloader_idx, first, outputs, batch)
+            self._see_weights(trainer, is_first=first == 0)
         except Exception as error:  # a metric must not end a training
             self._failed[dataloader_idx] = error
+
+    def _see_weights(self, trainer: Trainer, *, is_first: bool) -> None:
+        """Embed the items of training at the first batch; compare the weights at the first batch of each other loader.
+
+        At the end of the epoch the weights may be others again: a callback that averages them takes the averages for the
+        steps alone, and may be asked before this one.
+
+        Raises:
+            UsageError: If the weights have changed.
+        """
+        if not is_first or not self._needs_training_items(trainer):
+            return
+        if not self._has_training_items:
+            self._weights = weights_mark(trainer.lightning_module)
+            self._try_training_items(trainer)
+        elif self._weights != weights_mark(trainer.lightning_module):
+            raise UsageError(self._changed_weights())
+
+    def _try_training_items(self, trainer: Trainer) -> None:
+        """Embed the items of training, once; an error is one of all loaders, and waits for the end of the epoch."""
+        self._has_training_items = True
+        try:
+            self._embed_training_items(trainer)
+        except Exception as error:  # a metric must not end a training
+            self._training_error = error
+
+    def _changed_weights(self) -> str:
+        return (
+            f"{self._policy.owner}: the weights have changed since the training items were embedded, which is at the first "
+            f"batch of a validation. Both are compared, so that their weights must be the same. Exchange weights before the "
+            f"first batch and after the last one alone.{self._remedy_for_weights}"
+        )
+
+    def _share_of_training_items(self, trainer: Trainer) -> None:
+        """Embed the items of training where no step has had a batch of this rank; raise what went wrong before.
+
+        Raises:
+            UsageError: If the weights may not be those of the steps of other ranks.
+        """
+        if self._needs_training_items(trainer) and not self._has_training_items and not self._failed:
+            if self._weights != weights_mark(trainer.lightning_module):
+                raise UsageError(self._changed_weights())
+            self._try_training_items(trainer)
+        if self._training_error is not None:
+            raise self._training_error
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the set, before checkpoints and early stopping read the values."""
         try:
             self._prepare(trainer)
+            self._share_of_training_items(trainer)
         except Exception as error:  # a metric must not end a training
             self._failed.update(dict.fromkeys(range(len(suffixes(trainer)) or 1), error) | self._failed)
         # Before anything is measured: a rank that has failed would not take part, and the others would wait for it.
@@ -158,6 +215,9 @@ class EvaluationMonitor(Callback, ABC):
         self._failed: dict[int, Exception] = {}
         self._seen: Counter[int] = Counter()  # items, by loader
         self._batches: Counter[int] = Counter()
+        self._weights: list[int] = []  # see `weights_mark`
+        self._has_training_items = False  # they were embedded, or could not be
+        self._training_error: Exception | None = None
         self._forget()
 
     def _unpadded_length(self, trainer: Trainer, loader: int, *, ids: bool = False) -> int | None:

@@ -45,11 +45,11 @@ class GapOptions(GroupedOptions, total=False):
 class GeneralizationGapMonitor(EvaluationMonitor):
     """Logs Grouped Recall@K of training classes minus that of validation classes, a measure of overfitting.
 
-    Plain Recall@K falls with the number of classes, so its difference says little if the two sets have different
-    numbers of classes. Grouped Recall@K searches a fixed number of classes at a time. At the end of a validation, a
-    fixed, seeded subset of the training classes is embedded by a separate loader, with the module in evaluation mode,
-    and compared with the embeddings of the validation steps. Afterwards the modes of the module and the random states
-    are restored.
+    Plain Recall@K falls with the number of classes, so its difference says little if the two sets have different numbers
+    of classes. Grouped Recall@K searches a fixed number of classes at a time. After the first batch of a validation, a
+    fixed, seeded subset of the training classes is embedded by a separate loader, with the module in evaluation mode and
+    with the weights of the validation steps. At the end of the validation it is compared with the embeddings of these
+    steps. The modes of the module and the random states are restored.
 
     It logs the gap `gap/grouped_recall@1`, in [-1, 1], with the ends of its interval, `gap/grouped_recall@1_low` and
     `..._high`; the two recalls as `gap/train_grouped_recall@1` and `gap/val_grouped_recall@1`; the same values of plain
@@ -150,8 +150,8 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new set, if it is time to measure."""
-        super().on_validation_epoch_start(trainer, pl_module)
         self._is_due = trainer.sanity_checking or self.schedule.is_due(trainer.current_epoch)
+        super().on_validation_epoch_start(trainer, pl_module)
 
     # ----------------------------------------------------------------------------------------------------------- collecting
 
@@ -171,14 +171,18 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         self._store, self._seen_classes = EmbeddingStore(), EmbeddingStore()
 
     def _prepare(self, trainer: Trainer) -> None:
-        """Find the training set, and embed it when it is time to measure."""
+        """See that there is the loader to compare with."""
         if trainer.testing or not self._is_due:
             return
         if evaluation_loaders(trainer) and loader_index(trainer, self.val_loader) is None:
             raise UsageError(no_such_loader(trainer, f"GeneralizationGapMonitor(val_loader={self.val_loader!r})"))
-        if not self._failed:
-            with self.schedule.watch.running():
-                self._seen_classes = self.training.embedded(trainer, self.embed)
+
+    def _needs_training_items(self, trainer: Trainer) -> bool:
+        return self._is_due and not trainer.testing
+
+    def _embed_training_items(self, trainer: Trainer) -> None:
+        with self.schedule.watch.running():
+            self._seen_classes = self.training.embedded(trainer, self.embed)
 
     # ------------------------------------------------------------------------------------------------------------ measuring
 

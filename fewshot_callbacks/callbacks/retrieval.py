@@ -303,8 +303,7 @@ class Voters:
 
     def prepare(self, trainer: Trainer) -> None:
         """Find the training set, and embed this rank's share outside of the sanity check."""
-        if self.trains:
-            self.store = self.training.embedded(trainer, self.embed)
+        self.store = self.training.embedded(trainer, self.embed)
 
     def values(self, parts: Sequence[Part] | None, where: str, policy: FailurePolicy) -> dict[str, float]:
         """Return the accuracies of the queries, NaN where the set could not be evaluated. Collective."""
@@ -334,9 +333,11 @@ class Voters:
         processes, queries, bank = all_processes(), shards[0], shards[1:] if self.bank == "gallery" else ()
         with processes.together():
             if self.trains:
-                if self.shard is None and self.store is not None:
+                if self.store is None:  # without it the queries would vote for each other
+                    raise ValueError("RetrievalMonitor: the training items that vote were not embedded.")
+                if self.shard is None:
                     self.shard = self.store.shard(dataset_size=self.training.items)
-                bank = [] if self.shard is None else [self.shard]
+                bank = [self.shard]
             found = knn_accuracy(
                 *(part for shard in (queries, *bank) for part in (shard.embeddings, shard.named_labels)),
                 k=self.k,
@@ -378,7 +379,8 @@ class RetrievalMonitor(EvaluationMonitor):
 
     1. `on_validation_epoch_start` begins a new set, and the callbacks that draw decide whether they will;
     2. `on_validation_batch_start` keeps what the submodule returns from now on, if embeddings come from one;
-    3. `on_validation_batch_end` reads embeddings and labels, once, and appends them to the store of their loader;
+    3. `on_validation_batch_end` reads embeddings and labels, once, and appends them to the store of their loader; after the
+       first batch it embeds the training items that vote (`knn`);
     4. `on_validation_epoch_end` exchanges the errors of all ranks, and for each set
     5. joins its batches to this rank's part and drops them, evaluates it together with the other ranks,
     6. logs the values, of which checkpoints and early stopping read the same on every rank,
@@ -413,7 +415,8 @@ class RetrievalMonitor(EvaluationMonitor):
         knn_bank: What votes: `train`, `gallery` (without a gallery the set itself) or `self`, the queries without the query
             itself. `train` is the result of `training_data_for_evaluation()` of the Trainer's data module, as the data
             modules of this package have it; or pass a data set, a loader of one, or a function of the Trainer, with the
-            transforms of an evaluation. It is embedded once in each validation, as `embed` says or else by the module.
+            transforms of an evaluation. It is embedded once in each validation, as `embed` says or else by the module, after
+            the first batch and so with the weights of the steps.
         name: Part of the keys between the stage and the metric, such as `t2i` for `val/t2i/mAP` and `test/t2i/mAP`. Several
             monitors in one Trainer need different names; one of them may have none.
         prog_bar: Show the first of the metrics in the progress bar.
@@ -437,6 +440,7 @@ class RetrievalMonitor(EvaluationMonitor):
         >>> trainer = Trainer(callbacks=[RetrievalMonitor(), best], logger=False, accelerator="cpu")
     """
 
+    _remedy_for_weights = " Or let the queries vote themselves, knn_bank='self'."
     _remedy_for_two = "Give them different names, such as name='t2i' for val/t2i/mAP."
     _remedy_for_repeats = (
         "Pass ids='key', an entry of the batch or of the step's output that names each item, or let Lightning make the "
@@ -507,8 +511,13 @@ class RetrievalMonitor(EvaluationMonitor):
 
     def _prepare(self, trainer: Trainer) -> None:
         self._parts.check_gallery(trainer)
-        if self._voters is not None and not self._failed:
-            self._voters.prepare(trainer)
+
+    def _needs_training_items(self, trainer: Trainer) -> bool:
+        return self._voters is not None and self._voters.trains
+
+    def _embed_training_items(self, trainer: Trainer) -> None:
+        assert self._voters is not None
+        self._voters.prepare(trainer)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         self.reports = {}
