@@ -84,6 +84,15 @@ def log_of_all(module: LightningModule, values: Mapping[str, float], shown: str 
         module.log(key, value, prog_bar=key == shown, **options)
 
 
+def names_logged(trainer: Trainer) -> set[str]:
+    """Return the names under which a value of this epoch has been logged so far."""
+    results = trainer._results
+    values = () if results is None else results.values()
+    return {
+        results._forked_name(each, on_step=False)[0] for each in values if not each.has_reset and each.meta.on_epoch
+    }
+
+
 def run_folder(trainer: Trainer, logger: Any = None) -> str:
     """Find the folder of the run by a logger, by default the first one.
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders, log_of_all, unpadded_length, weights_mark, why_not_dealt
+from fewshot_callbacks._trainer import (
+    evaluation_loaders,
+    log_of_all,
+    names_logged,
+    unpadded_length,
+    weights_mark,
+    why_not_dealt,
+)
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
+from fewshot_callbacks.callbacks._watched_keys import Better, look_for_misspelt_keys, look_for_wrong_modes
 from fewshot_callbacks.callbacks.embeddings import TRAINING_STEP, EmbeddingReader, EmbeddingSource, LabelSources, Source
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
 from fewshot_callbacks.functional._reading import Labels
@@ -34,6 +41,7 @@ class EvaluationMonitor(Callback, ABC):
 
     _remedy_for_two = "Keep one of them."
     _remedy_for_weights = ""
+    _remedy_for_logged_twice = ""
     _remedy_for_repeats = "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
 
     def __init__(self, source: Source | EmbeddingSource, labels: LabelSources | None, strict: bool | None) -> None:
@@ -54,8 +62,12 @@ class EvaluationMonitor(Callback, ABC):
         """Drop the collected set."""
 
     @abstractmethod
-    def _keys(self, trainer: Trainer) -> Collection[str]:
-        """Return the keys of a validation whose loaders are known."""
+    def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
+        """Return the keys of a validation whose loaders are known, and which of their values are better."""
+
+    def _keys_of_training(self) -> Mapping[str, Better]:
+        """Return the keys of training batches, and which of their values are better: by default none."""
+        return {}
 
     def _prefix(self, stage: str) -> str:
         """Return the first part of the keys in a stage."""
@@ -88,6 +100,7 @@ class EvaluationMonitor(Callback, ABC):
                     f"their mean. {self._remedy_for_two}"
                 )
         self._logged_in_sanity_check: set[str] | None = None
+        self._has_looked_at_keys = False
         self._begin()
         self._policy.begin()
         self._reader.attach(pl_module)
@@ -101,6 +114,8 @@ class EvaluationMonitor(Callback, ABC):
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new set."""
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self._look_at_keys(trainer)  # where the loaders were not known before
         self._begin()
         if self._needs_training_items(trainer):
             self._weights = weights_mark(pl_module)
@@ -205,11 +220,37 @@ class EvaluationMonitor(Callback, ABC):
         Raises:
             UsageError: If one waits for a key that is a known one misspelt, and the sanity check showed that nobody logs it.
         """
+        look_for_wrong_modes(trainer, self._keys_of_training(), None, self._policy)
+        self._look_at_keys(trainer)
+
+    def _look_at_keys(self, trainer: Trainer) -> None:
+        """Check the keys of the validation, once in a fit, as soon as its loaders are known."""
+        if self._has_looked_at_keys or not evaluation_loaders(trainer):
+            return
+        self._has_looked_at_keys = True
+        own, logged = self._keys(trainer), self._logged_in_sanity_check
+        self._tell_logged_twice(own.keys() & (logged or ()))
+        look_for_wrong_modes(trainer, own, logged, self._policy)
         # One looks for all: a key that another monitor logs is no mistake.
         monitors = [each for each in trainer.callbacks if isinstance(each, EvaluationMonitor)]  # type: ignore[attr-defined]
         if monitors[0] is self:
             known = set().union(*(each._keys(trainer) for each in monitors))
-            look_for_misspelt_keys(trainer, known, self._logged_in_sanity_check, self._policy)
+            look_for_misspelt_keys(trainer, known, logged, self._policy)
+
+    def _log(
+        self, trainer: Trainer, module: LightningModule, values: Mapping[str, float], shown: str | None = None
+    ) -> None:
+        """Log the values of a set, which are equal on all ranks; warn if others have logged one of their keys."""
+        self._tell_logged_twice(values.keys() & names_logged(trainer))
+        log_of_all(module, values, shown)
+
+    def _tell_logged_twice(self, keys: Iterable[str]) -> None:
+        for key in sorted(keys)[:1]:
+            self._policy.warn(
+                f"{self._policy.owner} logs {key!r}, and the module or another callback does so, too: one value replaces "
+                f"the other. Log yours under another name{self._remedy_for_logged_twice}. (Shown once.)",
+                kind="logged twice",
+            )
 
     def _begin(self) -> None:
         self._failed: dict[int, Exception] = {}
@@ -259,6 +300,8 @@ class BatchMonitor(EvaluationMonitor):
     prog_bar = False
     # of what is logged of a training batch, the first of which may be shown
     _training_keys: tuple[str, ...]
+    # which values are better, by the name of what is logged; nothing where neither are
+    _better: Mapping[str, Better]
 
     def __init__(
         self,
@@ -319,10 +362,13 @@ class BatchMonitor(EvaluationMonitor):
                 if loader in failed:
                     raise failed[loader]
                 values = self._measure_loader(trainer, loader, stage, suffix)
-            log_of_all(pl_module, {f"{stage}/{name}{suffix}": value for name, value in values.items()})
+            self._log(trainer, pl_module, {f"{stage}/{name}{suffix}": value for name, value in values.items()})
 
-    def _keys(self, trainer: Trainer) -> Collection[str]:
-        return [f"val/{name}{suffix}" for suffix in suffixes(trainer) for name in self._names()]
+    def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
+        return {f"val/{name}{suffix}": self._better.get(name) for suffix in suffixes(trainer) for name in self._names()}
+
+    def _keys_of_training(self) -> Mapping[str, Better]:
+        return {key: self._better.get(key.removeprefix("train/")) for key in self._training_keys}
 
 
 def stage_of(trainer: Trainer) -> str:
@@ -370,76 +416,3 @@ def no_such_loader(trainer: Trainer, call: str) -> str:
         f"{call}: there is no such loader; there are {names_of_loaders(trainer)}. Pass one of these names or an index "
         f"below {len(evaluation_loaders(trainer))}."
     )
-
-
-# Similarity of two names from which one may be a misspelling of the other: `grouped_recall` of `grouped_recall@1`, but
-# none of `loss`, `acc` and `auc`.
-NEAR = 0.7
-
-
-def watched(trainer: Trainer) -> dict[str, str]:
-    """Find the keys that callbacks and schedulers of a Trainer monitor: key -> who does."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
-    found = {each.monitor: type(each).__name__ for each in callbacks if isinstance(getattr(each, "monitor", None), str)}
-    for config in trainer.lr_scheduler_configs:
-        if config.reduce_on_plateau and isinstance(config.monitor, str):
-            found.setdefault(config.monitor, type(config.scheduler).__name__)
-    return found
-
-
-def look_for_misspelt_keys(
-    trainer: Trainer, known: Collection[str], logged: Collection[str] | None, policy: FailurePolicy
-) -> None:
-    """Look for keys that somebody waits for, that nobody logs, and that are near a known one.
-
-    Args:
-        trainer: The Trainer.
-        known: The keys of its monitors.
-        logged: The keys that the sanity check has shown; None if there was none.
-        policy: Handles a key misspelt, and warns where the module may still log such a key.
-    """
-    for key, who in watched(trainer).items():
-        if key in known or key in (logged or ()):
-            continue
-        meant = same_but_for_spelling(key, sorted(known))
-        other = meant or near(key, sorted(known))
-        if other is None:
-            continue
-        fact = f"{who}(monitor={key!r}): no monitor here logs this value, and nothing else has so far"
-        error = f"{fact}. Did you mean {other!r}?"
-        if meant is not None and logged is not None:
-            policy.handle(UsageError(error), "Lightning will find no value to monitor.")
-        else:
-            policy.warn(error)
-
-
-def same_but_for_spelling(key: str, known: Collection[str]) -> str | None:
-    """Return the known key that differs in capitals and punctuation alone, or in the end that names a loader.
-
-    Examples:
-        >>> known = ["val/mAP/photos", "val/mAP/sketches", "val/recall@1"]
-        >>> [same_but_for_spelling(key, known) for key in ("val/recall_1", "val/mAP", "val/recall@1/photos", "val/recall")]
-        ['val/recall@1', 'val/mAP/photos', 'val/recall@1', None]
-    """
-    for other in known:
-        if _letters(key) == _letters(other) or other.startswith(f"{key}/") or key.startswith(f"{other}/"):
-            return other
-    return None
-
-
-def near(key: str, known: Collection[str]) -> str | None:
-    """Return the known key of the same stage that is most similar, if one is.
-
-    Examples:
-        >>> known = ["val/mAP", "val/recall@1", "val/recall@10", "test/mAP"]
-        >>> [near(key, known) for key in ("val/maps", "val/recall@100", "val/loss", "map")]
-        ['val/mAP', 'val/recall@10', None, None]
-    """
-    stage, _, name = key.partition("/")
-    names = {each.partition("/")[2].casefold(): each for each in known if each.startswith(f"{stage}/")}
-    found = get_close_matches(name.casefold(), names, n=1, cutoff=NEAR)
-    return names[found[0]] if found else None
-
-
-def _letters(key: str) -> str:
-    return re.sub(r"[^\w/]|_", "", key.casefold())

@@ -61,6 +61,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
     """
 
     _training_keys = "train/J", "train/variance_ratio"
+    _better = dict.fromkeys(("J", "variance_ratio", "variance_ratio_low", "variance_ratio_high"), "higher")
 
     def __init__(
         self,

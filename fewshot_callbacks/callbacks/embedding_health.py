@@ -53,6 +53,9 @@ class EmbeddingHealthMonitor(BatchMonitor):
     """
 
     _training_keys = "train/rankme", "train/effective_rank"
+    _better = {"rankme": "higher", "effective_rank": "higher"} | dict.fromkeys(
+        ("uniformity", "nc1", "cdnv", "alignment", "hubness", "antihubs"), "lower"
+    )
 
     def __init__(
         self,

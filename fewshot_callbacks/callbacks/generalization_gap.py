@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from fewshot_callbacks._trainer import evaluation_loaders, log_of_all
+from fewshot_callbacks._trainer import evaluation_loaders
 from fewshot_callbacks.callbacks._conduct import Schedule, UsageError, check_at_least
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder, TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, loader_index, no_such_loader, step_of
+from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.retrieval import (
@@ -103,6 +104,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
     gap: GeneralizationGap | None
     _remedy_for_two = "Give them different prefixes."
+    _remedy_for_logged_twice = ", or pass prefix='overfitting'"
 
     def __init__(
         self,
@@ -186,9 +188,12 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
     # ------------------------------------------------------------------------------------------------------------ measuring
 
-    def _keys(self, trainer: Trainer) -> Collection[str]:
-        ends = [(name, f"{name}_low", f"{name}_high", f"train_{name}", f"val_{name}") for name in self._names]
-        return [f"{self.prefix}/{name}" for names in (*ends, ("share_of_time",)) for name in names]
+    def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
+        better: dict[str, Better] = {}
+        for name in self._names:
+            better |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), "lower")
+            better |= dict.fromkeys((f"train_{name}", f"val_{name}"), "higher")
+        return {f"{self.prefix}/{name}": each for name, each in (better | {"share_of_time": None}).items()}
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         if trainer.testing or not self._is_due:  # a test is not compared with anything
@@ -204,7 +209,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             found = {f"{self.prefix}/{name}": value for name, value in self.gap.metrics().items()}
             values |= {key: found[key] for key in values if key in found}
             self._log_verdict(trainer, self.gap)
-        log_of_all(pl_module, values | {f"{self.prefix}/share_of_time": self.schedule.watch.share})
+        self._log(trainer, pl_module, values | {f"{self.prefix}/share_of_time": self.schedule.watch.share})
 
     def _gap(self, trainer: Trainer) -> GeneralizationGap:
         """Compute the gap; it, or the error, is equal in every process. Collective."""

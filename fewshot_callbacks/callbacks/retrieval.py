@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders, log_of_all
+from fewshot_callbacks._trainer import evaluation_loaders
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError, evaluation_progress, without_digits
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder, TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks._evaluation import (
@@ -26,9 +26,9 @@ from fewshot_callbacks.callbacks._evaluation import (
     stage_of,
     step_of,
     suffixes,
-    watched,
 )
 from fewshot_callbacks.callbacks._viewers import Viewer, show_set
+from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
     EmbeddingReader,
@@ -50,6 +50,7 @@ from fewshot_callbacks.functional.retrieval import (
     RetrievalReport,
     RetrievalSettings,
     Share,
+    asked_metric,
     evaluate_retrieval,
     shows_settings,
 )
@@ -440,6 +441,7 @@ class RetrievalMonitor(EvaluationMonitor):
         >>> trainer = Trainer(callbacks=[RetrievalMonitor(), best], logger=False, accelerator="cpu")
     """
 
+    _remedy_for_logged_twice = ", or pass name='exact' for val/exact/mAP"
     _remedy_for_weights = " Or let the queries vote themselves, knn_bank='self'."
     _remedy_for_two = "Give them different names, such as name='t2i' for val/t2i/mAP."
     _remedy_for_repeats = (
@@ -540,10 +542,10 @@ class RetrievalMonitor(EvaluationMonitor):
             for error in (failed[loader] for loader, _ in parts if loader in failed):
                 raise error
             report = self.reports[direction + suffix] = self._evaluate(trainer, f"{prefix}{suffix}", parts)
-        log_of_all(pl_module, self._values(trainer, prefix, suffix, report), first if self.prog_bar else None)
+        self._log(trainer, pl_module, self._values(trainer, prefix, suffix, report), first if self.prog_bar else None)
         if self._voters is not None:
             votes = self._voters.values(None if report is None else parts, f"{prefix}{suffix}", self._policy)
-            log_of_all(pl_module, {f"{prefix}/{name}{suffix}": value for name, value in votes.items()})
+            self._log(trainer, pl_module, {f"{prefix}/{name}{suffix}": value for name, value in votes.items()})
         # where an image has several texts, their places are not those of the items of the loader
         viewers = viewers_of(trainer, prefix)
         if viewers and report is not None and (not direction or report.queries == report.gallery):
@@ -578,7 +580,7 @@ class RetrievalMonitor(EvaluationMonitor):
         for note in report.messages:  # each kind once in a training
             self._policy.warn(f"{prefix}{suffix}: {note}", kind=without_digits(note))
         values = {f"{prefix}/{name}{suffix}": value for name, value in report.metrics().items()}
-        waited_for = watched(trainer)
+        waited_for = {watcher.key: watcher.name for watcher in watchers(trainer)}
         for key in [key for key in keys if key not in values and key in waited_for]:
             fact = f"{waited_for[key]}(monitor={key!r}): this set has too few classes for it. Monitor another value."
             self._policy.handle(UsageError(fact), f"{key} is NaN.")
@@ -586,10 +588,15 @@ class RetrievalMonitor(EvaluationMonitor):
         self._left_out = self._left_out.difference(keys) | set(keys).difference(values)
         return values | {unmatched: float(report.queries_without_match)}
 
-    def _keys(self, trainer: Trainer) -> Collection[str]:
-        names = (*self._parts.metrics, *([] if self._voters is None else self._voters.keys), UNMATCHED)
-        sets = self._parts.sets(trainer)
-        return {self._key("val", direction, name) + suffix for direction, suffix, _ in sets for name in names}
+    def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
+        better: dict[str, Better] = {key: asked_metric(key).metric.better for key in self._parts.metrics}
+        better |= dict.fromkeys([] if self._voters is None else self._voters.keys, "higher")
+        better |= {UNMATCHED: None}
+        return {
+            self._key("val", direction, name) + suffix: each
+            for direction, suffix, _ in self._parts.sets(trainer)
+            for name, each in better.items()
+        }
 
 
 def viewers_of(trainer: Trainer, prefix: str) -> list[Viewer]:
