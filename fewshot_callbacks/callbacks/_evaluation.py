@@ -21,6 +21,7 @@ from fewshot_callbacks._trainer import (
     why_not_dealt,
 )
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
+from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._watched_keys import Better, look_for_misspelt_keys, look_for_wrong_modes
 from fewshot_callbacks.callbacks.embeddings import TRAINING_STEP, EmbeddingReader, EmbeddingSource, LabelSources, Source
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
@@ -88,7 +89,7 @@ class EvaluationMonitor(Callback, ABC):
         return loader not in self._failed  # a set that lacks a batch is not measured
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Hook the submodule, if embeddings come from one.
+        """Begin a run.
 
         Raises:
             ValueError: If another monitor of this kind would log under the same keys: Lightning would log their mean.
@@ -103,7 +104,21 @@ class EvaluationMonitor(Callback, ABC):
         self._has_looked_at_keys = False
         self._begin()
         self._policy.begin()
-        self._reader.attach(pl_module)
+        self._reader.begin()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Listen to the submodule that embeddings come from, now that the module has made its layers.
+
+        Raises:
+            UsageError: If there is no such submodule.
+        """
+        self._reader.listen(pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Listen to the submodule, also where there was no fit, or where it was replaced."""
+        self.on_fit_start(trainer, pl_module)
+
+    on_test_start = on_validation_start
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
         """Remove hooks and embeddings, also when the run was stopped."""
@@ -290,6 +305,7 @@ class BatchMonitor(EvaluationMonitor):
     Args:
         source: See `EmbeddingReader`.
         labels: See `LabelSource`.
+        embed: See `Embed`; by default the steps give the embeddings.
         strict: See `FailurePolicy`.
         every_n_steps: Measure one training batch in this number; None measures none.
 
@@ -307,10 +323,13 @@ class BatchMonitor(EvaluationMonitor):
         self,
         source: Source | EmbeddingSource,
         labels: LabelSources | None,
+        embed: Embed | None,
         strict: bool | None,
         every_n_steps: int | None,
     ) -> None:
         super().__init__(source, labels, strict)
+        self._reader.can_embed = True
+        self.embed = None if embed is None else Embedder(embed, self._reader)
         call = f"{self._policy.owner}(every_n_steps="
         if every_n_steps is not None and every_n_steps < 1:
             raise ValueError(f"{call}{every_n_steps}) must be at least 1; None measures validation and test alone.")
@@ -328,6 +347,19 @@ class BatchMonitor(EvaluationMonitor):
     @abstractmethod
     def _names(self, loader: int | None = None) -> list[str]:
         """Name what is logged of the set of a loader, which has been collected; without one of any. Collective."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See that the submodules are there that embeddings come from."""
+        super().on_fit_start(trainer, pl_module)
+        if self.embed is not None:
+            self.embed.check_name(pl_module)
+
+    def _read(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
+        """Read the embeddings that a step gave, or make them, in evaluation mode; and the labels."""
+        if self.embed is None:
+            return self._reader.read(outputs, batch, step)
+        self._reader.dismiss()
+        return self.embed.in_evaluation(trainer, trainer.lightning_module, batch)
 
     def _is_measured(self, trainer: Trainer) -> bool:
         # Counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`: with the same number for both, what a
@@ -349,7 +381,7 @@ class BatchMonitor(EvaluationMonitor):
         keys = self._training_keys
         values: tuple[Tensor | float, ...] = (math.nan,) * len(keys)
         with self._policy.handling(f"{' and '.join(keys)} are NaN."):
-            values = self._measure_batch(*self._reader.read(outputs, batch, TRAINING_STEP))
+            values = self._measure_batch(*self._read(trainer, outputs, batch, TRAINING_STEP))
         for key, value in zip(keys, values, strict=True):
             shown = self.prog_bar and key == keys[0]
             pl_module.log(key, value, on_step=True, on_epoch=False, prog_bar=shown, batch_size=1)

@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluation_loaders, why_not_dealt
+from fewshot_callbacks.callbacks._embedder import Embed
 from fewshot_callbacks.callbacks._evaluation import BatchMonitor, step_of
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
@@ -39,6 +40,10 @@ class DiscriminantRatioMonitor(BatchMonitor):
             (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
         labels: Where the labels are in the batch, if the step does not return them: a key, a position, or a function of
             the batch.
+        embed: For steps that give no embeddings, how each batch is embedded a second time, after the step: the name of a
+            submodule that is called with the batch's inputs, or a function of (module, batch) that returns embeddings or
+            (embeddings, labels), such as `lambda module, batch: module.backbone(batch[0][0]).flatten(1)` for the first view
+            of each item. The module is then in evaluation mode, also for training batches, and random states are restored.
         every_n_steps: Measure one training batch in this number, at least 1. Between measurements, progress bar and
             loggers keep the latest value: choose a divisor of the Trainer's `log_every_n_steps`, so that loggers write
             fresh values. None measures validation and test alone, for training batches without labels.
@@ -68,6 +73,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
         *,
         source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
+        embed: Embed | None = None,
         every_n_steps: int | None = 1,
         normalize: bool = False,
         skip_singletons: bool = False,
@@ -75,7 +81,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
         prog_bar: bool = True,
         strict: bool | None = None,
     ) -> None:
-        super().__init__(source, labels, strict, every_n_steps)
+        super().__init__(source, labels, embed, strict, every_n_steps)
         self.normalize, self.skip_singletons, self.eps, self.prog_bar = normalize, skip_singletons, eps, prog_bar
         self._measured = 0
         # how many batches of this epoch have no J, and no variance ratio; on their device
@@ -134,7 +140,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
     # ---------------------------------------------------------------------------------------------- validation and test
 
     def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
-        embeddings, labels = self._reader.read(outputs, batch, step_of(trainer))
+        embeddings, labels = self._read(trainer, outputs, batch, step_of(trainer))
         refuse_another_form(self._policy.owner, self._forms.setdefault(loader, labels.form), labels)
         codes, embeddings = labels.codes.cpu(), embeddings.cpu()
         bad = non_finite_rows(embeddings)

@@ -150,6 +150,11 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         self.training.begin()
         self.schedule.begin()
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See that the submodules are there that embeddings come from."""
+        super().on_fit_start(trainer, pl_module)
+        self.embed.check_name(pl_module)
+
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new set, if it is time to measure."""
         self._is_due = trainer.sanity_checking or self.schedule.is_due(trainer.current_epoch)

@@ -467,6 +467,7 @@ class RetrievalMonitor(EvaluationMonitor):
         **settings: Unpack[RetrievalOptions],
     ) -> None:
         super().__init__(source, labels, strict)
+        self._reader.can_embed = True
         given = RetrievalSettings.checked(RetrievalMonitor, settings)
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
@@ -488,6 +489,10 @@ class RetrievalMonitor(EvaluationMonitor):
             self._voters.training.begin()
         self._left_out: set[str] = set()  # keys that the latest report of their set did not have
         super().setup(trainer, pl_module, stage)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See that the submodules are there that embeddings come from."""
+        super().on_fit_start(trainer, pl_module)
         if self._parts.embed is not None:
             self._parts.embed.check_name(pl_module)
 

@@ -108,8 +108,8 @@ def test_the_monitor_embeds_batches_itself_and_leaves_no_trace(embed: Any) -> No
 
 def test_only_the_calls_of_the_expected_step_are_kept() -> None:
     net, listening, points = Net().eval(), reader("encoder"), VALIDATION.tensors[0][:4]
-    listening.attach(net)
-    listening.attach(net)  # setup runs before each fit, validate and test
+    listening.listen(net)
+    listening.listen(net)  # setup runs before each fit, validate and test
     assert hooks(net) == 1
     net.embed(points)  # before the step
     listening.expect()
