@@ -22,7 +22,16 @@ from torch.utils.data import DistributedSampler
 from fewshot_callbacks.distributed.torch_distributed import process_count
 
 # Packages whose functions may stand between the line of a user, such as `trainer.fit(...)`, and a warning.
-_BETWEEN = ("fewshot_callbacks", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "torch")
+_BETWEEN = (
+    "contextlib",
+    "functools",
+    "fewshot_callbacks",
+    "lightning",
+    "lightning_fabric",
+    "lightning_utilities",
+    "pytorch_lightning",
+    "torch",
+)
 
 
 def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:

@@ -28,8 +28,8 @@ LabelSource = str | int | Callable[[Any], Any]
 # With two encoders also two entries, one for each side.
 LabelSources = LabelSource | tuple[str, str]
 
-# An entry of the step's output or of the batch, by its key, or a function of (outputs, batch).
-Entry = str | Callable[[Any, Any], Any]
+# An entry of the step's output or of the batch, by its key; its position in the batch; or a function of (outputs, batch).
+Entry = str | int | Callable[[Any, Any], Any]
 
 STEP_KEYS = ("embeddings", "labels")
 TRAINING_STEP = "training_step"
@@ -45,7 +45,7 @@ SHAPE_FIXES = {
     2: "Pass embeddings.float().",
     3: "Pool the positions of an item: embeddings.mean(dim=1) or embeddings[:, 0]; or flatten them: embeddings.flatten(1).",
     4: "This is a feature map: name the pooling layer that follows it, such as source='backbone.avgpool', or pool it with "
-    "embeddings.mean(dim=(2, 3)); or flatten it: embeddings.flatten(1).",
+    "{pooled}; or flatten it: embeddings.flatten(1).",
 }
 
 _HOOKS_IGNORED: ContextVar[bool] = ContextVar("hooks_ignored", default=False)
@@ -399,12 +399,24 @@ def _rows(embeddings: Any, step: str, owner: str) -> Tensor:
         embeddings = embeddings.flatten(1)
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
         fix = SHAPE_FIXES.get(embeddings.ndim, "Flatten what belongs to one item: embeddings.flatten(1).")
+        fix = fix.format(pooled=_pooled(embeddings.shape)) if embeddings.ndim == 4 else fix
         raise UsageError(
             f"{owner}: the embeddings of {step} are {describe(embeddings)}; expected one floating-point vector for each "
             f"item, (items, dim). {fix}"
         )
     rows: Tensor = embeddings
     return rows
+
+
+def _pooled(shape: Sequence[int]) -> str:
+    """Write the mean over the places of a feature map, whose channels come first or, as in Swin, last."""
+    first, last = "embeddings.mean(dim=(2, 3))", "embeddings.mean(dim=(1, 2))"
+    # Most maps are square.
+    if shape[2] == shape[3] != shape[1]:
+        return first
+    if shape[1] == shape[2] != shape[3]:
+        return last
+    return f"{first} where the channels come first, {last} where they come last"
 
 
 def read_flag(where: Entry, outputs: Any, batch: Any, items: int, owner: str, views: int = 1, hint: str = "") -> Tensor:
@@ -444,7 +456,7 @@ def read_codes(
     Raises:
         UsageError: If there is no such entry, or it does not hold an integer or a word for each embedding.
     """
-    several = [where] if isinstance(where, str) or callable(where) else where
+    several = [where] if isinstance(where, str | int) or callable(where) else where
     read = [read_entry(argument, one, outputs, batch, owner) for one in several]
     values = read[0]
     if len(read) > 1:
@@ -470,6 +482,14 @@ def read_entry(argument: str, where: Entry, outputs: Any, batch: Any, owner: str
     """Read an entry of the step's output or of the batch, or call a function of both."""
     if callable(where):
         return where(outputs, batch)
+    if isinstance(where, int):
+        try:
+            return batch[where]
+        except (KeyError, IndexError, TypeError) as error:
+            raise UsageError(
+                f"{owner}({argument}={where!r}): the batch is {describe(batch)} and has no such entry. Pass a position that "
+                f"it has, a key, or a function of (outputs, batch).{hint}"
+            ) from error
     holder = next((part for part in (outputs, batch) if isinstance(part, Mapping) and where in part), None)
     if holder is None:
         raise UsageError(

@@ -54,13 +54,25 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
     shows_settings,
 )
-from fewshot_callbacks.functional.retrieval.settings import several
+from fewshot_callbacks.functional.retrieval.settings import UnknownSettingError, several
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 
 # Name of the number of queries without a match, which is logged beside the metrics.
 UNMATCHED = "queries_without_match"
 # Arguments of `evaluate_retrieval`.
 GROUPS = ("query_groups", "gallery_groups")
+
+# What `evaluate_retrieval` and `RetrievalEvaluation` are given for each item -> where a monitor finds it.
+_EXCLUDE = "exclude=('person', 'camera'), entries of the batch or of the step's output, all of which a group shares"
+_IDS = "ids='path', an entry of the batch or of the step's output that names each item"
+_GALLERY = "gallery=1, the index or the name of the loader, or gallery='is_gallery', an entry of the batch"
+OF_FUNCTIONS = {
+    **dict.fromkeys(GROUPS, _EXCLUDE),
+    "groups": f"{_EXCLUDE}; groups of classes for Grouped Recall are label_groups=[[0, 1, 2], [3, 4, 5]]",
+    **dict.fromkeys(("query_ids", "gallery_ids"), _IDS),
+    **dict.fromkeys(("gallery_labels", "is_gallery"), _GALLERY),
+    "embeddings": "source='encoder', a submodule, or source=('embeddings', 'labels'), keys of the step's output",
+}
 
 
 Side = tuple[Tensor, Labels]
@@ -88,7 +100,7 @@ class Parts:
     embed: Embedder | None
     gallery: int | Entry | None
     ids: Entry | Sequence[Entry] | None
-    exclude: Entry | Sequence[str] | None
+    exclude: Entry | Sequence[Entry] | None
     spill_to: str | PathLike[str] | None
 
     def __post_init__(self) -> None:
@@ -400,13 +412,14 @@ class RetrievalMonitor(EvaluationMonitor):
         gallery: Index or name of the loader that holds the gallery; or, if no loader has that name, an entry of the step's
             output or of the batch, or a function of (outputs, batch), with a boolean for each item: whether it is of the
             gallery.
-        exclude: Entries of the step's output or of the batch, such as `("person", "camera")`: a candidate that equals the
-            query in all of them is ignored, neither hit nor miss.
-        ids: Entry of the step's output or of the batch, or function of (outputs, batch), with an integer or a word that
-            identifies each item, such as its path. An item that occurs more than once is counted once; items of one id
-            that differ in embedding or label are a warning. Needed if your own sampler repeats samples; the samples
-            that Lightning's `DistributedSampler` repeats to give all processes the same number are dropped without ids. With
-            two encoders also two entries, one for each side: `("image_id", "caption_id")`.
+        exclude: Entries of the step's output or of the batch, such as `("person", "camera")`, or positions in the batch,
+            such as `(1, 2)`: a candidate that equals the query in all of them is ignored, neither hit nor miss. They make
+            the `query_groups` and `gallery_groups` of `evaluate_retrieval`.
+        ids: Entry of the step's output or of the batch, position in the batch, or function of (outputs, batch), with an
+            integer or a word that identifies each item, such as its path. An item that occurs more than once is counted
+            once; items of one id that differ in embedding or label are a warning. Needed if your own sampler repeats
+            samples; the samples that Lightning's `DistributedSampler` repeats to give all processes the same number are
+            dropped without ids. With two encoders also two entries, one for each side: `("image_id", "caption_id")`.
         spill_to: A folder on a disk, for validation sets larger than memory: embeddings are written to a file in it, and
             read from there as they are needed. It has no name, and vanishes after the evaluation.
         knn: Numbers of neighbours that vote for the label of a query, or one, such as (10, 20, 100, 200), see
@@ -456,7 +469,7 @@ class RetrievalMonitor(EvaluationMonitor):
         labels: LabelSources | None = None,
         embed: Embed | None = None,
         gallery: int | Entry | None = None,
-        exclude: Entry | Sequence[str] | None = None,
+        exclude: Entry | Sequence[Entry] | None = None,
         ids: Entry | tuple[Entry, Entry] | None = None,
         spill_to: str | PathLike[str] | None = None,
         knn: int | Sequence[int] | None = None,
@@ -468,6 +481,9 @@ class RetrievalMonitor(EvaluationMonitor):
     ) -> None:
         super().__init__(source, labels, strict)
         self._reader.can_embed = True
+        for setting in settings:
+            if setting in OF_FUNCTIONS:
+                raise UnknownSettingError(f"RetrievalMonitor: {setting} is no setting. Write {OF_FUNCTIONS[setting]}.")
         given = RetrievalSettings.checked(RetrievalMonitor, settings)
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
