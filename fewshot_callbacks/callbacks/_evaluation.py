@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -26,6 +26,10 @@ from fewshot_callbacks.callbacks._watched_keys import Better, look_for_misspelt_
 from fewshot_callbacks.callbacks.embeddings import TRAINING_STEP, EmbeddingReader, EmbeddingSource, LabelSources, Source
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
 from fewshot_callbacks.functional._reading import Labels
+from fewshot_callbacks.functional.retrieval.settings import several
+
+# Indices or names of loaders, or one of them.
+Loaders = int | str | Sequence[int | str]
 
 
 class EvaluationMonitor(Callback, ABC):
@@ -40,6 +44,7 @@ class EvaluationMonitor(Callback, ABC):
         strict: See `FailurePolicy`.
     """
 
+    loaders: Loaders | None = None
     _remedy_for_two = "Keep one of them."
     _remedy_for_weights = ""
     _remedy_for_logged_twice = ""
@@ -86,7 +91,22 @@ class EvaluationMonitor(Callback, ABC):
 
     def _wants(self, trainer: Trainer, loader: int) -> bool:
         """Decide whether the batches of a loader are read."""
-        return loader not in self._failed  # a set that lacks a batch is not measured
+        # a set that lacks a batch is not measured
+        return loader not in self._failed and loader in self._read_loaders(trainer)
+
+    def _read_loaders(self, trainer: Trainer) -> Collection[int]:
+        """Return the indices of the loaders that are read."""
+        return ends_of_loaders(trainer, self.loaders)
+
+    def _check_loaders(self, trainer: Trainer) -> None:
+        """See that there are the loaders that were asked for.
+
+        Raises:
+            UsageError: If not; with those that there are.
+        """
+        for loader in () if self.loaders is None else several(self.loaders):
+            if loader_index(trainer, loader) is None:
+                raise UsageError(no_such_loader(trainer, f"{self._policy.owner}(loaders={self.loaders!r}), {loader!r}"))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a run.
@@ -205,6 +225,7 @@ class EvaluationMonitor(Callback, ABC):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the set, before checkpoints and early stopping read the values."""
         try:
+            self._check_loaders(trainer)
             self._prepare(trainer)
             self._share_of_training_items(trainer)
         except Exception as error:  # a metric must not end a training
@@ -308,6 +329,7 @@ class BatchMonitor(EvaluationMonitor):
         embed: See `Embed`; by default the steps give the embeddings.
         strict: See `FailurePolicy`.
         every_n_steps: Measure one training batch in this number; None measures none.
+        loaders: Indices or names of the loaders that are measured; None for all.
 
     Raises:
         ValueError: If `every_n_steps` is below 1.
@@ -326,6 +348,7 @@ class BatchMonitor(EvaluationMonitor):
         embed: Embed | None,
         strict: bool | None,
         every_n_steps: int | None,
+        loaders: Loaders | None,
     ) -> None:
         super().__init__(source, labels, strict)
         self._reader.can_embed = True
@@ -334,7 +357,7 @@ class BatchMonitor(EvaluationMonitor):
         if every_n_steps is not None and every_n_steps < 1:
             raise ValueError(f"{call}{every_n_steps}) must be at least 1; None measures validation and test alone.")
         self._reader.without_training = f" If training gives none, {call}None) measures validation and test alone."
-        self.every_n_steps = every_n_steps
+        self.every_n_steps, self.loaders = every_n_steps, loaders
 
     @abstractmethod
     def _measure_batch(self, embeddings: Tensor, labels: Labels) -> tuple[Tensor | float, ...]:
@@ -387,7 +410,7 @@ class BatchMonitor(EvaluationMonitor):
             pl_module.log(key, value, on_step=True, on_epoch=False, prog_bar=shown, batch_size=1)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        for loader, suffix in enumerate(suffixes(trainer)):
+        for loader, suffix in ends_of_loaders(trainer, self.loaders).items():
             values = dict.fromkeys(self._names(loader), math.nan)
             first = f"{stage}/{next(iter(values))}{suffix}"
             with self._policy.handling(f"{first} and the other values of this set are NaN."):
@@ -397,7 +420,8 @@ class BatchMonitor(EvaluationMonitor):
             self._log(trainer, pl_module, {f"{stage}/{name}{suffix}": value for name, value in values.items()})
 
     def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
-        return {f"val/{name}{suffix}": self._better.get(name) for suffix in suffixes(trainer) for name in self._names()}
+        ends = ends_of_loaders(trainer, self.loaders).values()
+        return {f"val/{name}{suffix}": self._better.get(name) for suffix in ends for name in self._names()}
 
     def _keys_of_training(self) -> Mapping[str, Better]:
         return {key: self._better.get(key.removeprefix("train/")) for key in self._training_keys}
@@ -427,6 +451,20 @@ def portable(error: Exception) -> Exception:
     if type(error) in (ValueError, UsageError):
         return type(error)(str(error))
     return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def ends_of_loaders(trainer: Trainer, loaders: Loaders | None) -> dict[int, str]:
+    """Return the end of the keys of each loader that is measured, by its index: empty where only one is.
+
+    Args:
+        trainer: The Trainer.
+        loaders: Indices or names; None for all loaders. Those that there are not are passed over.
+    """
+    if loaders is None:
+        return dict(enumerate(suffixes(trainer)))
+    found = {loader_index(trainer, each) for each in several(loaders)} - {None}
+    names = list(evaluation_loaders(trainer))
+    return {index: f"/{names[index]}" if len(found) > 1 else "" for index in range(len(names)) if index in found}
 
 
 def loader_index(trainer: Trainer, loader: Any) -> int | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluation_loaders, why_not_dealt
 from fewshot_callbacks.callbacks._embedder import Embed
-from fewshot_callbacks.callbacks._evaluation import BatchMonitor, step_of
+from fewshot_callbacks.callbacks._evaluation import BatchMonitor, Loaders, step_of
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.functional._reading import Labels, non_finite_rows
@@ -52,6 +52,8 @@ class DiscriminantRatioMonitor(BatchMonitor):
         eps: Share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
         prog_bar: Show J of training batches in the progress bar. Lightning reads the value, and so waits for the device,
             whenever it refreshes the bar.
+        loaders: Index or name of the loader that is measured, or several, such as `("retrieval",)` where the steps of
+            another loader give no embeddings. By default all are measured. The keys of a single one have no ending.
         strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
             batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
@@ -79,9 +81,10 @@ class DiscriminantRatioMonitor(BatchMonitor):
         skip_singletons: bool = False,
         eps: float = EPS,
         prog_bar: bool = True,
+        loaders: Loaders | None = None,
         strict: bool | None = None,
     ) -> None:
-        super().__init__(source, labels, embed, strict, every_n_steps)
+        super().__init__(source, labels, embed, strict, every_n_steps, loaders)
         self.normalize, self.skip_singletons, self.eps, self.prog_bar = normalize, skip_singletons, eps, prog_bar
         self._measured = 0
         # how many batches of this epoch have no J, and no variance ratio; on their device

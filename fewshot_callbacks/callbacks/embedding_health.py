@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._conduct import without_digits
 from fewshot_callbacks.callbacks._embedder import Embed
-from fewshot_callbacks.callbacks._evaluation import BatchMonitor, step_of
+from fewshot_callbacks.callbacks._evaluation import BatchMonitor, Loaders, step_of
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional import EmbeddingHealth, Moments, Share, embedding_health
@@ -43,6 +43,8 @@ class EmbeddingHealthMonitor(BatchMonitor):
         k: Neighbours of the hubness, at least 2, such as 10. The search takes longer than a `RetrievalMonitor` does, and
             with several ranks all embeddings in each. None leaves out what needs neighbours.
         normalize: Scale each embedding to length 1 first; neighbours are then those of the cosine.
+        loaders: Index or name of the loader that is measured, or several, such as `("retrieval",)` where the steps of
+            another loader give no embeddings. By default all are measured. The keys of a single one have no ending.
         strict: Which errors end the run, see `DiscriminantRatioMonitor`. A collapse ends it with True alone.
 
     Attributes:
@@ -71,13 +73,14 @@ class EmbeddingHealthMonitor(BatchMonitor):
         every_n_steps: int | None = 50,
         k: int | None = None,
         normalize: bool = False,
+        loaders: Loaders | None = None,
         strict: bool | None = None,
     ) -> None:
         if k is not None and k < 2:
             raise ValueError(
                 f"EmbeddingHealthMonitor(k={k}) must be at least 2; None leaves out what needs neighbours."
             )
-        super().__init__(source, labels, embed, strict, every_n_steps)
+        super().__init__(source, labels, embed, strict, every_n_steps, loaders)
         self._reader.needs_labels = False
         self.k, self.normalize = k, normalize
         self.reports: dict[str, EmbeddingHealth] = {}

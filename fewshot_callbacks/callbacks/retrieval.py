@@ -20,6 +20,8 @@ from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError, eval
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder, TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks._evaluation import (
     EvaluationMonitor,
+    Loaders,
+    ends_of_loaders,
     loader_index,
     names_of_loaders,
     no_such_loader,
@@ -90,6 +92,7 @@ class Parts:
         settings: Of the evaluation; items that have several labels each rule out some.
         embed: See `RetrievalMonitor`.
         gallery: See there.
+        loaders: See there.
         ids: See there.
         exclude: See there.
         spill_to: See there.
@@ -99,6 +102,7 @@ class Parts:
     settings: RetrievalSettings
     embed: Embedder | None
     gallery: int | Entry | None
+    loaders: Loaders | None
     ids: Entry | Sequence[Entry] | None
     exclude: Entry | Sequence[Entry] | None
     spill_to: str | PathLike[str] | None
@@ -144,6 +148,10 @@ class Parts:
             raise UsageError(f"{call}: two encoders are queries and gallery of each other. Leave out gallery.")
         if index is None and isinstance(self.gallery, int):
             raise UsageError(no_such_loader(trainer, call))
+        if index is not None and not self.sets(trainer) and len(suffixes(trainer)) > 1:
+            raise UsageError(
+                f"{call}, loaders={self.loaders!r}: there are no queries. Name a loader of queries in loaders."
+            )
         if index is not None and len(suffixes(trainer)) < 2:
             raise UsageError(
                 f"{call}: there is one loader only, so there are no queries. Return two loaders, or leave gallery out for "
@@ -155,12 +163,21 @@ class Parts:
         is_loader = isinstance(self.gallery, int) or loader_index(trainer, self.gallery) is not None
         return None if is_loader else self.gallery
 
+    def _gallery_loader(self, trainer: Trainer) -> int | None:
+        """Return the index of the loader that is searched; None where the items of a loader search each other."""
+        return loader_index(trainer, self.gallery) if len(suffixes(trainer)) > 1 else None
+
+    def read_loaders(self, trainer: Trainer) -> set[int]:
+        """Return the indices of the loaders of queries and of the gallery."""
+        gallery = self._gallery_loader(trainer)
+        return set(ends_of_loaders(trainer, self.loaders)) | ({gallery} if gallery is not None else set())
+
     def sets(self, trainer: Trainer) -> list[tuple[str, str, list[Part]]]:
         """List the sets: the direction of two encoders, or nothing; the end of its keys; its queries, and its gallery."""
         found: list[tuple[str, str, list[Part]]] = []
-        ends, gallery = suffixes(trainer), loader_index(trainer, self.gallery)
-        gallery = None if len(ends) < 2 else gallery
-        for loader in (each for each in range(len(ends)) if each != gallery):
+        ends, gallery = ends_of_loaders(trainer, self.loaders), self._gallery_loader(trainer)
+        queries_of = [loader for loader in ends if loader != gallery]
+        for loader in queries_of:
             queries: Part = (loader, False)
             searched: Part = (loader, True) if gallery is None else (gallery, False)
             if self.are_two:
@@ -168,7 +185,7 @@ class Parts:
                 found += [(direction, ends[loader], parts) for direction, parts in pairs]
             else:
                 is_one = gallery is None and self._flag(trainer) is None
-                suffix = "" if gallery is not None and len(ends) == 2 else ends[loader]
+                suffix = "" if gallery is not None and len(queries_of) == 1 else ends[loader]
                 found.append(("", suffix, [queries] if is_one else [queries, searched]))
         return found
 
@@ -412,6 +429,9 @@ class RetrievalMonitor(EvaluationMonitor):
         gallery: Index or name of the loader that holds the gallery; or, if no loader has that name, an entry of the step's
             output or of the batch, or a function of (outputs, batch), with a boolean for each item: whether it is of the
             gallery.
+        loaders: Index or name of the loader that is measured, or several, such as `("retrieval",)` where the steps of
+            another loader give no embeddings. By default all are measured. A gallery
+            need not be named here. The keys of a single set have no ending.
         exclude: Entries of the step's output or of the batch, such as `("person", "camera")`, or positions in the batch,
             such as `(1, 2)`: a candidate that equals the query in all of them is ignored, neither hit nor miss. They make
             the `query_groups` and `gallery_groups` of `evaluate_retrieval`.
@@ -469,6 +489,7 @@ class RetrievalMonitor(EvaluationMonitor):
         labels: LabelSources | None = None,
         embed: Embed | None = None,
         gallery: int | Entry | None = None,
+        loaders: Loaders | None = None,
         exclude: Entry | Sequence[Entry] | None = None,
         ids: Entry | tuple[Entry, Entry] | None = None,
         spill_to: str | PathLike[str] | None = None,
@@ -488,9 +509,9 @@ class RetrievalMonitor(EvaluationMonitor):
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
         embedder = None if embed is None else Embedder(embed, self._reader)
-        self._parts = Parts(self._reader, given, embedder, gallery, ids, exclude, spill_to)
+        self._parts = Parts(self._reader, given, embedder, gallery, loaders, ids, exclude, spill_to)
         self._voters = None if knn is None else Voters(knn, knn_bank, self._parts)
-        self.name, self.prog_bar = name, prog_bar
+        self.name, self.prog_bar, self.loaders = name, prog_bar, loaders
         self.reports: dict[str, RetrievalReport] = {}
 
     @property
@@ -517,6 +538,9 @@ class RetrievalMonitor(EvaluationMonitor):
 
     def _key(self, stage: str, *names: str) -> str:
         return "/".join(filter(None, (self._prefix(stage), *names)))
+
+    def _read_loaders(self, trainer: Trainer) -> set[int]:
+        return self._parts.read_loaders(trainer)
 
     def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
         items, embeddings = self._parts.add(trainer, loader, first, outputs, batch)
