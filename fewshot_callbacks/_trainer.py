@@ -96,10 +96,10 @@ def log_of_all(module: LightningModule, values: Mapping[str, float], shown: str 
 def names_logged(trainer: Trainer) -> set[str]:
     """Return the names under which a value of this epoch has been logged so far."""
     results = trainer._results
-    values = () if results is None else results.values()
-    return {
-        results._forked_name(each, on_step=False)[0] for each in values if not each.has_reset and each.meta.on_epoch
-    }
+    if results is None:
+        return set()
+    logged = [each for each in results.values() if not each.has_reset and each.meta.on_epoch]
+    return {results._forked_name(each, on_step=False)[0] for each in logged}
 
 
 def run_folder(trainer: Trainer, logger: Any = None) -> str:
@@ -200,8 +200,9 @@ def weights_mark(module: nn.Module) -> list[int]:
         try:
             bits = values.contiguous().view(_INTEGERS[values.element_size()])
             rows = bits.reshape(len(bits) if bits.ndim else 1, -1)
-            sums = [rows.sum(dim=dim, dtype=torch.int64) for dim in (0, 1)]
-            marks.append(sum((each * _odd_numbers(each)).sum() for each in sums).cpu())
+            of_columns, of_rows = (rows.sum(dim=dim, dtype=torch.int64) for dim in (0, 1))
+            mark = (of_columns * _odd_numbers(of_columns)).sum() + (of_rows * _odd_numbers(of_rows)).sum()
+            marks.append(mark.cpu())
         except (KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
             continue
     return [int(mark) for mark in marks]

@@ -45,6 +45,9 @@ class EvaluationMonitor(Callback, ABC):
     """
 
     loaders: Loaders | None = None
+    _weights: list[int]  # see `weights_mark`
+    _has_training_items: bool  # they were embedded in this validation, or could not be
+    _training_error: Exception | None
     _remedy_for_two = "Keep one of them."
     _remedy_for_weights = ""
     _remedy_for_logged_twice = ""
@@ -292,9 +295,9 @@ class EvaluationMonitor(Callback, ABC):
         self._failed: dict[int, Exception] = {}
         self._seen: Counter[int] = Counter()  # items, by loader
         self._batches: Counter[int] = Counter()
-        self._weights: list[int] = []  # see `weights_mark`
-        self._has_training_items = False  # they were embedded, or could not be
-        self._training_error: Exception | None = None
+        self._weights = []
+        self._has_training_items = False
+        self._training_error = None
         self._forget()
 
     def _unpadded_length(self, trainer: Trainer, loader: int, *, ids: bool = False) -> int | None:

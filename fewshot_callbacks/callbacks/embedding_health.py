@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -11,6 +12,7 @@ from torch import Tensor
 from fewshot_callbacks.callbacks._conduct import without_digits
 from fewshot_callbacks.callbacks._embedder import Embed
 from fewshot_callbacks.callbacks._evaluation import BatchMonitor, Loaders, step_of
+from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional import EmbeddingHealth, Moments, Share, embedding_health
@@ -60,9 +62,10 @@ class EmbeddingHealthMonitor(BatchMonitor):
     """
 
     _training_keys = "train/rankme", "train/effective_rank"
-    _better = {"rankme": "higher", "effective_rank": "higher"} | dict.fromkeys(
-        ("uniformity", "nc1", "cdnv", "alignment", "hubness", "antihubs"), "lower"
-    )
+    _better: Mapping[str, Better] = {
+        **dict.fromkeys(("rankme", "effective_rank"), "higher"),
+        **dict.fromkeys(("uniformity", "nc1", "cdnv", "alignment", "hubness", "antihubs"), "lower"),
+    }
 
     def __init__(
         self,
