@@ -19,7 +19,8 @@ from fewshot_callbacks.data.image_set import (
     refuse_shared,
 )
 
-_TRANSFORM = PhotoTransform()
+# Logos, words and signs are others when they are mirrored, and nobody knows what the folder holds.
+_TRANSFORM = PhotoTransform(flip=0.0)
 
 
 class ImageFolder(ImageSet):
@@ -35,7 +36,8 @@ class ImageFolder(ImageSet):
     Args:
         root: The folder that holds the splits.
         split: "train", "val" or "test"; None for all classes of a folder that is not split.
-        transform: What the model sees of an image.
+        transform: What the model sees of an image. By default training images are not mirrored, since logos, words and signs
+            are others then; for photographs pass `PhotoTransform(flip=0.5)`.
         train_folder: The folder of the training classes, inside `root`.
         val_folder: The folder of the validation classes; None for no validation.
         test_folder: The folder of the test classes.

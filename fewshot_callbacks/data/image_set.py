@@ -36,7 +36,8 @@ class PhotoTransform:
         resize: Shorter side of an evaluation image before its centre is cut out, or a pair (height, width) for an image
             of exactly that size, of any original shape; a shorter side of 8/7 of `image_size` by default.
         min_area: Smallest part of the image's area in the random resized crop, in (0, 1].
-        flip: Probability of the horizontal flip.
+        flip: Probability of the horizontal flip. It suits photographs. Logos, words and signs are others when they are
+            mirrored: pass 0 for these, as `ImageFolder` and `LogoDet3K` do by default.
         jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
         mean: Mean of each channel, which is subtracted; by default that of ImageNet.
         std: Standard deviation of each channel, by which it is divided.

@@ -84,7 +84,6 @@ class RetrievalEvaluation(Metric):
     """
 
     is_differentiable = False
-    higher_is_better = True
     full_state_update = False
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
@@ -100,13 +99,19 @@ class RetrievalEvaluation(Metric):
         options |= {name: value for name, value in settings.items() if name in get_type_hints(MetricOptions)}
         super().__init__(**options)
         own = {name: value for name, value in settings.items() if name not in options}
-        RetrievalSettings.checked(RetrievalEvaluation, own)
+        self._asked = RetrievalSettings.checked(RetrievalEvaluation, own).keys()
         self.settings = cast(RetrievalOptions, own)
         self.judged = None if judgements is None else read_judgements("RetrievalEvaluation", judgements)
         self.report: RetrievalReport | None = None
         """the report of the last `compute`; None before the first"""
         for name in ("embeddings", "labels", "ids", "words", *OPTIONAL):
             self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    @property
+    def higher_is_better(self) -> bool | None:  # type: ignore[override] # torchmetrics has it as an attribute
+        """Whether larger values are better; None where the values differ in it. The threshold has no part in it."""
+        directions = {asked_metric(key).metric.better for key in self._asked} - {None}
+        return directions == {"higher"} if len(directions) == 1 else None
 
     def update(
         self,

@@ -124,8 +124,8 @@ def test_the_monitor_embeds_in_evaluation_mode_where_the_module_validates_in_tra
 
 def test_only_the_calls_of_the_expected_step_are_kept() -> None:
     net, listening, points = Net().eval(), reader("encoder"), VALIDATION.tensors[0][:4]
-    listening.attach(net)
-    listening.attach(net)  # setup runs before each fit, validate and test
+    listening.listen(net)
+    listening.listen(net)  # setup runs before each fit, validate and test
     assert hooks(net) == 1
     net.embed(points)  # before the step
     listening.expect()
@@ -400,3 +400,18 @@ def test_a_second_fit_in_one_process_warns_again(same_monitor: bool) -> None:
         told.append([text for text in said(caught) if "NaN" in text])
     assert len(told[0]) == 2
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((3, 8, 7, 7), r"pool it with embeddings.mean\(dim=\(2, 3\)\); or flatten"),
+        ((3, 7, 7, 8), r"pool it with embeddings.mean\(dim=\(1, 2\)\); or flatten"),
+        ((3, 7, 7, 7), r"dim=\(2, 3\)\) where the channels come first, .*dim=\(1, 2\)\) where they come last"),
+        ((3, 8, 7, 5), r"dim=\(2, 3\)\) where the channels come first, .*dim=\(1, 2\)\) where they come last"),
+    ],
+)
+def test_a_feature_map_is_pooled_over_its_places(shape: tuple[int, ...], words: str) -> None:
+    """Those of Swin have their channels last."""
+    with pytest.raises(ValueError, match=words):
+        reader().read({"embeddings": torch.zeros(shape), "labels": torch.zeros(3).long()}, None, "test_step")

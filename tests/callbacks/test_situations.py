@@ -369,7 +369,8 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_does(tmp_path: Path) -> No
 
     def run(*more: Callback, **settings: Any) -> tuple[ByHand, EveryBatch, float]:
         torch.manual_seed(0)
-        best, seen, batches = ModelCheckpoint(tmp_path / "best", monitor="val/J"), ByHand(gap=False), EveryBatch()
+        best = ModelCheckpoint(tmp_path / "best", monitor="val/J", mode="max")
+        seen, batches = ByHand(gap=False), EveryBatch()
         monitors = retrieval(), DiscriminantRatioMonitor(every_n_steps=2)
         made = trainer(*monitors, seen, batches, best, *more, max_epochs=2, val_check_interval=2)
         made.fit(Steady(), loader(data, batch_size=36), loader(VALIDATION), **settings)
@@ -377,11 +378,11 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_does(tmp_path: Path) -> No
 
     whole, steps, best = run(ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1))
     assert whole.logged == [near(values) for values in whole.expected]
-    assert best == pytest.approx(min(values["val/J"] for values in whole.logged))
+    assert best == pytest.approx(max(values["val/J"] for values in whole.logged))
     for step in (4, 2, 3):
         resumed, rest, best = run(ckpt_path=str(tmp_path / f"step={step}.ckpt"))
         reached = [values["val/J"] for i, values in enumerate(whole.logged) if 2 * (i + 1) != step]
-        assert best == pytest.approx(min(reached))  # of what has been validated before and since
+        assert best == pytest.approx(max(reached))  # of what has been validated before and since
         count = len(resumed.logged)
         assert (count, len(whole.logged)) == (4 - step // 2, 4)
         assert resumed.logged == [near(values) for values in whole.logged[-count:]]
@@ -558,8 +559,9 @@ def test_what_may_still_be_logged_is_a_warning(key: str) -> None:
 
 
 def test_keys_that_exist_or_that_nobody_knows_pass_in_silence() -> None:
-    keys = "val/mAP", "val/J", "val/variance_ratio_low", "train/J", "val/loss", "gap/recall@1"
-    waiting = [EarlyStopping(monitor=key, strict=False) for key in keys]
+    keys = "val/mAP", "val/J", "val/variance_ratio_low", "train/J", "val/loss"
+    waiting = [EarlyStopping(monitor=key, mode="max", strict=False) for key in keys]
+    waiting.append(EarlyStopping(monitor="gap/recall@1", strict=False))
     run = trainer(*waiting, retrieval(), DiscriminantRatioMonitor(), gap_monitor(), num_sanity_val_steps=1)
     run.fit(Embeds(), loader(), loader())  # warnings are errors here
 

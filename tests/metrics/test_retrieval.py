@@ -1,5 +1,6 @@
 """The RetrievalEvaluation metric: any cut into batches, copies, and several processes."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -7,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchmetrics import MetricCollection
+from torchmetrics import MetricCollection, MetricTracker
 
-from fewshot_callbacks.functional import Relevance, evaluate_retrieval
+from fewshot_callbacks.functional import DEFAULT_METRICS, Relevance, evaluate_retrieval
 from fewshot_callbacks.metrics import RetrievalEvaluation
 from tests.metrics import gloo_jobs
 from tests.metrics.cases import COPIES, WRONG_BATCHES
@@ -279,3 +280,21 @@ def test_ids_of_judgements_are_integers_of_any_kind():
         metric.update(torch.eye(4)[[0, 1]], ids=form([0, 1]), is_gallery=False)
         metric.update(torch.eye(4)[[0, 1]], ids=form([2, 3]), is_gallery=True)
         assert metric.compute()["mAP"] == 1
+
+
+@pytest.mark.parametrize(
+    ("metrics", "higher"),
+    [
+        (DEFAULT_METRICS, True),
+        (("mAP", "threshold"), True),
+        (("eer", "fnmr@fmr0.1"), False),
+        (("opis@fmr0.1", "opis_gap@fmr0.1"), False),
+        (("mAP", "eer"), None),
+        (("threshold",), None),
+    ],
+)
+def test_the_direction_is_that_of_all_values_or_none(metrics, higher):
+    assert RetrievalEvaluation(metrics=metrics).higher_is_better is higher
+    assert copy.deepcopy(RetrievalEvaluation(metrics=metrics)).higher_is_better is higher
+    if higher is not None:
+        assert MetricTracker(RetrievalEvaluation(metrics=metrics), None).maximize is higher

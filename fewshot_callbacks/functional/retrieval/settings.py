@@ -98,6 +98,7 @@ GONE = {
     "gallery_loader": "gallery=1, the index or the name of the loader",
     "gallery_flag": "gallery='is_gallery', the entry of the batch, or a function of (outputs, batch)",
     "prefix": "name='t2i' for val/t2i/mAP and test/t2i/mAP",
+    "exclude": "query_groups=..., and gallery_groups=... with a gallery, or update(groups=...) of a metric",
 }
 
 
