@@ -132,7 +132,8 @@ def _run(words: list[str]) -> int:
     except (ValueError, OSError, ModuleNotFoundError) as error:
         if os.environ.get(DEBUG):
             raise
-        print(f"fewshot {command}: {printable(one_line(error))}", file=sys.stderr)
+        text = options_of.in_shell(one_line(error), command)
+        print(f"fewshot {command}: {printable(text)}", file=sys.stderr)
         return 1
 
 
