@@ -387,14 +387,12 @@ def load_arrays(file: Path, needed: Sequence[str] = ("embeddings", "labels"), *,
         raise ValueError(f"{file} is damaged, or not an .npz file of plain arrays ({what}). {how}") from error
     missing = [name for name in needed if name not in arrays]
     if missing:
-        raise ValueError(
-            f"{file} holds {', '.join(map(repr, arrays)) or 'nothing'}, but not {' and '.join(map(repr, missing))}. "
-            + (
-                f"Pass {' and '.join(f'--{name}' for name in needed)} with their names, or name the arrays so when saving. {how}"
-                if by_option
-                else f"Name the arrays when saving. {how}"
-            )
-        )
+        fix = "Name the arrays when saving."
+        if by_option:
+            options = " and ".join(f"--{name}" for name in needed)
+            fix = f"Pass {options} with their names, or name the arrays so when saving."
+        there = ", ".join(map(repr, arrays)) or "nothing"
+        raise ValueError(f"{file} holds {there}, but not {' and '.join(map(repr, missing))}. {fix} {how}")
     single = [name for name in PER_ITEM if name in arrays and arrays[name].ndim == 0]
     if single:
         raise ValueError(f"{' and '.join(map(repr, single))} of {file} is a single value, not one for each item. {how}")

@@ -3,7 +3,9 @@
 import os
 import re
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -274,6 +276,8 @@ def test_ctrl_c_in_a_training_says_what_is_kept(name, status, word, steps, train
 
     monkeypatch.setattr(ProtoNet, "training_step", stopped)
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    # A shell ignores SIGINT for what it starts in the background, and so would this process.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config = ["--config", FOLDER, "--config", str(trained / "monitors.yaml")]
     # Lightning stops after the step, or after the validation behind it
     sizes = ["--trainer.max_epochs=3", f"--data.train.episodes={1 if steps else 3}"]
@@ -295,6 +299,51 @@ def test_a_reader_that_goes_away_ends_it_quietly(monkeypatch, capsys):
         patch.setattr(sys, "stdout", pipe)
         assert main(["plan", "--queries", "9", "--dim", "3", "--json"]) == BROKEN_PIPE
     assert capsys.readouterr().err == ""
+
+
+STREAMS = """
+import os, sys
+os.closerange(3, 30)  # a file that is opened next takes the place of a closed stream
+from fewshot_callbacks.cli.main import main
+
+for words in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        stream, *rest = words.split()
+        sys.argv[1:] = rest
+        if stream == "full":
+            os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+            sys.stdout = open(1, "w", closefd=False)
+        else:
+            os.close({"out": 1, "err": 2}[stream])
+            setattr(sys, {"out": "stdout", "err": "stderr"}[stream], None)  # as Python begins without it
+        sys.exit(main())
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.write(2, f"{words}: {status}\\n".encode())
+"""
+"""A command for each argument, with the standard output closed (`>&-`) or full, or the standard error closed."""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full device is Linux's")
+def test_a_closed_or_full_output_takes_a_line(files, tmp_path):
+    closed = ("out evaluate usual.npz", "out plan --queries 9 --dim 3 --json", "out --version")
+    others = ("out report usual.npz -o page.html", "full plan --queries 9 --dim 3 --json", "err evaluate nowhere.npz")
+    command = [sys.executable, "-c", STREAMS, *closed, *others]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "Traceback" not in done.stderr
+    said = done.stderr.splitlines()
+    where = "the standard output is closed, and the result would be lost. Leave it open, or write > /dev/null."
+    assert said[:2] == [f"fewshot evaluate: {where}", "out evaluate usual.npz: 1"]
+    assert said[2:4] == [f"fewshot plan: {where}", f"{closed[1]}: 1"]
+    assert "out --version: 1" in said
+    assert f"{others[0]}: 0" in said  # its result is a file
+    assert (tmp_path / "page.html").stat().st_size > 1000
+    assert said[-3:-1] == [
+        "fewshot plan: the standard output cannot be written: No space left on device.",
+        f"{others[1]}: 1",
+    ]
+    assert said[-1] == f"{others[2]}: 1"
+    assert done.stdout == ""
 
 
 def test_the_traceback_comes_back_on_demand(tmp_path, monkeypatch, capsys):
