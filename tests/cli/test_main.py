@@ -191,7 +191,7 @@ import fewshot_callbacks.functional
 print([name for name in dir(fewshot_callbacks) if not name.startswith("__") and name not in fewshot_callbacks.__all__])
 print([name for name in ("callbacks", "metrics", "evaluate_retrieval") if not hasattr(fewshot_callbacks, name)])
 try:
-    from fewshot_callbacks import RetreivalMonitor
+    from fewshot_callbacks import RetrievalMonitors
 except ImportError as error:
     print(error)
 try:
@@ -199,7 +199,7 @@ try:
 except ImportError as error:
     print(str(error).partition(" (")[0])
 from fewshot_callbacks import protonet
-print(hasattr(fewshot_callbacks, "RetreivalMonitor"))
+print(hasattr(fewshot_callbacks, "RetrievalMonitors"))
 """
 
 
@@ -209,7 +209,7 @@ def test_dir_shows_public_names_and_a_misspelt_import_says_what_is_near():
     assert "'functional'" in public
     assert missing == "['callbacks', 'metrics']"  # no submodule before it is imported
     assert (
-        misspelt == "cannot import name 'RetreivalMonitor' from 'fewshot_callbacks'. Did you mean 'RetrievalMonitor'?"
+        misspelt == "cannot import name 'RetrievalMonitors' from 'fewshot_callbacks'. Did you mean 'RetrievalMonitor'?"
     )
     assert unknown == "cannot import name 'something_else_altogether' from 'fewshot_callbacks'"
     assert is_there == "False"
