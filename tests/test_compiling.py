@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fewshot_callbacks._compiling import WORDS
+from fewshot_callbacks._compiling import words_of
 from fewshot_callbacks.engine import compiled
 
 FORKED = """
@@ -54,7 +54,17 @@ def test_compiling_is_said_once_by_the_first_process_and_not_with_a_warm_cache(t
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", FORKED]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stderr.split("\n")[:-1] == ["worker", "another_rank", "twice", WORDS, "twice"]
+    words = words_of("fewshot_callbacks.functional._scatter_kernel")
+    assert done.stderr.split("\n")[:-1] == ["worker", "another_rank", "twice", words, "twice"]
+
+
+def test_it_is_said_what_is_compiled():
+    """A first evaluation, J and a search for neighbours each compile loops of their own, and each says which."""
+    modules = ("engine.counting", "engine.nearest", "engine.relevance", "functional._scatter_kernel")
+    said = [words_of(f"fewshot_callbacks.{module}") for module in modules]
+    assert len(set(said)) == len(modules)
+    for words, what in zip(said, ("exact retrieval", "nearest", "judgements", "J"), strict=True):
+        assert f"compiles its loops for {what}" in words
 
 
 def test_a_loop_is_compiled_anew_when_one_that_it_calls_has_changed(tmp_path):

@@ -3,7 +3,7 @@
     make gpu                                    # any machine with CUDA: under ten minutes, nothing is fetched
     python tools/gpu_check.py --device cpu      # the same on small sizes, without a GPU: tries the check itself
 
-Each part goes on after a failure of another, and says what failed. Please send `gpu_check.json` with an issue.
+Each part goes on after a failure of another, and says what failed. Please send `build/gpu_check.json` with an issue.
 """
 
 from __future__ import annotations
@@ -455,12 +455,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run all parts; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--output", type=Path, default=Path("gpu_check.json"), help="where the JSON is written")
+    parser.add_argument("--output", type=Path, default=Path("build/gpu_check.json"), help="the JSON to write")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch finds no CUDA device here. `--device cpu` tries the check on small sizes.")
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
     setting, failed = Setting(options.device, {}), {}
     for name, check in CHECKS.items():
         started = time.perf_counter()

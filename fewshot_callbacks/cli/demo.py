@@ -140,13 +140,14 @@ def comparison(rows: Mapping[str, Tested]) -> Table:
     if first.report is None or first.accuracy is None:
         raise ValueError("The test set could not be evaluated; the warnings above say why.")
     [precision], size = first.report.at_precision, first.report.grouped.group_size if first.report.grouped else 0
-    spans = [f"{100 * row.accuracy.open_interval.half_width:.1f}" for row in rows.values() if row.accuracy]
+    accuracies = [row.accuracy for row in rows.values() if row.accuracy]
+    spans = ", ".join(_half_width(accuracy.open_interval.half_width, "unknown") for accuracy in accuracies)
     table = Table(
         title=f"{first.report.queries:,} images of {first.report.classes} classes, scripts never seen in training",
         caption=(
             f"accuracy: 20-way 1-shot, {first.accuracy.n} episodes, list {first.accuracy.episodes_hash}. GR@1: Grouped "
             f"Recall@1 among {size} classes. R@P: recall at precision {precision:g}. ± and in brackets: 95 % intervals; "
-            f"that of the accuracy is over other episodes of these classes, and ±{', ±'.join(spans)} over other classes. "
+            f"that of the accuracy is over other episodes of these classes, and {spans} over other classes. "
             "random: the weights before training. Another processor moves the values by a point or two."
         ),
         pad_edge=False,
@@ -162,7 +163,7 @@ def comparison(rows: Mapping[str, Tested]) -> Table:
         low, high = report.intervals.get("grouped_recall@1", (math.nan, math.nan))
         table.add_row(
             TITLES[name],
-            f"{100 * accuracy.mean:.1f} ±{100 * accuracy.ci95:.1f}",
+            f"{100 * accuracy.mean:.1f} {_half_width(accuracy.ci95)}".rstrip(),
             f"{report.mAP:.3f}",
             f"{report['recall@1']:.3f}",
             f"{report.metrics().get('grouped_recall@1', math.nan):.3f} ({low:.3f} to {high:.3f})",
@@ -171,6 +172,11 @@ def comparison(rows: Mapping[str, Tested]) -> Table:
             f"{row.j:.2f}",
         )
     return table
+
+
+def _half_width(value: float, unknown: str = "") -> str:
+    """Write half of an interval of an accuracy in percent, after ±."""
+    return unknown if math.isnan(value) else f"±{100 * value:.1f}"
 
 
 def read_curves(log: str | Path) -> dict[str, Curve]:

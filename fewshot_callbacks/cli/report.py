@@ -16,6 +16,7 @@ from rich.console import Console
 from fewshot_callbacks._file_names import as_on_disk
 from fewshot_callbacks._terminal import as_text, note, printable
 from fewshot_callbacks.cli.evaluate import Arrays, check_same_items, evaluate_arrays, have_several_labels, load_arrays
+from fewshot_callbacks.cli.options import in_shell
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.report import Items, Model, ReportSettings, check_writable, pictures_of_files, write_report
 from fewshot_callbacks.report.items import find_images
@@ -65,7 +66,7 @@ def run(options: Namespace) -> None:
     )
     console.print(as_text(f"{_summary(report)} {written.path}, {written.size / 1e6:.1f} MB"), soft_wrap=True)
     for sentence in written.left_out:
-        console.print(note(sentence), soft_wrap=True)
+        console.print(note(in_shell(sentence, "report")), soft_wrap=True)
 
 
 def _summary(report: RetrievalReport) -> str:

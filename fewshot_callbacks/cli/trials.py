@@ -13,6 +13,7 @@ from rich.table import Table
 from fewshot_callbacks._extras import needs
 from fewshot_callbacks._terminal import as_text, note
 from fewshot_callbacks.cli.evaluate import load_arrays
+from fewshot_callbacks.cli.options import in_shell
 from fewshot_callbacks.functional.retrieval import asked_metric
 from fewshot_callbacks.functional.verification import (
     TRIAL_METRICS,
@@ -46,7 +47,7 @@ def run(options: Namespace) -> None:
     console = Console()
     console.print(report_table(report, str(options.file)))
     for message in report.notes:
-        console.print(note(message))
+        console.print(note(in_shell(message, "trials")))
 
 
 def _scores(trials: TrialList, options: Namespace) -> Any:

@@ -61,10 +61,20 @@ _READ: dict[str, Callable[[str], Any]] = {"k": int, "p": float, "divisor": str}
 
 METRICS = (
     Metric("mAP", "ranks", rank_metrics.average_precision, "Mean over queries of the precision at each relevant rank."),
-    Metric("map@r", "ranks", rank_metrics.map_at_r, "The same as mAP, up to rank R, the number of relevant items."),
+    Metric(
+        "map@r",
+        "ranks",
+        rank_metrics.map_at_r,
+        "Sum of the precisions at the relevant ranks up to R, over R, the number of relevant items.",
+    ),
     Metric("r_precision", "ranks", rank_metrics.r_precision, "Share of relevant items among the first R."),
     Metric("mrr", "ranks", rank_metrics.reciprocal_rank, "One over the rank of the first relevant item."),
-    Metric("mrr@{k}", "ranks", rank_metrics.reciprocal_rank, "The same, 0 where it is not among the first {k}."),
+    Metric(
+        "mrr@{k}",
+        "ranks",
+        rank_metrics.reciprocal_rank,
+        "One over the rank of the first relevant item, 0 beyond the first {k}.",
+    ),
     Metric("minp", "ranks", rank_metrics.inverse_penalty, "Number of relevant items over the rank of the last."),
     Metric(
         "ap_trapezoid",
@@ -85,11 +95,16 @@ METRICS = (
         "precision@{k}_last",
         "ranks",
         rank_metrics.precision_up_to_last,
-        "The same, up to the last relevant item if that is sooner, as the revisited Oxford and Paris measure it.",
+        "Share of the first {k} that is relevant, or of those up to the last relevant item: revisited Oxford and Paris.",
     ),
     Metric("ndcg@{k}", "ranks", rank_metrics.ndcg, "Discounted gain of the first {k}, over the best possible."),
     # With one label for each item the relevance is 0 or 1, and both gains are the same.
-    Metric("ndcg@{k}_linear", "ranks", rank_metrics.ndcg, "The same as ndcg@{k}; n shared labels gain n, not 2^n - 1."),
+    Metric(
+        "ndcg@{k}_linear",
+        "ranks",
+        rank_metrics.ndcg,
+        "Discounted gain of the first {k}, over the best possible; n shared labels gain n.",
+    ),
     Metric("prototype_accuracy", "prototypes", None, "Share of queries nearest to the mean of their own class."),
     Metric(
         "grouped_recall@{k}",
@@ -106,13 +121,16 @@ METRICS = (
     Metric("precision", "pairs", attrgetter("decision.precision"), "Share of the accepted pairs that is relevant."),
     Metric("recall", "pairs", attrgetter("decision.recall"), "Share of the relevant pairs that is accepted."),
     Metric(
-        "f1", "pairs", attrgetter("decision.f1"), "Harmonic mean of these two; the best, unless threshold is given."
+        "f1",
+        "pairs",
+        attrgetter("decision.f1"),
+        "Harmonic mean of precision and recall of pairs; the best, unless threshold is given.",
     ),
     Metric(
         "threshold",
         "pairs",
         attrgetter("decision.threshold"),
-        "Score from which a pair is accepted for these.",
+        "Score from which a pair is accepted for precision, recall and f1.",
         range=None,
         better=None,
     ),
@@ -149,7 +167,7 @@ METRICS = (
         "opis_gap@fmr{p}",
         "classes",
         lambda consistency, p: consistency[p].gap(),
-        "How much less the same thresholds are worth to the worst tenth of the classes than to all.",
+        "How much less thresholds at these rates, up to {p}, are worth to the worst tenth of the classes than to all.",
         better="lower",
     ),
 )

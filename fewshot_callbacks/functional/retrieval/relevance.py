@@ -325,15 +325,17 @@ class Relevance:
     @property
     def notes(self) -> list[str]:
         """What a reader of the values should know of the judgements."""
-        notes = []
-        if self.unknown:
-            absent = 0 if self.absent is None else len(self.absent.grades)
-            notes.append(
-                f"{self.unknown:,} judgements name a query or an item that is in none of the rows (unknown='ignore'). "
-                f"{absent:,} of them are of relevant items and of queries that are evaluated: each of these items counts as "
-                "never found."
+        if not self.unknown:
+            return []
+        what = "judgement names" if self.unknown == 1 else "judgements name"
+        note = f"{self.unknown:,} {what} a query or an item that no row is (unknown='ignore')."
+        absent = 0 if self.absent is None else len(self.absent.grades)
+        if absent:
+            note += (
+                f" Relevant items that are missing from the gallery count as never found: {absent:,}, of the queries that "
+                "are evaluated."
             )
-        return notes
+        return [note]
 
     def __repr__(self) -> str:
         where = "in one set" if self.one_set else f", {self.gallery:,} gallery items"

@@ -69,7 +69,12 @@ IDENTIFICATION_METRICS = (
         None,
         "Mated probes whose first candidate is theirs and accepted, where at most {p} of the others are.",
     ),
-    Metric("tpir@fpir{p}_rank{k}", "pairs", None, "The same, where theirs may be among the first {k} candidates."),
+    Metric(
+        "tpir@fpir{p}_rank{k}",
+        "pairs",
+        None,
+        "Mated probes with theirs among the first {k} candidates and accepted, where at most {p} of the others are.",
+    ),
     Metric("recall@{k}", "pairs", None, "Mated probes with an item of their label among the first {k}, at any score."),
 )
 """What `evaluate_identification` can be asked for."""
