@@ -281,8 +281,8 @@ def evaluate() -> Options:
     unknown = "what to do with judgements of ids that no row has: error (the default) or ignore"
     options.add_argument("--unknown", default="error", help=unknown)
     resumed = (
-        "a folder where the state of the evaluation is written about every minute, so that the same command goes on from "
-        "there after a kill; it is removed at the end"
+        "a new or empty folder where the state of the evaluation is written about every minute, so that the same command "
+        "goes on from there after a kill; the state is removed at the end"
     )
     options.add_argument("--resume", type=Path, metavar="FOLDER", help=resumed)
     options.add_argument("--json", action="store_true", help="print the report as JSON")
