@@ -104,7 +104,7 @@ class Stored:
             ValueError: There is no room.
         """
         for _, rows in self.pieces():
-            left = memoryview(rows.numpy()).cast("B")
+            left = rows.numpy().data.cast("B")
             try:
                 while left:  # a disk that becomes full takes a part
                     left = left[file.write(left) :]
