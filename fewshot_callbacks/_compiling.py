@@ -80,10 +80,16 @@ class _Stopwatch(Listener):
             if self.said or self.depth == 0:
                 return
             self.said = True
-        if _is_first_process():
-            from tqdm import tqdm  # noqa: PLC0415 - writes above a progress bar, not into it
+        say_once(words)
 
-            tqdm.write(words, file=sys.stderr)
+
+@functools.cache
+def say_once(words: str) -> None:
+    """Say something about compiled kernels on the standard error, once in this process, if it is the first of several."""
+    if _is_first_process():
+        from tqdm import tqdm  # noqa: PLC0415 - writes above a progress bar, not into it
+
+        tqdm.write(words, file=sys.stderr)
 
 
 def _is_ours(event: Event) -> bool:

@@ -49,6 +49,8 @@ PER_ITEM = (
     *("embeddings", "labels", "query_ids", "query_groups", "paths", "label_names"),
     *("gallery", "gallery_labels", "gallery_ids", "gallery_groups", "gallery_paths"),
 )
+# Those of them that hold vectors, and may be larger than memory.
+VECTORS = ("embeddings", "gallery")
 OPTIONS = get_type_hints(RetrievalOptions)
 Arrays = dict[str, Any]  # NumPy's; the vectors may be `Shards`
 # Bytes: J of files is added up from pieces of a third of it.
@@ -86,7 +88,7 @@ def run(options: Namespace) -> None:
     if others is not None:
         check_same_items(arrays, others, options)
     other: RetrievalReport | None = None
-    journal = None if options.resume is None else journal_of(options, processes)
+    journal = None if options.resume is None else journal_of(options, processes, arrays, others)
     with kept(journal):
         report = evaluate_arrays(arrays, options, processes)
         if others is not None:
@@ -183,23 +185,54 @@ def check_labels_for_j(arrays: Arrays | None) -> None:
         raise ValueError(f"J needs one label for each row, and {fact}. Leave {DISCRIMINANT_RATIO} out of --metrics.")
 
 
-def journal_of(options: Namespace, processes: Processes) -> Journal:
+def journal_of(options: Namespace, processes: Processes, arrays: Arrays, others: Arrays | None) -> Journal:
     """Return where the state of an evaluation is written: of these files as they are, and of these settings.
 
+    Files of vectors are told by their sizes and times, since reading them would take as long as a pass over them. What
+    stands beside the vectors is told by its content.
+
     Raises:
-        ValueError: The folder holds the state of another evaluation; of all processes.
+        ValueError: The folder holds the state of another evaluation, or anything else; of all processes.
     """
-    files = [file for file in (options.file, options.against, options.judgements) if file is not None]
+    files = [file for file in (options.file, options.against) if file is not None]
     found = {str(file): [[str(part), *size_and_time(part)] for part in found_files(str(file))] for file in files}
-    fingerprint = hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
-    beside = {
+    settings = {
         name: str(vars(options)[name])
         for name in (*OPTIONS, *COLUMNS, "unknown", "at_least")
         if vars(options).get(name) is not None
     }
-    of = {"files": fingerprint, "settings": beside, "processes": processes.count, "version": __version__}
+    of: dict[str, Any] = {"files": hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16], "settings": settings}
+    of |= {"processes": processes.count, "version": __version__}
+    for name in COLUMNS:
+        column = vars(options).get(name)
+        if column is not None and column.lower().endswith(".npy"):
+            of[f"--{name}"] = _digest_of_files(found_files(column))
+    if options.judgements is not None:
+        of["judgements"] = _digest_of_files([options.judgements])
+    of |= {name: _digest_of_array(values) for name, values in arrays.items() if name not in VECTORS}
+    of |= {
+        f"{name} of --against": _digest_of_array(values)
+        for name, values in (others or {}).items()
+        if name not in VECTORS
+    }
     with processes.together():
         return Journal(options.resume, of, processes)
+
+
+def _digest_of_files(files: Sequence[Path]) -> str:
+    contents = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            contents.update(hashlib.file_digest(opened, "sha256").digest())
+    return contents.hexdigest()[:16]
+
+
+def _digest_of_array(values: Any) -> str:
+    array = np.ascontiguousarray(values)
+    content = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+    # words of any length lie elsewhere than in the array
+    content.update(json.dumps(array.tolist(), default=str).encode() if array.dtype.hasobject else array.tobytes())
+    return content.hexdigest()[:16]
 
 
 def check_same_items(arrays: Arrays, others: Arrays, options: Namespace) -> None:

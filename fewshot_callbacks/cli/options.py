@@ -352,8 +352,8 @@ def evaluate() -> Options:
     at_least = "the smallest relevant grade of judgements, -l of trec_eval (default: 1)"
     options.add_argument("--at_least", type=float, default=1.0, metavar="GRADE", help=at_least)
     resumed = (
-        "a folder where the state of the evaluation is written about every minute, so that the same command goes on from "
-        "there after a kill; it is removed at the end"
+        "a new or empty folder where the state of the evaluation is written about every minute, so that the same command "
+        "goes on from there after a kill; the state is removed at the end"
     )
     options.add_argument("--resume", type=Path, metavar="FOLDER", help=resumed)
     options.add_argument("--json", action="store_true", help="print the report as JSON")

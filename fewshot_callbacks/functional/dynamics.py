@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -325,9 +326,13 @@ class DynamicsHistory:
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.part")
-        beside.write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
-        beside.replace(path)
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # a name that no other file has
+        try:
+            beside.write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, path: str | Path) -> DynamicsHistory:

@@ -404,6 +404,83 @@ for step, (writings, tasks) in enumerate([(3, 2), (0, 1), (0, 2)]):
 """Steps of a job of Slurm: two processes, of which one is killed at its third writing; one process; and two again."""
 
 
+def killed(*words):
+    """Begin an evaluation, and end it with Ctrl-C before it has come to its end."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fewshot_callbacks.cli.evaluate.evaluate_retrieval", interrupted)
+        assert main(["evaluate", *map(str, words)]) == 130
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def columns(tmp_path):
+    """Vectors in one file, and a .npy file of each column beside it."""
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "vectors.npy", rng.normal(size=(60, 8)).astype(np.float32))
+    held = {
+        "labels": np.arange(60) % 6, "ids": np.arange(60), "groups": np.arange(60) % 4, "queries": np.arange(60) < 20,
+    }  # fmt: skip
+    for name, values in held.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    words = [tmp_path / "vectors.npy", *(word for name in held for word in (f"--{name}", tmp_path / f"{name}.npy"))]
+    return [*words, "--resume", tmp_path / "state"]
+
+
+@pytest.mark.parametrize("name", ["labels", "ids", "groups", "queries"])
+def test_a_column_that_was_written_anew_is_not_gone_on_with(columns, tmp_path, capsys, name):
+    killed(*columns)
+    capsys.readouterr()
+    file = tmp_path / f"{name}.npy"
+    times = file.stat()
+    np.save(file, np.load(file)[::-1])
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # of the same size and time
+    said = refused(capsys, *columns)
+    assert re.search(rf"state holds the state of another evaluation, by its --{name} \(\w+, now \w+\)", said)
+    assert "Delete the folder to begin anew" in said
+    np.save(file, np.load(file)[::-1])
+    evaluated(capsys, *columns)
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("name", ["labels", "query_ids", "query_groups", "embeddings"])
+@pytest.mark.parametrize("against", [False, True])
+def test_an_array_of_a_file_that_was_written_anew_is_not_gone_on_with(tmp_path, capsys, name, against):
+    arrays = {"labels": np.arange(60) % 6, "query_ids": np.arange(60), "query_groups": np.arange(60) % 4}
+    arrays["embeddings"] = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+    one, two = tmp_path / "one.npz", tmp_path / "two.npz"
+    for file in (one, two):
+        np.savez(file, **arrays)
+    words = [one, "--against", two, "--resume", tmp_path / "state"]
+    killed(*words)
+    capsys.readouterr()
+    for file in (one, two) if name == "labels" else (two,) if against else (one,):
+        np.savez(file, **arrays | {name: arrays[name][::-1]})
+    assert "state holds the state of another evaluation, by its " in refused(capsys, *words)
+
+
+def test_judgements_that_were_written_anew_are_not_gone_on_with(judged, tmp_path, capsys):
+    file, _, judgements = judged
+    words = [file, "--judgements", judgements, "--resume", tmp_path / "state"]
+    killed(*words)
+    capsys.readouterr()
+    before, times = judgements.read_text(), judgements.stat()
+    judgements.write_text("\n".join(reversed(before.splitlines())) + "\n")
+    os.utime(judgements, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert "another evaluation, by its judgements (" in refused(capsys, *words)
+    judgements.write_text(before)
+    assert evaluated(capsys, *words)["metrics"] == evaluated(capsys, file, "--judgements", judgements)["metrics"]
+
+
+def test_a_state_is_never_written_beside_the_embeddings(parts, tmp_path, capsys):
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    words = [parts[0], "--labels", "label", "--embeddings", "vectors"]
+    assert "holds embeddings.npz, which is no state of an evaluation" in refused(capsys, *words, "--resume", tmp_path)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="torch is imported once, and then forked")
 def test_a_killed_process_is_named_and_the_same_command_goes_on(parts, tmp_path, capsys):
     words = [parts[0], "--labels", "label", "--embeddings", "vectors", "--memory_mb", "0.05"]

@@ -1,5 +1,8 @@
 """Embeddings in files, and in small types, that are read piece by piece: the report of memory, bit for bit."""
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -105,6 +108,43 @@ def test_data_sets_of_h5py_and_zarr_and_mapped_files_are_sources(tmp_path):
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         for source in (file.create_dataset("rows", data=values), stored, Shards(tmp_path / "rows.npy"), mapped):
             assert_same(known, quiet(source, LABELS, memory_mb=TINY))
+
+
+FULL = """
+import numpy as np
+from fewshot_callbacks import Shards
+from fewshot_callbacks.functional import evaluate_retrieval
+np.save("rows.npy", np.random.default_rng(0).normal(size=(3000, 24)).astype(np.float16))
+try:
+    evaluate_retrieval(Shards("rows.npy"), np.arange(3000) % 40, memory_mb=0.05)
+except ValueError as error:
+    print(error)
+"""
+
+
+def has_small_disks():
+    """Whether a disk can be made that is full after some bytes: by a user of Linux, in most places."""
+    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/tmp"]
+    return bool(shutil.which("unshare")) and subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(
+    not has_small_disks(), reason="a small disk is made with unshare and mount, which this system refuses"
+)
+@pytest.mark.parametrize("size", ["100k", "280k"])
+def test_a_copy_that_does_not_fit_on_the_disk_is_refused(tmp_path, size):
+    script = f'mount -t tmpfs -o size={size} tmpfs "$0" && TMPDIR="$0" exec "$@"'
+    small = tmp_path / "small"
+    small.mkdir()
+    command = ["unshare", "-rm", "sh", "-c", script, str(small), sys.executable, "-c", FULL]
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, (done.returncode, done.stderr)  # a write to a mapped file ends the process by a signal
+    assert re.search(
+        rf"a copy of 3,000 vectors of 24 components could not be written to {small} \(No space left on device\)\. "
+        r"Make room for 0\.3 MB, name another folder in TMPDIR, or pass max_queries",
+        done.stdout,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
