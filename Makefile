@@ -47,7 +47,7 @@ bench: $(VENV)/.for-bench
 	$(BIN)/python benchmarks/episodes.py
 	$(BIN)/python benchmarks/retrieval.py --rows floor ours argsort
 
-# on a machine with CUDA, in under ten minutes: the device gives the bits of the CPU, and its times; writes gpu_check.json
+# on a machine with CUDA, in under ten minutes: the device gives the bits of the CPU, and its times; writes build/gpu_check.json
 gpu: $(VENV)/.for-test
 	$(BIN)/python tools/gpu_check.py
 

@@ -1,4 +1,4 @@
-"""What a vote of neighbours takes, beside the bare product of all pairs.
+"""What kNN classification takes, beside the bare product of all pairs.
 
     python benchmarks/knn.py [--bank 128000] [--queries 5000] [--dim 768] [--classes 1000] [--k 10 20 100 200]
 

@@ -2,6 +2,7 @@
 
     python benchmarks/trials.py [--trials 8010270] [--identities 5000]      processor time, and memory beyond the scores
     python benchmarks/trials.py --coverage [--sets 400]                     share of the sets whose interval holds the truth
+    python benchmarks/trials.py --identification [--sets 400]               the same of `evaluate_identification`
 
 Costs are processor seconds, and multiples of one sort of the same scores (`numpy.argsort`); memory is the peak beyond what
 is held before the call.
@@ -10,6 +11,9 @@ For the coverage, identities are drawn anew for each set: normal in 16 dimension
 scatter that differs from identity to identity, four items of each. Scores are cosines of all pairs of items, or of a list
 with so many trials of each kind for each identity. The truth is that of all pairs of 3,000 identities. Where fewer than
 ten false matches rest under a value there is no interval; the share of the sets with one is in brackets.
+
+For identification 100 of the identities have an item in the gallery and three probes, and others have four probes and are
+unknown. The truth is the mean of 100 sets with 1,000 unknown identities.
 """
 
 from __future__ import annotations
@@ -24,12 +28,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fewshot_callbacks import evaluate_trials
+from fewshot_callbacks import evaluate_identification, evaluate_trials
 
 KEYS = ("eer", "min_dcf@0.01", "min_dcf@0.5", "tar@far0.1", "tar@far0.01", "tar@far0.001")
 DIM, ITEMS = 16, 4
 DESIGNS = ((50, 0), (50, 10), (200, 0), (200, 1), (200, 10), (500, 1), (500, 10))
 """Identities, and trials of each kind for each of them; 0: all pairs."""
+KNOWN, UNKNOWN, IDENTIFICATION = 100, (15, 50, 200), "tpir@fpir0.1"
 
 
 def peak() -> float:
@@ -107,14 +112,42 @@ def coverage(sets: int) -> Table:
     return table
 
 
+def identified(rng: np.random.Generator, unknown: int) -> tuple[float, tuple[float, float]]:
+    """TPIR of a drawn set with so many unknown identities, and its interval."""
+    rows, labels = people(rng, KNOWN + unknown)
+    enrolled = (labels < KNOWN) & (np.arange(len(labels)) % ITEMS == 0)
+    found = evaluate_identification(
+        rows[~enrolled], labels[~enrolled], rows[enrolled], labels[enrolled], metrics=(IDENTIFICATION,)
+    )
+    interval = found.intervals[IDENTIFICATION]
+    return found[IDENTIFICATION], (interval.low, interval.high)
+
+
+def identification_coverage(sets: int) -> Table:
+    rng = np.random.default_rng(1)
+    truth = np.mean([identified(rng, 1000)[0] for _ in range(100)])
+    table = Table(title=f"share of {sets} sets whose 95 % interval of {IDENTIFICATION} holds {truth:.3f}, %")
+    for name in ("unknown identities", "share"):
+        table.add_column(name)
+    for unknown in UNKNOWN:
+        ends = np.array([identified(rng, unknown)[1] for _ in range(sets)])
+        table.add_row(str(unknown), f"{100 * ((ends[:, 0] <= truth) & (truth <= ends[:, 1])).mean():.0f}")
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=8_010_270, help="(default: %(default)s)")
     parser.add_argument("--identities", type=int, default=5000, help="(default: %(default)s)")
     parser.add_argument("--coverage", action="store_true", help="of the intervals, in place of costs")
+    parser.add_argument("--identification", action="store_true", help="of the intervals of TPIR, in place of costs")
     parser.add_argument("--sets", type=int, default=400, help="of each design (default: %(default)s)")
     options = parser.parse_args()
-    Console(width=140).print(coverage(options.sets) if options.coverage else costs(options.trials, options.identities))
+    if options.identification:
+        table = identification_coverage(options.sets)
+    else:
+        table = coverage(options.sets) if options.coverage else costs(options.trials, options.identities)
+    Console(width=140).print(table)
 
 
 if __name__ == "__main__":

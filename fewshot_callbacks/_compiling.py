@@ -18,7 +18,17 @@ from numba.core.event import Event, Listener, register
 # Seconds of compiling, together, after which it is said. A shorter pause is nothing to wonder about, and words about it
 # would be in the way.
 AFTER = 2.0
-WORDS = "Compiling kernels of fewshot_callbacks: about twenty seconds on two cores, and kept for later runs."
+WORDS = (
+    "fewshot_callbacks compiles its loops for {what} and data of this kind: up to about twenty seconds on two cores, once. "
+    "They are kept for later runs."
+)
+# What the loops of a module are for; those of all others are for exact retrieval.
+PURPOSES = {"_scatter_kernel": "J", "nearest": "nearest neighbours", "relevance": "judgements and label sets"}
+
+
+def words_of(module: str) -> str:
+    """Return what is said while the loops of a module are compiled."""
+    return WORDS.format(what=PURPOSES.get(module.rpartition(".")[2], "exact retrieval"))
 
 
 @functools.cache
@@ -49,7 +59,8 @@ class _Stopwatch(Listener):
             if self.depth > 1 or self.said:
                 return
             self.began = time.perf_counter()
-            self.timer = threading.Timer(max(0.0, AFTER - self.spent), self._say)
+            words = words_of(str(event.data["dispatcher"].py_func.__module__))
+            self.timer = threading.Timer(max(0.0, AFTER - self.spent), self._say, [words])
             self.timer.daemon = True  # a process that ends does not wait for it
             self.timer.start()
 
@@ -63,16 +74,22 @@ class _Stopwatch(Listener):
                 self.timer = None
                 self.spent += time.perf_counter() - self.began
 
-    def _say(self) -> None:
+    def _say(self, words: str) -> None:
         with self.lock:
             # A timer that has run out cannot be cancelled: by now the compiling may be over.
             if self.said or self.depth == 0:
                 return
             self.said = True
-        if _is_first_process():
-            from tqdm import tqdm  # noqa: PLC0415 - writes above a progress bar, not into it
+        say_once(words)
 
-            tqdm.write(WORDS, file=sys.stderr)
+
+@functools.cache
+def say_once(words: str) -> None:
+    """Say something about compiled kernels on the standard error, once in this process, if it is the first of several."""
+    if _is_first_process():
+        from tqdm import tqdm  # noqa: PLC0415 - writes above a progress bar, not into it
+
+        tqdm.write(words, file=sys.stderr)
 
 
 def _is_ours(event: Event) -> bool:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageColor
 
+from fewshot_callbacks._file_names import is_made_by_system, those_of_systems
 from fewshot_callbacks._terminal import printable
 
 # Those of torchvision's ImageFolder.
@@ -21,17 +22,30 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".w
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 # More endings than these would make a message of a line one of several.
 _NAMED_AT_MOST = 5
+_TWICE = "its images would count twice. Remove the link."
 _BITS_PER_SAMPLE = 258  # the tag of a TIFF
+_ORIENTATION = 0x0112  # the tag of Exif
+# Orientation -> what turns the stored picture upright.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+# What of `Image.info` tells the orientation.
+_TELL_THE_ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 
 
-def read_image(file: str | Path, longest: int | None = None) -> Image.Image:
-    """Read an image file; one of more than 8 bits in a channel is scaled to 8.
-
-    Pillow's `convert` cuts 16-bit greys off at 255, which makes nearly every image plain white.
+def read_image(file: str | Path, longest: int | None = None, background: str = "white") -> Image.Image:
+    """Read an image file as a viewer shows it; see `as_seen`.
 
     Args:
         file: The image file.
         longest: A JPEG may be decoded smaller, in whole steps, as long as its sides stay above this.
+        background: The colour behind what is transparent.
 
     Returns:
         The image, in a mode that `convert` knows how to convert.
@@ -44,17 +58,117 @@ def read_image(file: str | Path, longest: int | None = None) -> Image.Image:
             image.draft("RGB", (longest, longest))
         # Pillow decodes lazily: what is broken has to show here, where it becomes a ValueError, not at the first use.
         image.load()
-        return to_8_bits(image)
+        return as_seen(image, background)
 
 
-def image_size(file: str | Path) -> tuple[int, int]:
-    """Read the width and the height of an image from the head of its file.
+def as_seen(image: Image.Image, background: str = "white") -> Image.Image:
+    """Return a picture as a viewer shows it: upright, opaque, with 8 bits in a channel.
+
+    Pillow leaves all three to its users. `convert("RGB")` drops the alpha, which makes one black square of every black
+    logo, and cuts 16-bit greys off at 255, which makes nearly every scan plain white.
+
+    Args:
+        image: A picture of Pillow, which stays as it is.
+        background: The colour behind what is transparent.
+
+    Raises:
+        ValueError: It holds numbers whose range nobody knows.
+    """
+    image.load()  # some formats hold their tags behind the pixels
+    return _turned(_opaque(to_8_bits(image), background), orientation_of(image))
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return a picture with its top at the top, as its Exif tag says."""
+    image.load()
+    return _turned(image, orientation_of(image))
+
+
+def orientation_of(image: Image.Image) -> int:
+    """Return where Exif says that the top of a picture is, 1 to 8; 1 is the top."""
+    try:
+        found = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # Pillow promises no class of error for broken tags, and the pixels are whole
+        return 1
+    return int(found) if found in _TURNS else 1
+
+
+def _turned(image: Image.Image, orientation: int) -> Image.Image:
+    if orientation not in _TURNS:
+        return image
+    turned = image.transpose(_TURNS[orientation])
+    for key in _TELL_THE_ORIENTATION:  # whoever asks again would turn it again
+        turned.info.pop(key, None)
+    return turned
+
+
+def _opaque(image: Image.Image, background: str) -> Image.Image:
+    if not image.has_transparency_data:
+        return image
+    layer = image.convert("RGBA")
+    # `convert` takes the info along, and a transparent colour that is opaque by now
+    seen = Image.alpha_composite(Image.new("RGBA", layer.size, colour(background)), layer).convert("RGB")
+    seen.info = {key: value for key, value in image.info.items() if key != "transparency"}
+    return seen
+
+
+def colour(background: str) -> tuple[int, ...]:
+    """Return the red, green and blue of a colour.
+
+    Raises:
+        ValueError: It is no colour.
+    """
+    try:
+        return ImageColor.getrgb(background)[:3]
+    except (ValueError, AttributeError):
+        raise ValueError(
+            f"background is {background!r}, which is no colour. Pass a name such as 'white', or '#rrggbb'."
+        ) from None
+
+
+@dataclass(frozen=True)
+class PictureSize:
+    """The size of a picture file.
+
+    Attributes:
+        stored: Columns and rows of the file.
+        orientation: Where Exif says that the top is.
+    """
+
+    stored: tuple[int, int]
+    orientation: int
+
+    @property
+    def upright(self) -> tuple[int, int]:
+        """Width and height of the picture that `read_image` returns."""
+        width, height = self.stored
+        return (height, width) if self.orientation > 4 else (width, height)
+
+    def turned(self, box: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        """Turn a box of the stored rows and columns upright: left, top, right and bottom."""
+        width, height = self.stored
+        left, top, right, bottom = box
+        if self.orientation in (2, 3):
+            left, right = width - right, width - left
+        if self.orientation in (3, 4):
+            top, bottom = height - bottom, height - top
+        if self.orientation in (6, 7):
+            top, bottom = height - bottom, height - top
+        if self.orientation in (7, 8):
+            left, right = width - right, width - left
+        return (top, left, bottom, right) if self.orientation > 4 else (left, top, right, bottom)
+
+
+def image_size(file: str | Path) -> PictureSize:
+    """Read the size of an image from the head of its file.
 
     Raises:
         ValueError: It cannot be read.
     """
     with _opened(file) as image:
-        return image.size
+        if image.format == "TIFF":  # which Pillow turns as it loads it, and no other format
+            image.load()
+        return PictureSize(image.size, orientation_of(image))
 
 
 @contextmanager
@@ -80,11 +194,19 @@ def to_8_bits(image: Image.Image) -> Image.Image:
         largest = 2 ** int(tags.get(_BITS_PER_SAMPLE, (16,))[0]) - 1  # a TIFF may have 12 bits
         # Clipped below, since a value above what the tag allows would wrap round as a byte.
         values = np.asarray(image).astype(np.float64)  # (height, width)
-        return Image.fromarray(np.rint(values * (255 / largest)).clip(0, 255).astype(np.uint8))
-    if image.mode in ("I", "F"):
+        scaled = Image.fromarray(np.rint(values * (255 / largest)).clip(0, 255).astype(np.uint8))
+        if "transparency" in image.info:  # one of the 65,536 greys
+            scaled.putalpha(Image.fromarray(np.where(values == image.info["transparency"], 0, 255).astype(np.uint8)))
+        return scaled
+    if not has_known_range(image):
         kind = "32-bit integers" if image.mode == "I" else "fractions"
         raise ValueError(f"it holds {kind}, whose black and white are unknown; save it with 8 or 16 bits")
     return image
+
+
+def has_known_range(image: Image.Image) -> bool:
+    """Whether it is known which numbers of a picture are black and white."""
+    return image.mode not in ("I", "F")
 
 
 @dataclass
@@ -94,10 +216,12 @@ class FoundFiles:
     Attributes:
         of_folders: The images of each folder.
         skipped: How many other files there are, by their ending.
+        of_systems: How often a name is there that systems make, by the name; nothing below such a folder is listed.
     """
 
     of_folders: list[list[Path]] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
+    of_systems: Counter[str] = field(default_factory=Counter)
 
     @property
     def files(self) -> list[Path]:
@@ -111,24 +235,39 @@ class FoundFiles:
             >>> FoundFiles(skipped=Counter({".avif": 1, ".gif": 2})).what_was_skipped()
             '3 files skipped: .gif 2, .avif 1'
         """
-        total = self.skipped.total()
-        if not total:
-            return ""
-        named = [f"{ending} {count:,}" for ending, count in self.skipped.most_common(_NAMED_AT_MOST)]
-        more = ", ..." if len(self.skipped) > _NAMED_AT_MOST else ""
-        return printable(f"{total:,} file{'' if total == 1 else 's'} skipped: {', '.join(named)}{more}")
+        total, said = self.skipped.total(), []
+        if total:
+            named = [f"{ending} {count:,}" for ending, count in self.skipped.most_common(_NAMED_AT_MOST)]
+            more = ", ..." if len(self.skipped) > _NAMED_AT_MOST else ""
+            said = [f"{total:,} file{'' if total == 1 else 's'} skipped: {', '.join(named)}{more}"]
+        if self.of_systems:
+            said.append(those_of_systems(self.of_systems))
+        return printable("; ".join(said))
 
 
-def folders_in(folder: Path) -> list[Path]:
-    """List the folders in a folder by their names; a listing comes in the order of the file system."""
-    return sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=lambda entry: entry.name)
+def entries_of(folder: Path, of_systems: Counter[str] | None = None) -> list[os.DirEntry[str]]:
+    """List what is in a folder by the names; a listing comes in the order of the file system.
+
+    Args:
+        folder: The folder.
+        of_systems: Where names that systems make are counted; they are passed over.
+    """
+    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    if of_systems is not None:
+        of_systems.update(entry.name for entry in entries if is_made_by_system(entry.name))
+    return [entry for entry in entries if not is_made_by_system(entry.name)]
+
+
+def folders_in(folder: Path, of_systems: Counter[str] | None = None) -> list[Path]:
+    """List the folders in a folder by their names, as `entries_of` does."""
+    return [folder / entry.name for entry in entries_of(folder, of_systems) if entry.is_dir()]
 
 
 def images_below(folders: Sequence[Path], root: Path | None = None, endings: Sequence[str] = ENDINGS) -> FoundFiles:
     """Find the images of folders, and of all folders in them, in the order of torchvision's ImageFolder.
 
-    Links are followed. A folder that is reached a second time, as by a link to a folder that it lies in, is refused: its
-    images would be in two places, or in one without end.
+    Links are followed. A folder or an image that is reached a second time, as by a link to a folder that it lies in, is
+    refused: its images would be in two places, or in one without end. Names that systems make are passed over.
 
     Args:
         folders: The folders, such as one for each class.
@@ -139,28 +278,44 @@ def images_below(folders: Sequence[Path], root: Path | None = None, endings: Seq
         The images of each folder, and what was passed over.
 
     Raises:
-        ValueError: A folder is reached twice; names both ways.
+        ValueError: A folder or an image is reached twice; names both ways.
         OSError: A folder may not be read.
     """
     seen, found = {} if root is None else {os.path.realpath(root): root}, FoundFiles()
     for folder in folders:
-        found.of_folders.append(list(_images_of(folder, seen, tuple(endings), found.skipped)))
+        found.of_folders.append(list(_images_of(folder, seen, tuple(endings), found)))
+    refuse_second_links(found.files)
     return found
 
 
-def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...], skipped: Counter[str]) -> Iterator[Path]:
+def refuse_second_links(files: Sequence[Path]) -> None:
+    """Refuse a link to an image that is read under another name.
+
+    Raises:
+        ValueError: There is one.
+    """
+    links = [file for file in files if file.is_symlink()]
+    if not links:
+        return
+    # Folders are read once each, so that no two files but links can be one.
+    read = {os.path.join(os.path.realpath(file.parent), file.name): file for file in files if file not in set(links)}
+    for link in links:
+        real = os.path.realpath(link)
+        if real in read:
+            raise ValueError(f"{link} leads to {real}, which is read as {read[real]} already: {_TWICE}")
+        read[real] = link
+
+
+def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...], found: FoundFiles) -> Iterator[Path]:
     waiting, inside = [top], []
     while waiting:
         folder = waiting.pop()
         # Two ways to one folder have one real path, whatever links lie on them.
         real = os.path.realpath(folder)
         if real in seen:
-            raise ValueError(
-                f"{folder} leads to {real}, which is read as {seen[real]} already: its images would count twice. Remove the "
-                "link."
-            )
+            raise ValueError(f"{folder} leads to {real}, which is read as {seen[real]} already: {_TWICE}")
         seen[real] = folder
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        entries = entries_of(folder, found.of_systems)
         inside.append((str(folder), entries))
         waiting += [folder / entry.name for entry in entries if entry.is_dir()]
     # torchvision sorts folders by their whole path, whatever their depth, and then the names in each.
@@ -169,8 +324,8 @@ def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...], skipp
             if entry.is_dir():
                 continue
             if not entry.name.lower().endswith(endings):
-                skipped[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1
+                found.skipped[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1
             elif entry.is_file() or entry.is_symlink():  # a link to nothing is an image that lacks: reading it says so
                 yield Path(name, entry.name)
             else:
-                skipped["no regular file"] += 1
+                found.skipped["no regular file"] += 1

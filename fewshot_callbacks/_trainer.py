@@ -22,7 +22,16 @@ from torch.utils.data import DistributedSampler
 from fewshot_callbacks.distributed.torch_distributed import process_count
 
 # Packages whose functions may stand between the line of a user, such as `trainer.fit(...)`, and a warning.
-_BETWEEN = ("fewshot_callbacks", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "torch")
+_BETWEEN = (
+    "contextlib",
+    "functools",
+    "fewshot_callbacks",
+    "lightning",
+    "lightning_fabric",
+    "lightning_utilities",
+    "pytorch_lightning",
+    "torch",
+)
 
 
 def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
@@ -82,6 +91,15 @@ def log_of_all(module: LightningModule, values: Mapping[str, float], shown: str 
         options |= {"sync_dist": True, "reduce_fx": "max"}
     for key, value in values.items():
         module.log(key, value, prog_bar=key == shown, **options)
+
+
+def names_logged(trainer: Trainer) -> set[str]:
+    """Return the names under which a value of this epoch has been logged so far."""
+    results = trainer._results
+    if results is None:
+        return set()
+    logged = [each for each in results.values() if not each.has_reset and each.meta.on_epoch]
+    return {results._forked_name(each, on_step=False)[0] for each in logged}
 
 
 def run_folder(trainer: Trainer, logger: Any = None) -> str:
@@ -162,6 +180,36 @@ def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
                 holder[name] = buffer  # a module may have put another in its place
                 if buffer is not None and copy is not None:
                     buffer.copy_(copy)
+
+
+# Number of bytes of an element -> the integers of this size, as which its bits are read.
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def weights_mark(module: nn.Module) -> list[int]:
+    """Return a number for each parameter that is another one once its values are others.
+
+    It is a sum of the bits of this process's part of the values, read as integers: exact, whatever the device. Sums of the
+    rows and of the columns have factors, so that exchanged values do not go unseen. A parameter whose bits cannot be read,
+    such as one without memory, has no number.
+    """
+    marks = []
+    for parameter in module.parameters():
+        # A part of a parameter that several processes share must not be exchanged with them.
+        values = parameter.to_local() if hasattr(parameter, "to_local") else parameter.detach()
+        try:
+            bits = values.contiguous().view(_INTEGERS[values.element_size()])
+            rows = bits.reshape(len(bits) if bits.ndim else 1, -1)
+            of_columns, of_rows = (rows.sum(dim=dim, dtype=torch.int64) for dim in (0, 1))
+            mark = (of_columns * _odd_numbers(of_columns)).sum() + (of_rows * _odd_numbers(of_rows)).sum()
+            marks.append(mark.cpu())
+        except (KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
+            continue
+    return [int(mark) for mark in marks]
+
+
+def _odd_numbers(like: torch.Tensor) -> torch.Tensor:
+    return 2 * torch.arange(len(like), device=like.device) + 1
 
 
 @rank_zero_only

@@ -8,17 +8,19 @@ killed before the others, and all go on from the latest moment that is there of 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
+import secrets
 import time
 import warnings
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +36,17 @@ EVERY = 60.0
 RARELY = 20
 
 
+# Stands at the beginning of every file that is written here, beside a name that begins with the same word.
+MARK = "fewshot_callbacks_state"
+# Bytes at the beginning of a file in which the mark is found: those of a zip file stand behind 30 others.
+HEAD = 64
+_NAME = re.compile(rf"{MARK}-(?P<rank>\d+)(\.json|\.\d+(\.before)?\.npz)(\.[0-9a-f]+\.new)?|{MARK}\.folder")
+
+
 class Journal:
     """What an evaluation writes down, in a folder of its own.
+
+    A folder that holds anything else is refused, so that no file is removed or overwritten that was not written here.
 
     Args:
         folder: It is made if it is not there.
@@ -43,33 +54,46 @@ class Journal:
         processes: Those that evaluate together.
 
     Raises:
-        ValueError: The folder holds the state of another evaluation; names what differs.
+        ValueError: The folder holds the state of another evaluation, and the message names what differs; or a file that is
+            no state, or a damaged one.
     """
 
     def __init__(self, folder: Path, of: Mapping[str, Any], processes: Processes) -> None:
-        self.folder, self.processes, self._passes = folder, processes, 0
+        self.folder = folder
+        self.processes = processes
         self.kept_from = time.monotonic()
-        own, now = folder / f"{processes.rank}.json", json.loads(json.dumps(dict(of), default=str))
-        ours = not folder.is_dir() or all(file.name.partition(".")[0].isdigit() for file in folder.iterdir())
-        if folder.is_file() or not ours:
-            raise ValueError(f"{folder} is no folder for the state of an evaluation. Name a new one, or an empty one.")
-        if not own.is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            new = own.with_suffix(".new")  # a kill leaves none, or the whole
-            new.write_text(json.dumps(now), encoding="utf-8")
-            new.replace(own)
-        before = json.loads(own.read_text(encoding="utf-8"))
-        differing = [f"{name} ({before.get(name)}, now {now[name]})" for name in now if before.get(name) != now[name]]
+        self._passes = 0
+        now = json.loads(json.dumps(dict(of), default=str))
+        # no state of another evaluation is read, even where its description is lost
+        self.fingerprint = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()
+        _refuse_foreign_files(folder)
+        description = folder / f"{MARK}-{processes.rank}.json"
+        if description.is_file():
+            self._compare(_read_description(description), now)
+        else:
+            _make_folder(folder)
+            _write_whole(description, lambda file: file.write(json.dumps({MARK: now}).encode()))
+
+    def _compare(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        """Refuse an evaluation of anything else than what was evaluated before.
+
+        Raises:
+            ValueError: Names what differs.
+        """
+        names = dict.fromkeys((*before, *now))
+        differing = [
+            f"{name} ({before.get(name)}, now {now.get(name)})" for name in names if before.get(name) != now.get(name)
+        ]
         if differing:
             raise ValueError(
-                f"{folder} holds the state of another evaluation, by its {'; '.join(differing)}. Delete the folder to begin "
-                "anew, or name another one."
+                f"{self.folder} holds the state of another evaluation, by its {', '.join(differing)}. Delete the folder to "
+                "begin anew, or name another one."
             )
 
     def record(self, key: str) -> Record:
         """Return the record of the next pass; one that was written of a pass with another key is passed over."""
         self._passes += 1
-        return Record(self, f"{self.processes.rank}.{self._passes}", key)
+        return Record(self, f"{MARK}-{self.processes.rank}.{self._passes}", f"{self.fingerprint} {key}")
 
     def remembered(self, make: Callable[[], str]) -> str:
         """Return what was chosen at this place before, or make the choice and write it down; collective."""
@@ -81,11 +105,95 @@ class Journal:
         return str(chosen[0])
 
     def remove(self) -> None:
-        """Delete what this process has written, and the folder once it is empty."""
-        for file in self.folder.glob(f"{self.processes.rank}.*"):
+        """Delete what this process has written, and the folder once it is empty, if it was made here."""
+        found = {file: _NAME.fullmatch(file.name) for file in self.folder.iterdir()}
+        states = {file: match["rank"] for file, match in found.items() if match is not None}
+        own = [file for file, rank in states.items() if rank == str(self.processes.rank)]
+        for file in sorted(own, key=lambda file: file.suffix == ".json"):  # last what says of which evaluation they are
             file.unlink(missing_ok=True)
-        with suppress(OSError):  # another process writes there, or was the last one
+        made = self.folder / f"{MARK}.folder"
+        if made not in found or any(rank not in (None, str(self.processes.rank)) for rank in states.values()):
+            return
+        made.unlink(missing_ok=True)
+        with suppress(OSError):  # another process was the last one, or somebody has put a file there
             self.folder.rmdir()
+
+
+def _refuse_foreign_files(folder: Path) -> None:
+    """Check that a folder is missing, or holds nothing but states.
+
+    Raises:
+        ValueError: It holds something else; names the first such file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file. Name a new folder, or an empty one.")
+    for file in sorted(folder.iterdir()) if folder.exists() else ():
+        if _NAME.fullmatch(file.name) is None:
+            raise ValueError(
+                f"{folder} holds {file.name}, which is no state of an evaluation, and would not be safe there. Name a new "
+                "folder, or an empty one."
+            )
+        with suppress(FileNotFoundError):  # another process has just given it its name
+            if not _has_mark(file):
+                raise _damaged(file)
+
+
+def _has_mark(file: Path) -> bool:
+    """Find out whether a file begins as a state does; one that is empty was about to be written."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        head = opened.read(HEAD)
+    return not head or MARK.encode() in head
+
+
+def _damaged(file: Path) -> ValueError:
+    return ValueError(
+        f"{file.parent} holds {file.name}, which was damaged. Delete the folder to begin anew, or name another one."
+    )
+
+
+def _read_description(file: Path) -> dict[str, Any]:
+    """Read of which evaluation the states of a process are.
+
+    Raises:
+        ValueError: The file was damaged.
+    """
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))
+        return dict(held[MARK].items())
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _damaged(file) from error
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder that is not there, and note in it that it was made here."""
+    with suppress(FileExistsError):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+        (folder / f"{MARK}.folder").write_text(f"{MARK}: the folder is removed with the last state in it.")
+
+
+def _write_whole(path: Path, write: Callable[[BinaryIO], Any], before: Path | None = None) -> None:
+    """Write a file on the disk, so that a kill leaves an older one or the whole.
+
+    Args:
+        path: The file.
+        write: Writes its content.
+        before: Name that an older file is given.
+    """
+    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")  # a second process may write the same one
+    try:
+        with new.open("xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if before is not None and path.exists():
+            path.replace(before)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 class Record:
@@ -114,25 +222,20 @@ class Record:
     def _read(self, file: Path) -> tuple[tuple[int, int] | None, Arrays]:
         try:
             with file.open("rb") as opened, np.load(opened, allow_pickle=False) as held:
-                if str(held["key"]) == self.key:
+                if str(held[MARK]) == self.key:
                     part, tiles = held["moment"].tolist()
                     return (part, tiles), [held[f"arr_{n}"] for n in range(len(held.files) - 2)]
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # there is none, or a disk was full
-            pass
+        except Exception:  # there is none, or it was damaged: zipfile and NumPy promise no class of error for that
+            return None, []
         return None, []
 
     def write(self, arrays: Arrays) -> None:
         """Write, so that a kill at any moment leaves what was written before, or this."""
-        started, new = time.monotonic(), self._file.with_suffix(".new")
-        of = {"key": np.array(self.key), "moment": np.array([self.part, self.tiles])}
+        started = time.monotonic()
+        # the mark is the first of them, and so at the beginning of the file
+        of = {MARK: np.array(self.key), "moment": np.array([self.part, self.tiles])}
         try:
-            with new.open("wb") as file:
-                np.savez(file, *arrays, allow_pickle=False, **of)
-                file.flush()
-                os.fsync(file.fileno())
-            if self._file.exists():
-                self._file.replace(self._before)
-            new.replace(self._file)
+            _write_whole(self._file, lambda file: np.savez(file, *arrays, allow_pickle=False, **of), self._before)
         except OSError as error:  # what has been computed is worth more than a second copy of it
             warnings.warn(f"The state of the evaluation could not be written: {error}. It goes on.", stacklevel=2)
         now = time.monotonic()
@@ -183,4 +286,7 @@ def kept(journal: Journal | None) -> Iterator[None]:
     finally:
         _current.reset(token)
     if journal is not None:
-        journal.remove()
+        try:
+            journal.remove()
+        except OSError as error:  # what has been computed is worth more than a tidy disk
+            warnings.warn(f"The state of the evaluation could not be removed: {error}.", stacklevel=2)

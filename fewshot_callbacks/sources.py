@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import glob
 import math
 import os
 import struct
 import weakref
 import zipfile
+import zlib
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
@@ -24,6 +24,8 @@ import torch
 from numpy.typing import NDArray
 
 from fewshot_callbacks._extras import needs
+from fewshot_callbacks._file_names import composed
+from fewshot_callbacks._shard_files import ENDINGS, find_shards
 from fewshot_callbacks.stored import DTYPES
 
 # Rows of Parquet that are decoded at once: 4 MB of 256 float32, enough for the calls around them to cost little.
@@ -56,9 +58,10 @@ class Shards:
 
     Args:
         paths: A file, a folder, a glob such as `embeddings/*.parquet` (`**` for folders in folders), or a list of these.
-            A list keeps its order; the files of a glob or a folder are read in the order of their names, letter by letter:
-            `part-10` comes before `part-2`, and after `part-02`. A folder may hold other files, but shards of one kind
-            alone; names that begin with a dot or an underscore are passed over.
+            A list keeps its order; the files of a glob or a folder are read in the order of the numbers in their names:
+            `part-2` comes before `part-10`. A folder may hold other files, but shards of one kind alone; names that begin
+            with a dot or an underscore, and those that systems make, are passed over. So is what the package datasets
+            keeps beside the files that its `state.json` lists. A file that links make appear twice is read once.
         embeddings: Name of the array or column of the vectors, (rows, dim); by default `embeddings`, or the only one with
             two axes.
         labels: The label of each row: the name of an array or column in the same files; a `.npy` file of all rows, or a
@@ -74,13 +77,15 @@ class Shards:
         shape: (rows, dim) of all files together.
         dtype: The type of the numbers as they are stored: NumPy's float16, float32, float64, int8 or uint8, or
             `torch.bfloat16`, which safetensors alone hold. With a scale or an offset NumPy's float32.
+        notes: Sentences about what was passed over, and about the order of the files where it matters.
         labels: (rows,) Labels of all rows, read when the files are opened; None if not given. So are `ids`, `groups` and
             `queries`, the last as booleans.
 
     Raises:
-        ValueError: A path leads to no file, or to one of another format; a file is damaged or cut off; it holds Python
-            objects; it lacks a column; its vectors have another dim or type than those of the first; or there are more or
-            fewer labels than rows. The message names the file. Damage beyond the head of a file shows when it is read.
+        ValueError: A path leads to no file, or to one of another format; a link leads nowhere; a file is listed twice,
+            damaged or cut off; it holds Python objects; it lacks a column; its vectors have another dim or type than those
+            of the first; or there are more or fewer labels than rows. The message names the file. Damage beyond the head of
+            a file shows when it is read: of an array in an `.npz` file at its last row, once all rows before were read.
         ModuleNotFoundError: The package that reads a format is not installed.
 
     Examples:
@@ -111,7 +116,8 @@ class Shards:
         scale: float = 1.0,
         offset: float = 0.0,
     ) -> None:
-        self.files = tuple(found_files(paths))
+        found = find_shards(paths)
+        self.files = tuple(found.files)
         self._stats = [size_and_time(file) for file in self.files]
         self._lock = Lock()
         self._opened = lru_cache(_KEPT_OPEN)(self._open)
@@ -128,11 +134,11 @@ class Shards:
                 lengths.append(rows.shape[0])
                 if not lengths[-1]:  # as distributed jobs write them; a list column without rows has no dim
                     continue
-                found = _form(rows, self._name)
-                first = first or (found, file)
-                if found != first[0]:
+                form = _form(rows, self._name)
+                first = first or (form, file)
+                if form != first[0]:
                     raise _ShardError(
-                        f"holds vectors of {found[0]} {found[1]}, and {first[1]} of {first[0][0]} {first[0][1]}. Pass files "
+                        f"holds vectors of {form[0]} {form[1]}, and {first[1]} of {first[0][0]} {first[0][1]}. Pass files "
                         "of one model that were saved with one dtype."
                     )
                 for name, column in inside.items():
@@ -145,16 +151,16 @@ class Shards:
             raise ValueError(f"{self.files[0]} and the files after it hold no rows. Pass files that hold embeddings.")
         self._starts = [0, *accumulate(lengths)]
         self.shape, self.dtype = (self._starts[-1], first[0][0]), first[0][1]
-        self._scaled = None if (scale, offset) == (1.0, 0.0) else (np.float32(scale), np.float32(offset))
+        self._scaled = _scaled(scale, offset, self.dtype, first[1])
         if self._scaled is not None:
-            if str(self.dtype) not in ("int8", "uint8"):
-                raise ValueError(
-                    f"scale={scale} and offset={offset} are of integers, and {first[1]} holds {self.dtype}. Leave them out."
-                )
             self.dtype = np.dtype(np.float32)
         self.labels, self.ids, self.groups, self.queries = (
             None if value is None else self._column(name, value, parts[name]) for name, value in given.items()
         )
+        # Columns in several files of their own are in the order of these, as the vectors are.
+        outside = [name for name in given if given[name] is not None and name not in inside and len(parts[name]) < 2]
+        order = found.of_order(outside)
+        self.notes = (*found.passed_over, *([order] if order else []))
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -239,10 +245,44 @@ class Shards:
                 f"({self.files[0]} is the first). Pass one for each row, in the order of the files."
             )
         if name != "queries":
+            _refuse_two_spellings(name, read)
             return read
         if read.ndim != 1 or not np.isin(read, (0, 1)).all():
             raise ValueError(f"queries are {read.dtype} other than 0 and 1. Pass one boolean for each row.")
         return read.astype(bool)
+
+
+def _scaled(scale: float, offset: float, dtype: Any, file: Path) -> tuple[np.float32, np.float32] | None:
+    """Return by what numbers are scaled and where their 0 is; None where they are what they stand for.
+
+    Raises:
+        ValueError: They are no integers.
+    """
+    if (scale, offset) == (1.0, 0.0):
+        return None
+    if str(dtype) not in ("int8", "uint8"):
+        raise ValueError(
+            f"scale={scale} and offset={offset} are of integers, and {file} holds {dtype}. Leave them out."
+        )
+    return np.float32(scale), np.float32(offset)
+
+
+def _refuse_two_spellings(name: str, words: NDArray[Any]) -> None:
+    """Refuse words that look alike and are not: their letters with an accent are one character here, and two there.
+
+    Raises:
+        ValueError: There are such words; names one.
+    """
+    if words.dtype.kind != "U":
+        return
+    spellings: dict[str, str] = {}
+    for word in np.unique(words).tolist():
+        other = spellings.setdefault(composed(word), word)
+        if other != word:
+            raise ValueError(
+                f"{name} hold {composed(word)!r} in two forms of Unicode, {other!a} and {word!a}, which would be two "
+                "values. Write one of them, such as unicodedata.normalize('NFC', word)."
+            )
 
 
 class ChosenRows:
@@ -258,6 +298,7 @@ class ChosenRows:
         self._rows = np.flatnonzero(mask)
         self.shape: tuple[int, int] = (len(self._rows), shards.shape[1])
         self.dtype: Any = shards.dtype
+        self.notes: tuple[str, ...] = shards.notes
         columns: tuple[NDArray[Any] | None, ...] = tuple(getattr(shards, name) for name in ("labels", "ids", "groups"))
         self.labels, self.ids, self.groups = (None if column is None else column[mask] for column in columns)
 
@@ -300,47 +341,12 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 def found_files(paths: Any) -> list[Path]:
-    """List the files of a path, a folder, a glob or several of these.
+    """List the files of a path, a folder, a glob or several of these, in the order of their rows.
 
     Raises:
-        ValueError: There are none, one is of an unknown kind, or one is listed twice.
+        ValueError: There are none, one is of an unknown kind, a link that leads nowhere, or listed twice.
     """
-    files = []
-    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
-        name = os.path.expanduser(path)  # which a shell does not in quotes
-        if os.path.isdir(name):
-            files += _files_of(Path(name))
-            continue
-        # a file that is there may have brackets in its name
-        matches = [name] if os.path.exists(name) else sorted(filter(os.path.isfile, glob.glob(name, recursive=True)))
-        if not matches:
-            raise ValueError(f"{name} is no file, and as a glob it matches none. Pass a file, a folder or a glob.")
-        files += map(Path, matches)
-    for file in files:
-        if file.suffix.lower() not in _FORMATS:
-            raise ValueError(
-                f"{file} is none of {_KINDS}. Save it as one of these; a pickle, as .pkl and .pt files are, can run any "
-                "code and is never loaded."
-            )
-    for twice in (file for file, times in Counter(files).items() if times > 1):
-        raise ValueError(f"{twice} is listed twice, and its rows would count twice. Pass each file once.")
-    return files
-
-
-def _files_of(folder: Path) -> list[Path]:
-    """List the shards of a folder by their names.
-
-    Raises:
-        ValueError: There are none, or of several kinds.
-    """
-    # Spark writes _SUCCESS and hidden checksums beside its files.
-    found = sorted((file for file in folder.glob("[!._]*") if file.is_file()), key=lambda file: file.name)
-    files = [file for file in found if file.suffix.lower() in _FORMATS]
-    kinds = sorted({file.suffix.lower() for file in files})
-    if len(kinds) != 1:
-        holds = f"holds {' and '.join(kinds)} files" if kinds else f"holds no {_KINDS} file"
-        raise ValueError(f"{folder} {holds}. Pass those that you mean as a glob, such as '{folder / '*.npy'}'.")
-    return files
+    return find_shards(paths).files
 
 
 def size_and_time(file: Path) -> tuple[int, int]:
@@ -409,9 +415,21 @@ def _head(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return np.lib.format.read_array_header_1_0(stream) if is_old else np.lib.format.read_array_header_2_0(stream)
 
 
-def _mapped(stream: Any) -> NDArray[Any]:
-    """Map an array of NumPy's format, which begins where an open file stands."""
+def _mapped(stream: Any, size: float = math.inf) -> NDArray[Any]:
+    """Map an array of NumPy's format, which begins where an open file stands.
+
+    Args:
+        stream: The open file.
+        size: Bytes that the array and its head may take.
+
+    Raises:
+        ValueError: The head names more numbers than there are.
+    """
+    begin = stream.tell()
     shape, by_columns, dtype = _head(stream)
+    needed = stream.tell() - begin + dtype.itemsize * math.prod(shape)
+    if needed > size and not dtype.hasobject:  # what follows is another array
+        raise ValueError(f"an array of shape {shape} needs {needed:,} bytes, and there are {size:,}")
     if dtype.hasobject or not math.prod(shape):  # what is refused if it is asked for, and what cannot be mapped
         return np.broadcast_to(np.empty((), dtype), shape)
     return np.asarray(np.memmap(stream, dtype, "r", stream.tell(), shape, "F" if by_columns else "C"))
@@ -472,8 +490,47 @@ def _npz(file: Path) -> _Arrays:
             # Two bytes each say how long the name and the extra field are, behind which the content begins.
             stream.seek(member.header_offset + 26)
             stream.seek(sum(struct.unpack("<2H", stream.read(4))), os.SEEK_CUR)
-            arrays[name] = _mapped(stream)
+            begin = stream.tell()
+            array = _mapped(stream, member.file_size)
+            arrays[name] = array
+            if array.ndim and array.nbytes and not array.dtype.hasobject:
+                stream.seek(begin)
+                head = stream.read(member.file_size - array.nbytes)
+                arrays[name] = _Checked(array, zlib.crc32(head), member.CRC)
     return arrays
+
+
+class _Checked:
+    """An array of an archive whose bytes are compared with their checksum.
+
+    Rows that are read one after another from the first to the last, as an evaluation does, cost no further reading. Whoever
+    jumps into the middle reads what is there.
+    """
+
+    def __init__(self, array: NDArray[Any], of_head: int, checksum: int) -> None:
+        """Describe an array.
+
+        Args:
+            array: Its mapped rows.
+            of_head: The checksum of what stands before them.
+            checksum: The checksum of all.
+        """
+        self.shape, self.ndim, self.dtype = array.shape, array.ndim, array.dtype
+        self._array, self._sum, self._checksum = array, of_head, checksum
+        self._summed = 0
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, stop, _ = rows.indices(len(self._array))
+        if start <= self._summed < stop:
+            # The rows of an array that is stored by columns do not follow each other.
+            stop = stop if self._array.flags.c_contiguous else len(self._array)
+            part = self._array[self._summed : stop]
+            in_order = part if self._array.flags.c_contiguous else part.T
+            self._sum = zlib.crc32(np.ascontiguousarray(in_order).view(np.uint8).data, self._sum)
+            self._summed = stop
+        if self._summed == len(self._array) and self._sum != self._checksum:
+            raise ValueError("its checksum is another one")
+        return self._array[rows]
 
 
 class _ArrowColumn:
@@ -490,7 +547,10 @@ class _ArrowColumn:
         types = import_module("pyarrow.types")
         self._name, self._starts, self._batches_from = field.name, starts, batches
         kind = getattr(field.type, "storage_type", field.type)  # that of tensors of a fixed shape is a list
-        self._is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        self._is_view = types.is_list_view(kind) or types.is_large_list_view(kind)
+        self._is_list = (
+            self._is_view or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        )
         # Tags are lists of words, and no vectors.
         self.ndim = 2 if self._is_list and types.is_primitive(kind.value_type) else 1
         self._dim: int | None = None
@@ -528,12 +588,12 @@ class _ArrowColumn:
         Raises:
             _ShardError: A row has no value, or lists are not of one length.
         """
-        column = getattr(column, "storage", column)
+        column = _decoded(getattr(column, "storage", column))
         self._refuse_nulls(column, 1, at)
         if not self._is_list:
             array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
             return array.astype(str) if array.dtype.hasobject else array
-        dims = column.value_lengths().to_numpy()
+        dims = (column.sizes if self._is_view else column.value_lengths()).to_numpy()
         if self._dim is None and len(dims):
             self._dim = int(dims[0])
         dim, others = self._dim or 0, dims != self._dim
@@ -552,6 +612,18 @@ class _ArrowColumn:
         if values.null_count:
             row = at + values.is_null().index(True).as_py() // of_row
             raise _ShardError(f"has no value of {self._name!r} in row {row}. Leave rows without one out.")
+
+
+def _decoded(column: Any) -> Any:
+    """Return a batch as plain values: of a dictionary, of runs and of views, which hide values that are missing."""
+    types = import_module("pyarrow.types")
+    if types.is_dictionary(column.type):
+        return column.dictionary_decode()
+    if types.is_run_end_encoded(column.type):
+        return import_module("pyarrow.compute").run_end_decode(column)
+    if types.is_string_view(column.type):  # not every version of pyarrow turns them into arrays
+        return import_module("pyarrow").array(column.to_pylist(), "string")
+    return column
 
 
 def _parquet(file: Path) -> _Arrays:
@@ -603,12 +675,6 @@ def _safetensors(file: Path) -> _Arrays:
     return {name: _Rows(shape, partial(read, name)) for name, shape in shapes.items() if shape}
 
 
-_FORMATS: dict[str, Callable[[Path], _Arrays]] = {
-    ".npy": _npy,
-    ".npz": _npz,
-    ".parquet": _parquet,
-    ".arrow": _arrow,
-    ".feather": _arrow,
-    ".safetensors": _safetensors,
-}
-_KINDS = ", ".join(_FORMATS)
+_FORMATS: dict[str, Callable[[Path], _Arrays]] = dict(
+    zip(ENDINGS, (_npy, _npz, _parquet, _arrow, _arrow, _safetensors), strict=True)
+)

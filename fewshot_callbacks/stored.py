@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from mmap import mmap
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch
@@ -81,18 +81,40 @@ class Stored:
         return out
 
     def mapped(self) -> Tensor:
-        """Return all rows, mapped from a file: the source's own, or a copy that vanishes with the tensor."""
+        """Return all rows, mapped from a file: the source's own, or a copy that vanishes with the tensor.
+
+        Raises:
+            ValueError: There is no room for the copy.
+        """
         values = self.source[self.start : self.stop] if _is_mapped(self.source) else None
         if values is not None and values.dtype in (np.float32, np.float64) and values.flags.c_contiguous:
             with warnings.catch_warnings():  # of PyTorch, that they may not be written to: nothing does
                 warnings.simplefilter("ignore", UserWarning)
                 return torch.from_numpy(values)
         kind = np.float64 if self.dtype == torch.float64 else np.float32
-        with tempfile.TemporaryFile() as file:
-            copy = np.memmap(file, kind, "w+", shape=self.shape)
-            for some, rows in self.pieces():
-                copy[some] = rows.numpy()
-        return torch.from_numpy(copy)
+        # no buffer, whose rest would be written, and would fail, once more when the file is closed
+        with tempfile.TemporaryFile(buffering=0) as file:
+            self._write(file)
+            return torch.from_numpy(np.memmap(file, kind, "r+", shape=self.shape))
+
+    def _write(self, file: IO[bytes]) -> None:
+        """Write all rows to a file, before it is mapped: a write to a map that has no room ends the process by a signal.
+
+        Raises:
+            ValueError: There is no room.
+        """
+        for _, rows in self.pieces():
+            left = rows.numpy().data.cast("B")
+            try:
+                while left:  # a disk that becomes full takes a part
+                    left = left[file.write(left) :]
+            except OSError as error:
+                megabytes = len(self) * self.dim * self.dtype.itemsize / 1e6
+                raise ValueError(
+                    f"a copy of {len(self):,} vectors of {self.dim} components could not be written to "
+                    f"{tempfile.gettempdir()} ({error.strerror or error}). Make room for {megabytes:,.1f} MB, name another "
+                    "folder in TMPDIR, or pass max_queries, with which there is no copy."
+                ) from error
 
 
 def is_source(rows: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Doors and budgets of the house: imports run one way between layers and inside the engine, which stays small."""
+"""Doors of the house: imports run one way between layers and inside the engine; functions are short, loops take little."""
 
 import ast
 import functools
@@ -36,23 +36,37 @@ def nodes(file, *kinds):
     return [node for node in every if not kinds or isinstance(node, kinds)]
 
 
-def imports():
+def modules_of(node):
+    """The full names of what an import of the package in itself may import: each may be a module, or a name in one."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    # `from package import module` imports a module, too, at any depth
+    return [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+
+
+def imports(package=PACKAGE):
     """(file, layer of the file, imported module) of every import of the package in itself."""
-    for file in sorted(PACKAGE.rglob("*.py")):
-        name = file.relative_to(PACKAGE).parts[0]
-        modules = [node.module or "" for node in nodes(file, ast.ImportFrom)]
-        modules += [alias.name for node in nodes(file, ast.Import) for alias in node.names]
-        # `from fewshot_callbacks.engine import device` imports a module, too
-        modules += [
-            f"{node.module}.{alias.name}"
-            for node in nodes(file, ast.ImportFrom)
-            if (node.module or "").startswith("fewshot_callbacks.")
-            for alias in node.names
-            if (PACKAGE.parent / node.module.replace(".", "/") / f"{alias.name}.py").is_file()
-        ]
-        for module in modules:
-            if module.startswith("fewshot_callbacks.") and name in BELOW and module.split(".")[1] in BELOW:
-                yield file.relative_to(PACKAGE), name, module.removeprefix("fewshot_callbacks.")
+    for file in sorted(package.rglob("*.py")):
+        layer = file.relative_to(package).parts[0]
+        for node in nodes(file, ast.ImportFrom, ast.Import):
+            assert getattr(node, "level", 0) == 0, f"{file} imports from a dot: write the name of the package"
+            for module in modules_of(node):
+                parts = module.split(".")
+                if parts[0] == "fewshot_callbacks" and len(parts) > 1 and {layer, parts[1]} <= set(BELOW):
+                    yield file.relative_to(package), layer, ".".join(parts[1:])
+
+
+def wrong_imports(package=PACKAGE):
+    """Those that do not point down, between layers or inside the engine."""
+    wrong = set()
+    for file, layer, module in imports(package):
+        target, _, inside = module.partition(".")
+        if target != layer and target not in BELOW[layer]:
+            wrong.add(f"{file} imports {target}")
+        inside = inside.split(".")[0]
+        if layer == target == "engine" and inside in LINE and LINE.index(inside) >= LINE.index(file.stem):
+            wrong.add(f"{file} imports {inside}")
+    return sorted(wrong)
 
 
 def test_every_folder_is_a_layer():
@@ -61,28 +75,44 @@ def test_every_folder_is_a_layer():
 
 
 def test_imports_point_down():
-    wrong = [
-        f"{file} imports {module}"
-        for file, layer, module in imports()
-        if (target := module.split(".")[0]) != layer and target not in BELOW[layer]
-    ]
-    assert not wrong
+    assert wrong_imports() == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "said"),
+    [
+        ("functional/new.py", "from fewshot_callbacks import callbacks", "functional/new.py imports callbacks"),
+        ("functional/new.py", "from fewshot_callbacks import plots as p", "functional/new.py imports plots"),
+        ("functional/new.py", "import fewshot_callbacks.cli.main", "functional/new.py imports cli"),
+        ("callbacks/new.py", "from fewshot_callbacks.engine import ranks", "callbacks/new.py imports engine"),
+        ("callbacks/new.py", "def f():\n    from fewshot_callbacks import engine", "callbacks/new.py imports engine"),
+        ("callbacks/new.py", "from fewshot_callbacks.engine.ranks import RankBlock", "callbacks/new.py imports engine"),
+        ("engine/exact.py", "from fewshot_callbacks.engine import ranks", "engine/exact.py imports ranks"),
+        ("engine/exact.py", "import fewshot_callbacks.engine.ranks as r", "engine/exact.py imports ranks"),
+    ],
+)
+def test_a_planted_import_is_found(file, line, said, tmp_path):
+    planted = tmp_path / file
+    planted.parent.mkdir()
+    planted.write_text(f"{line}\n")
+    assert wrong_imports(tmp_path) == [said]
 
 
 @pytest.mark.parametrize("layer", ["distributed", "engine", "functional", "losses", "plots", "report"])
 def test_the_maths_knows_no_lightning(layer):
     for file in (PACKAGE / layer).rglob("*.py"):
-        assert "lightning" not in {(node.module or "").split(".")[0] for node in nodes(file, ast.ImportFrom)}, file
+        imported = {name.split(".")[0] for node in nodes(file, ast.ImportFrom, ast.Import) for name in modules_of(node)}
+        assert not imported & {"lightning", "pytorch_lightning", "lightning_fabric"}, file
 
 
 def test_no_test_imports_a_test():
     """What tests have in common stands in modules of its own."""
     wrong = [
-        f"{file.relative_to(ROOT)} imports {node.module}"
+        f"{file.relative_to(ROOT)} imports {module}"
         for file in TESTS.rglob("*.py")
-        for node in nodes(file, ast.ImportFrom)
-        if (node.module or "").startswith("tests.")
-        if any(part.startswith("test_") for part in [*node.module.split("."), *(alias.name for alias in node.names)])
+        for node in nodes(file, ast.ImportFrom, ast.Import)
+        for module in modules_of(node)
+        if module.split(".")[0] == "tests" and any(part.startswith("test_") for part in module.split("."))
     ]
     assert not wrong
 
@@ -99,7 +129,7 @@ LINE = (
 )
 """The modules of the engine in an order in which each imports those before it alone: so it can be read."""
 
-MOST_ARGUMENTS_OF_A_LOOP, MOST_LINES_OF_A_FUNCTION, FEWEST_COMMENTS = 10, 60, 0.06
+MOST_ARGUMENTS_OF_A_LOOP, MOST_LINES_OF_A_FUNCTION = 10, 60
 
 DECORATORS = {"kernel", "inlined", "always_inlined", "any_order"}
 """Of the functions that are compiled."""
@@ -107,36 +137,27 @@ DECORATORS = {"kernel", "inlined", "always_inlined", "any_order"}
 
 @functools.cache
 def lines_of(file):
-    """Numbers of the lines with code (no blank lines, no comments, no docstrings), and of those with a comment."""
-    code, comments, docstrings = set(), set(), set()
+    """Numbers of the lines with code: no blank lines, no comments, no docstrings."""
+    code, docstrings = set(), set()
     for node in nodes(file, ast.Module, ast.ClassDef, ast.FunctionDef):
         if ast.get_docstring(node):
             docstrings |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    layout = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    other = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT}
     for token in tokenize.generate_tokens(io.StringIO(file.read_text()).readline):
-        if token.type == tokenize.COMMENT:
-            comments.add(token.start[0])
-        elif token.type not in layout:
+        if token.type not in other:
             code |= set(range(token.start[0], token.end[0] + 1))
-    return code - docstrings, comments
+    return code - docstrings
 
 
 def functions_in(files):
     """(file, function, its lines of code) of every function and method."""
     for file in files:
         for node in nodes(file, ast.FunctionDef):
-            yield file.stem, node, sum(node.lineno <= line <= node.end_lineno for line in lines_of(file)[0])
+            yield file.stem, node, sum(node.lineno <= line <= node.end_lineno for line in lines_of(file))
 
 
-def test_modules_of_the_engine_form_a_line():
+def test_the_line_of_the_engine_has_all_of_its_modules():
     assert {file.stem for file in ENGINE.rglob("*.py")} - {"__init__"} == set(LINE)
-    wrong = [
-        f"{file} imports {module}"
-        for file, layer, module in imports()
-        if layer == "engine" and module.startswith("engine.")
-        if LINE.index(module.split(".")[1]) >= LINE.index(file.stem)
-    ]
-    assert not wrong
 
 
 def test_nobody_imports_what_is_private_to_a_module_of_the_engine():
@@ -151,11 +172,9 @@ def test_nobody_imports_what_is_private_to_a_module_of_the_engine():
     assert not wrong
 
 
-def test_functions_are_short_and_comments_are_there():
-    files = list(PACKAGE.rglob("*.py"))
-    assert [node.name for _, node, lines in functions_in(files) if lines > MOST_LINES_OF_A_FUNCTION] == []
-    code, comments = (sum(len(lines_of(file)[which]) for file in files) for which in (0, 1))
-    assert comments / code >= FEWEST_COMMENTS
+def test_functions_are_short():
+    long = [node.name for _, node, lines in functions_in(PACKAGE.rglob("*.py")) if lines > MOST_LINES_OF_A_FUNCTION]
+    assert long == []
 
 
 def test_compiled_loops_have_few_arguments():
@@ -164,7 +183,7 @@ def test_compiled_loops_have_few_arguments():
         for file, node, _ in functions_in(ENGINE.glob("*.py"))
         if DECORATORS & {ast.unparse(decorator) for decorator in node.decorator_list}
     ]
-    assert len(compiled) > 20
+    assert compiled
     assert not [f"{file}.{node.name}" for file, node in compiled if len(node.args.args) > MOST_ARGUMENTS_OF_A_LOOP]
 
 

@@ -1,13 +1,17 @@
 """Compiling is said once, by one process, and not where numba finds the kernels in its cache."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from numba.core.dispatcher import Dispatcher
 
-from fewshot_callbacks._compiling import WORDS
+import fewshot_callbacks.functional  # noqa: F401 - imports all loops
+from fewshot_callbacks._compiling import words_of
+from fewshot_callbacks._kept_loops import described
 from fewshot_callbacks.engine import compiled
 
 FORKED = """
@@ -35,7 +39,7 @@ def twice():  # a kernel for each type
     measured(torch.float64)
 
 for work, warm in ((worker, False), (another_rank, False), (twice, False), (twice, True)):
-    kept = list(Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nb[ci]"))
+    kept = list(Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbc"))
     for file in kept if not warm else ():
         file.unlink()
     print(work.__name__, file=sys.stderr, flush=True)
@@ -44,7 +48,7 @@ for work, warm in ((worker, False), (another_rank, False), (twice, False), (twic
         work()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert list(Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbi"))  # it did compile
+    assert list(Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbc"))  # it did compile
 """
 """Torch is imported once, and each case is a process forked from that; all but the last begin with an empty cache."""
 
@@ -54,23 +58,247 @@ def test_compiling_is_said_once_by_the_first_process_and_not_with_a_warm_cache(t
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", FORKED]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stderr.split("\n")[:-1] == ["worker", "another_rank", "twice", WORDS, "twice"]
+    words = words_of("fewshot_callbacks.functional._scatter_kernel")
+    assert done.stderr.split("\n")[:-1] == ["worker", "another_rank", "twice", words, "twice"]
 
 
-def test_a_loop_is_compiled_anew_when_one_that_it_calls_has_changed(tmp_path):
-    """Numba looks at the file of the loop alone, and would go on with what it has compiled into it from another file."""
+def test_it_is_said_what_is_compiled():
+    """A first evaluation, J and a search for neighbours each compile loops of their own, and each says which."""
+    modules = ("engine.counting", "engine.nearest", "engine.relevance", "functional._scatter_kernel")
+    said = [words_of(f"fewshot_callbacks.{module}") for module in modules]
+    assert len(set(said)) == len(modules)
+    for words, what in zip(said, ("exact retrieval", "nearest", "judgements", "J"), strict=True):
+        assert f"compiles its loops for {what}" in words
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """A small package with compiled loops; returns a function that runs a script beside it."""
     folder = tmp_path / "some_engine"
     folder.mkdir()
     (folder / "__init__.py").touch()
     (folder / "compiled.py").write_text(Path(compiled.__file__).read_text())
-    (folder / "calling.py").write_text(
-        "from some_engine.called import number\nfrom some_engine.compiled import kernel\n\n\n"
-        "@kernel\ndef twice():\n    return 2 * number()\n"
-    )
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONPATH": str(tmp_path)}
-    for number in (1, 20):
-        source = f"from some_engine.compiled import kernel\n\n\n@kernel\ndef number():\n    return {number}\n"
-        (folder / "called.py").write_text(source)
-        command = [sys.executable, "-c", "from some_engine.calling import twice; print(twice())"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
-        assert int(done.stdout) == 2 * number
+    (folder / "calling.py").write_text(CALLING)
+    write_number(folder, "return 1")
+
+    def run(script, *words):
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+        command = [sys.executable, "-B", "-c", script, *words]
+        return subprocess.run(
+            command, check=False, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300
+        )
+
+    return run
+
+
+ROOT = Path(__file__).parents[1]
+CALLING = """
+from some_engine import called
+from some_engine.called import Pair, number
+from some_engine.compiled import inlined, kernel
+
+@kernel
+def twice(value):
+    return 2 * number() * value
+
+@kernel
+def through_a_module(value):
+    return called.FACTOR * value
+
+@kernel
+def first_of(pair):
+    return pair.first
+
+def of_any(term):
+    @kernel
+    def applied(value):
+        return term(value)
+    return applied
+
+@inlined
+def minus_one(value):
+    return value - 1.0
+
+@inlined
+def plus_one(value):
+    return value + 1.0
+
+down, up = of_any(minus_one), of_any(plus_one)
+"""
+PRINTED = """
+from some_engine.calling import Pair, down, first_of, through_a_module, twice, up
+print(twice(1.0), through_a_module(1.0), first_of(Pair(*PAIR)), down(1.0), up(1.0))
+"""
+
+
+def write_number(folder, body, factor="FACTOR = 1", fields="first second"):
+    lines = ("from collections import namedtuple", "from some_engine.compiled import kernel", factor,
+             f"Pair = namedtuple('Pair', '{fields}')", "@kernel", "def number():", f"    {body}")  # fmt: skip
+    (folder / "called.py").write_text("\n".join(lines) + "\n")
+
+
+def printed(done):
+    assert done.returncode == 0, done.stderr
+    return [float(word) for word in done.stdout.split()]
+
+
+def test_a_loop_is_compiled_anew_when_anything_that_it_depends_on_has_changed(engine, tmp_path):
+    """Numba looks at the file of the loop alone, and would go on with what it has compiled into it from another file."""
+    script = PRINTED.replace("*PAIR", "5.0, 7.0")
+    folder, kept = tmp_path / "some_engine", tmp_path / "kept"
+    assert printed(engine(script)) == [2, 1, 5, 0, 2]
+    (called,) = (folder / "called.py",)
+    time = called.stat().st_mtime_ns
+    for change, expected in (
+        ({"body": "return 9"}, [18, 1, 5, 0, 2]),
+        ({"body": "return 1", "factor": "FACTOR = 3"}, [2, 3, 5, 0, 2]),
+        ({"body": "return 1", "fields": "second first"}, [2, 1, 7, 0, 2]),
+        ({"body": "return 1"}, [2, 1, 5, 0, 2]),
+    ):
+        write_number(folder, **change)
+        os.utime(called, ns=(time, time))  # nobody looks at the time
+        before = set(kept.rglob("*.nbc"))
+        assert printed(engine(script)) == expected
+    assert set(kept.rglob("*.nbc")) == before  # those of the first run, which are still there
+
+
+MOMENT = """
+import os, sys, time
+from some_engine.called import number
+from some_engine.calling import twice
+replace, ready = os.replace, os.pipe()
+number()  # so that one loop alone is left to compile
+
+def slow(before, after):
+    def replaced(*paths):
+        time.sleep(before)
+        replace(*paths)
+        time.sleep(after)
+    return replaced
+
+children = []
+for value, before, after in ((1, 1, 4), (1.0, 2, 0)):  # the first to begin is the last to end
+    children.append(os.fork())
+    if children[-1] == 0:
+        os.replace = slow(before, after)
+        os.close(ready[1])
+        os.read(ready[0], 1)  # until all are there
+        assert twice(value) == 2
+        os._exit(0)
+os.close(ready[1])
+assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="numba is imported once, and then forked")
+def test_processes_that_compile_one_loop_for_two_types_at_one_moment_leave_both(engine):
+    assert engine(MOMENT).returncode == 0
+    done = engine("from some_engine.calling import twice; print(twice(1), twice(1.5), twice(3), twice(3.5))")
+    assert printed(done) == [2, 3, 6, 7]
+
+
+UPGRADE = """
+import os, sys, time
+from pathlib import Path
+from some_engine.compiled import kernel  # numba is imported before the fork
+
+replace = os.replace
+
+def slow(*paths):
+    time.sleep(1.5)
+    replace(*paths)
+    time.sleep(1.5)
+
+def working(is_old):
+    from some_engine.calling import twice
+    if is_old:
+        os.write(there[1], b" ")
+        os.read(written[0], 1)  # the file is another one now
+        os.replace = slow
+    assert twice(1.0) == (2 if is_old else 40)
+    os._exit(0)
+
+there, written, children = os.pipe(), os.pipe(), []
+for is_old in (True, False):
+    children.append(os.fork())
+    if children[-1] == 0:
+        working(is_old)
+    if is_old:
+        os.read(there[0], 1)
+        called = Path("some_engine/called.py")
+        called.write_text(called.read_text().replace("return 1", "return 20"))
+        os.write(written[1], b" ")
+        time.sleep(float(sys.argv[1]))
+assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="numba is imported once, and then forked")
+@pytest.mark.parametrize("seconds", ["0", "2"])
+def test_an_upgrade_beside_a_running_process_leaves_no_loop_of_the_old_code(engine, seconds):
+    done = engine(UPGRADE, seconds)
+    assert done.returncode == 0, done.stderr
+    assert printed(engine("from some_engine.calling import twice; print(twice(1.0), twice(2.0))")) == [40, 80]
+
+
+def test_loops_that_cannot_be_loaded_are_compiled_anew_with_one_line(engine, tmp_path):
+    script = PRINTED.replace("*PAIR", "5.0, 7.0")
+    whole = printed(engine(script))
+    files = sorted((tmp_path / "kept").rglob("*.nb*"))
+    assert len(files) > 4
+    for number, file in enumerate(files):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 4  # one bit
+        file.write_bytes([content, content[:-9], b"", b"words"][number % 4])
+    done = engine(script)
+    assert printed(done) == whole
+    assert re.fullmatch(r"A compiled loop in \S+ cannot be loaded \(.*\): it is compiled anew\.\n", done.stderr)
+    again = engine(script)
+    assert (printed(again), again.stderr) == (whole, "")
+
+
+FULL = """
+import resource, signal, sys
+from some_engine.compiled import kernel
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))  # as a full disk: the beginning of a file has room
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the size of files is limited as on a full disk")
+def test_a_full_disk_ends_no_run(engine, tmp_path):
+    done = engine(FULL + PRINTED.replace("*PAIR", "5.0, 7.0"))
+    assert printed(done) == [2, 1, 5, 0, 2]
+    assert re.fullmatch(r"Compiled loops cannot be kept in \S+ \(.*\): later runs .* NUMBA_CACHE_DIR\.\n", done.stderr)
+    assert [file for file in (tmp_path / "kept").rglob("*") if file.is_file()] == []
+
+
+def test_old_loops_are_removed_and_files_of_others_are_not(engine, tmp_path):
+    assert printed(engine("from some_engine.calling import twice; print(twice(1))")) == [2]
+    (file,) = (tmp_path / "kept").rglob("*calling.twice*.nbc")
+    name, _, _ = file.name.removesuffix(".nbc").rpartition(".")
+    for number in range(100):
+        of_another_code = file.with_name(f"{name}.{number:032x}.nbc")
+        of_another_code.write_bytes(file.read_bytes())
+        os.utime(of_another_code, (number, number))
+    foreign = {file.with_name(f"{name}.{255:032x}.nbc"): "words", file.with_name(f"{name}.txt"): "words"}
+    for path, text in foreign.items():
+        path.write_text(text)
+        os.utime(path, (0, 0))
+    rest = file.with_name(f"{file.name}.00ff00ff00ff00ff")  # of a process that was killed while it wrote
+    rest.write_bytes(b"")
+    os.utime(rest, (0, 0))
+    assert printed(engine("from some_engine.calling import twice; print(twice(1), twice(1.0))")) == [2, 2]
+    assert all(path.read_text() == text for path, text in foreign.items())
+    left = {path for path in file.parent.glob(f"{name}*") if path not in foreign}
+    assert len(left) == 48
+    assert file in left  # it was in use
+    assert rest not in left
+    assert {path.name for path in left} >= {f"{name}.{number:032x}.nbc" for number in range(54, 100)}
+
+
+def test_it_is_known_what_each_loop_of_the_package_depends_on():
+    modules = [sys.modules[name] for name in sys.modules if name.startswith("fewshot_callbacks.")]
+    loops = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, Dispatcher)}
+    descriptions = ["\n".join(described(loop)) for loop in loops.values()]
+    assert len(set(descriptions)) == len(descriptions) > 40

@@ -19,7 +19,7 @@ def test_greys_of_16_bits_become_8_bits(mode: str, tmp_path: Path) -> None:
     image = read_image(tmp_path / "1.tif")
     assert image.mode == "L"
     assert np.asarray(image).flatten().tolist() == list(range(256))
-    assert image_size(tmp_path / "1.tif") == (16, 16)
+    assert image_size(tmp_path / "1.tif").upright == (16, 16)
 
 
 def test_a_tiff_of_12_bits_is_scaled_by_its_12_bits(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -88,7 +89,7 @@ def test_processes_go_on_from_a_moment_that_all_have(tmp_path, monkeypatch, stor
 
     for after in (0.3, 0.7):
         assert Killed in [*map(type, in_threads(3, lambda process, after=after: work(process, after=after)))]
-    newest = max((tmp_path / "state").glob("1.*.npz"), key=os.path.getmtime)
+    newest = max((tmp_path / "state").glob("*-1.*.npz"), key=os.path.getmtime)
     newest.write_bytes(newest.read_bytes()[:100])  # this one was killed while it wrote
     for report in in_threads(3, work):
         assert_same(known, report)
@@ -98,10 +99,129 @@ def test_another_evaluation_is_refused(tmp_path):
     journal_of(tmp_path)
     with pytest.raises(ValueError, match=r"another evaluation, by its files \(some, now two\)\. Delete the folder"):
         Journal(tmp_path / "state", {"files": "two"}, ALONE)
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "cat.png").write_text("")
-    with pytest.raises(ValueError, match="is no folder for the state of an evaluation"):
-        Journal(tmp_path / "photos", {}, ALONE)
+    with pytest.raises(
+        ValueError, match=r"another evaluation, by its files \(some, now None\), settings \(None, now 1\)"
+    ):
+        Journal(tmp_path / "state", {"settings": 1}, ALONE)
+
+
+FOREIGN = (
+    "cat.png",
+    "0.json",
+    "0.npz",
+    "0.csv",
+    "0.npy",
+    "0.1.npz",
+    "state-0.json",
+    "state-0.1.npz",
+    "1",
+    "notes.json",
+)
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_folder_that_holds_anything_else_is_refused_and_left_as_it_is(tmp_path, name, begun):
+    if begun:
+        journal_of(tmp_path)
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state" / name).write_bytes(b"of the user")
+    before = contents(tmp_path / "state")
+    with pytest.raises(
+        ValueError, match=rf"state holds {name}, which is no state .* Name a new folder, or an empty one"
+    ):
+        journal_of(tmp_path)
+    assert contents(tmp_path / "state") == before
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() if file.is_file() else None for file in folder.iterdir()}
+
+
+def test_the_name_of_a_state_with_the_content_of_another_file_is_refused(tmp_path):
+    for after in (0.0, 0.5):
+        with pytest.raises(Killed):
+            evaluated(VECTORS, LABELS, journal_of(tmp_path), after=after)
+    for file in sorted((tmp_path / "state").iterdir()):
+        written = file.read_bytes()
+        for content in (b"of the user", np.arange(99).tobytes()):
+            file.write_bytes(content)
+            with pytest.raises(ValueError, match=rf"state holds {file.name}, which was damaged. Delete the folder"):
+                journal_of(tmp_path)
+            assert file.read_bytes() == content
+        file.write_bytes(written)
+    journal_of(tmp_path)  # as it was
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "state").write_text("of the user")
+    with pytest.raises(ValueError, match=r"state is a file\. Name a new folder, or an empty one"):
+        journal_of(tmp_path)
+    assert (tmp_path / "state").read_text() == "of the user"
+
+
+def test_a_file_that_came_while_it_ran_is_left(tmp_path):
+    journal = journal_of(tmp_path)
+    for name in FOREIGN:
+        (tmp_path / "state" / name).write_bytes(b"of the user")
+    evaluated(VECTORS, LABELS, journal)
+    assert contents(tmp_path / "state") == dict.fromkeys(FOREIGN, b"of the user")
+
+
+def test_a_folder_that_was_there_stays_and_one_that_was_made_goes(tmp_path):
+    (tmp_path / "state").mkdir()
+    evaluated(VECTORS, LABELS, journal_of(tmp_path))
+    assert contents(tmp_path / "state") == {}
+    (tmp_path / "state").rmdir()
+    evaluated(VECTORS, LABELS, journal_of(tmp_path))
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"7", b"null", b'"words"', b"{}", bytes(range(256)), "half", "no plain"]
+)
+def test_a_description_that_was_damaged_is_refused_with_the_folder(tmp_path, content):
+    journal_of(tmp_path)
+    (file,) = (tmp_path / "state").glob("*.json")
+    written = file.read_bytes()
+    damaged = {"half": written[: len(written) // 2], "no plain": written.replace(b"some", b"\xff\xfe")}
+    file.write_bytes(damaged.get(content, content))
+    with pytest.raises(ValueError, match=rf"state holds {file.name}, which was damaged. Delete the folder to begin"):
+        journal_of(tmp_path)
+
+
+def test_a_folder_that_was_deleted_while_it_ran_costs_no_result(tmp_path):
+    known, _ = evaluated(VECTORS, LABELS)
+    journal = journal_of(tmp_path)
+    shutil.rmtree(tmp_path / "state")
+    with pytest.warns(UserWarning, match=r"could not be (written|removed): .*No such file or directory"):
+        report, _ = evaluated(VECTORS, LABELS, journal)
+    assert_same(known, report)
+
+
+@pytest.mark.parametrize("damage", ["cut", "emptied", "one bit"])
+def test_a_damaged_state_is_counted_again(tmp_path, damage):
+    known, _ = evaluated(VECTORS, LABELS)
+    with pytest.raises(Killed):
+        evaluated(VECTORS, LABELS, journal_of(tmp_path), after=0.8)
+    for file in (tmp_path / "state").glob("*.npz"):
+        content = bytearray(file.read_bytes())
+        if damage == "one bit":
+            content[len(content) // 2] ^= 1
+        file.write_bytes(content[: {"cut": len(content) - 9, "emptied": 0}.get(damage)])
+    report, _ = evaluated(VECTORS, LABELS, journal_of(tmp_path))
+    assert_same(known, report)
+    assert not (tmp_path / "state").exists()
+
+
+def test_states_without_their_description_are_not_taken_for_those_of_another_evaluation(tmp_path):
+    known, _ = evaluated(VECTORS, LABELS.flip(0))
+    with pytest.raises(Killed):
+        evaluated(VECTORS, LABELS, journal_of(tmp_path), after=0.8)
+    for file in (tmp_path / "state").glob("*.json"):
+        file.unlink()
+    report, _ = evaluated(VECTORS, LABELS.flip(0), Journal(tmp_path / "state", {"files": "others"}, ALONE))
+    assert_same(known, report)
 
 
 def test_a_full_disk_does_not_end_the_evaluation(tmp_path, monkeypatch):

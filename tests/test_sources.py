@@ -1,13 +1,16 @@
 """Shards: rows of files of every format are those that were written, nothing is loaded, and bad files are named."""
 
+import json
 import os
 import pickle
 import re
 import sys
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
@@ -122,7 +125,7 @@ def test_bfloat16_is_read_as_tensors(tmp_path):
         assert torch.equal(shards[some], rows[some])
 
 
-def test_files_come_in_the_order_of_names_and_of_lists(tmp_path):
+def test_files_come_in_the_order_of_their_numbers_and_of_lists(tmp_path):
     (tmp_path / "labels").mkdir()
     for number in (10, 2, 1):
         np.save(tmp_path / f"part-{number}.npy", np.full((1, 1), number, np.float32))
@@ -130,10 +133,99 @@ def test_files_come_in_the_order_of_names_and_of_lists(tmp_path):
     for hidden in ("_SUCCESS", ".part-3.npy"):
         (tmp_path / hidden).touch()
     by_name = Shards(str(tmp_path / "part-*.npy"), labels=tmp_path / "labels" / "*.npy")
-    assert by_name[:].ravel().tolist() == by_name.labels.tolist() == [1, 10, 2]
-    assert Shards(tmp_path)[:].ravel().tolist() == [1, 10, 2]  # without what is hidden
+    assert by_name[:].ravel().tolist() == by_name.labels.tolist() == [1, 2, 10]
+    assert by_name.notes == ()  # the labels lie in files with the same numbers
+    assert Shards(tmp_path)[:].ravel().tolist() == [1, 2, 10]  # without what is hidden
+    outside = Shards(str(tmp_path / "part-*.npy"), labels=[1, 2, 10])
+    words = (
+        r"in the order of their numbers, part-2\.npy before part-10\.npy, and not .*labels must have the same order; a"
+    )
+    (note,) = outside.notes
+    assert re.search(words, note)
     listed = Shards([tmp_path / "part-2.npy", str(tmp_path / "part-1*.npy")], labels=[2, 1, 10])
     assert listed[:].ravel().tolist() == listed.labels.tolist()
+
+
+@pytest.mark.parametrize(
+    "names", [["7", "77", "777"], ["b2-1", "b2-10", "b10-1"], ["x-y", "x", "x1", "x01a", "x1a", "x2"]]
+)
+def test_numbers_anywhere_in_a_name_are_counted(tmp_path, names):
+    for place, name in reversed([*enumerate(names)]):
+        np.save(tmp_path / f"{name}.npy", np.full((1, 1), place, np.float32))
+    assert Shards(tmp_path)[:].ravel().tolist() == [*range(len(names))]
+
+
+def test_a_file_is_read_once_whatever_links_lead_to_it(tmp_path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    for place in range(2):
+        np.save(inner / f"{place}.npy", np.full((1, 1), place, np.float32))
+    (inner / "00-latest.npy").symlink_to("1.npy")
+    (inner / "up").symlink_to("..", target_is_directory=True)
+    for paths in (inner, f"{inner}/*.npy", f"{tmp_path}/**/*.npy"):
+        shards = Shards(paths)
+        assert shards[:].ravel().tolist() == [0, 1]
+        assert [file.name for file in shards.files] == ["0.npy", "1.npy"]
+        assert re.search(r"links? to files that are read already, such as .*, (is|are) passed over", shards.notes[0])
+    np.save(tmp_path / "0.npy", np.ones((1, 1), np.float32))
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "a.npy").symlink_to(tmp_path / "0.npy")
+    assert Shards(tmp_path / "outside")[:].tolist() == [[1.0]]  # a link alone is a file
+    for listed in ([inner / "1.npy", inner / "00-latest.npy"], [inner / "1.npy", inner / "up" / "inner" / "1.npy"]):
+        with pytest.raises(
+            ValueError, match=r"is listed twice, and its rows would count twice \(.* is the same file\)"
+        ):
+            Shards(listed)
+
+
+@pytest.mark.parametrize("paths", ["", "*.npy", "2.npy"])
+def test_a_link_that_leads_nowhere_is_an_error(tmp_path, paths):
+    np.save(tmp_path / "1.npy", matrix())
+    (tmp_path / "2.npy").symlink_to(tmp_path / "gone.npy")
+    with pytest.raises(
+        ValueError, match=r"2\.npy is a link to .*gone\.npy, which is not there\. Put the file back, or"
+    ):
+        Shards(tmp_path / paths)
+
+
+CACHED = "cache-0123456789abcdef"
+
+
+def test_what_datasets_keeps_beside_its_data_is_no_data(tmp_path):
+    """As `save_to_disk` after a `map` leaves a folder."""
+    halves, outer = np.split(matrix(), 2), tmp_path / "outer"
+    tmp_path = outer / "saved"
+    tmp_path.mkdir(parents=True)
+    for part, half in enumerate(halves):
+        write_stream(tmp_path / f"data-0000{part}-of-00002.arrow", half)
+        write_stream(tmp_path / f"{CACHED}_0000{part}_of_00002.arrow", half)
+    for state in (None, {"_data_files": [{"filename": f"data-0000{part}-of-00002.arrow"} for part in range(2)]}):
+        if state is not None:
+            (tmp_path / "state.json").write_text(json.dumps(state))
+            write_stream(tmp_path / "renamed.arrow", halves[0])
+        for paths in (tmp_path, f"{tmp_path}/*.arrow", f"{outer}/*/*.arrow"):
+            shards = Shards(paths)
+            assert np.array_equal(shards[:], matrix())
+            assert (
+                f"{2 if state is None else 3} files that the package datasets keeps beside its data" in shards.notes[0]
+            )
+    assert len(Shards(f"{tmp_path}/{CACHED}*.arrow")) == 20  # these are meant
+    (tmp_path / "data-00001-of-00002.arrow").unlink()
+    with pytest.raises(
+        ValueError, match=r"state\.json lists data-00001-of-00002\.arrow, which is not there\. Copy the wh"
+    ):
+        Shards(tmp_path)
+
+
+def test_words_that_look_alike_are_one_value_or_refused(tmp_path):
+    words = [unicodedata.normalize(form, "café") for form in ("NFC", "NFD")]
+    for part, word in enumerate(words):
+        np.savez(tmp_path / f"{part}.npz", embeddings=np.ones((1, 2)), labels=np.array([word]))
+    with pytest.raises(
+        ValueError, match=r"labels hold 'café' in two forms of Unicode, 'cafe\\u0301' and .*\\xe9', which would be two"
+    ):
+        Shards(tmp_path, labels="labels")
+    assert Shards(tmp_path / "1.npz", labels="labels").labels.tolist() == [words[1]]  # as they were written
 
 
 def test_vectors_are_found_by_name_or_as_the_only_matrix(tmp_path):
@@ -293,6 +385,79 @@ def test_a_file_that_is_cut_off_is_said_to_be(tmp_path, kind):
             Shards(file)[:]
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("step", [7, 400])
+def test_a_number_that_was_changed_on_the_disk_is_noticed(tmp_path, order, step):
+    file, rows = tmp_path / "a.npz", np.asarray(matrix(400, 8), order=order)
+    np.savez(file, embeddings=rows, labels=np.arange(400))
+    assert np.array_equal(Shards(file, labels="labels")[:], rows)
+    for changed in (rows[200], np.arange(300, 302)):  # of the vectors, of the labels
+        np.savez(file, embeddings=rows, labels=np.arange(400))
+        whole = file.read_bytes()
+        at = whole.index(changed[order == "F" and changed.dtype == np.float32 and 0 :][:1].tobytes())
+        file.write_bytes(whole[:at] + b"\1\2" + whole[at + 2 :])
+        for _ in range(2):
+            with pytest.raises(
+                ValueError, match=r"is damaged or cut off, or no \.npz file \(its checksum is another one\)"
+            ):
+                [shards := Shards(file, labels="labels"), *(shards[at : at + step] for at in range(0, 400, step))]
+
+
+def test_a_head_that_names_more_rows_than_there_are_reads_no_other_array(tmp_path):
+    file = tmp_path / "a.npz"
+    np.savez(file, embeddings=np.ones((100, 4), np.float32), other=np.zeros((100, 4), np.float32))
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"'shape': (100, 4), ", b"'shape': (150, 4), ", 1))
+    with pytest.raises(
+        ValueError, match=r"is damaged .*\(an array of shape \(150, 4\) needs 2,528 bytes, and there are 1,728"
+    ):
+        Shards(file, embeddings="embeddings")
+
+
+WORDS = pa.array(["owl", "heron"] * 10)
+FLAGS = pa.array([1, 0] * 10)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        WORDS.dictionary_encode(),
+        WORDS.cast("large_string"),
+        pa.array(WORDS.to_pylist(), pa.string_view()),
+        pa.compute.run_end_encode(WORDS),
+    ],
+    ids=["dictionary", "large", "view", "runs"],
+)
+@pytest.mark.parametrize("lists", [pa.list_view, pa.LargeListViewArray, pa.list_])
+def test_arrow_has_many_forms_for_the_same_values(tmp_path, column, lists):
+    rows, kinds = matrix(), {pa.LargeListViewArray: pa.large_list_view}
+    vectors = pa.array(rows.tolist(), kinds.get(lists, lists)(pa.float32()))
+    written = pa.table({"embeddings": vectors, "labels": column})
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, written.schema) as file:
+        file.write_table(written, max_chunksize=6)
+    shards = Shards(tmp_path, labels="labels")
+    assert np.array_equal(shards[3:17], rows[3:17])
+    assert shards.labels.tolist() == WORDS.to_pylist()
+
+
+@pytest.mark.parametrize("form", ["dictionary", "value of a dictionary", "runs"])
+def test_a_label_that_is_missing_in_any_form_is_named_with_its_row(tmp_path, form):
+    words = WORDS.to_pylist()
+    words[9] = None
+    column = {
+        "dictionary": lambda: pa.array(words).dictionary_encode(),
+        "value of a dictionary": lambda: pa.DictionaryArray.from_arrays(
+            pa.array([0, 1] * 4 + [0, 2] + [0, 1] * 5), pa.array(["owl", "heron", None])
+        ),
+        "runs": lambda: pa.compute.run_end_encode(pa.array(words)),
+    }[form]()
+    written = pa.table({"embeddings": pa.array(matrix().tolist(), pa.list_(pa.float32())), "labels": column})
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, written.schema) as stream:
+        stream.write_table(written)
+    with pytest.raises(ValueError, match=r"a\.arrow has no value of 'labels' in row 9\. Leave rows without one out"):
+        Shards(tmp_path, labels="labels")
+
+
 def test_what_fails_once_fails_again(tmp_path):
     """A reader that stands behind what it could not read would return other rows."""
     written(tmp_path / "a.parquet", {"embeddings": [[1.0]] * 5000 + [[None]] + [[1.0]] * 5000})
@@ -313,6 +478,7 @@ def test_columns_and_indices_fit_the_rows(tmp_path):
         (ValueError, "queries are int64 other than 0 and 1. Pass one", lambda: Shards(file, queries=np.arange(20))),
         (ValueError, "scale=2.0 and offset=0.0 are of integers, and ", lambda: Shards(file, scale=2.0)),
         (ValueError, "a.npy is listed twice, and its rows would", lambda: Shards([file, tmp_path / "a*.npy"])),
+        (ValueError, "there are no files in an empty list. Pass a", lambda: Shards([])),
         (TypeError, "shards[5:6] in place of shards[5]", lambda: Shards(file)[5]),
         (IndexError, "no row 20 in shards of 20 rows. Pass one from 0 to 19.", lambda: Shards(file).where(20)),
     ):

@@ -1,5 +1,6 @@
 """Lightning's CLI: a YAML file names the monitors by class_path and gives their settings."""
 
+import tempfile
 from pathlib import Path
 
 import torch
@@ -61,9 +62,11 @@ class Points(LightningDataModule):
 
 
 if __name__ == "__main__":
-    Path("monitors.yaml").write_text(CONFIG)
-    cli = LightningCLI(
-        Classifier, Points, args=["fit", "--config", "monitors.yaml"]
-    )  # leave args out for your own command
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "monitors.yaml")
+        config.write_text(CONFIG)
+        cli = LightningCLI(
+            Classifier, Points, args=["fit", "--config", str(config)]
+        )  # leave args out for your own command
     values = cli.trainer.callback_metrics
     print(f"mAP {values['val/mAP']:.3f}, Recall@5 {values['val/recall@5']:.3f}, J {values['val/J']:.2f}")

@@ -1,4 +1,4 @@
-"""Text embeddings: labels are words, and the worst queries are shown as texts."""
+"""Text embeddings: labels are strings, and the worst queries are shown as texts."""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything

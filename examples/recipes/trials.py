@@ -1,5 +1,8 @@
 """Verify speakers, or faces, on a list of trials: pairs of recordings that someone chose, as VoxCeleb and LFW have them."""
 
+import tempfile
+from pathlib import Path
+
 import torch
 
 from fewshot_callbacks import evaluate_trials, read_trials, trial_scores
@@ -13,14 +16,15 @@ embeddings = torch.randn(40, 32)[speakers] + 0.9 * torch.randn(len(speakers), 32
 names = [f"id{speaker:05}/video/{n % 8}.wav" for n, speaker in enumerate(speakers.tolist())]
 
 # a list of trials: 1 or 0, and two recordings
-with open("trials.txt", "w") as file:
+path = Path(tempfile.mkdtemp()) / "trials.txt"
+with path.open("w") as file:
     for _ in range(4000):
         one = int(torch.randint(len(names), ()))
         pool = (speakers == speakers[one]).nonzero() if torch.rand(()) < 0.5 else (speakers != speakers[one]).nonzero()
         two = int(pool[torch.randint(len(pool), ())])
         file.write(f"{int(speakers[one] == speakers[two])} {names[one]} {names[two]}\n")
 
-trials = read_trials("trials.txt")
+trials = read_trials(path)
 scores = trial_scores(embeddings, *trials.rows(names))
 report = evaluate_trials(
     scores,

@@ -8,12 +8,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from fewshot_callbacks._trainer import evaluating, on_device
 from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress
-from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, check_submodule, follow, hooks_ignored
+from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, check_submodule, describe, follow, hooks_ignored
 from fewshot_callbacks.distributed.torch_distributed import process_count
 from fewshot_callbacks.functional._reading import Labels, as_labels, joined_labels, read_labels
 from fewshot_callbacks.functional.class_subset import class_subset
@@ -63,9 +63,10 @@ class Embedder:
         inputs = _inputs(batch, self.owner)
         if self.embed is not None:
             name, _, path = str(self.embed).partition(":")
-            return follow(module.get_submodule(name)(inputs), path, f"{self.owner}(embed={self.embed!r})")
+            output = self._output_of(module.get_submodule(name), name, inputs)
+            return follow(output, path, f"{self.owner}(embed={self.embed!r})")
         try:
-            return module(inputs)
+            return self._output_of(module, "", inputs)
         # PyTorch raises it where a module has no `forward`; one that a module raises itself says something else.
         except NotImplementedError as error:
             if "forward" not in str(error):
@@ -73,6 +74,19 @@ class Embedder:
             raise UsageError(
                 f"{self.owner}: {type(module).__name__} has no forward method, and embed is not given. Pass "
                 "embed='name.of.a.submodule', or a function of (module, batch) that returns the embeddings."
+            ) from error
+
+    def _output_of(self, module: nn.Module, name: str, inputs: Any) -> Any:
+        try:
+            return module(inputs)
+        except (AttributeError, TypeError) as error:
+            if not isinstance(inputs, list | tuple):
+                raise
+            call = f"embed={name!r}" if name else f"{type(module).__name__}.forward"
+            fix = f"lambda module, batch: module{'.' * bool(name)}{name}(batch[0][0])"
+            raise UsageError(
+                f"{self.owner}: {call} takes no list, and the inputs are {describe(inputs)}, such as views of each item. "
+                f"Say which are meant: embed={fix}. ({type(error).__name__}: {error})"
             ) from error
 
     def check_name(self, module: LightningModule) -> None:
@@ -200,7 +214,8 @@ class TrainingClasses:
         if trainer.sanity_checking:
             return store
         words = "Embedding training classes"
-        with evaluation_progress(trainer, words, unit="batch") as progress, evaluating(module):
+        # Other monitors may wait for the embeddings of a step.
+        with hooks_ignored(), evaluating(module), evaluation_progress(trainer, words, unit="batch") as progress:
             for number, batch in enumerate(loader):
                 store.append(*embed(trainer, module, on_device(trainer, batch)))
                 progress(number + 1, len(loader))

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection
-from difflib import get_close_matches
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders, log_of_all, unpadded_length, why_not_dealt
+from fewshot_callbacks._trainer import (
+    evaluation_loaders,
+    log_of_all,
+    names_logged,
+    unpadded_length,
+    weights_mark,
+    why_not_dealt,
+)
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
+from fewshot_callbacks.callbacks._embedder import Embed, Embedder
+from fewshot_callbacks.callbacks._watched_keys import Better, look_for_misspelt_keys, look_for_wrong_modes
 from fewshot_callbacks.callbacks.embeddings import TRAINING_STEP, EmbeddingReader, EmbeddingSource, LabelSources, Source
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
 from fewshot_callbacks.functional._reading import Labels
+from fewshot_callbacks.functional.retrieval.settings import several
+
+# Indices or names of loaders, or one of them.
+Loaders = int | str | Sequence[int | str]
 
 
 class EvaluationMonitor(Callback, ABC):
@@ -32,7 +44,13 @@ class EvaluationMonitor(Callback, ABC):
         strict: See `FailurePolicy`.
     """
 
+    loaders: Loaders | None = None
+    _weights: list[int]  # see `weights_mark`
+    _has_training_items: bool  # they were embedded in this validation, or could not be
+    _training_error: Exception | None
     _remedy_for_two = "Keep one of them."
+    _remedy_for_weights = ""
+    _remedy_for_logged_twice = ""
     _remedy_for_repeats = "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
 
     def __init__(self, source: Source | EmbeddingSource, labels: LabelSources | None, strict: bool | None) -> None:
@@ -53,8 +71,12 @@ class EvaluationMonitor(Callback, ABC):
         """Drop the collected set."""
 
     @abstractmethod
-    def _keys(self, trainer: Trainer) -> Collection[str]:
-        """Return the keys of a validation whose loaders are known."""
+    def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
+        """Return the keys of a validation whose loaders are known, and which of their values are better."""
+
+    def _keys_of_training(self) -> Mapping[str, Better]:
+        """Return the keys of training batches, and which of their values are better: by default none."""
+        return {}
 
     def _prefix(self, stage: str) -> str:
         """Return the first part of the keys in a stage."""
@@ -63,12 +85,34 @@ class EvaluationMonitor(Callback, ABC):
     def _prepare(self, trainer: Trainer) -> None:
         """Do what may fail on one rank alone, before all agree on what has failed: by default nothing."""
 
+    def _needs_training_items(self, trainer: Trainer) -> bool:
+        """Decide whether items of training are embedded beside the steps of this validation: by default none are."""
+        return False
+
+    def _embed_training_items(self, trainer: Trainer) -> None:
+        """Embed this rank's share of the items of training."""
+
     def _wants(self, trainer: Trainer, loader: int) -> bool:
         """Decide whether the batches of a loader are read."""
-        return loader not in self._failed  # a set that lacks a batch is not measured
+        # a set that lacks a batch is not measured
+        return loader not in self._failed and loader in self._read_loaders(trainer)
+
+    def _read_loaders(self, trainer: Trainer) -> Collection[int]:
+        """Return the indices of the loaders that are read."""
+        return ends_of_loaders(trainer, self.loaders)
+
+    def _check_loaders(self, trainer: Trainer) -> None:
+        """See that there are the loaders that were asked for.
+
+        Raises:
+            UsageError: If not; with those that there are.
+        """
+        for loader in () if self.loaders is None else several(self.loaders):
+            if loader_index(trainer, loader) is None:
+                raise UsageError(no_such_loader(trainer, f"{self._policy.owner}(loaders={self.loaders!r}), {loader!r}"))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Hook the submodule, if embeddings come from one.
+        """Begin a run.
 
         Raises:
             ValueError: If another monitor of this kind would log under the same keys: Lightning would log their mean.
@@ -80,9 +124,24 @@ class EvaluationMonitor(Callback, ABC):
                     f"their mean. {self._remedy_for_two}"
                 )
         self._logged_in_sanity_check: set[str] | None = None
+        self._has_looked_at_keys = False
         self._begin()
         self._policy.begin()
-        self._reader.attach(pl_module)
+        self._reader.begin()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Listen to the submodule that embeddings come from, now that the module has made its layers.
+
+        Raises:
+            UsageError: If there is no such submodule.
+        """
+        self._reader.listen(pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Listen to the submodule, also where there was no fit, or where it was replaced."""
+        self.on_fit_start(trainer, pl_module)
+
+    on_test_start = on_validation_start
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
         """Remove hooks and embeddings, also when the run was stopped."""
@@ -93,7 +152,11 @@ class EvaluationMonitor(Callback, ABC):
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new set."""
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self._look_at_keys(trainer)  # where the loaders were not known before
         self._begin()
+        if self._needs_training_items(trainer):
+            self._weights = weights_mark(pl_module)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -113,13 +176,61 @@ class EvaluationMonitor(Callback, ABC):
         try:
             first = self._seen[dataloader_idx]
             self._seen[dataloader_idx] += self._collect(trainer, dataloader_idx, first, outputs, batch)
+            self._see_weights(trainer, is_first=first == 0)
         except Exception as error:  # a metric must not end a training
             self._failed[dataloader_idx] = error
+
+    def _see_weights(self, trainer: Trainer, *, is_first: bool) -> None:
+        """Embed the items of training at the first batch; compare the weights at the first batch of each other loader.
+
+        At the end of the epoch the weights may be others again: a callback that averages them takes the averages for the
+        steps alone, and may be asked before this one.
+
+        Raises:
+            UsageError: If the weights have changed.
+        """
+        if not is_first or not self._needs_training_items(trainer):
+            return
+        if not self._has_training_items:
+            self._weights = weights_mark(trainer.lightning_module)
+            self._try_training_items(trainer)
+        elif self._weights != weights_mark(trainer.lightning_module):
+            raise UsageError(self._changed_weights())
+
+    def _try_training_items(self, trainer: Trainer) -> None:
+        """Embed the items of training, once; an error is one of all loaders, and waits for the end of the epoch."""
+        self._has_training_items = True
+        try:
+            self._embed_training_items(trainer)
+        except Exception as error:  # a metric must not end a training
+            self._training_error = error
+
+    def _changed_weights(self) -> str:
+        return (
+            f"{self._policy.owner}: the weights have changed since the training items were embedded, which is at the first "
+            f"batch of a validation. Both are compared, so that their weights must be the same. Exchange weights before the "
+            f"first batch and after the last one alone.{self._remedy_for_weights}"
+        )
+
+    def _share_of_training_items(self, trainer: Trainer) -> None:
+        """Embed the items of training where no step has had a batch of this rank; raise what went wrong before.
+
+        Raises:
+            UsageError: If the weights may not be those of the steps of other ranks.
+        """
+        if self._needs_training_items(trainer) and not self._has_training_items and not self._failed:
+            if self._weights != weights_mark(trainer.lightning_module):
+                raise UsageError(self._changed_weights())
+            self._try_training_items(trainer)
+        if self._training_error is not None:
+            raise self._training_error
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the set, before checkpoints and early stopping read the values."""
         try:
+            self._check_loaders(trainer)
             self._prepare(trainer)
+            self._share_of_training_items(trainer)
         except Exception as error:  # a metric must not end a training
             self._failed.update(dict.fromkeys(range(len(suffixes(trainer)) or 1), error) | self._failed)
         # Before anything is measured: a rank that has failed would not take part, and the others would wait for it.
@@ -148,16 +259,45 @@ class EvaluationMonitor(Callback, ABC):
         Raises:
             UsageError: If one waits for a key that is a known one misspelt, and the sanity check showed that nobody logs it.
         """
+        look_for_wrong_modes(trainer, self._keys_of_training(), None, self._policy)
+        self._look_at_keys(trainer)
+
+    def _look_at_keys(self, trainer: Trainer) -> None:
+        """Check the keys of the validation, once in a fit, as soon as its loaders are known."""
+        if self._has_looked_at_keys or not evaluation_loaders(trainer):
+            return
+        self._has_looked_at_keys = True
+        own, logged = self._keys(trainer), self._logged_in_sanity_check
+        self._tell_logged_twice(own.keys() & (logged or ()))
+        look_for_wrong_modes(trainer, own, logged, self._policy)
         # One looks for all: a key that another monitor logs is no mistake.
         monitors = [each for each in trainer.callbacks if isinstance(each, EvaluationMonitor)]  # type: ignore[attr-defined]
         if monitors[0] is self:
             known = set().union(*(each._keys(trainer) for each in monitors))
-            look_for_misspelt_keys(trainer, known, self._logged_in_sanity_check, self._policy)
+            look_for_misspelt_keys(trainer, known, logged, self._policy)
+
+    def _log(
+        self, trainer: Trainer, module: LightningModule, values: Mapping[str, float], shown: str | None = None
+    ) -> None:
+        """Log the values of a set, which are equal on all ranks; warn if others have logged one of their keys."""
+        self._tell_logged_twice(values.keys() & names_logged(trainer))
+        log_of_all(module, values, shown)
+
+    def _tell_logged_twice(self, keys: Iterable[str]) -> None:
+        for key in sorted(keys)[:1]:
+            self._policy.warn(
+                f"{self._policy.owner} logs {key!r}, and the module or another callback does so, too: one value replaces "
+                f"the other. Log yours under another name{self._remedy_for_logged_twice}. (Shown once.)",
+                kind="logged twice",
+            )
 
     def _begin(self) -> None:
         self._failed: dict[int, Exception] = {}
         self._seen: Counter[int] = Counter()  # items, by loader
         self._batches: Counter[int] = Counter()
+        self._weights = []
+        self._has_training_items = False
+        self._training_error = None
         self._forget()
 
     def _unpadded_length(self, trainer: Trainer, loader: int, *, ids: bool = False) -> int | None:
@@ -189,8 +329,10 @@ class BatchMonitor(EvaluationMonitor):
     Args:
         source: See `EmbeddingReader`.
         labels: See `LabelSource`.
+        embed: See `Embed`; by default the steps give the embeddings.
         strict: See `FailurePolicy`.
         every_n_steps: Measure one training batch in this number; None measures none.
+        loaders: Indices or names of the loaders that are measured; None for all.
 
     Raises:
         ValueError: If `every_n_steps` is below 1.
@@ -199,20 +341,26 @@ class BatchMonitor(EvaluationMonitor):
     prog_bar = False
     # of what is logged of a training batch, the first of which may be shown
     _training_keys: tuple[str, ...]
+    # which values are better, by the name of what is logged; nothing where neither are
+    _better: Mapping[str, Better]
 
     def __init__(
         self,
         source: Source | EmbeddingSource,
         labels: LabelSources | None,
+        embed: Embed | None,
         strict: bool | None,
         every_n_steps: int | None,
+        loaders: Loaders | None,
     ) -> None:
         super().__init__(source, labels, strict)
+        self._reader.can_embed = True
+        self.embed = None if embed is None else Embedder(embed, self._reader)
         call = f"{self._policy.owner}(every_n_steps="
         if every_n_steps is not None and every_n_steps < 1:
             raise ValueError(f"{call}{every_n_steps}) must be at least 1; None measures validation and test alone.")
         self._reader.without_training = f" If training gives none, {call}None) measures validation and test alone."
-        self.every_n_steps = every_n_steps
+        self.every_n_steps, self.loaders = every_n_steps, loaders
 
     @abstractmethod
     def _measure_batch(self, embeddings: Tensor, labels: Labels) -> tuple[Tensor | float, ...]:
@@ -225,6 +373,19 @@ class BatchMonitor(EvaluationMonitor):
     @abstractmethod
     def _names(self, loader: int | None = None) -> list[str]:
         """Name what is logged of the set of a loader, which has been collected; without one of any. Collective."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See that the submodules are there that embeddings come from."""
+        super().on_fit_start(trainer, pl_module)
+        if self.embed is not None:
+            self.embed.check_name(pl_module)
+
+    def _read(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
+        """Read the embeddings that a step gave, or make them, in evaluation mode; and the labels."""
+        if self.embed is None:
+            return self._reader.read(outputs, batch, step)
+        self._reader.dismiss()
+        return self.embed.in_evaluation(trainer, trainer.lightning_module, batch)
 
     def _is_measured(self, trainer: Trainer) -> bool:
         # Counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`: with the same number for both, what a
@@ -246,23 +407,28 @@ class BatchMonitor(EvaluationMonitor):
         keys = self._training_keys
         values: tuple[Tensor | float, ...] = (math.nan,) * len(keys)
         with self._policy.handling(f"{' and '.join(keys)} are NaN."):
-            values = self._measure_batch(*self._reader.read(outputs, batch, TRAINING_STEP))
+            values = self._measure_batch(*self._read(trainer, outputs, batch, TRAINING_STEP))
         for key, value in zip(keys, values, strict=True):
-            shown = self.prog_bar and key == keys[0]
+            # Lightning reads what is for a progress bar after each batch, also where there is no bar.
+            shown = self.prog_bar and key == keys[0] and trainer.progress_bar_callback is not None
             pl_module.log(key, value, on_step=True, on_epoch=False, prog_bar=shown, batch_size=1)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        for loader, suffix in enumerate(suffixes(trainer)):
+        for loader, suffix in ends_of_loaders(trainer, self.loaders).items():
             values = dict.fromkeys(self._names(loader), math.nan)
             first = f"{stage}/{next(iter(values))}{suffix}"
             with self._policy.handling(f"{first} and the other values of this set are NaN."):
                 if loader in failed:
                     raise failed[loader]
                 values = self._measure_loader(trainer, loader, stage, suffix)
-            log_of_all(pl_module, {f"{stage}/{name}{suffix}": value for name, value in values.items()})
+            self._log(trainer, pl_module, {f"{stage}/{name}{suffix}": value for name, value in values.items()})
 
-    def _keys(self, trainer: Trainer) -> Collection[str]:
-        return [f"val/{name}{suffix}" for suffix in suffixes(trainer) for name in self._names()]
+    def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
+        ends = ends_of_loaders(trainer, self.loaders).values()
+        return {f"val/{name}{suffix}": self._better.get(name) for suffix in ends for name in self._names()}
+
+    def _keys_of_training(self) -> Mapping[str, Better]:
+        return {key: self._better.get(key.removeprefix("train/")) for key in self._training_keys}
 
 
 def stage_of(trainer: Trainer) -> str:
@@ -291,6 +457,20 @@ def portable(error: Exception) -> Exception:
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
+def ends_of_loaders(trainer: Trainer, loaders: Loaders | None) -> dict[int, str]:
+    """Return the end of the keys of each loader that is measured, by its index: empty where only one is.
+
+    Args:
+        trainer: The Trainer.
+        loaders: Indices or names; None for all loaders. Those that there are not are passed over.
+    """
+    if loaders is None:
+        return dict(enumerate(suffixes(trainer)))
+    found = {loader_index(trainer, each) for each in several(loaders)} - {None}
+    names = list(evaluation_loaders(trainer))
+    return {index: f"/{names[index]}" if len(found) > 1 else "" for index in range(len(names)) if index in found}
+
+
 def loader_index(trainer: Trainer, loader: Any) -> int | None:
     """Find a loader by its index or name; None if there is no such loader."""
     names = list(evaluation_loaders(trainer))
@@ -310,76 +490,3 @@ def no_such_loader(trainer: Trainer, call: str) -> str:
         f"{call}: there is no such loader; there are {names_of_loaders(trainer)}. Pass one of these names or an index "
         f"below {len(evaluation_loaders(trainer))}."
     )
-
-
-# Similarity of two names from which one may be a misspelling of the other: `grouped_recall` of `grouped_recall@1`, but
-# none of `loss`, `acc` and `auc`.
-NEAR = 0.7
-
-
-def watched(trainer: Trainer) -> dict[str, str]:
-    """Find the keys that callbacks and schedulers of a Trainer monitor: key -> who does."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
-    found = {each.monitor: type(each).__name__ for each in callbacks if isinstance(getattr(each, "monitor", None), str)}
-    for config in trainer.lr_scheduler_configs:
-        if config.reduce_on_plateau and isinstance(config.monitor, str):
-            found.setdefault(config.monitor, type(config.scheduler).__name__)
-    return found
-
-
-def look_for_misspelt_keys(
-    trainer: Trainer, known: Collection[str], logged: Collection[str] | None, policy: FailurePolicy
-) -> None:
-    """Look for keys that somebody waits for, that nobody logs, and that are near a known one.
-
-    Args:
-        trainer: The Trainer.
-        known: The keys of its monitors.
-        logged: The keys that the sanity check has shown; None if there was none.
-        policy: Handles a key misspelt, and warns where the module may still log such a key.
-    """
-    for key, who in watched(trainer).items():
-        if key in known or key in (logged or ()):
-            continue
-        meant = same_but_for_spelling(key, sorted(known))
-        other = meant or near(key, sorted(known))
-        if other is None:
-            continue
-        fact = f"{who}(monitor={key!r}): no monitor here logs this value, and nothing else has so far"
-        error = f"{fact}. Did you mean {other!r}?"
-        if meant is not None and logged is not None:
-            policy.handle(UsageError(error), "Lightning will find no value to monitor.")
-        else:
-            policy.warn(error)
-
-
-def same_but_for_spelling(key: str, known: Collection[str]) -> str | None:
-    """Return the known key that differs in capitals and punctuation alone, or in the end that names a loader.
-
-    Examples:
-        >>> known = ["val/mAP/photos", "val/mAP/sketches", "val/recall@1"]
-        >>> [same_but_for_spelling(key, known) for key in ("val/recall_1", "val/mAP", "val/recall@1/photos", "val/recall")]
-        ['val/recall@1', 'val/mAP/photos', 'val/recall@1', None]
-    """
-    for other in known:
-        if _letters(key) == _letters(other) or other.startswith(f"{key}/") or key.startswith(f"{other}/"):
-            return other
-    return None
-
-
-def near(key: str, known: Collection[str]) -> str | None:
-    """Return the known key of the same stage that is most similar, if one is.
-
-    Examples:
-        >>> known = ["val/mAP", "val/recall@1", "val/recall@10", "test/mAP"]
-        >>> [near(key, known) for key in ("val/maps", "val/recall@100", "val/loss", "map")]
-        ['val/mAP', 'val/recall@10', None, None]
-    """
-    stage, _, name = key.partition("/")
-    names = {each.partition("/")[2].casefold(): each for each in known if each.startswith(f"{stage}/")}
-    found = get_close_matches(name.casefold(), names, n=1, cutoff=NEAR)
-    return names[found[0]] if found else None
-
-
-def _letters(key: str) -> str:
-    return re.sub(r"[^\w/]|_", "", key.casefold())

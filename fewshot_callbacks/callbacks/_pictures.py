@@ -47,7 +47,7 @@ def has_index(loader: Any) -> bool:
     return type(sampler) is SequentialSampler and process_count() == 1
 
 
-def first_part(sample: Any) -> Any:
+def first_part(sample: Any, arguments: str = "data set, index") -> Any:
     """Find what is shown of a sample or of a batch: its first part, or one of the entries that are named `KEYS`.
 
     Raises:
@@ -57,8 +57,8 @@ def first_part(sample: Any) -> Any:
         key = next((key for key in KEYS if key in sample), None)
         if key is None:
             raise ValueError(
-                f"there is {describe(sample)}, and none of {', '.join(map(repr, KEYS))}. Pass images, a function of (data "
-                "set, index)"
+                f"there is {describe(sample)}, and none of {', '.join(map(repr, KEYS))}. Pass images, a function of "
+                f"({arguments})"
             )
         return sample[key]
     return sample[0] if isinstance(sample, Sequence) and not isinstance(sample, str) and len(sample) else sample
@@ -85,7 +85,7 @@ class ImageReader:
         if self.images:
             image = self.images(batch, place)
         else:
-            images = first_part(batch)
+            images = first_part(batch, "batch, place in the batch")
             image = images[place % len(images)]  # views follow one another
         shown = self._shown(image, KEPT_SIDE)
         return shown if isinstance(shown, str) else (255 * shown).round().astype(np.uint8)

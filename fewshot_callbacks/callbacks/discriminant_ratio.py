@@ -9,7 +9,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluation_loaders, why_not_dealt
-from fewshot_callbacks.callbacks._evaluation import BatchMonitor, step_of
+from fewshot_callbacks.callbacks._embedder import Embed
+from fewshot_callbacks.callbacks._evaluation import BatchMonitor, Loaders, step_of
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.functional._reading import Labels, non_finite_rows
@@ -39,6 +40,10 @@ class DiscriminantRatioMonitor(BatchMonitor):
             (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
         labels: Where the labels are in the batch, if the step does not return them: a key, a position, or a function of
             the batch.
+        embed: For steps that give no embeddings, how each batch is embedded a second time, after the step: the name of a
+            submodule that is called with the batch's inputs, or a function of (module, batch) that returns embeddings or
+            (embeddings, labels), such as `lambda module, batch: module.backbone(batch[0][0]).flatten(1)` for the first view
+            of each item. The module is then in evaluation mode, also for training batches, and random states are restored.
         every_n_steps: Measure one training batch in this number, at least 1. Between measurements, progress bar and
             loggers keep the latest value: choose a divisor of the Trainer's `log_every_n_steps`, so that loggers write
             fresh values. None measures validation and test alone, for training batches without labels.
@@ -47,6 +52,8 @@ class DiscriminantRatioMonitor(BatchMonitor):
         eps: Share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
         prog_bar: Show J of training batches in the progress bar. Lightning reads the value, and so waits for the device,
             whenever it refreshes the bar.
+        loaders: Index or name of the loader that is measured, or several, such as `("retrieval",)` where the steps of
+            another loader give no embeddings. By default all are measured. The keys of a single one have no ending.
         strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
             batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
@@ -61,20 +68,23 @@ class DiscriminantRatioMonitor(BatchMonitor):
     """
 
     _training_keys = "train/J", "train/variance_ratio"
+    _better = dict.fromkeys(("J", "variance_ratio", "variance_ratio_low", "variance_ratio_high"), "higher")
 
     def __init__(
         self,
         *,
         source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
+        embed: Embed | None = None,
         every_n_steps: int | None = 1,
         normalize: bool = False,
         skip_singletons: bool = False,
         eps: float = EPS,
         prog_bar: bool = True,
+        loaders: Loaders | None = None,
         strict: bool | None = None,
     ) -> None:
-        super().__init__(source, labels, strict, every_n_steps)
+        super().__init__(source, labels, embed, strict, every_n_steps, loaders)
         self.normalize, self.skip_singletons, self.eps, self.prog_bar = normalize, skip_singletons, eps, prog_bar
         self._measured = 0
         # how many batches of this epoch have no J, and no variance ratio; on their device
@@ -133,7 +143,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
     # ---------------------------------------------------------------------------------------------- validation and test
 
     def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
-        embeddings, labels = self._reader.read(outputs, batch, step_of(trainer))
+        embeddings, labels = self._read(trainer, outputs, batch, step_of(trainer))
         refuse_another_form(self._policy.owner, self._forms.setdefault(loader, labels.form), labels)
         codes, embeddings = labels.codes.cpu(), embeddings.cpu()
         bad = non_finite_rows(embeddings)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Trainer
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._conduct import without_digits
-from fewshot_callbacks.callbacks._evaluation import BatchMonitor, step_of
+from fewshot_callbacks.callbacks._embedder import Embed
+from fewshot_callbacks.callbacks._evaluation import BatchMonitor, Loaders, step_of
+from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional import EmbeddingHealth, Moments, Share, embedding_health
@@ -33,11 +36,17 @@ class EmbeddingHealthMonitor(BatchMonitor):
         labels: Where the labels are in the batch, if the step does not return them: a key, a position, or a function of
             the batch. By default those that the step returned, else the second part of the batch, if it is no second
             view; where there are none, nothing is computed that needs them. `lambda batch: None` reads none.
+        embed: For steps that give no embeddings, how each batch is embedded a second time, after the step: the name of a
+            submodule that is called with the batch's inputs, or a function of (module, batch) that returns embeddings or
+            (embeddings, labels), such as `lambda module, batch: module.backbone(batch[0][0]).flatten(1)` for the first view
+            of each item. The module is then in evaluation mode, also for training batches, and random states are restored.
         every_n_steps: Measure one training batch in this number, at least 1, which waits for the device. None measures
             validation and test alone.
         k: Neighbours of the hubness, at least 2, such as 10. The search takes longer than a `RetrievalMonitor` does, and
             with several ranks all embeddings in each. None leaves out what needs neighbours.
         normalize: Scale each embedding to length 1 first; neighbours are then those of the cosine.
+        loaders: Index or name of the loader that is measured, or several, such as `("retrieval",)` where the steps of
+            another loader give no embeddings. By default all are measured. The keys of a single one have no ending.
         strict: Which errors end the run, see `DiscriminantRatioMonitor`. A collapse ends it with True alone.
 
     Attributes:
@@ -53,22 +62,28 @@ class EmbeddingHealthMonitor(BatchMonitor):
     """
 
     _training_keys = "train/rankme", "train/effective_rank"
+    _better: Mapping[str, Better] = {
+        **dict.fromkeys(("rankme", "effective_rank"), "higher"),
+        **dict.fromkeys(("uniformity", "nc1", "cdnv", "alignment", "hubness", "antihubs"), "lower"),
+    }
 
     def __init__(
         self,
         *,
         source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
+        embed: Embed | None = None,
         every_n_steps: int | None = 50,
         k: int | None = None,
         normalize: bool = False,
+        loaders: Loaders | None = None,
         strict: bool | None = None,
     ) -> None:
         if k is not None and k < 2:
             raise ValueError(
                 f"EmbeddingHealthMonitor(k={k}) must be at least 2; None leaves out what needs neighbours."
             )
-        super().__init__(source, labels, strict, every_n_steps)
+        super().__init__(source, labels, embed, strict, every_n_steps, loaders)
         self._reader.needs_labels = False
         self.k, self.normalize = k, normalize
         self.reports: dict[str, EmbeddingHealth] = {}
@@ -82,7 +97,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
         return values
 
     def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
-        embeddings, labels = self._reader.read(outputs, batch, step_of(trainer))
+        embeddings, labels = self._read(trainer, outputs, batch, step_of(trainer))
         has_labels = len(labels) == len(embeddings)
         if self._have_labels.setdefault(loader, has_labels) != has_labels:
             raise ValueError("Some batches have labels, others have none. Give labels in every batch, or in none.")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fewshot_callbacks.callbacks._conduct import UsageError, check_at_least
@@ -23,13 +23,13 @@ from fewshot_callbacks.metrics.embedding_store import id_numbers
 Source = str | tuple[str, str] | Callable[[Any, Any], tuple[Any, Any]]
 
 LabelSource = str | int | Callable[[Any], Any]
-"""Where the labels, integers or words, are in a batch: a key, a position, or a function of the batch."""
+"""Where the labels, integers or strings, are in a batch: a key, a position, or a function of the batch."""
 
 # With two encoders also two entries, one for each side.
 LabelSources = LabelSource | tuple[str, str]
 
-# An entry of the step's output or of the batch, by its key, or a function of (outputs, batch).
-Entry = str | Callable[[Any, Any], Any]
+# An entry of the step's output or of the batch, by its key; its position in the batch; or a function of (outputs, batch).
+Entry = str | int | Callable[[Any, Any], Any]
 
 STEP_KEYS = ("embeddings", "labels")
 TRAINING_STEP = "training_step"
@@ -45,7 +45,7 @@ SHAPE_FIXES = {
     2: "Pass embeddings.float().",
     3: "Pool the positions of an item: embeddings.mean(dim=1) or embeddings[:, 0]; or flatten them: embeddings.flatten(1).",
     4: "This is a feature map: name the pooling layer that follows it, such as source='backbone.avgpool', or pool it with "
-    "embeddings.mean(dim=(2, 3)); or flatten it: embeddings.flatten(1).",
+    "{pooled}; or flatten it: embeddings.flatten(1).",
 }
 
 _HOOKS_IGNORED: ContextVar[bool] = ContextVar("hooks_ignored", default=False)
@@ -65,12 +65,12 @@ def check_submodule(module: LightningModule, name: str, call: str, fix: str = ""
     """See that there is the submodule that is named.
 
     Raises:
-        ValueError: If not; with the names that are near.
+        UsageError: If not; with the names that are near.
     """
-    names = [each for each, _ in module.named_modules() if each]
+    names = [each for each, _ in module.named_modules(remove_duplicate=False) if each]  # a layer may have two names
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3) or [each for each in names if "." not in each][:8]
-        raise ValueError(
+        raise UsageError(
             f"{call}: {type(module).__name__} has no submodule of that name. It has, for instance, {', '.join(near)}.{fix}"
         )
 
@@ -119,7 +119,8 @@ class EmbeddingSource:
         if not captured:
             raise UsageError(
                 f"{owner}: {step} did not call the submodule {self.submodule!r}, so there are no embeddings. Name one "
-                f"that runs in this step.{hint}"
+                f"that this step calls as a function: {self.submodule}(x), since {self.submodule}.forward(x) runs no "
+                f"hooks.{hint}"
             )
         outputs = [follow(output, self.path, f"{owner}(source={self.where!r})") for output in captured]
         for output in outputs:
@@ -191,33 +192,64 @@ class EmbeddingReader:
         self.keys = self.source if isinstance(self.source, tuple) else STEP_KEYS  # in outputs, and of labels in batches
         self.labels: Any = source.labels if labels is None else labels
         # an owner that takes multi-label targets, too, has a function of its own
-        self.read_labels: Callable[[Any, str], Labels] = lambda labels, step: as_labels(labels, "labels", owner)
+        self.read_labels: Callable[[Any, str], Labels] = self._one_label_each
         self.needs_labels = True  # an owner that can do without them reads an empty `Labels` where there are none
         self.without_training = ""  # what the owner can do where a training step gives no embeddings or labels
+        self.can_embed = False  # the owner has an argument `embed`, for batches of which no step gives the embeddings
         self._is_compiled, self._may_skip = False, False
         self.worked: set[str] = set()  # steps that have given embeddings: a missing one may heal in this run
+        self._heard: nn.Module | None = None  # the submodule that is listened to
         self._handle: RemovableHandle | None = None
         self._captured: list[Any] | None = None
 
-    def attach(self, module: LightningModule) -> None:
-        """Get ready: where the source is a submodule, listen to it.
-
-        Raises:
-            ValueError: If there is no submodule of that name.
-        """
+    def begin(self) -> None:
+        """Begin a run, of which no step has given embeddings."""
         self.detach()
         self.worked.clear()
+
+    def listen(self, module: LightningModule) -> None:
+        """Listen to the submodule that is the source; do nothing if that is so already.
+
+        The module may make or replace its layers in `setup` and in `configure_model`, which both come after the `setup` of
+        the callbacks.
+
+        Raises:
+            UsageError: If there is no submodule of that name, or it runs no hooks.
+        """
         self._is_compiled, self._may_skip = _is_compiled(module), module.automatic_optimization
-        if self.shared.submodule:
-            fix = " For keys of the step's output pass two: source=('embeddings', 'labels')."
-            check_submodule(module, self.shared.submodule, f"{self.owner}(source={self.source!r})", fix)
-            self._handle = module.get_submodule(self.shared.submodule).register_forward_hook(self._capture)
+        name = self.shared.submodule
+        if not name:
+            return
+        call = f"{self.owner}(source={self.source!r})"
+        check_submodule(module, name, call, " For keys of the step's output pass two: source=('embeddings', 'labels').")
+        submodule = module.get_submodule(name)
+        if submodule is self._heard:
+            return
+        self.detach()
+        try:
+            self._handle = submodule.register_forward_hook(self._capture)
+        except RuntimeError as error:
+            if not isinstance(submodule, torch.jit.ScriptModule):
+                raise
+            raise UsageError(
+                f"{call}: TorchScript has compiled this submodule, and runs no hooks that could read its output. Return "
+                f"the embeddings from the steps.{self._embed_fix()}"
+            ) from error
+        self._heard = submodule
 
     def detach(self) -> None:
         """Remove the hook."""
         if self._handle is not None:
             self._handle.remove()
-        self._handle = self._captured = None
+        self._handle = self._captured = self._heard = None
+
+    def _embed_fix(self) -> str:
+        """Say how the owner embeds batches itself, if it can."""
+        whole = self.shared.submodule.partition(".")[0]
+        return f" Or let {self.owner} embed the batches itself: embed={whole!r}." if self.can_embed else ""
+
+    def _one_label_each(self, labels: Any, step: str) -> Labels:
+        return as_labels(labels, "labels", self.owner)
 
     def expect(self) -> None:
         """Begin a step: keep what the submodule returns from now on."""
@@ -267,7 +299,7 @@ class EmbeddingReader:
                 raise _no_embeddings(self, outputs, step)
             return outputs[self.keys[0]], self.labels_of(outputs, batch, step)
         labels = self.labels_of(outputs, batch, step)
-        items, hint = None if labels is None else len(labels), COMPILED if self._is_compiled else ""
+        items, hint = None if labels is None else len(labels), self._embed_fix() + COMPILED * self._is_compiled
         return self.shared.joined(self._captured, items, step, self.owner, hint), labels
 
     def labels_of(self, outputs: Any, batch: Any, step: str) -> Any:
@@ -367,12 +399,24 @@ def _rows(embeddings: Any, step: str, owner: str) -> Tensor:
         embeddings = embeddings.flatten(1)
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
         fix = SHAPE_FIXES.get(embeddings.ndim, "Flatten what belongs to one item: embeddings.flatten(1).")
+        fix = fix.format(pooled=_pooled(embeddings.shape)) if embeddings.ndim == 4 else fix
         raise UsageError(
             f"{owner}: the embeddings of {step} are {describe(embeddings)}; expected one floating-point vector for each "
             f"item, (items, dim). {fix}"
         )
     rows: Tensor = embeddings
     return rows
+
+
+def _pooled(shape: Sequence[int]) -> str:
+    """Write the mean over the places of a feature map, whose channels come first or, as in Swin, last."""
+    first, last = "embeddings.mean(dim=(2, 3))", "embeddings.mean(dim=(1, 2))"
+    # Most maps are square.
+    if shape[2] == shape[3] != shape[1]:
+        return first
+    if shape[1] == shape[2] != shape[3]:
+        return last
+    return f"{first} where the channels come first, {last} where they come last"
 
 
 def read_flag(where: Entry, outputs: Any, batch: Any, items: int, owner: str, views: int = 1, hint: str = "") -> Tensor:
@@ -412,7 +456,7 @@ def read_codes(
     Raises:
         UsageError: If there is no such entry, or it does not hold an integer or a word for each embedding.
     """
-    several = [where] if isinstance(where, str) or callable(where) else where
+    several = [where] if isinstance(where, str | int) or callable(where) else where
     read = [read_entry(argument, one, outputs, batch, owner) for one in several]
     values = read[0]
     if len(read) > 1:
@@ -438,6 +482,14 @@ def read_entry(argument: str, where: Entry, outputs: Any, batch: Any, owner: str
     """Read an entry of the step's output or of the batch, or call a function of both."""
     if callable(where):
         return where(outputs, batch)
+    if isinstance(where, int):
+        try:
+            return batch[where]
+        except (KeyError, IndexError, TypeError) as error:
+            raise UsageError(
+                f"{owner}({argument}={where!r}): the batch is {describe(batch)} and has no such entry. Pass a position that "
+                f"it has, a key, or a function of (outputs, batch).{hint}"
+            ) from error
     holder = next((part for part in (outputs, batch) if isinstance(part, Mapping) and where in part), None)
     if holder is None:
         raise UsageError(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from fewshot_callbacks._trainer import evaluation_loaders, log_of_all
+from fewshot_callbacks._trainer import evaluation_loaders
 from fewshot_callbacks.callbacks._conduct import Schedule, UsageError, check_at_least
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder, TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, loader_index, no_such_loader, step_of
+from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.retrieval import (
@@ -45,11 +46,11 @@ class GapOptions(GroupedOptions, total=False):
 class GeneralizationGapMonitor(EvaluationMonitor):
     """Logs Grouped Recall@K of training classes minus that of validation classes, a measure of overfitting.
 
-    Plain Recall@K falls with the number of classes, so its difference says little if the two sets have different
-    numbers of classes. Grouped Recall@K searches a fixed number of classes at a time. At the end of a validation, a
-    fixed, seeded subset of the training classes is embedded by a separate loader, with the module in evaluation mode,
-    and compared with the embeddings of the validation steps. Afterwards the modes of the module and the random states
-    are restored.
+    Plain Recall@K falls with the number of classes, so its difference says little if the two sets have different numbers
+    of classes. Grouped Recall@K searches a fixed number of classes at a time. After the first batch of a validation, a
+    fixed, seeded subset of the training classes is embedded by a separate loader, with the module in evaluation mode and
+    with the weights of the validation steps. At the end of the validation it is compared with the embeddings of these
+    steps. The modes of the module and the random states are restored.
 
     It logs the gap `gap/grouped_recall@1`, in [-1, 1], with the ends of its interval, `gap/grouped_recall@1_low` and
     `..._high`; the two recalls as `gap/train_grouped_recall@1` and `gap/val_grouped_recall@1`; the same values of plain
@@ -103,6 +104,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
     gap: GeneralizationGap | None
     _remedy_for_two = "Give them different prefixes."
+    _remedy_for_logged_twice = ", or pass prefix='overfitting'"
 
     def __init__(
         self,
@@ -148,10 +150,15 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         self.training.begin()
         self.schedule.begin()
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See that the submodules are there that embeddings come from."""
+        super().on_fit_start(trainer, pl_module)
+        self.embed.check_name(pl_module)
+
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new set, if it is time to measure."""
-        super().on_validation_epoch_start(trainer, pl_module)
         self._is_due = trainer.sanity_checking or self.schedule.is_due(trainer.current_epoch)
+        super().on_validation_epoch_start(trainer, pl_module)
 
     # ----------------------------------------------------------------------------------------------------------- collecting
 
@@ -171,20 +178,27 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         self._store, self._seen_classes = EmbeddingStore(), EmbeddingStore()
 
     def _prepare(self, trainer: Trainer) -> None:
-        """Find the training set, and embed it when it is time to measure."""
+        """See that there is the loader to compare with."""
         if trainer.testing or not self._is_due:
             return
         if evaluation_loaders(trainer) and loader_index(trainer, self.val_loader) is None:
             raise UsageError(no_such_loader(trainer, f"GeneralizationGapMonitor(val_loader={self.val_loader!r})"))
-        if not self._failed:
-            with self.schedule.watch.running():
-                self._seen_classes = self.training.embedded(trainer, self.embed)
+
+    def _needs_training_items(self, trainer: Trainer) -> bool:
+        return self._is_due and not trainer.testing
+
+    def _embed_training_items(self, trainer: Trainer) -> None:
+        with self.schedule.watch.running():
+            self._seen_classes = self.training.embedded(trainer, self.embed)
 
     # ------------------------------------------------------------------------------------------------------------ measuring
 
-    def _keys(self, trainer: Trainer) -> Collection[str]:
-        ends = [(name, f"{name}_low", f"{name}_high", f"train_{name}", f"val_{name}") for name in self._names]
-        return [f"{self.prefix}/{name}" for names in (*ends, ("share_of_time",)) for name in names]
+    def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
+        better: dict[str, Better] = {}
+        for name in self._names:
+            better |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), "lower")
+            better |= dict.fromkeys((f"train_{name}", f"val_{name}"), "higher")
+        return {f"{self.prefix}/{name}": each for name, each in (better | {"share_of_time": None}).items()}
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         if trainer.testing or not self._is_due:  # a test is not compared with anything
@@ -200,7 +214,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             found = {f"{self.prefix}/{name}": value for name, value in self.gap.metrics().items()}
             values |= {key: found[key] for key in values if key in found}
             self._log_verdict(trainer, self.gap)
-        log_of_all(pl_module, values | {f"{self.prefix}/share_of_time": self.schedule.watch.share})
+        self._log(trainer, pl_module, values | {f"{self.prefix}/share_of_time": self.schedule.watch.share})
 
     def _gap(self, trainer: Trainer) -> GeneralizationGap:
         """Compute the gap; it, or the error, is equal in every process. Collective."""

@@ -103,7 +103,11 @@ class RetrievalPanels(PictureCallback):
 
     def see_batch(self, prefix: str, source: str, loader: Any, positions: range, batch: Any) -> None:
         """Keep some images of a batch, if the data set has no index."""
-        with self._policy.going_on("kept", "Images of a batch could not be kept, and are not shown"):
+        fact = (
+            "Images of a batch could not be kept, and are not shown. The items of this loader have no index, so that images "
+            "is a function of (batch, place in the batch)"
+        )
+        with self._policy.going_on("kept", fact):
             self._kept.setdefault((prefix, source), KeptImages(loader, self._reader)).see_batch(positions, batch)
 
     def _share_kept(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -15,20 +15,22 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders, log_of_all
+from fewshot_callbacks._trainer import evaluation_loaders
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError, evaluation_progress, without_digits
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder, TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks._evaluation import (
     EvaluationMonitor,
+    Loaders,
+    ends_of_loaders,
     loader_index,
     names_of_loaders,
     no_such_loader,
     stage_of,
     step_of,
     suffixes,
-    watched,
 )
 from fewshot_callbacks.callbacks._viewers import Viewer, show_set
+from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
     EmbeddingReader,
@@ -50,10 +52,11 @@ from fewshot_callbacks.functional.retrieval import (
     RetrievalReport,
     RetrievalSettings,
     Share,
+    asked_metric,
     evaluate_retrieval,
     shows_settings,
 )
-from fewshot_callbacks.functional.retrieval.settings import several
+from fewshot_callbacks.functional.retrieval.settings import UnknownSettingError, several
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 
 # Name of the number of queries without a match, which is logged beside the metrics.
@@ -61,6 +64,18 @@ UNMATCHED = "queries_without_match"
 # Arguments of `evaluate_retrieval`.
 GROUPS = ("query_groups", "gallery_groups")
 IDS = ("query_ids", "gallery_ids")
+
+# What `evaluate_retrieval` and `RetrievalEvaluation` are given for each item -> where a monitor finds it.
+_EXCLUDE = "exclude=('person', 'camera'), entries of the batch or of the step's output, all of which a group shares"
+_IDS = "ids='path', an entry of the batch or of the step's output that names each item"
+_GALLERY = "gallery=1, the index or the name of the loader, or gallery='is_gallery', an entry of the batch"
+OF_FUNCTIONS = {
+    **dict.fromkeys(GROUPS, _EXCLUDE),
+    "groups": f"{_EXCLUDE}; groups of classes for Grouped Recall are label_groups=[[0, 1, 2], [3, 4, 5]]",
+    **dict.fromkeys(("query_ids", "gallery_ids"), _IDS),
+    **dict.fromkeys(("gallery_labels", "is_gallery"), _GALLERY),
+    "embeddings": "source='encoder', a submodule, or source=('embeddings', 'labels'), keys of the step's output",
+}
 
 
 Side = tuple[Tensor, Labels]
@@ -78,6 +93,7 @@ class Parts:
         settings: Of the evaluation; items that have several labels each rule out some.
         embed: See `RetrievalMonitor`.
         gallery: See there.
+        loaders: See there.
         ids: See there.
         exclude: See there.
         spill_to: See there.
@@ -87,8 +103,9 @@ class Parts:
     settings: RetrievalSettings
     embed: Embedder | None
     gallery: int | Entry | None
+    loaders: Loaders | None
     ids: Entry | Sequence[Entry] | None
-    exclude: Entry | Sequence[str] | None
+    exclude: Entry | Sequence[Entry] | None
     spill_to: str | PathLike[str] | None
 
     def __post_init__(self) -> None:
@@ -132,6 +149,10 @@ class Parts:
             raise UsageError(f"{call}: two encoders are queries and gallery of each other. Leave out gallery.")
         if index is None and isinstance(self.gallery, int):
             raise UsageError(no_such_loader(trainer, call))
+        if index is not None and not self.sets(trainer) and len(suffixes(trainer)) > 1:
+            raise UsageError(
+                f"{call}, loaders={self.loaders!r}: there are no queries. Name a loader of queries in loaders."
+            )
         if index is not None and len(suffixes(trainer)) < 2:
             raise UsageError(
                 f"{call}: there is one loader only, so there are no queries. Return two loaders, or leave gallery out for "
@@ -143,12 +164,21 @@ class Parts:
         is_loader = isinstance(self.gallery, int) or loader_index(trainer, self.gallery) is not None
         return None if is_loader else self.gallery
 
+    def _gallery_loader(self, trainer: Trainer) -> int | None:
+        """Return the index of the loader that is searched; None where the items of a loader search each other."""
+        return loader_index(trainer, self.gallery) if len(suffixes(trainer)) > 1 else None
+
+    def read_loaders(self, trainer: Trainer) -> set[int]:
+        """Return the indices of the loaders of queries and of the gallery."""
+        gallery = self._gallery_loader(trainer)
+        return set(ends_of_loaders(trainer, self.loaders)) | ({gallery} if gallery is not None else set())
+
     def sets(self, trainer: Trainer) -> list[tuple[str, str, list[Part]]]:
         """List the sets: the direction of two encoders, or nothing; the end of its keys; its queries, and its gallery."""
         found: list[tuple[str, str, list[Part]]] = []
-        ends, gallery = suffixes(trainer), loader_index(trainer, self.gallery)
-        gallery = None if len(ends) < 2 else gallery
-        for loader in (each for each in range(len(ends)) if each != gallery):
+        ends, gallery = ends_of_loaders(trainer, self.loaders), self._gallery_loader(trainer)
+        queries_of = [loader for loader in ends if loader != gallery]
+        for loader in queries_of:
             queries: Part = (loader, False)
             searched: Part = (loader, True) if gallery is None else (gallery, False)
             if self.are_two:
@@ -156,7 +186,7 @@ class Parts:
                 found += [(direction, ends[loader], parts) for direction, parts in pairs]
             else:
                 is_one = gallery is None and self._flag(trainer) is None
-                suffix = "" if gallery is not None and len(ends) == 2 else ends[loader]
+                suffix = "" if gallery is not None and len(queries_of) == 1 else ends[loader]
                 found.append(("", suffix, [queries] if is_one else [queries, searched]))
         return found
 
@@ -231,7 +261,7 @@ class Parts:
     def _read_labels(self, labels: Any, step: str) -> Labels:
         read, owner = as_labels(labels, "labels", self.reader.owner, sets=True), self.reader.owner
         if len(read):
-            is_set = read.form not in ("words", "integers")
+            is_set = read.form not in ("strings", "integers")
             if self._form not in ("", read.form) and (is_set or self.have_sets):
                 raise UsageError(
                     f"{owner}: the labels of {step} are {read.form}, those before were {self._form}. Use the same form in "
@@ -289,7 +319,7 @@ class Voters:
                 f"{call}(knn_bank={bank!r}): choose 'train', 'gallery', 'self', or pass a data set or loader."
             )
         if parts.exclude is not None:
-            raise ValueError(f"{call}: a vote of neighbours leaves out nobody. Pass knn or exclude, not both.")
+            raise ValueError(f"{call}: kNN classification leaves out no neighbour. Pass knn or exclude, not both.")
         self.keys = [f"knn@{k}{name}" for k in dict.fromkeys(self.k) for name in PLACES]  # of what is logged
         self.bank, self.parts, self.settings = bank, parts, parts.settings
         self.embed = parts.embed or Embedder(None, parts.reader)
@@ -314,8 +344,7 @@ class Voters:
 
     def prepare(self, trainer: Trainer) -> None:
         """Find the training set, and embed this rank's share outside of the sanity check."""
-        if self.trains:
-            self.store = self.training.embedded(trainer, self.embed)
+        self.store = self.training.embedded(trainer, self.embed)
 
     def values(self, parts: Sequence[Part] | None, where: str, policy: FailurePolicy) -> dict[str, float]:
         """Return the accuracies of the queries, NaN where the set could not be evaluated. Collective."""
@@ -345,9 +374,11 @@ class Voters:
         processes, queries, bank = all_processes(), shards[0], shards[1:] if self.bank == "gallery" else ()
         with processes.together():
             if self.trains:
-                if self.shard is None and self.store is not None:
+                if self.store is None:  # without it the queries would vote for each other
+                    raise ValueError("RetrievalMonitor: the training items that vote were not embedded.")
+                if self.shard is None:
                     self.shard = self.store.shard(dataset_size=self.training.items)
-                bank = [] if self.shard is None else [self.shard]
+                bank = [self.shard]
             ids: dict[str, Any] = {}
             if self.bank == "gallery" and self.parts.ids_are_shared(parts):
                 ids = {"ids": queries.ids, "bank_ids": self.parts.shards[parts[1]].ids}
@@ -385,15 +416,16 @@ class RetrievalMonitor(EvaluationMonitor):
       side is searched with the other, and logged as `val/image_to_text/recall@1` and `val/text_to_image/recall@1`. Row i of
       both belong together, unless `labels` says which do: one entry, or one for each side where an image has several texts.
 
-    Labels of shape (items, labels) that hold zeros and ones are several labels an item: a candidate is relevant if it shares
-    one, and by default the metrics that `evaluate_retrieval` reports of a relevance are logged (`val/mAP`, `val/recall@1`,
-    `val/ndcg@10` and so on). Metrics that need one class for each item are then refused.
+    Labels of shape (items, labels) that hold zeros and ones are several labels for each item: a candidate is relevant if it
+    shares one. By default the metrics that `evaluate_retrieval` reports of a relevance are then logged (`val/mAP`,
+    `val/recall@1`, `val/ndcg@10` and so on). Metrics that need one class for each item are then refused.
 
     One validation runs in this order:
 
     1. `on_validation_epoch_start` begins a new set, and the callbacks that draw decide whether they will;
     2. `on_validation_batch_start` keeps what the submodule returns from now on, if embeddings come from one;
-    3. `on_validation_batch_end` reads embeddings and labels, once, and appends them to the store of their loader;
+    3. `on_validation_batch_end` reads embeddings and labels, once, and appends them to the store of their loader; after the
+       first batch it embeds the training items that vote (`knn`);
     4. `on_validation_epoch_end` exchanges the errors of all ranks, and for each set
     5. joins its batches to this rank's part and drops them, evaluates it together with the other ranks,
     6. logs the values, of which checkpoints and early stopping read the same on every rank,
@@ -412,14 +444,18 @@ class RetrievalMonitor(EvaluationMonitor):
         gallery: Index or name of the loader that holds the gallery; or, if no loader has that name, an entry of the step's
             output or of the batch, or a function of (outputs, batch), with a boolean for each item: whether it is of the
             gallery.
-        exclude: Entries of the step's output or of the batch, such as `("person", "camera")`: a candidate that equals the
-            query in all of them is ignored, neither hit nor miss.
-        ids: Entry of the step's output or of the batch, or function of (outputs, batch), with an integer or a word that
-            identifies each item, such as its path. An item that occurs more than once is counted once, and no query finds
-            the item of its id in a gallery; items of one id that differ in embedding or label are a warning. Needed if
-            your own sampler, or the workers of an iterable data set, repeat samples; the samples that Lightning's
-            `DistributedSampler` repeats to give all processes the same number are dropped without ids. With two encoders
-            also two entries, one for each side: `("image_id", "caption_id")`.
+        loaders: Index or name of the loader that is measured, or several, such as `("retrieval",)` where the steps of
+            another loader give no embeddings. By default all are measured. A gallery
+            need not be named here. The keys of a single set have no ending.
+        exclude: Entries of the step's output or of the batch, such as `("person", "camera")`, or positions in the batch,
+            such as `(1, 2)`: a candidate that equals the query in all of them is ignored, neither hit nor miss. They make
+            the `query_groups` and `gallery_groups` of `evaluate_retrieval`.
+        ids: Entry of the step's output or of the batch, position in the batch, or function of (outputs, batch), with an
+            integer or a string that identifies each item, such as its path. An item that occurs more than once is counted
+            once, and no query finds the item of its id in a gallery; items of one id that differ in embedding or label are
+            a warning. Needed if your own sampler, or the workers of an iterable data set, repeat samples; the samples that
+            Lightning's `DistributedSampler` repeats to give all processes the same number are dropped without ids. With
+            two encoders also two entries, one for each side: `("image_id", "caption_id")`.
         spill_to: A folder on a disk, for validation sets larger than memory: embeddings are written to a file in it, and
             read from there as they are needed. It has no name, and vanishes after the evaluation.
         knn: Numbers of neighbours that vote for the label of a query, or one, such as (10, 20, 100, 200), see
@@ -429,7 +465,8 @@ class RetrievalMonitor(EvaluationMonitor):
         knn_bank: What votes: `train`, `gallery` (without a gallery the set itself) or `self`, the queries without the query
             itself. `train` is the result of `training_data_for_evaluation()` of the Trainer's data module, as the data
             modules of this package have it; or pass a data set, a loader of one, or a function of the Trainer, with the
-            transforms of an evaluation. It is embedded once in each validation, as `embed` says or else by the module.
+            transforms of an evaluation. It is embedded once in each validation, as `embed` says or else by the module, after
+            the first batch and so with the weights of the steps.
         name: Part of the keys between the stage and the metric, such as `t2i` for `val/t2i/mAP` and `test/t2i/mAP`. Several
             monitors in one Trainer need different names; one of them may have none.
         prog_bar: Show the first of the metrics in the progress bar.
@@ -453,6 +490,8 @@ class RetrievalMonitor(EvaluationMonitor):
         >>> trainer = Trainer(callbacks=[RetrievalMonitor(), best], logger=False, accelerator="cpu")
     """
 
+    _remedy_for_logged_twice = ", or pass name='exact' for val/exact/mAP"
+    _remedy_for_weights = " Or let the queries vote themselves, knn_bank='self'."
     _remedy_for_two = "Give them different names, such as name='t2i' for val/t2i/mAP."
     _remedy_for_repeats = (
         "Pass ids='key', an entry of the batch or of the step's output that names each item, or let Lightning make the "
@@ -466,7 +505,8 @@ class RetrievalMonitor(EvaluationMonitor):
         labels: LabelSources | None = None,
         embed: Embed | None = None,
         gallery: int | Entry | None = None,
-        exclude: Entry | Sequence[str] | None = None,
+        loaders: Loaders | None = None,
+        exclude: Entry | Sequence[Entry] | None = None,
         ids: Entry | tuple[Entry, Entry] | None = None,
         spill_to: str | PathLike[str] | None = None,
         knn: int | Sequence[int] | None = None,
@@ -477,13 +517,17 @@ class RetrievalMonitor(EvaluationMonitor):
         **settings: Unpack[RetrievalOptions],
     ) -> None:
         super().__init__(source, labels, strict)
+        self._reader.can_embed = True
+        for setting in settings:
+            if setting in OF_FUNCTIONS:
+                raise UnknownSettingError(f"RetrievalMonitor: {setting} is no setting. Write {OF_FUNCTIONS[setting]}.")
         given = RetrievalSettings.checked(RetrievalMonitor, settings)
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
         embedder = None if embed is None else Embedder(embed, self._reader)
-        self._parts = Parts(self._reader, given, embedder, gallery, ids, exclude, spill_to)
+        self._parts = Parts(self._reader, given, embedder, gallery, loaders, ids, exclude, spill_to)
         self._voters = None if knn is None else Voters(knn, knn_bank, self._parts)
-        self.name, self.prog_bar = name, prog_bar
+        self.name, self.prog_bar, self.loaders = name, prog_bar, loaders
         self.reports: dict[str, RetrievalReport] = {}
 
     @property
@@ -498,6 +542,10 @@ class RetrievalMonitor(EvaluationMonitor):
             self._voters.training.begin()
         self._left_out: set[str] = set()  # keys that the latest report of their set did not have
         super().setup(trainer, pl_module, stage)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See that the submodules are there that embeddings come from."""
+        super().on_fit_start(trainer, pl_module)
         if self._parts.embed is not None:
             self._parts.embed.check_name(pl_module)
 
@@ -506,6 +554,9 @@ class RetrievalMonitor(EvaluationMonitor):
 
     def _key(self, stage: str, *names: str) -> str:
         return "/".join(filter(None, (self._prefix(stage), *names)))
+
+    def _read_loaders(self, trainer: Trainer) -> set[int]:
+        return self._parts.read_loaders(trainer)
 
     def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
         items, embeddings = self._parts.add(trainer, loader, first, outputs, batch)
@@ -523,8 +574,13 @@ class RetrievalMonitor(EvaluationMonitor):
 
     def _prepare(self, trainer: Trainer) -> None:
         self._parts.check_gallery(trainer)
-        if self._voters is not None and not self._failed:
-            self._voters.prepare(trainer)
+
+    def _needs_training_items(self, trainer: Trainer) -> bool:
+        return self._voters is not None and self._voters.trains
+
+    def _embed_training_items(self, trainer: Trainer) -> None:
+        assert self._voters is not None
+        self._voters.prepare(trainer)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         self.reports = {}
@@ -547,10 +603,10 @@ class RetrievalMonitor(EvaluationMonitor):
             for error in (failed[loader] for loader, _ in parts if loader in failed):
                 raise error
             report = self.reports[direction + suffix] = self._evaluate(trainer, f"{prefix}{suffix}", parts)
-        log_of_all(pl_module, self._values(trainer, prefix, suffix, report), first if self.prog_bar else None)
+        self._log(trainer, pl_module, self._values(trainer, prefix, suffix, report), first if self.prog_bar else None)
         if self._voters is not None:
             votes = self._voters.values(None if report is None else parts, f"{prefix}{suffix}", self._policy)
-            log_of_all(pl_module, {f"{prefix}/{name}{suffix}": value for name, value in votes.items()})
+            self._log(trainer, pl_module, {f"{prefix}/{name}{suffix}": value for name, value in votes.items()})
         # where an image has several texts, their places are not those of the items of the loader
         viewers = viewers_of(trainer, prefix)
         if viewers and report is not None and (not direction or report.queries == report.gallery):
@@ -587,7 +643,7 @@ class RetrievalMonitor(EvaluationMonitor):
         for note in report.messages:  # each kind once in a training
             self._policy.warn(f"{prefix}{suffix}: {note}", kind=without_digits(note))
         values = {f"{prefix}/{name}{suffix}": value for name, value in report.metrics().items()}
-        waited_for = watched(trainer)
+        waited_for = {watcher.key: watcher.name for watcher in watchers(trainer)}
         for key in [key for key in keys if key not in values and key in waited_for]:
             fact = f"{waited_for[key]}(monitor={key!r}): this set has too few classes for it. Monitor another value."
             self._policy.handle(UsageError(fact), f"{key} is NaN.")
@@ -595,10 +651,15 @@ class RetrievalMonitor(EvaluationMonitor):
         self._left_out = self._left_out.difference(keys) | set(keys).difference(values)
         return values | {unmatched: float(report.queries_without_match)}
 
-    def _keys(self, trainer: Trainer) -> Collection[str]:
-        names = (*self._parts.metrics, *([] if self._voters is None else self._voters.keys), UNMATCHED)
-        sets = self._parts.sets(trainer)
-        return {self._key("val", direction, name) + suffix for direction, suffix, _ in sets for name in names}
+    def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
+        better: dict[str, Better] = {key: asked_metric(key).metric.better for key in self._parts.metrics}
+        better |= dict.fromkeys([] if self._voters is None else self._voters.keys, "higher")
+        better |= {UNMATCHED: None}
+        return {
+            self._key("val", direction, name) + suffix: each
+            for direction, suffix, _ in self._parts.sets(trainer)
+            for name, each in better.items()
+        }
 
 
 def viewers_of(trainer: Trainer, prefix: str) -> list[Viewer]:

@@ -232,7 +232,7 @@ class TrainingDynamicsMonitor(Callback):
         """Begin a new history, unless a fit is resumed.
 
         Raises:
-            ValueError: If another monitor has the same keys or the same file, or there is no submodule to embed with.
+            ValueError: If another monitor has the same keys or the same file.
         """
         self._policy.begin()
         for other in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
@@ -242,18 +242,18 @@ class TrainingDynamicsMonitor(Callback):
                     "Two TrainingDynamicsMonitors in one Trainer would log under the same keys or write the same file. Give "
                     "one of them another prefix=... and another file=...."
                 )
-        self._meter.embedder.check_name(pl_module)
         # A checkpoint is read after this hook. A second fit with the same Trainer counts its steps on, and keeps the
         # history.
         if stage == "fit" and trainer.global_step == 0:
             self._history, self._updates, self._meter.is_compared = {}, 0, False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the sizes of the episodes are known.
+        """Check that the sizes of the episodes are known, and that there is the submodule to embed with.
 
         Raises:
             UsageError: If not.
         """
+        self._meter.embedder.check_name(pl_module)  # now that the module has made its layers
         with self._policy.handling("dynamics are NaN."):
             self._meter.sizes(pl_module)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -155,9 +156,9 @@ def run(options: Namespace) -> None:
     if untested:
         console.print(as_text(f"Not tested: {untested}."), soft_wrap=True)
     else:
-        caption = f"difference: {names[1]} minus {names[0]}. ± and intervals: 95 %. Accuracy: {_episodes(tests)}."
+        caption = f"difference: {names[1]} minus {names[0]}. Intervals, and ±: 95 %. {_episodes(tests)}".rstrip()
         title = "best checkpoints on the test set"
-        console.print(comparison_table(differences, (names[1], names[0]), title, caption))
+        console.print(comparison_table(differences, (names[1], names[0]), title, caption, earlier_first=True))
     if dynamics is not None:
         console.print(dynamics.table())
     else:
@@ -235,14 +236,27 @@ def differences_of(first: Tested, second: Tested) -> dict[str, Difference]:
 
 
 def _episodes(tests: Sequence[Tested]) -> str:
-    """Describe the episodes of both runs, and how far their accuracies are known."""
+    """Describe the episodes of both runs, and how far their accuracies are known; nothing where neither has one."""
+    known = [test.accuracy for test in tests if test.accuracy]
+    if not known:
+        return ""
     one, other = (
         f"{each.ways}-way {each.shots}-shot, {each.n} episodes, list {each.episodes_hash}" if each else "none"
         for each in (test.accuracy for test in tests)
     )
-    known = [test.accuracy for test in tests if test.accuracy]
-    spans = " and ".join(f"±{each.ci95:.4f}" for each in known)
-    opened = " and ".join(f"±{each.open_interval.half_width:.4f}" for each in known)
-    return f"{spans} over other episodes of these classes, {opened} over another set of classes; {one}, " + (
-        "the same for both" if one == other else f"and {other}"
+    spans = " and ".join(half_width(each.ci95, "a single episode") for each in known)
+    opened = " and ".join(half_width(each.open_interval.half_width, "too few episodes or classes") for each in known)
+    same = "the same for both" if one == other else f"and {other}"
+    return (
+        f"Accuracy: {spans} over other episodes of these classes, {opened} over another set of classes; {one}, {same}."
     )
+
+
+def half_width(value: float, why_not: str) -> str:
+    """Write half of an interval after ±; where it is NaN, that it is unknown, and why.
+
+    Examples:
+        >>> half_width(0.0125, "a single episode"), half_width(float("nan"), "a single episode")
+        ('±0.0125', 'unknown (a single episode)')
+    """
+    return f"unknown ({why_not})" if math.isnan(value) else f"±{value:.4f}"

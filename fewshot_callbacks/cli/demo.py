@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import itertools
 import json
 import math
-import shutil
 import tempfile
 import time
 from argparse import Namespace
@@ -26,7 +27,9 @@ from fewshot_callbacks.cli.fit import command, quiet_lightning
 from fewshot_callbacks.data import Glyphs
 from fewshot_callbacks.plots.style import BAND, GREY, METHODS, draw_band, in_house_style, new_figure, save
 
-MARKER = "results.json"
+RESULTS = "results.json"
+# Names the files of a demo, with their hashes: nothing else is ever replaced.
+SIGNATURE = ".fewshot_demo.json"
 # What is trained -> the words of `fewshot fit` for it.
 TRAINED = {
     "softmax": ("--config=demo_protonet", "--model.head=softmax"),
@@ -56,17 +59,17 @@ def run(options: Namespace) -> None:
         save(curves, folder / "curves.png")
         results = json.dumps([{"name": name, **row.to_dict()} for name, row in rows.items()], indent=2)
         made, meant = (json.dumps(place)[1:-1] for place in (beside, str(target.parent)))  # as they stand in it
-        (folder / MARKER).write_text(results.replace(made, meant) + "\n")
-        shutil.rmtree(target, ignore_errors=True)
-        folder.rename(target)
+        (folder / RESULTS).write_text(results.replace(made, meant) + "\n")
+        sign(folder)
+        output = options.output if put(folder, target) else put_beside(folder, target)
     console.print()
     console.print(comparison(rows))
-    dr = options.output / "dr"
+    dr = output / "dr"
     console.print(
         as_text(
-            f"{time.perf_counter() - started:.0f} s. Curves of J and mAP: {options.output / 'curves.png'}; values: "
+            f"{time.perf_counter() - started:.0f} s. Curves of J and mAP: {output / 'curves.png'}; values: "
             f"{dr / 'metrics.csv'}; best checkpoints: {dr / 'best.ckpt'}; report with failures and suspects: "
-            f"{dr / 'report.html'}; TensorBoard: tensorboard --logdir {options.output}"
+            f"{dr / 'report.html'}; TensorBoard: tensorboard --logdir {output}"
         ),
         soft_wrap=True,
     )
@@ -125,13 +128,74 @@ def checked(target: Path) -> Path:
     """See that a demo can be written in place of what is there.
 
     Raises:
-        ValueError: If it holds something that no demo has written.
+        ValueError: If it holds something that no demo has written; names the first such file.
     """
     target = target.resolve()
-    if target.exists() and not (target / MARKER).is_file() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target} holds files that no demo has written. Choose another --output.")
+    foreign = foreign_file(target)
+    if foreign is not None:
+        raise ValueError(f"{target} holds {foreign}, which no demo has written. Choose another --output.")
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
+
+
+def foreign_file(target: Path) -> str | None:
+    """Return the name of a file that no demo has written, or that was changed since; None if there is none."""
+    if not target.is_dir():
+        return target.name if target.exists() else None
+    signed = _signed(target / SIGNATURE)
+    for path in sorted(target.rglob("*")):
+        name = path.relative_to(target).as_posix()
+        if path.is_dir() and not path.is_symlink():
+            continue
+        if (name != SIGNATURE or not signed) and (path.is_symlink() or signed.get(name) != _digest(path)):
+            return name
+    return None
+
+
+def sign(folder: Path) -> None:
+    """Write down the files of a demo, so that a later one can replace them."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    signed = {path.relative_to(folder).as_posix(): _digest(path) for path in files}
+    (folder / SIGNATURE).write_text(json.dumps({"fewshot_demo": signed}) + "\n")
+
+
+def _signed(file: Path) -> Mapping[str, str]:
+    """Read the files of an earlier demo and their hashes; none where the signature is damaged, or none at all."""
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))["fewshot_demo"].items())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def put(folder: Path, target: Path) -> bool:
+    """Move a finished demo to its place, and an earlier one out of it; False where that cannot be done any more."""
+    earlier = folder.with_name(f"{folder.name}.earlier")  # it is removed with what is around it
+    try:
+        if foreign_file(target) is not None:
+            return False
+        if target.exists():
+            target.rename(earlier)
+        folder.rename(target)
+    except BaseException as error:
+        if earlier.exists() and not target.exists():
+            earlier.rename(target)
+        if isinstance(error, OSError):
+            return False
+        raise
+    return True
+
+
+def put_beside(folder: Path, target: Path) -> Path:
+    """Move a finished demo to the next free name, since its own has been taken while it trained; return that."""
+    numbered = (target.with_name(f"{target.name}-{number}") for number in itertools.count(2))
+    free = next(path for path in numbered if not path.exists())
+    folder.rename(free)
+    return free
 
 
 def comparison(rows: Mapping[str, Tested]) -> Table:
@@ -140,13 +204,14 @@ def comparison(rows: Mapping[str, Tested]) -> Table:
     if first.report is None or first.accuracy is None:
         raise ValueError("The test set could not be evaluated; the warnings above say why.")
     [precision], size = first.report.at_precision, first.report.grouped.group_size if first.report.grouped else 0
-    spans = [f"{100 * row.accuracy.open_interval.half_width:.1f}" for row in rows.values() if row.accuracy]
+    accuracies = [row.accuracy for row in rows.values() if row.accuracy]
+    spans = ", ".join(_half_width(accuracy.open_interval.half_width, "unknown") for accuracy in accuracies)
     table = Table(
         title=f"{first.report.queries:,} images of {first.report.classes} classes, scripts never seen in training",
         caption=(
             f"accuracy: 20-way 1-shot, {first.accuracy.n} episodes, list {first.accuracy.episodes_hash}. GR@1: Grouped "
             f"Recall@1 among {size} classes. R@P: recall at precision {precision:g}. ± and in brackets: 95 % intervals; "
-            f"that of the accuracy is over other episodes of these classes, and ±{', ±'.join(spans)} over other classes. "
+            f"that of the accuracy is over other episodes of these classes, and {spans} over other classes. "
             "random: the weights before training. Another processor moves the values by a point or two."
         ),
         pad_edge=False,
@@ -162,7 +227,7 @@ def comparison(rows: Mapping[str, Tested]) -> Table:
         low, high = report.intervals.get("grouped_recall@1", (math.nan, math.nan))
         table.add_row(
             TITLES[name],
-            f"{100 * accuracy.mean:.1f} ±{100 * accuracy.ci95:.1f}",
+            f"{100 * accuracy.mean:.1f} {_half_width(accuracy.ci95)}".rstrip(),
             f"{report.mAP:.3f}",
             f"{report['recall@1']:.3f}",
             f"{report.metrics().get('grouped_recall@1', math.nan):.3f} ({low:.3f} to {high:.3f})",
@@ -171,6 +236,11 @@ def comparison(rows: Mapping[str, Tested]) -> Table:
             f"{row.j:.2f}",
         )
     return table
+
+
+def _half_width(value: float, unknown: str = "") -> str:
+    """Write half of an interval of an accuracy in percent, after ±."""
+    return unknown if math.isnan(value) else f"±{100 * value:.1f}"
 
 
 def read_curves(log: str | Path) -> dict[str, Curve]:

@@ -11,6 +11,7 @@ import sys
 import zipfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -22,11 +23,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks._terminal import as_text, note
-from fewshot_callbacks.cli.options import COLUMNS
+from fewshot_callbacks._terminal import as_text, note, printable
+from fewshot_callbacks.cli.options import COLUMNS, in_shell
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
+from fewshot_callbacks.functional.dynamics import without_nan
 from fewshot_callbacks.functional.retrieval import (
     Relevance,
     RetrievalOptions,
@@ -37,7 +39,7 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
 )
 from fewshot_callbacks.functional.retrieval.inputs import of_shards
-from fewshot_callbacks.functional.statistics import Difference
+from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
 from fewshot_callbacks.journal import Journal, kept
 from fewshot_callbacks.sources import ChosenRows, Shards, found_files, size_and_time
 from fewshot_callbacks.stored import Stored
@@ -47,78 +49,190 @@ PER_ITEM = (
     *("embeddings", "labels", "ids", "query_ids", "query_groups", "paths", "label_names"),
     *("gallery", "gallery_labels", "gallery_ids", "gallery_groups", "gallery_paths"),
 )
+# Those of them that hold vectors, and may be larger than memory.
+VECTORS = ("embeddings", "gallery")
 OPTIONS = get_type_hints(RetrievalOptions)
 Arrays = dict[str, Any]  # NumPy's; the vectors may be `Shards`
 # Bytes: J of files is added up from pieces of a third of it.
 PIECES_OF_J = 2.0**28
+# Accuracies of episodes, and why the difference of two may have no interval.
+EPISODIC = {
+    "accuracy": "of a single episode",
+    "accuracy, other classes": "of different episodes, or of too few episodes or classes",
+}
 # How tables look that hold all their columns in 80 characters.
 NARROW: dict[str, Any] = {"title_style": "bold", "box": SIMPLE_HEAD, "collapse_padding": True}
-COMPARED = "Each query is compared with itself; the intervals are robust to the dependence of queries of one class."
+COMPARED = (
+    "difference: first minus second. Each query is compared with itself; the intervals are robust to the dependence of "
+    "queries of one class."
+)
+# The metric of all rows, which is none of the rankings.
+DISCRIMINANT_RATIO = "J"
 
 
 def run(options: Namespace) -> None:
     """Evaluate and print."""
-    console = Console()
     if options.per_class and options.against is not None and not options.json:
         raise ValueError(
             "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
         )
+    wants_j = without_j(options)
     needed = ("embeddings",) if options.judgements is not None else ("embeddings", "labels")
     arrays = read_arrays(options.file, options, needed)
     others = None if options.against is None else read_arrays(options.against, options, needed)
     if options.per_class and (options.judgements is not None or have_several_labels(arrays)):
         raise ValueError("--per_class needs one label for each item: judgements and several labels have no classes.")
+    for one in (arrays, others) if wants_j else ():
+        check_labels_for_j(one)
     processes = joined_processes()
     if others is not None:
         check_same_items(arrays, others, options)
     other: RetrievalReport | None = None
-    journal = None if options.resume is None else journal_of(options, processes)
+    journal = None if options.resume is None else journal_of(options, processes, arrays, others)
     with kept(journal):
         report = evaluate_arrays(arrays, options, processes)
         if others is not None:
             other = evaluate_arrays(others, options, processes)
     if processes.rank > 0:  # the first process prints
         return
-    if other is not None:
-        differences = compare_reports(report, other)
-        if options.json:
-            both = {"first": as_dict(report, options), "second": as_dict(other, options)}
-            print(json.dumps(both | {"differences": differences_as_dict(differences)}, indent=2))
-            return
-        title = f"{options.file} against {options.against}"
-        console.print(comparison_table(differences, ("first", "second"), title, COMPARED))
-        for name, of_one in ((options.file, report), (options.against, other)):
-            for message in of_one.messages:
-                console.print(note(f"{name}: {message}"))
+    found = Found(report, moments_of_all(arrays) if wants_j else None)
+    if others is not None and other is not None:
+        print_both(found, Found(other, moments_of_all(others) if wants_j else None), options)
         return
-    j = discriminant_ratio_of(first_of_each_id(arrays))
     if options.json:
-        print(json.dumps(as_dict(report, options) | {"J": j}, indent=2))
+        print(json.dumps(found.to_dict(options), indent=2))
         return
-    console.print(report_table(report, j, title=str(options.file)))
-    for table in class_tables(report, console.width) if options.per_class else ():
-        console.print(table)
+    console = Console()
+    table = report_table(report, title=str(options.file))
+    if found.moments is not None and found.j is not None:
+        rows = int(found.moments.counts.sum())
+        meaning = f"Scatter between classes over scatter within them, of all {rows:,} rows."
+        if math.isnan(found.j):
+            meaning += " It is undefined where no class has two rows, or all rows are equal."
+        table.add_row(DISCRIMINANT_RATIO, as_number(found.j), "", meaning)
+    console.print(table)
+    for of_classes in class_tables(report, console.width) if options.per_class else ():
+        console.print(of_classes)
     for message in report.messages:
-        console.print(note(message))
+        console.print(note(in_shell(message, "evaluate")))
 
 
-def journal_of(options: Namespace, processes: Processes) -> Journal:
-    """Return where the state of an evaluation is written: of these files as they are, and of these settings.
+@dataclass(frozen=True)
+class Found:
+    """What was computed of a file."""
+
+    report: RetrievalReport
+    # of the classes, for J; None where it was not asked for
+    moments: ClassMoments | None = None
+
+    @property
+    def j(self) -> float | None:
+        """J of all rows; NaN where it is undefined, None where it was not asked for."""
+        return None if self.moments is None else float(self.moments.discriminant_ratio())
+
+    def to_dict(self, options: Namespace) -> dict[str, Any]:
+        """Plain values for JSON."""
+        written = as_dict(self.report, options)
+        return written if self.moments is None else written | without_nan({DISCRIMINANT_RATIO: self.j})
+
+
+def print_both(first: Found, second: Found, options: Namespace) -> None:
+    """Print the comparison of two files."""
+    differences = compare_reports(first.report, second.report)
+    if first.j is not None and second.j is not None:
+        # J has no interval, so that its difference has none either.
+        differences[DISCRIMINANT_RATIO] = Difference(first.j, second.j, UNKNOWN)
+    if options.json:
+        both = {"first": first.to_dict(options), "second": second.to_dict(options)}
+        print(json.dumps(both | {"differences": differences_as_dict(differences)}, indent=2))
+        return
+    console = Console()
+    title = f"{options.file} against {options.against}"
+    console.print(comparison_table(differences, ("first", "second"), title, COMPARED))
+    for name, found in ((options.file, first), (options.against, second)):
+        for message in found.report.messages:
+            console.print(note(f"{name}: {in_shell(message, 'evaluate')}"))
+
+
+def without_j(options: Namespace) -> bool:
+    """Take J out of the metrics of a command, and return whether it was among them.
 
     Raises:
-        ValueError: The folder holds the state of another evaluation; of all processes.
+        ValueError: Nothing else is.
     """
-    files = [file for file in (options.file, options.against, options.judgements) if file is not None]
+    if DISCRIMINANT_RATIO not in (key for word in vars(options).get("metrics", ()) for key in word):
+        return False
+    options.metrics = [tuple(key for key in word if key != DISCRIMINANT_RATIO) for word in options.metrics]
+    if not any(options.metrics):
+        raise ValueError("--metrics J needs a metric of retrieval beside it. Write --metrics mAP J.")
+    return True
+
+
+def check_labels_for_j(arrays: Arrays | None) -> None:
+    """Refuse J where a row has no label, or several.
+
+    Raises:
+        ValueError: As said.
+    """
+    if arrays is None:
+        return
+    needed = ["labels", "gallery_labels"] if "gallery" in arrays else ["labels"]
+    missing = [repr(name) for name in needed if name not in arrays]
+    fact = f"the file has no {' and no '.join(missing)}" if missing else ""
+    if have_several_labels(arrays):
+        fact = "'labels' holds several"
+    if fact:
+        raise ValueError(f"J needs one label for each row, and {fact}. Leave {DISCRIMINANT_RATIO} out of --metrics.")
+
+
+def journal_of(options: Namespace, processes: Processes, arrays: Arrays, others: Arrays | None) -> Journal:
+    """Return where the state of an evaluation is written: of these files as they are, and of these settings.
+
+    Files of vectors are told by their sizes and times, since reading them would take as long as a pass over them. What
+    stands beside the vectors is told by its content.
+
+    Raises:
+        ValueError: The folder holds the state of another evaluation, or anything else; of all processes.
+    """
+    files = [file for file in (options.file, options.against) if file is not None]
     found = {str(file): [[str(part), *size_and_time(part)] for part in found_files(str(file))] for file in files}
-    fingerprint = hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
-    beside = {
+    settings = {
         name: str(vars(options)[name])
-        for name in (*OPTIONS, *COLUMNS, "unknown")
+        for name in (*OPTIONS, *COLUMNS, "unknown", "at_least")
         if vars(options).get(name) is not None
     }
-    of = {"files": fingerprint, "settings": beside, "processes": processes.count, "version": __version__}
+    of: dict[str, Any] = {"files": hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16], "settings": settings}
+    of |= {"processes": processes.count, "version": __version__}
+    for name in COLUMNS:
+        column = vars(options).get(name)
+        if column is not None and column.lower().endswith(".npy"):
+            of[f"--{name}"] = _digest_of_files(found_files(column))
+    if options.judgements is not None:
+        of["judgements"] = _digest_of_files([options.judgements])
+    of |= {name: _digest_of_array(values) for name, values in arrays.items() if name not in VECTORS}
+    of |= {
+        f"{name} of --against": _digest_of_array(values)
+        for name, values in (others or {}).items()
+        if name not in VECTORS
+    }
     with processes.together():
         return Journal(options.resume, of, processes)
+
+
+def _digest_of_files(files: Sequence[Path]) -> str:
+    contents = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            contents.update(hashlib.file_digest(opened, "sha256").digest())
+    return contents.hexdigest()[:16]
+
+
+def _digest_of_array(values: Any) -> str:
+    array = np.ascontiguousarray(values)
+    content = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+    # words of any length lie elsewhere than in the array
+    content.update(json.dumps(array.tolist(), default=str).encode() if array.dtype.hasobject else array.tobytes())
+    return content.hexdigest()[:16]
 
 
 def check_same_items(arrays: Arrays, others: Arrays, options: Namespace) -> None:
@@ -155,7 +269,7 @@ def evaluate_arrays(arrays: Arrays, options: Namespace, processes: Processes = A
         task = bar.add_task("pairs", total=None)
         given: dict[str, Any]
         if judgements is not None:
-            given = {"relevance": judged_relevance(arrays, judgements, options.unknown)}
+            given = {"relevance": judged_relevance(arrays, options)}
         else:
             given = {name: arrays.get(name) for name in ("labels", "gallery_labels")} | ids_of(arrays)
         given |= {name: arrays.get(name) for name in ("gallery", "query_groups", "gallery_groups")}
@@ -186,8 +300,7 @@ def first_of_each_id(arrays: Arrays) -> Arrays:
         raise ValueError(
             f"the file holds {len(ids):,} ids and {len(arrays['embeddings']):,} embeddings. Write one id for each item."
         )
-    mask = np.zeros(len(ids), bool)
-    mask[np.unique(ids, return_index=True)[1]] = True
+    mask = _is_first(ids)
     chosen: Arrays = {}
     for name, values in arrays.items():
         if name in ("ids", "query_ids"):
@@ -199,12 +312,20 @@ def first_of_each_id(arrays: Arrays) -> Arrays:
     return chosen
 
 
-def judged_relevance(arrays: Arrays, judgements: Path, unknown: str) -> Relevance:
+def _is_first(ids: Any) -> NDArray[np.bool_]:
+    """Return which items are the first of their id."""
+    mask = np.zeros(len(ids), bool)
+    mask[np.unique(ids, return_index=True)[1]] = True
+    return mask
+
+
+def judged_relevance(arrays: Arrays, options: Namespace) -> Relevance:
     """Read who is relevant to the queries of a file of embeddings.
 
     Raises:
         ValueError: If there is no such file, the arrays have no ids, or as `Relevance.from_judgements` does.
     """
+    judgements: Path = options.judgements
     if not judgements.is_file():
         raise ValueError(
             f"{judgements} does not exist, or is no file. Pass --judgements with TREC's or BEIR's columns."
@@ -216,7 +337,7 @@ def judged_relevance(arrays: Arrays, judgements: Path, unknown: str) -> Relevanc
             "numpy.savez(path, embeddings=..., query_ids=..., gallery=..., gallery_ids=...)."
         )
     ids = [arrays[name].tolist() for name in ("query_ids", "gallery_ids")[: 1 + ("gallery" in arrays)]]
-    return Relevance.from_judgements(judgements, *ids, unknown=unknown)
+    return Relevance.from_judgements(judgements, *ids, unknown=options.unknown, at_least=options.at_least)
 
 
 def joined_processes() -> Processes:
@@ -281,12 +402,15 @@ def read_arrays(file: Path, options: Namespace, needed: Sequence[str]) -> Arrays
         ValueError: As `load_arrays` and `Shards` do, and if there are neither labels nor judgements.
     """
     columns = {name: vars(options)[name] for name in COLUMNS if vars(options).get(name) is not None}
-    if not columns and file.suffix == ".npz" and (file.is_file() or "*" not in file.name):
-        return load_arrays(file, needed)
+    if not columns and file.suffix.lower() == ".npz" and (file.is_file() or "*" not in file.name):
+        return load_arrays(file, needed, by_option=True)
     shards = Shards(str(file), **columns)
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":  # the first of several processes
+        for words in shards.notes:
+            print(f"note: {printable(words)}.", file=sys.stderr)
     if "labels" in needed and shards.labels is None:
         raise ValueError(
-            f"{file} is read with the labels that --labels names. Pass --labels with the name of an array or column, or "
+            f"{file}: nothing says where the labels are. Pass --labels with the name of an array or column, or "
             "--judgements."
         )
     rows, gallery, arrays = of_shards(shards, None, {}, labelled=True)
@@ -296,8 +420,13 @@ def read_arrays(file: Path, options: Namespace, needed: Sequence[str]) -> Arrays
     return {name: values for name, values in arrays.items() if values is not None}
 
 
-def load_arrays(file: Path, needed: Sequence[str] = ("embeddings", "labels")) -> Arrays:
+def load_arrays(file: Path, needed: Sequence[str] = ("embeddings", "labels"), *, by_option: bool = False) -> Arrays:
     """Read the arrays of an .npz file.
+
+    Args:
+        file: The file.
+        needed: Names of arrays without which there is nothing to do.
+        by_option: Whether options of the command, such as `--labels NAME`, may name these.
 
     Raises:
         ValueError: If it is no such file, or an array is missing; names those that are there.
@@ -321,10 +450,12 @@ def load_arrays(file: Path, needed: Sequence[str] = ("embeddings", "labels")) ->
         raise ValueError(f"{file} is damaged, or not an .npz file of plain arrays ({what}). {how}") from error
     missing = [name for name in needed if name not in arrays]
     if missing:
-        raise ValueError(
-            f"{file} holds {', '.join(map(repr, arrays)) or 'nothing'}, but not {' and '.join(map(repr, missing))}. "
-            f"Name the arrays when saving. {how}"
-        )
+        fix = "Name the arrays when saving."
+        if by_option:
+            options = " and ".join(f"--{name}" for name in needed)
+            fix = f"Pass {options} with their names, or name the arrays so when saving."
+        there = ", ".join(map(repr, arrays)) or "nothing"
+        raise ValueError(f"{file} holds {there}, but not {' and '.join(map(repr, missing))}. {fix} {how}")
     single = [name for name in PER_ITEM if name in arrays and arrays[name].ndim == 0]
     if single:
         raise ValueError(f"{' and '.join(map(repr, single))} of {file} is a single value, not one for each item. {how}")
@@ -350,25 +481,44 @@ def have_several_labels(arrays: Arrays) -> bool:
     return len(shape) == 2 and shape[1] > 1
 
 
-def discriminant_ratio_of(arrays: Arrays) -> float | None:
-    """Compute J of the queries; None where it is undefined, as it is without one label for each."""
-    labels = arrays.get("labels")
-    if labels is None or have_several_labels(arrays):
-        return None
+def moments_of_all(arrays: Arrays) -> ClassMoments:
+    """Add up the moments of all rows, of queries and gallery together.
+
+    An item that comes several times, by its ids, counts once: also one that is a query and in the gallery.
+    """
+    ids = ids_of(arrays)
+    of_queries, of_gallery = ids.get("ids", ids.get("query_ids")), ids.get("gallery_ids")
+    moments = moments_of(*_first_rows(arrays["embeddings"], arrays["labels"], of_queries))
+    if "gallery" not in arrays:
+        return moments
+    seen = () if of_queries is None else of_queries
+    return moments.merge(moments_of(*_first_rows(arrays["gallery"], arrays["gallery_labels"], of_gallery, seen)))
+
+
+def _first_rows(rows: Any, labels: Any, ids: Any, seen: Any = ()) -> tuple[Any, Any]:
+    """Return the first row of each id that was not seen, with its label; all rows where there are no ids."""
+    labels = np.asarray(labels)
+    if ids is None:
+        return rows, labels
+    is_new = _is_first(ids)
+    if len(seen):
+        is_new &= ~np.isin(np.asarray(ids), np.asarray(seen))
+    return rows[is_new] if isinstance(rows, np.ndarray) else ChosenRows(rows, is_new), labels[is_new]
+
+
+def moments_of(rows: Any, labels: Any) -> ClassMoments:
+    """Add up the moments of the classes of these rows; of rows in files, piece by piece."""
     import torch  # noqa: PLC0415 - after the arrays have been found
 
-    rows: Any = arrays["embeddings"]
     if isinstance(rows, np.ndarray):
-        moments = ClassMoments.of(torch.as_tensor(rows), labels)
-    else:
-        moments = ClassMoments.nothing(rows.shape[1])
-        for some, part in Stored(rows, PIECES_OF_J).pieces():
-            moments = moments.merge(ClassMoments.of(part, labels[some]))
-    value = float(moments.discriminant_ratio())
-    return None if math.isnan(value) else value
+        return ClassMoments.of(torch.as_tensor(rows), labels)
+    moments = ClassMoments.nothing(rows.shape[1])
+    for some, part in Stored(rows, PIECES_OF_J).pieces():
+        moments = moments.merge(ClassMoments.of(part, labels[some]))
+    return moments
 
 
-def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
+def report_table(report: RetrievalReport, title: str) -> Table:
     """Make the table of a report for a screen."""
     table = Table(title=as_text(title), caption=_caption(report), title_style="bold", caption_justify="left")
     table.add_column("metric", overflow="fold")
@@ -378,9 +528,13 @@ def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
     for name, value in report.metrics().items():
         interval = report.intervals.get(name)
         span = "" if interval is None or math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
-        table.add_row(name, f"{value:.4f}", span, as_text(_meaning(name, report)))
-    table.add_row("J", "n/a" if j is None else f"{j:.4f}", "", "scatter between classes over scatter within them")
+        table.add_row(name, as_number(value), span, as_text(_meaning(name, report)))
     return table
+
+
+def as_number(value: float) -> str:
+    """Write a value with four digits, and one that is undefined as n/a."""
+    return "n/a" if math.isnan(value) else f"{value:.4f}"
 
 
 def class_tables(report: RetrievalReport, width: int) -> list[Table]:
@@ -402,17 +556,65 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
     return tables
 
 
-def comparison_table(differences: Mapping[str, Difference], names: Sequence[str], title: str, caption: str) -> Table:
-    """Make the table that compares two evaluations, for a screen; the difference is that of the first minus the second."""
-    table = Table(title=as_text(title), caption=as_text(caption), caption_justify="left", pad_edge=False, **NARROW)
+def comparison_table(
+    differences: Mapping[str, Difference],
+    names: Sequence[str],
+    title: str,
+    caption: str,
+    *,
+    earlier_first: bool = False,
+) -> Table:
+    """Make the table that compares two evaluations, for a screen.
+
+    Args:
+        differences: Of each metric, the first evaluation minus the second.
+        names: Of the first and of the second.
+        title: Above the table.
+        caption: Below it; the reasons follow why rows have no interval.
+        earlier_first: Show the second evaluation, which is subtracted, left of the first.
+    """
+    reasons = without_interval(differences)
+    table = Table(
+        title=as_text(title),
+        caption=as_text(f"{caption} {reasons}".rstrip()),
+        caption_justify="left",
+        pad_edge=False,
+        **NARROW,
+    )
     table.add_column("metric", overflow="fold")
-    for name in (*names, "difference"):
+    order = (1, 0) if earlier_first else (0, 1)
+    for name in (*(names[side] for side in order), "difference"):
         table.add_column(as_text(name), justify="right", style="bold" if name == "difference" else "", overflow="fold")
     table.add_column("its 95 % interval", justify="right", overflow="fold")
     table.add_column("beyond\nchance", overflow="fold")
     for name, difference in differences.items():
-        table.add_row(name, *difference.in_words())
+        *values, gain, interval, beyond = difference.in_words()
+        cells = (*(values[side] for side in order), gain)
+        table.add_row(name, *("n/a" if "nan" in cell else cell for cell in cells), interval, beyond)
     return table
+
+
+def without_interval(differences: Mapping[str, Difference]) -> str:
+    """Say which metrics have no interval, and why; nothing where each has one."""
+    rows: dict[str, list[str]] = {}
+    for name, difference in differences.items():
+        if math.isnan(difference.interval.low):
+            rows.setdefault(_why_without_interval(name, difference), []).append(name)
+    if not rows:
+        return ""
+    said = [f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {why}" for why, names in rows.items()]
+    return f"No interval: {'; '.join(said)}."
+
+
+def _why_without_interval(name: str, difference: Difference) -> str:
+    if math.isnan(difference.value):
+        return "undefined"
+    if name == DISCRIMINANT_RATIO:
+        return "one value of all rows"
+    if name in EPISODIC:
+        return EPISODIC[name]
+    pooled = asked_metric(name).metric.source in ("pairs", "classes")
+    return "one value of all pairs" if pooled else "of too few queries, classes or groups"
 
 
 def differences_as_dict(differences: Mapping[str, Difference]) -> dict[str, Any]:
@@ -428,11 +630,13 @@ def differences_as_dict(differences: Mapping[str, Difference]) -> dict[str, Any]
 
 
 def as_dict(report: RetrievalReport, options: Namespace) -> dict[str, Any]:
-    """Write a report for JSON, with the means of its classes if they are wanted."""
+    """Write a report for JSON, with the means of its classes if they are wanted, and notes that name options."""
+    values = report.to_dict()
+    values["notes"] = [in_shell(message, "evaluate") for message in values["notes"]]
     if not options.per_class:
-        return report.to_dict()
+        return values
     classes = {name: {str(label): mean for label, mean in of.items()} for name, of in report.per_class().items()}
-    return report.to_dict() | {"per_class": classes}
+    return values | {"per_class": classes}
 
 
 def _meaning(name: str, report: RetrievalReport) -> str:

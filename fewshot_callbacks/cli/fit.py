@@ -16,7 +16,7 @@ import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -158,6 +158,18 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
         ) from error
 
 
+class ConfigKeeper(SaveConfigCallback):
+    """Keeps the configuration of a run in its folder.
+
+    Without a logger a run has no folder: the file would replace whatever `config.yaml` is in the working directory.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write the configuration, if there is a folder for it."""
+        if trainer.loggers:
+            super().setup(trainer, pl_module, stage)
+
+
 class Recorder(Callback):
     """Keeps the record of a training in the folder of its run, and notes what an interrupted one has kept."""
 
@@ -232,6 +244,7 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
             trainer_defaults={"callbacks": recorder},
             parser_kwargs={"prog": "fewshot"}
             | {command: {"default_config_files": [str(DEFAULTS)]} for command in ("fit", "validate", "test")},
+            save_config_callback=ConfigKeeper,
             save_config_kwargs={"overwrite": True},
         )
     except MisconfigurationException as error:

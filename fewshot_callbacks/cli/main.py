@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from traceback import walk_tb
-from typing import Any
+from typing import Any, TextIO
 
 from fewshot_callbacks import __version__
 from fewshot_callbacks._extras import needs
@@ -29,6 +29,8 @@ COMMANDS = {
     "validate": "evaluate a checkpoint of fit on the validation classes",
     "test": "evaluate a checkpoint of fit on the test classes",
 }
+# Commands whose result is in files; what they print only speaks of it.
+WRITE_FILES = {"demo", "report", "fit"}
 # The packages whose versions a bug report should name.
 COMPUTES_WITH = ("torch", "torchvision", "lightning", "torchmetrics", "numpy", "numba", "jsonargparse")
 # The environment variable that brings back the traceback of an error.
@@ -85,16 +87,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         arguments, warnings.formatwarning = sys.argv[1:], _words_alone
+    words = list(arguments)
+    command = f"fewshot {words[0]}" if words[:1] and words[0] in COMMANDS else "fewshot"
+    if sys.stderr is None:  # it is closed, and `print` would take the standard output
+        sys.stderr = _nowhere()
+    if sys.stdout is None:
+        if not set(words[:1]) & WRITE_FILES:
+            fix = "Leave it open, or write > /dev/null."
+            print(f"{command}: the standard output is closed, and the result would be lost. {fix}", file=sys.stderr)
+            return 1
+        sys.stdout = _nowhere()
     try:
-        try:
-            return _run(list(arguments))
-        finally:
-            sys.stdout.flush()
+        status = _run(words)
     except BrokenPipeError:  # such as `fewshot evaluate a.npz | head -1`
-        # else Python would flush into the pipe at its end; an error is that of a standard output that is no file
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         return BROKEN_PIPE
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _give_up_output()
+        return BROKEN_PIPE
+    except OSError as error:  # such as that of a full disk
+        _give_up_output()
+        print(f"{command}: the standard output cannot be written: {error.strerror}.", file=sys.stderr)
+        return 1
+    return status
+
+
+def _nowhere() -> TextIO:
+    """Open a stream for what nobody reads, until the process ends."""
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+def _give_up_output() -> None:
+    """Lead the standard output nowhere, into which Python would write the rest at its end."""
+    # An error is that of a standard output that is no file.
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> int:
@@ -132,7 +161,8 @@ def _run(words: list[str]) -> int:
     except (ValueError, OSError, ModuleNotFoundError) as error:
         if os.environ.get(DEBUG):
             raise
-        print(f"fewshot {command}: {printable(one_line(error))}", file=sys.stderr)
+        text = options_of.in_shell(one_line(error), command)
+        print(f"fewshot {command}: {printable(text)}", file=sys.stderr)
         return 1
 
 

@@ -38,6 +38,7 @@ SAME_ITEMS = (
     "embeddings of the same items in the same order, for instance by another model: shows which differences are "
     "beyond chance"
 )
+OF_ALL_ROWS = " J, the discriminant ratio of all rows, is computed where it is named beside one of them."
 # Settings of an evaluation that no command has: the tables name their intervals, 95 %.
 FIXED = ("confidence",)
 # Those that a report does not have, since it shows single queries.
@@ -78,9 +79,44 @@ def instead(name: str) -> str:
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """Ask whether a similar word was meant; nothing where none is similar."""
-    plain = {known.lstrip("-"): known for known in words}  # dashes, which all options share, make none alike
+    # Dashes, which all options share, make none alike. Whoever wrote a word did not mean that word.
+    plain = {known.lstrip("-"): known for known in words if known != word}
     near = get_close_matches(word.lstrip("-"), plain, n=1)
     return f" Did you mean {plain[near[0]]}?" if near else ""
+
+
+# Whatever is passed as a keyword in Python, also alone in brackets: no argument of a call, and no part of a longer name.
+_KEYWORD = re.compile(r"(?<![^\s(])(?<!\S\()(?<!, )([a-z_]+)=('[^']*'|\([^()]*\)|[\w@.+-]*\w)?")
+
+
+def in_shell(text: str, command: str) -> str:
+    """Rewrite a message of a function for those who gave a command: `k=5` becomes `--k 5`, where the command has `--k`.
+
+    Examples:
+        >>> in_shell("evaluate_retrieval: similarity='dott' is unknown.", "evaluate")
+        '--similarity dott is unknown.'
+        >>> in_shell("Pass labels= with one of these.", "evaluate")
+        'Pass --labels with one of these.'
+        >>> in_shell("Some rows are left out (unknown='ignore').", "evaluate")
+        'Some rows are left out (--unknown ignore).'
+        >>> in_shell("Write it with numpy.savez(path, labels=...).", "evaluate")
+        'Write it with numpy.savez(path, labels=...).'
+    """
+    if command not in PARSERS:
+        return text
+    known = PARSERS[command]()._option_string_actions
+    caller, colon, rest = text.partition(": ")
+    if colon and caller in fewshot_callbacks.__all__:
+        text = rest
+
+    def option(found: re.Match[str]) -> str:
+        name, value = f"--{found[1]}", found[2] or ""
+        if name not in known:
+            return found[0]
+        words = re.findall(r"[^\s'(),]+", value)
+        return " ".join([name, *("none" if word == "None" else word for word in words)])
+
+    return _KEYWORD.sub(option, text)
 
 
 # ----------------------------------------------------------------------------- mistakes in the words of a training
@@ -107,7 +143,8 @@ def explained(message: str, options: Iterable[str]) -> str:
     start = f"--{'.'.join(keys)}: " if keys else ""
     if (found := _UNKNOWN.match(text)) and owner:
         word = found[1].lstrip("-")
-        end = f" {instead(word)}" if instead(word) else nearest(word, _arguments_of(module, name))
+        known = _arguments_of(module, name)
+        end = f" {instead(word)}".rstrip() or nearest(word, known) or f" It has {', '.join(known)}."
         return f"{name} has no argument {word}.{end}"
     if found:
         return unknown(found[1] if text.startswith("unrecognized") else f"--{found[1]}", options)
@@ -116,9 +153,10 @@ def explained(message: str, options: Iterable[str]) -> str:
     if text.endswith(".data"):  # the following arguments are required
         return "there is no data. Give a configuration, such as --config protonet_dr_glyphs."
     value = re.search(r"Got value: (.*)", text) or re.search(r"Given value: (.*)", message)
-    if found := re.search(r"Expected a dot import path string: (\S+)", text):
-        text = f"{found[1]} is not a file or a class.{nearest(found[1], fewshot_callbacks.__all__)}"
-    elif value and (found := re.match(r"Expected an? (.*?)(?:\. Got value|$)", text)):
+    if found := re.search(r"(?:(--[\w.]+): )?Expected a dot import path string: (\S+)", text):
+        option = found[1] or f"--{'.'.join(keys)}"
+        return f"{option}: {_no_such_class(found[2], option)}"
+    if value and (found := re.match(r"Expected an? (.*?)(?:\. Got value|$)", text)):
         text = f"{value[1]} is not {_plain(found[1])}"
     return start + text.rstrip(".?") + ("?" if text.endswith("?") else ".")
 
@@ -145,6 +183,29 @@ def deepest(message: str) -> tuple[list[str], str, str]:
     heads = "\n".join(text for _, text in lines)
     owners = re.findall(r"class_path '([\w.]+)'", heads)
     return re.findall(r'Parser key "([^"]+)"', heads), owners[-1] if owners else "", lines[-1][1] if lines else message
+
+
+# Base classes of what options take: the noun, and the words that come before the name of such a class.
+TAKEN_BY = {
+    "LightningDataModule": ("data module", "--data"),
+    "LightningModule": ("module", "--model"),
+    "Callback": ("callback", "--trainer.callbacks+"),
+    "Dataset": ("data set", "--data FewShotDataModule --data.dataset"),
+}
+
+
+def _no_such_class(name: str, option: str) -> str:
+    """Say why an option does not take this name of a class: there is none, or another option takes it."""
+    if name not in fewshot_callbacks.__all__:
+        return f"{name} is not a file or a class.{nearest(name, fewshot_callbacks.__all__)}"
+    bases = [base.__name__ for base in getattr(getattr(fewshot_callbacks, name), "__mro__", ())]
+    base = next((base for base in bases if base in TAKEN_BY), None)
+    if base is None:
+        return f"{name} is no class that this option takes."
+    noun, words = TAKEN_BY[base]
+    if option.endswith(".help"):
+        words = f"{words.removesuffix('+')}.help"
+    return f"{name} is a {noun}. Write {words} {name}."
 
 
 def _arguments_of(module: str, name: str) -> list[str]:
@@ -236,10 +297,17 @@ def metrics_of(file: str, kind: str = "") -> tuple[str, str]:
     return ", ".join(ast.literal_eval(metric.args[0]) for metric in source[f"{kind}METRICS"].elts), " ".join(usual)
 
 
-def add_settings(options: Options, file: str, owner: str, without: Sequence[str]) -> None:
+def add_settings(options: Options, file: str, owner: str, without: Sequence[str], further_metric: str = "") -> None:
     """Add an option for each field of a dataclass, whose meaning is the string that follows it.
 
     One that is not given is left to the default of the class.
+
+    Args:
+        options: The parser that gets them.
+        file: The module of the class.
+        owner: Name of the class.
+        without: Fields that are no options.
+        further_metric: A sentence about a metric that the command knows beside those of the registry.
     """
     source = source_of(file)
     for field, text in pairwise(source[owner].body):
@@ -252,7 +320,7 @@ def add_settings(options: Options, file: str, owner: str, without: Sequence[str]
             default = ast.unparse(source[default])
         if name == "metrics":
             patterns, default = metrics_of("functional/retrieval/registry.py")
-            meaning += f" There are {patterns}; macro_ before one is its mean over classes."
+            meaning += f" There are {patterns}; macro_ before one is its mean over classes.{further_metric}"
             how |= {"type": several(str), "nargs": "+", "metavar": "KEY"}
         if name not in without:
             # argparse fills in what follows a single percent sign.
@@ -275,20 +343,25 @@ def evaluate() -> Options:
         options.add_argument(f"--{name}", metavar="NAME", help=f"array or column of such files: {what}")
     options.add_argument("--against", type=Path, metavar="FILE", help=SAME_ITEMS)
     judged = (
-        "who is relevant, in place of labels: a file with the four columns of TREC, or with query, item and grade between "
-        "tabs below a heading, as BEIR has them. The ids are those of 'query_ids' and 'gallery_ids'"
+        "judgements of relevance (qrels), in place of labels: a file with the four columns of TREC, or with query, item and "
+        "grade, as BEIR has them, with or without a heading. The ids are those of 'query_ids' and 'gallery_ids'"
     )
     options.add_argument("--judgements", type=Path, metavar="FILE", help=judged)
-    unknown = "what to do with judgements of ids that no row has: error (the default) or ignore"
-    options.add_argument("--unknown", default="error", help=unknown)
+    unknown = (
+        "what to do with judgements of ids that no row has: error (the default) or ignore, by which a relevant item that is "
+        "not in the gallery counts as never found"
+    )
+    options.add_argument("--unknown", choices=("error", "ignore"), default="error", help=unknown)
+    at_least = "the smallest relevant grade of judgements, -l of trec_eval (default: 1)"
+    options.add_argument("--at_least", type=float, default=1.0, metavar="GRADE", help=at_least)
     resumed = (
-        "a folder where the state of the evaluation is written about every minute, so that the same command goes on from "
-        "there after a kill; it is removed at the end"
+        "a new or empty folder where the state of the evaluation is written about every minute, so that the same command "
+        "goes on from there after a kill; the state is removed at the end"
     )
     options.add_argument("--resume", type=Path, metavar="FOLDER", help=resumed)
     options.add_argument("--json", action="store_true", help="print the report as JSON")
     options.add_argument("--per_class", action="store_true", help="print the means of each class, too")
-    add_settings(options, EVALUATION, "RetrievalSettings", FIXED)
+    add_settings(options, EVALUATION, "RetrievalSettings", FIXED, further_metric=OF_ALL_ROWS)
     return options
 
 
@@ -336,7 +409,7 @@ def trials() -> Options:
     text = f"what is computed. There are {patterns}. (default: {usual}, and accuracy where there are folds)"
     options.add_argument("--metrics", type=several(str), nargs="+", metavar="KEY", help=text)
     for name, kind in (
-        ("miss_cost", "a rejected trial of one identity"),
+        ("miss_cost", "a rejected genuine trial"),
         ("false_match_cost", "an accepted one of two"),
     ):
         options.add_argument(f"--{name}", type=number, default=1.0, help=f"cost of {kind}, for min_dcf; 1 by default")
@@ -422,7 +495,10 @@ def fit(command: str) -> Options:
     options.add_argument("--data.NAME", metavar="VALUE", help="such as --data.train.ways 5; or --data CLASS")
     options.add_argument("--trainer.NAME", metavar="VALUE", help="of Lightning's Trainer: --trainer.max_epochs 20")
     options.add_argument("--trainer.callbacks+", metavar="CLASS", help="add a callback; its settings follow")
-    options.add_argument("--data.help", metavar="CLASS", help="list the settings of a class, and exit")
+    listed = (
+        "list the settings of a data module, and exit; for a data set: --data FewShotDataModule --data.dataset.help"
+    )
+    options.add_argument("--data.help", metavar="CLASS", help=listed)
     checkpoint = "weights to go on from, or to evaluate: such as runs/version_0/checkpoints/best.ckpt"
     options.add_argument("--ckpt_path", metavar="FILE", help=checkpoint)
     options.add_argument("--print_config", action="store_true", help="show all settings as YAML, and exit")

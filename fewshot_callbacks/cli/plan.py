@@ -20,6 +20,8 @@ USUAL_RATIOS = (0.4, 2.0)
 # Of a gallery in files: rows are checked, relevant pairs scored, all pairs compared in bytes, and perhaps once more.
 READS = 5
 READING = "while they are compared: the longer of both counts; less where a quarter of the budget holds them"
+# Components of the rows of which a product is timed.
+LONGEST_ROWS = 4096
 # Which are read to see how fast that is.
 TIMED_BYTES = 2**26
 
@@ -76,6 +78,8 @@ def product_speed(dim: int) -> float:
     """Floating-point operations per second of a float32 matrix product on this machine, measured just now."""
     import torch  # noqa: PLC0415 - the plan as JSON needs none
 
+    # Longer rows take no longer for an operation, and with many components both would not fit into memory.
+    dim = min(dim, LONGEST_ROWS)
     left, right = torch.randn(1024, dim), torch.randn(4096, dim)
     # The best of three: the first one also starts threads and touches new memory.
     best = float("inf")
@@ -104,9 +108,7 @@ def _table(plan: EvaluationPlan, speed: float, options: Namespace) -> Table:
     )
     low, high = (_duration(plan.floating_point_operations / speed * ratio) for ratio in USUAL_RATIOS)
     table.add_row("evaluation", f"{low} to {high}", "as multiples of it were measured, from easy to hard (benchmarks/)")
-    both = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"
-    where = "in the files" if options.files else "held once if they are one set"
-    table.add_row("embeddings", both, f"queries and gallery in {options.dtype}; {where}")
+    table.add_row("embeddings", *_embeddings(plan, options))
     if plan.copy_bytes and not options.files:
         table.add_row("copies", _bytes(plan.copy_bytes), "in float32, which half precision is compared as")
     needed = f"{_bytes(plan.needed_bytes)} of {_bytes(plan.memory_bytes)}"
@@ -123,6 +125,17 @@ def _table(plan: EvaluationPlan, speed: float, options: Namespace) -> Table:
     table.add_row("matrix avoided", _bytes(plan.matrix_bytes), "what all similarities at once would take")
     table.add_row("tiles", f"{plan.tiles:,}", f"of up to {plan.tile[0]:,} x {plan.tile[1]:,} pairs")
     return table
+
+
+def _embeddings(plan: EvaluationPlan, options: Namespace) -> tuple[str, str]:
+    """Write the bytes of the embeddings, and what these are; of one set once."""
+    of_files = ", in the files" if options.files else ""
+    if options.gallery is None or (options.files and options.queries == options.gallery):
+        return _bytes(
+            plan.gallery_bytes
+        ), f"one set, of queries that are the gallery, too, in {options.dtype}{of_files}"
+    both = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"
+    return both, f"queries and gallery in {options.dtype}{of_files}"
 
 
 def _bytes(count: float) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from fewshot_callbacks._file_names import as_on_disk
 from fewshot_callbacks._terminal import as_text, note, printable
 from fewshot_callbacks.cli.evaluate import (
     Arrays,
@@ -22,6 +23,7 @@ from fewshot_callbacks.cli.evaluate import (
     have_several_labels,
     load_arrays,
 )
+from fewshot_callbacks.cli.options import in_shell
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.report import Items, Model, ReportSettings, check_writable, pictures_of_files, write_report
 from fewshot_callbacks.report.items import find_images
@@ -40,7 +42,7 @@ def run(options: Namespace) -> None:
     if have_several_labels(arrays):
         raise ValueError(
             f"a report shows items with one label each, and the labels of {options.file} have shape "
-            f"{arrays['labels'].shape}. For several labels an item there is fewshot evaluate."
+            f"{arrays['labels'].shape}. For several labels for each item use fewshot evaluate."
         )
     queries, gallery = items_of(arrays, options.file, options.images, options.gallery_images, settings)
     train = None
@@ -71,7 +73,7 @@ def run(options: Namespace) -> None:
     )
     console.print(as_text(f"{_summary(report)} {written.path}, {written.size / 1e6:.1f} MB"), soft_wrap=True)
     for sentence in written.left_out:
-        console.print(note(sentence), soft_wrap=True)
+        console.print(note(in_shell(sentence, "report")), soft_wrap=True)
 
 
 def _summary(report: RetrievalReport) -> str:
@@ -103,7 +105,7 @@ def items_of(
             arrays[key],
             arrays[f"{start}labels"].tolist(),
             name,
-            None if files is None else pictures_of_files(files, settings.thumbnail),
+            None if files is None else pictures_of_files(files, settings.thumbnail, settings.background),
             None if files is None else [_below(path, base) for path in files],
             names,
             arrays.get(f"{side}_ids"),
@@ -147,21 +149,26 @@ def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
     Raises:
         ValueError: A path leads out of the folder: it is absolute, or has `..`, or a link on it does.
     """
-    top, found = os.path.realpath(base), []
-    for name in paths.tolist():
-        path = os.fsdecode(name) if isinstance(name, bytes) else str(name)
-        try:
-            real = os.path.realpath(os.path.join(top, path))
-            inside = real != top and os.path.commonpath([top, real]) == top
-        except ValueError:  # a name that no file can have, or that of another drive
-            inside = False
-        if not inside:
-            raise ValueError(
-                f"{file} names the image {path!r}, which does not lie in {base}. Pass the folder that holds all of "
-                "them with --images, --gallery_images or --train_images."
-            )
-        found.append(base / path)
-    return found
+    named = [os.fsdecode(name) if isinstance(name, bytes) else str(name) for name in paths.tolist()]
+    outside = [path for path in named if not _lies_in(base, path)]
+    if outside:
+        raise ValueError(
+            f"{file} names the image {outside[0]!r}, which does not lie in {base}. Pass the folder that holds all of "
+            "them with --images, --gallery_images or --train_images."
+        )
+    files = [base / path for path in named]
+    spelt = {name: there for name, there in as_on_disk(files, base).items() if _lies_in(base, there.relative_to(base))}
+    return [spelt.get(name, name) for name in files]
+
+
+def _lies_in(base: Path, path: str | Path) -> bool:
+    """Whether a path leads to something in a folder, whatever links lie on it."""
+    top = os.path.realpath(base)
+    try:
+        real = os.path.realpath(os.path.join(top, path))
+        return real != top and os.path.commonpath([top, real]) == top
+    except ValueError:  # a name that no file can have, or that of another drive
+        return False
 
 
 def _below(path: Path, base: Path) -> str:

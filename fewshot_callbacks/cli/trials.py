@@ -13,6 +13,7 @@ from rich.table import Table
 from fewshot_callbacks._extras import needs
 from fewshot_callbacks._terminal import as_text, note
 from fewshot_callbacks.cli.evaluate import load_arrays
+from fewshot_callbacks.cli.options import in_shell
 from fewshot_callbacks.functional.retrieval import asked_metric
 from fewshot_callbacks.functional.verification import (
     TRIAL_METRICS,
@@ -46,7 +47,7 @@ def run(options: Namespace) -> None:
     console = Console()
     console.print(report_table(report, str(options.file)))
     for message in report.notes:
-        console.print(note(message))
+        console.print(note(in_shell(message, "trials")))
 
 
 def _scores(trials: TrialList, options: Namespace) -> Any:
@@ -70,7 +71,7 @@ def _scores(trials: TrialList, options: Namespace) -> Any:
 def report_table(report: TrialReport, title: str) -> Table:
     """Make the table of a report for a screen."""
     people = f" of {report.identities:,} identities" if report.identities else ""
-    caption = f"{report.trials:,} trials{people}: {report.same:,} of one identity, {report.different:,} of two"
+    caption = f"{report.trials:,} trials{people}: {report.same:,} genuine, {report.different:,} impostor"
     table = Table(title=as_text(title), caption=caption, title_style="bold", caption_justify="left")
     table.add_column("metric", overflow="fold")
     for name in ("value", "95 % interval", "threshold"):

@@ -1,8 +1,11 @@
 """CUB-200-2011: photographs of 200 species of birds, in the split of Chen et al. (2019)."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from fewshot_callbacks._file_names import composed
+from fewshot_callbacks._text_files import read_lines
 from fewshot_callbacks.data.dataset import Split
 from fewshot_callbacks.data.image_set import ImageItem, ImageSet, PhotoTransform, in_splits, required
 
@@ -124,6 +127,11 @@ def _tables(folder: Path) -> tuple[dict[int, str], dict[int, str], dict[int, int
             f"images.txt has {len(paths):,} images and image_class_labels.txt {len(labels):,}, not the same ones; "
             f"image {min(paths.keys() ^ labels.keys())} is in only one of them. {fix}"
         )
+    wrong = [(image, label) for image, label in labels.items() if not label.isdecimal()]
+    if wrong:
+        raise ValueError(
+            f"image_class_labels.txt gives image {wrong[0][0]} the class {wrong[0][1]!r}, no number. {fix}"
+        )
     class_of = {image: int(label) for image, label in labels.items()}
     unknown = sorted(set(class_of.values()) - classes.keys())
     if unknown:
@@ -134,9 +142,13 @@ def _tables(folder: Path) -> tuple[dict[int, str], dict[int, str], dict[int, int
 def _numbered(file: Path) -> dict[int, str]:
     """The lines `number text` of a file."""
     table: dict[int, str] = {}
-    for position, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        number, _, text = line.strip().partition(" ")
-        if not (number.isdecimal() and text):
-            raise ValueError(f"Line {position} of {file} is {line!r}, not a number and a name. Unpack {SOURCE} again.")
-        table[int(number)] = text
+    for line in read_lines(file):
+        number, *rest = re.split(r"[ \t]+", line.text, maxsplit=1)
+        if not (number.isdecimal() and rest):
+            raise ValueError(
+                f"Line {line.number} of {file} is {line.text!r}, not a number and a name. Unpack {SOURCE} again."
+            )
+        if int(number) in table:
+            raise ValueError(f"Line {line.number} of {file} has the number {number} again. Unpack {SOURCE} again.")
+        table[int(number)] = composed(rest[0])
     return table

@@ -1,10 +1,12 @@
 """Your own images: folders, one per class."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from fewshot_callbacks._file_names import composed
 from fewshot_callbacks._image_files import ENDINGS, folders_in, images_below
 from fewshot_callbacks.data.dataset import Split, seeded_draw
 from fewshot_callbacks.data.image_set import (
@@ -17,7 +19,8 @@ from fewshot_callbacks.data.image_set import (
     refuse_shared,
 )
 
-_TRANSFORM = PhotoTransform()
+# Logos, words and signs are others when they are mirrored, and nobody knows what the folder holds.
+_TRANSFORM = PhotoTransform(flip=0.0)
 
 
 class ImageFolder(ImageSet):
@@ -33,7 +36,8 @@ class ImageFolder(ImageSet):
     Args:
         root: The folder that holds the splits.
         split: "train", "val" or "test"; None for all classes of a folder that is not split.
-        transform: What the model sees of an image.
+        transform: What the model sees of an image. By default training images are not mirrored, since logos, words and signs
+            are others then; for photographs pass `PhotoTransform(flip=0.5)`.
         train_folder: The folder of the training classes, inside `root`.
         val_folder: The folder of the validation classes; None for no validation.
         test_folder: The folder of the test classes.
@@ -42,6 +46,7 @@ class ImageFolder(ImageSet):
         split_seed: Seed of that split. The classes are sorted by the SHA-256 of the seed and their names: the first are
             for the test, the next for the validation.
         memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
+        background: The colour behind what is transparent, by name or as "#rrggbb".
 
     Raises:
         FileNotFoundError: A folder is missing.
@@ -77,6 +82,7 @@ class ImageFolder(ImageSet):
         test_share: float = 0.0,
         split_seed: int = 0,
         memory_mb: float = 512,
+        background: str = "white",
     ) -> None:
         root = Path(root)
         folders: dict[Split, str | None] = {"train": train_folder, "val": val_folder, "test": test_folder}
@@ -98,7 +104,14 @@ class ImageFolder(ImageSet):
         no_validation = (
             "val_share is 0. Use a positive share." if test_share else "val_folder is None. Name its folder."
         )
-        super().__init__(items, split or "train", transform, memory_mb=memory_mb, no_validation=no_validation)
+        super().__init__(
+            items,
+            split or "train",
+            transform,
+            memory_mb=memory_mb,
+            background=background,
+            no_validation=no_validation,
+        )
 
 
 def _split_folders(root: Path, wanted: Mapping[Split, str]) -> dict[Split, list[ImageItem]]:
@@ -160,17 +173,20 @@ def _listed_classes(root: Path) -> list[ImageItem]:
     """List the images of a folder and the class of each; says what else is there."""
     if not root.is_dir():
         raise FileNotFoundError(f"There is no folder {root}. It should hold one folder of images per class.")
-    classes = folders_in(root)
+    of_systems = Counter[str]()
+    classes = folders_in(root, of_systems)
     if not classes:
         raise ValueError(f"{root} holds no class: no folder is in it. Put the images of each class in a folder there.")
     found = images_below(classes, root)
+    found.of_systems.update(of_systems)
     empty = [folder.name for folder, files in zip(classes, found.of_folders, strict=True) if not files]
     if empty:
         raise ValueError(
             f"{named(empty, 'class')} of {len(classes)} in {root} without an image. Add images "
             f"({', '.join(ENDINGS)}) or remove the folder{'s' if len(empty) > 1 else ''}."
         )
-    if found.skipped:
-        rank_zero_info(f"{root}: {found.what_was_skipped()}. Images end in {', '.join(ENDINGS)}.")
+    if skipped := found.what_was_skipped():
+        rank_zero_info(f"{root}: {skipped}. Images end in {', '.join(ENDINGS)}.")
     named_files = zip(classes, found.of_folders, strict=True)
-    return [ImageItem(file, folder.name) for folder, files in named_files for file in files]
+    # One name for a class, in whichever form of Unicode a disk or an archive keeps it.
+    return [ImageItem(file, composed(folder.name)) for folder, files in named_files for file in files]

@@ -1,9 +1,9 @@
 """Data sets whose images are files, what a model sees of them, and what a reader says of a set that is not as published."""
 
 import copy
-import functools
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from fewshot_callbacks._image_files import read_image
+from fewshot_callbacks._file_names import as_on_disk
+from fewshot_callbacks._image_files import colour, read_image
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
 
 
@@ -35,7 +36,8 @@ class PhotoTransform:
         resize: Shorter side of an evaluation image before its centre is cut out, or a pair (height, width) for an image
             of exactly that size, of any original shape; a shorter side of 8/7 of `image_size` by default.
         min_area: Smallest part of the image's area in the random resized crop, in (0, 1].
-        flip: Probability of the horizontal flip.
+        flip: Probability of the horizontal flip. It suits photographs. Logos, words and signs are others when they are
+            mirrored: pass 0 for these, as `ImageFolder` and `LogoDet3K` do by default.
         jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
         mean: Mean of each channel, which is subtracted; by default that of ImageNet.
         std: Standard deviation of each channel, by which it is divided.
@@ -161,7 +163,8 @@ class ImageItem(NamedTuple):
     Attributes:
         file: Its file.
         class_name: The name of its class.
-        box: The part of it that is served: left, top, right and bottom, in pixels; None for the whole image.
+        box: The part of it that is served: left, top, right and bottom, in pixels of the upright image; None for
+            the whole image.
     """
 
     file: str | Path
@@ -215,6 +218,8 @@ class DecodedImages:
 class ImageSet(FewShotDataset):
     """Images that are read on access, and kept decoded as far as they fit.
 
+    An image is turned upright, as its Exif tag says, and lies on `background` where it is transparent.
+
     Labels are 0 ... C-1 in the order of the class names.
 
     Args:
@@ -225,10 +230,12 @@ class ImageSet(FewShotDataset):
             epoch. Images beyond it are decoded at each access. The workers of a loader share it; 0 keeps none, infinity
             all.
         mode: What an image is converted to.
+        background: The colour behind what is transparent, by name or as "#rrggbb".
         no_validation: Why there is no validation split, where that is a choice, and how to get one.
 
     Attributes:
         transform: As given.
+        background: As given.
         items: Those of this split.
         files: For each item, its file.
         labels: (items,), int64.
@@ -247,11 +254,14 @@ class ImageSet(FewShotDataset):
         *,
         memory_mb: float = 512,
         mode: Literal["RGB", "L"] = "RGB",
+        background: str = "white",
         no_validation: str = "",
     ) -> None:
         if not memory_mb >= 0:
             raise ValueError(f"memory_mb is {memory_mb}. Use 0 to keep no decoded images, 512 for half a gigabyte.")
+        colour(background)  # refused here, and not in a worker at the first transparent image
         self.transform, self._mode, self._no_validation = transform, mode, no_validation
+        self.background = background
         self.splits = tuple(items)
         self._all_items = items
         self._caches = {name: DecodedImages(memory_mb, len(of_split)) for name, of_split in items.items()}
@@ -298,7 +308,7 @@ class ImageSet(FewShotDataset):
         """An image, not transformed."""
         item = self.items[index]
         try:
-            image = read_image(item.file)
+            image = read_image(item.file, background=self.background)
             return (image if item.box is None else image.crop(item.box)).convert(self._mode)
         except ValueError as error:
             raise ValueError(
@@ -367,15 +377,18 @@ def in_splits(
         ValueError: There are other numbers of classes.
     """
     or_partial = f"{fix}, or pass partial=True to use what is there."
-    inside = functools.cache(
-        lambda place: set(os.listdir(place)) if place.is_dir() else set()
-    )  # quicker than each file
-    missing = [item.file for _, item in listed if Path(item.file).name not in inside(Path(item.file).parent)]
+    twice = [file for file, times in Counter(item.file for _, item in listed).items() if times > 1]
+    what = f"{len(twice):,} of the images of {lists} are listed twice, and would count twice"
+    refuse_any([Path(os.path.relpath(file, folder)).as_posix() for file in twice], what, f"{fix}.", ValueError)
+    found_files = as_on_disk([Path(item.file) for _, item in listed], folder)
+    missing = [item.file for _, item in listed if Path(item.file) not in found_files]
     if not partial:
-        names = [Path(file).relative_to(folder).as_posix() for file in missing]
+        names = [Path(os.path.relpath(file, folder)).as_posix() for file in missing]
         refuse_any(names, f"{len(names):,} of the {len(listed):,} images of {lists} are not in {folder}", or_partial)
-    gone = set(missing)
-    items = {name: [item for of, item in listed if of == name and item.file not in gone] for name in published}
+    there = [
+        (of, item._replace(file=found_files[Path(item.file)])) for of, item in listed if Path(item.file) in found_files
+    ]
+    items = {name: [item for of, item in there if of == name] for name in published}
     found = {name: len({item.class_name for item in of_split}) for name, of_split in items.items()}
     if found != dict(published) and not partial:
         counts = "; ".join(f"{name} has {found[name]} of {number}" for name, number in published.items())

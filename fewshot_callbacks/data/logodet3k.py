@@ -12,7 +12,8 @@ from jaxtyping import Int
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from fewshot_callbacks._image_files import folders_in, image_size
+from fewshot_callbacks._file_names import composed, spelling, those_of_systems
+from fewshot_callbacks._image_files import PictureSize, entries_of, folders_in, image_size, refuse_second_links
 from fewshot_callbacks.data.dataset import SPLITS, Split, split_of
 from fewshot_callbacks.data.image_set import (
     ImageItem,
@@ -260,19 +261,24 @@ class _Found:
     broken_boxes: int
     missing: list[Path]  # annotations without an image
     unreadable: list[Path]
+    of_systems: Counter[str]
 
 
 def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
     """All annotated boxes; refuses an incomplete set unless it may be `partial`."""
-    categories = folders_in(required(folder, fix))
+    of_systems = Counter[str]()
+    categories = folders_in(required(folder, fix), of_systems)
     there = {category.name.casefold() for category in categories}
     absent = [category for category in CATEGORIES if category.casefold() not in there]
     if not partial:
         refuse_any(absent, f"{len(absent)} of the {len(CATEGORIES)} categories are not in {folder}", fix)
-    found = _Found([], 0, [], [])
+    found = _Found([], 0, [], [], of_systems)
     for category in categories:
-        for brand in folders_in(category):
+        for brand in folders_in(category, of_systems):
             _read_brand(brand, found)
+    refuse_second_links(sorted({Path(item.file) for item in found.items}))
+    if of_systems:
+        rank_zero_info(f"{folder}: {those_of_systems(of_systems)}.")
     if not partial:
         missing, unreadable = len(found.missing), counted(len(found.unreadable), "unreadable file")
         refuse_any(found.missing, f"{folder} holds {counted(missing, 'annotation')} without its image", fix)
@@ -282,35 +288,56 @@ def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
 
 def _read_brand(folder: Path, found: _Found) -> None:
     """Add what the annotations of a folder say."""
-    # One listing of the folder instead of a question for each of its images.
-    names = {file.name for file in folder.iterdir()}
+    # One listing of the folder instead of a question for each of its images; endings may be in upper case.
+    names = {spelling(entry.name): entry.name for entry in entries_of(folder, found.of_systems)}
     for xml in sorted(name for name in names if name.endswith(".xml")):
-        jpg = xml.removesuffix(".xml") + ".jpg"
-        if jpg not in names:
-            found.missing.append(folder / xml)
+        jpg = names.get(xml.removesuffix(".xml") + ".jpg")
+        read = folder / names[xml]
+        if jpg is None:
+            found.missing.append(read)
             continue
-        read = folder / xml
         try:
-            objects = ElementTree.parse(read).getroot().findall("object")
+            annotation = ElementTree.parse(read).getroot()
             read = folder / jpg
             size = image_size(read)
         except (ElementTree.ParseError, ValueError):
             found.unreadable.append(read)
             continue
-        for thing in objects:
-            name, box = " ".join((thing.findtext("name") or "").split()), _box(thing, *size)
+        sees_stored = size.stored != size.upright and _size(annotation) == size.stored
+        for thing in annotation.findall("object"):
+            name, box = (
+                composed(" ".join((thing.findtext("name") or "").split())),
+                _box(thing, size, sees_stored=sees_stored),
+            )
             if not name or box is None:
                 found.broken_boxes += 1
             else:
                 found.items.append(ImageItem(str(folder / jpg), name, box))
 
 
-def _box(thing: ElementTree.Element, width: int, height: int) -> tuple[int, int, int, int] | None:
-    """Left, top, right and bottom of an object, cut to the image; None where nothing is left."""
+def _size(annotation: ElementTree.Element) -> tuple[float, ...]:
+    """Width and height of the picture that the annotation was made of; nothing where it does not say."""
+    try:
+        return tuple(float(annotation.findtext(f"size/{side}") or "nan") for side in ("width", "height"))
+    except ValueError:
+        return ()
+
+
+def _box(thing: ElementTree.Element, size: PictureSize, *, sees_stored: bool) -> tuple[int, int, int, int] | None:
+    """Left, top, right and bottom of an object, upright and cut to the image; None where nothing is left.
+
+    Args:
+        thing: The object.
+        size: Of its picture.
+        sees_stored: Whether the annotation was made of the stored picture, before Exif turned it.
+    """
     sides = ("xmin", "ymin", "xmax", "ymax")
     try:
         left, top, right, bottom = (round(float(thing.findtext(f"bndbox/{side}") or "nan")) for side in sides)
     except (ValueError, OverflowError):  # no number, NaN; infinite
         return None
+    if sees_stored:
+        left, top, right, bottom = size.turned((left, top, right, bottom))
+    width, height = size.upright
     left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
     return (left, top, right, bottom) if left < right and top < bottom else None

@@ -1,9 +1,10 @@
 """mini-ImageNet: 100 classes of ImageNet with 600 images each, in the split of Ravi and Larochelle (2017)."""
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 
+from fewshot_callbacks._file_names import composed
+from fewshot_callbacks._text_files import read_lines
 from fewshot_callbacks.data.dataset import Split
 from fewshot_callbacks.data.image_set import ImageItem, ImageSet, PhotoTransform, in_splits, refuse_shared, required
 
@@ -84,13 +85,10 @@ class MiniImageNet(ImageSet):
 
 def _rows(file: Path) -> list[tuple[str, str]]:
     """File name and label of each image of a list."""
-    # Line ends are left to the csv module, as it asks for: they may be part of a quoted field.
-    with file.open(newline="", encoding="utf-8") as text:
-        header, *rows = list(csv.reader(text)) or [[]]  # an empty file has no header either
-    if header != ["filename", "label"]:
-        raise ValueError(f"{file} begins with {header}, not with filename,label. Put {LISTS} there.")
-    # Lines are counted from 1, and the first is the header.
-    for position, row in enumerate(rows, start=2):
+    header, *lines = [(line.number, line.cells(",")) for line in read_lines(file)] or [(1, [])]
+    if header[1] != ["filename", "label"]:
+        raise ValueError(f"{file} begins with {header[1]}, not with filename,label. Put {LISTS} there.")
+    for number, row in lines:
         if len(row) != 2 or not all(row):
-            raise ValueError(f"Line {position} of {file} is {row}, not a file name and a label. Put {LISTS} there.")
-    return [(name, label) for name, label in rows]
+            raise ValueError(f"Line {number} of {file} is {row}, not a file name and a label. Put {LISTS} there.")
+    return [(composed(name), composed(label)) for _, (name, label) in lines]

@@ -1,5 +1,6 @@
 """Omniglot: 1,623 handwritten characters of 50 alphabets, 20 drawings each, in the split of Lake et al. (2015)."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial as partial_of
 from pathlib import Path
@@ -7,10 +8,12 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float
+from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fewshot_callbacks._image_files import folders_in
+from fewshot_callbacks._file_names import composed, those_of_systems
+from fewshot_callbacks._image_files import entries_of, folders_in, refuse_second_links
 from fewshot_callbacks.data.dataset import Split
 from fewshot_callbacks.data.image_set import (
     ImageItem,
@@ -159,11 +162,17 @@ def _drawings(parent: Path, name: str, *, partial: bool) -> list[ImageItem]:
     """The drawings of a set, in the order of the names of characters and files."""
     fix = f"Unpack {SOURCE} into {parent}"
     folder = required(parent / name, f"{fix}, or pass download=True.")
+    of_systems = Counter[str]()
     found = {
-        f"{alphabet.name}/{character.name}": sorted(character.glob("*.png"))
-        for alphabet in folders_in(folder)
-        for character in folders_in(alphabet)
+        composed(f"{alphabet.name}/{character.name}"): [
+            character / entry.name for entry in entries_of(character, of_systems) if entry.name.lower().endswith(".png")
+        ]
+        for alphabet in folders_in(folder, of_systems)
+        for character in folders_in(alphabet, of_systems)
     }
+    refuse_second_links([file for files in found.values() for file in files])
+    if of_systems:
+        rank_zero_info(f"{folder}: {those_of_systems(of_systems)}.")
     if not partial:
         fix += " again, or pass partial=True to use what is there."
         incomplete = [character for character, drawings in found.items() if len(drawings) != DRAWINGS]

@@ -95,7 +95,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
     Lightning calls `set_epoch` before each epoch, so that a resumed run continues with the episodes of its epoch.
 
     Args:
-        labels: (items,), the class of each item of the data set, integers or words: a tensor, array or list, such as the
+        labels: (items,), the class of each item of the data set, integers or strings: a tensor, array or list, such as the
             `targets` of torchvision's data sets.
         ways: Classes in an episode.
         shots: Support images of each class.
@@ -104,7 +104,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
         seed: Seed of the list. Training lists of different seeds are independent.
         fixed: True for the same list at every epoch.
         episodes_per_batch: Episodes in a batch. `episodes` counts episodes, not batches.
-        class_names: Names for the error messages, by label; labels that are words are their own names.
+        class_names: Names for the error messages, by label; labels that are strings are their own names.
         epoch: The first epoch; only a training sampler that starts in the middle of a run needs it.
         sampler: Ignored: Lightning would put a DistributedSampler here, but episodes are not divided.
 
@@ -255,13 +255,13 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
     `EmbeddingModule` computes its loss on the joined batch.
 
     Args:
-        labels: (items,), the class of each item of the data set, integers or words: a tensor, array or list, such as the
+        labels: (items,), the class of each item of the data set, integers or strings: a tensor, array or list, such as the
             `targets` of torchvision's data sets.
         classes_per_batch: P, 1 or more.
         items_per_class: K, 2 or more: an item alone in its class has no relevant item.
         batches: Number of batches in an epoch, at least 1; by default as many as the items of the set fill.
         seed: Seed of the batches.
-        class_names: Names for the error messages, by label; labels that are words are their own names.
+        class_names: Names for the error messages, by label; labels that are strings are their own names.
         epoch: The first epoch; only a sampler that starts in the middle of a run needs it.
         sampler: Ignored, as in `EpisodicBatchSampler`: Lightning would put a DistributedSampler here.
 

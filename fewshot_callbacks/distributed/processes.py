@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -79,6 +79,11 @@ def to_the_end() -> Iterator[None]:
             before(*interrupts[0])
 
 
+def presence(argument: object) -> str:
+    """Say whether an argument is there, for `Processes.refuse_other_calls`: its value is another one in each process."""
+    return "left out" if argument is None else "given"
+
+
 class Processes(ABC):
     """The interface of a group of processes for `evaluate_retrieval`; `metrics.TorchProcesses` implements it."""
 
@@ -145,6 +150,25 @@ class Processes(ABC):
             raise
         finally:
             self._depth -= 1
+
+    def refuse_other_calls(self, call: str, arguments: Mapping[str, object]) -> None:
+        """Refuse processes that were called in different ways. The first exchange of a collective function.
+
+        Args:
+            call: The function, for messages.
+            arguments: What must be the same in every process. Values are compared as they are printed.
+
+        Raises:
+            ValueError: With the argument that differs; the same in every process.
+        """
+        first, *others = self.gather({name: str(value) for name, value in arguments.items()})
+        for rank, other in enumerate(others, start=1):
+            for name, value in first.items():
+                if other[name] != value:
+                    raise ValueError(
+                        f"{call}: {name} is {value} in process 0, {other[name]} in process {rank}. Call it in the same way "
+                        "in every process; one that holds no item passes empty tensors."
+                    )
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """Return the largest value of each number over all processes."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 try:
     import numba
 
     from fewshot_callbacks._compiling import announce_compiling
+    from fewshot_callbacks._kept_loops import keep_on_disk
 except Exception as error:  # numba fails in many ways: not installed, or for another Python, NumPy or processor
     raise ImportError(
         "fewshot_callbacks needs numba, which compiles its loops, and it cannot be loaded "
@@ -30,27 +27,9 @@ def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that compiles a function at its first call, and keeps the result on disk where it can."""
 
     def compiled(function: Callable[..., Any]) -> Any:
-        try:
-            made = numba.njit(**OPTIONS | options, cache=True)(function)
-            with suppress(AttributeError):  # numba's own: without it a pull of one file may need the kept loops deleted
-                made._cache._cache_file._source_stamp = _stamp()
-            return made
-        except RuntimeError:  # no folder can be written: neither beside the module, nor the user's, nor NUMBA_CACHE_DIR
-            warnings.warn(
-                "numba finds no folder in which it can keep the compiled loops of fewshot_callbacks: each process compiles "
-                "them anew, in about twenty seconds. Name a folder that can be written in NUMBA_CACHE_DIR.",
-                stacklevel=1,  # one place for all loops, so that it is shown once
-            )
-            return numba.njit(**OPTIONS | options)(function)
+        return keep_on_disk(numba.njit(**OPTIONS | options)(function))
 
     return compiled
-
-
-@functools.cache
-def _stamp() -> tuple[tuple[str, int, int], ...]:
-    """Return what a kept loop has to be as new as: all files here, since numba looks at the one that calls the others."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
 
 kernel = _compiler()

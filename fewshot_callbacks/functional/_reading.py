@@ -1,4 +1,4 @@
-"""Reads what callers pass: arrays as tensors, and labels, ids and groups, integers or words, as int64 codes.
+"""Reads what callers pass: arrays as tensors, and labels, ids and groups, integers or strings, as int64 codes.
 
 The code of a word is a hash of its UTF-8 bytes, so that batches, arguments and processes agree on it without communication;
 a code book maps codes back to words. Two words with the same code are refused when their books are merged: n words hold
@@ -31,8 +31,9 @@ LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, 
 
 # Code -> its word.
 CodeBook = Mapping[int, str]
-# What the word of a set of labels begins with, as no text does; its number of labels and the labels of the item follow.
-SET = "\0"
+# What the word of a set of labels begins with; its number of labels and the labels of the item follow. It is half of a
+# surrogate pair, which no text holds; words that are given are checked for it.
+SET = "\ud800"
 
 
 @contextmanager
@@ -93,14 +94,14 @@ def number_distinct(values: Int[Tensor, "items"]) -> tuple[Int[Tensor, "items"],
 
 
 def _refuse_words(value: Any, name: str, call: str) -> None:
-    """Refuse an array of words, and a list that begins with one."""
+    """Refuse an array of strings, and a list that begins with one."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "US":
-        raise ValueError(f"{call}: {name} is a NumPy array of words ({value.dtype}); expected numbers.")
+        raise ValueError(f"{call}: {name} is a NumPy array of strings ({value.dtype}); expected numbers.")
     first = value
     while isinstance(first, list | tuple) and first:
         first = first[0]
     if isinstance(first, str | bytes):
-        raise ValueError(f"{call}: {name} hold words, such as {first!r}; expected numbers.")
+        raise ValueError(f"{call}: {name} hold strings, such as {first!r}; expected numbers.")
 
 
 def _as_array(value: Any) -> Any:
@@ -284,24 +285,24 @@ class Labels:
 
     @property
     def form(self) -> str:
-        """What they are, for messages: words, integers, or sets of so many labels."""
+        """What they are, for messages: strings, integers, or sets of so many labels."""
         word = next(iter(self.words.values()), "") if self.words else ""
         if word.startswith(SET):
             return f"zeros and ones of {word[1:].partition(' ')[0]} labels"
-        return "integers" if self.words is None else "words"
+        return "integers" if self.words is None else "strings"
 
     def shown(self, code: int) -> int | str:
         """Return a label as it was given, for messages."""
         return code if self.words is None else repr(self.words[code])
 
     def numbered(self) -> tuple[Int[Tensor, "items"], tuple[str, ...] | None]:
-        """Integers as they are; or the place of each word in the second value, which holds each word once, sorted."""
+        """Integers as they are; or the place of each word in the second value, which holds each string once, sorted."""
         [numbers], names = numbered("labels", {"labels": self})
         return numbers, names
 
 
 def as_labels(value: Any, name: str, call: str, *, sets: bool = False) -> Labels:
-    """Read labels in any form: a tensor, array, list or table column of integers or words, (items,) or (items, 1).
+    """Read labels in any form: a tensor, array, list or table column of integers or strings, (items,) or (items, 1).
 
     Args:
         value: The labels, or `Labels`, which stay what they are.
@@ -310,7 +311,7 @@ def as_labels(value: Any, name: str, call: str, *, sets: bool = False) -> Labels
         sets: Read zeros and ones (items, labels), too: the label of an item is then the word of its set, see `sets_in`.
 
     Raises:
-        ValueError: For floats, missing values, words mixed with integers, and other shapes.
+        ValueError: For floats, missing values, strings mixed with integers, and other shapes.
 
     Examples:
         >>> import torch
@@ -376,7 +377,7 @@ def numbered(call: str, labels: Mapping[str, Labels]) -> tuple[list[Int[Tensor, 
         The numbers of each, and the word of each number, sorted; for integers these themselves, and None.
 
     Raises:
-        ValueError: If some are words and others integers, or two words have the same code.
+        ValueError: If some are strings and others integers, or two words have the same code.
     """
     refuse_words_beside_integers(call, labels)
     book = merged_books((part.words for part in labels.values()), call)
@@ -404,7 +405,7 @@ def joined_labels(parts: Sequence[Labels], call: str) -> Labels:
 
 
 def refuse_words_beside_integers(call: str, labels: Mapping[str, Labels]) -> None:
-    """Refuse labels of which some are words and others integers.
+    """Refuse labels of which some are strings and others integers.
 
     Raises:
         ValueError: With the names of two such arguments.
@@ -412,9 +413,9 @@ def refuse_words_beside_integers(call: str, labels: Mapping[str, Labels]) -> Non
     given = [(name, part.words is not None) for name, part in labels.items() if len(part)]
     for (name, is_words), (other, other_is_words) in pairwise(given):
         if is_words != other_is_words:
-            kinds = ("words", "integers") if is_words else ("integers", "words")
+            kinds = ("strings", "integers") if is_words else ("integers", "strings")
             raise ValueError(
-                f"{call}: {name} are {kinds[0]}, {other} {kinds[1]}. Pass both in the same form, words as "
+                f"{call}: {name} are {kinds[0]}, {other} {kinds[1]}. Pass both in the same form, strings as "
                 "list(map(str, ...))."
             )
 
@@ -432,7 +433,7 @@ def merged_books(books: Iterable[CodeBook | None], call: str) -> CodeBook | None
             for code, word in book.items():
                 if whole.setdefault(code, word) != word:
                     raise ValueError(
-                        f"{call}: the words {whole[code]!r} and {word!r} have the same code of 64 bits. Number the labels "
+                        f"{call}: the strings {whole[code]!r} and {word!r} have the same code of 64 bits. Number the labels "
                         "instead: np.unique(labels, return_inverse=True)[1]."
                     )
     return whole
@@ -529,7 +530,7 @@ def _of_targets(targets: Tensor, name: str, call: str) -> Labels:
     if wrong:
         raise ValueError(
             f"{call}: {name} have shape {tuple(targets.shape)}, and {wrong:,} entries are neither 0 nor 1. Entry "
-            "(i, j) is 1 if item i has label j; for one label each pass one integer or word for each item."
+            "(i, j) is 1 if item i has label j; for one label each pass one integer or string for each item."
         )
     distinct, row = targets.bool().unique(dim=0, return_inverse=True)
     words = [" ".join([f"{SET}{targets.shape[1]}", *map(str, one.nonzero()[:, 0].tolist())]) for one in distinct]
@@ -539,13 +540,13 @@ def _of_targets(targets: Tensor, name: str, call: str) -> Labels:
 
 
 def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
-    """Read numbers as a tensor, and what may be words as an array of objects."""
+    """Read numbers as a tensor, and what may be strings as an array of objects."""
     refuse_masked(value, name, call)
     if isinstance(value, str | bytes):
-        raise ValueError(f"{call}: {name} is the single word {value!r}. Pass a list with one for each item.")
+        raise ValueError(f"{call}: {name} is the single string {value!r}. Pass a list with one for each item.")
     if not isinstance(value, Sequence | np.ndarray) and not hasattr(value, "__array__"):
         raise ValueError(
-            f"{call}: {name} is a {type(value).__name__}; expected a list, array or tensor of integers or words, one "
+            f"{call}: {name} is a {type(value).__name__}; expected a list, array or tensor of integers or strings, one "
             f"for each item."
         )
     array = value
@@ -590,6 +591,11 @@ def _of_objects(entries: list[Any], name: str, call: str) -> Labels:
     kinds = set(map(type, entries))
     if all(issubclass(kind, str) for kind in kinds):
         words = dict.fromkeys(map(str, entries))
+        if any(word.startswith(SET) for word in words):
+            raise ValueError(
+                f"{call}: {name} hold a word that begins with {SET!r}, half of a surrogate pair, which is no text. Decode "
+                'the words with errors="surrogateescape" or "replace".'
+            )
         book = book_of(words, call)
         codes = {word: code for code, word in book.items()}
         return Labels(torch.tensor([codes[word] for word in entries], dtype=torch.int64, device="cpu"), book or None)
@@ -603,7 +609,7 @@ def _of_objects(entries: list[Any], name: str, call: str) -> Labels:
 
 
 def _refuse_objects(entries: list[Any], name: str, call: str) -> None:
-    """Raise the error that names the first entry that is not a label, or words among integers."""
+    """Raise the error that names the first entry that is not a label, or strings among integers."""
     missing = [index for index, entry in enumerate(entries) if _is_missing(entry)]
     if missing:
         raise ValueError(
@@ -615,14 +621,14 @@ def _refuse_objects(entries: list[Any], name: str, call: str) -> None:
         kind = int if isinstance(entry, int | np.integer | np.bool_) else str if isinstance(entry, str) else type(entry)
         if kind not in (int, str):
             raise ValueError(
-                f"{call}: {name} hold a {kind.__name__} at index {index}; expected integers or words, such as "
+                f"{call}: {name} hold a {kind.__name__} at index {index}; expected integers or strings, such as "
                 f"list(map(str, {name}))."
             )
         first.setdefault(kind, index)
     words, numbers = first[str], first[int]
     raise ValueError(
-        f"{call}: {name} mix words and integers: {str(entries[words])!r} at index {words}, {entries[numbers]} at index "
-        f"{numbers}. Pass words for all: list(map(str, {name}))."
+        f"{call}: {name} mix strings and integers: {str(entries[words])!r} at index {words}, {entries[numbers]} at index "
+        f"{numbers}. Pass strings for all: list(map(str, {name}))."
     )
 
 
@@ -650,7 +656,7 @@ def _integers(labels: Tensor, name: str, call: str) -> Tensor:
 
 
 def _beyond(name: str, call: str) -> str:
-    return f"{call}: {name} hold integers beyond 64 bits. Pass them as words: list(map(str, {name}))."
+    return f"{call}: {name} hold integers beyond 64 bits. Pass them as strings: list(map(str, {name}))."
 
 
 def _check_shape(shape: tuple[int, ...], name: str, call: str, *, is_words: bool) -> None:

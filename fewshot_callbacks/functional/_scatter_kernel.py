@@ -7,17 +7,26 @@ of values whose squares float64 holds.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks._compiling import announce_compiling
+from fewshot_callbacks._kept_loops import keep_on_disk
 
 announce_compiling()
 
 # any order: sums of float64 over a batch are far more precise than the result, which is float32
-_kernel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+_compile = numba.njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+
+
+def _kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function at its first call, and keep the result on disk where that can be done."""
+    return keep_on_disk(_compile(function))
+
 
 # 2^64 divided by the golden ratio, the multiplier of Fibonacci hashing (Knuth, TAOCP 3, section 6.4).
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

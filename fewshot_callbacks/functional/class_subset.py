@@ -25,7 +25,7 @@ def class_subset(
     order of the data.
 
     Args:
-        labels: Label of each item, any integers or words: a tensor, array or list.
+        labels: Label of each item, any integers or strings: a tensor, array or list.
         classes: Number of classes, at least 1; by default, or if there are fewer, all.
         items_per_class: Number of items of each class, at least 1; by default, or if a class has fewer, all.
         seed: Seed of the draw.
@@ -34,7 +34,7 @@ def class_subset(
         Indices of the items, ascending; empty for no labels.
 
     Raises:
-        ValueError: If labels are neither integers nor words, a number is below 1, or the seed has more than 64 bits.
+        ValueError: If labels are neither integers nor strings, a number is below 1, or the seed has more than 64 bits.
 
     Examples:
         >>> import torch

@@ -38,7 +38,7 @@ def discriminant_ratio(
 
     Args:
         embeddings: (items, dim), any floating dtype; computed in float64 (in float32 on MPS, which has no float64).
-        labels: (items,) integers of any value, on the same device if they are a tensor, or words.
+        labels: (items,) integers of any value, on the same device if they are a tensor, or strings.
         eps: Share of the total scatter Tr(S_T) that is added to the scatter within classes. J is at most 1 / eps, which
             it reaches where each class is a single point. Because eps is relative to the scatter, J does not depend on
             the scale of the embeddings.
@@ -52,7 +52,7 @@ def discriminant_ratio(
         for float64 embeddings, else float32.
 
     Raises:
-        ValueError: If embeddings are not (items, dim) or labels are not one integer or word for each item. Values are
+        ValueError: If embeddings are not (items, dim) or labels are not one integer or string for each item. Values are
             not checked, since that would wait for the device; NaN or Inf in the embeddings makes J NaN.
 
     Examples:
@@ -272,10 +272,10 @@ class ClassMoments:
 
         Args:
             embeddings: (items, dim), any floating dtype.
-            labels: (items,) integers of any value, or words, each of which maps to the same 64-bit integer in every call.
+            labels: (items,) integers of any value, or strings, each of which maps to the same 64-bit integer in every call.
 
         Raises:
-            ValueError: If embeddings are not (items, dim) or labels are not one integer or word for each item.
+            ValueError: If embeddings are not (items, dim) or labels are not one integer or string for each item.
         """
         rows, codes = read_batch(embeddings, labels, "ClassMoments.of")
         items = rows.double()
@@ -399,10 +399,19 @@ def ratio_of_set(
         4.0
     """
     with processes.together():
-        dims = [dim for dim in processes.gather(None if mine is None else mine.means.shape[1]) if dim is not None]
+        processes.refuse_other_calls("ratio_of_set", {"eps": eps, "skip_singletons": skip_singletons})
+        everyone = processes.gather(None if mine is None else mine.means.shape[1])
+        dims = {rank: dim for rank, dim in enumerate(everyone) if dim is not None}
         if not dims:
             raise ValueError("The set is empty: no step gave an embedding.")
-        moments = (ClassMoments.nothing(dims[0]) if mine is None else mine).shared(processes)
+        first, dim = next(iter(dims.items()))
+        for rank, other in dims.items():
+            if other != dim:
+                raise ValueError(
+                    f"ratio_of_set: embeddings have dimension {dim} in process {first}, {other} in process {rank}. All must "
+                    "come from the same model."
+                )
+        moments = (ClassMoments.nothing(dim) if mine is None else mine).shared(processes)
         scatter = kept = moments.class_scatter(processes=processes)
         if skip_singletons:
             kept = moments.class_scatter(skip_singletons=True, processes=processes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -96,7 +97,7 @@ def training_dynamics(
         before: (rows, dim) embeddings of all support and query images just before the step; the first `shots` rows of each
             class are its support.
         after: Embeddings of the same rows right after the step.
-        labels: The class of each row, any integers or words.
+        labels: The class of each row, any integers or strings.
         shots: Number of support rows of each class.
         episodes: Number of consecutive episodes in the rows; alpha and phi are computed over all rows.
         centering: What is subtracted from each embedding before alpha and phi are computed: `"points"` subtracts the
@@ -325,9 +326,13 @@ class DynamicsHistory:
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.part")
-        beside.write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
-        beside.replace(path)
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # a name that no other file has
+        try:
+            beside.write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, path: str | Path) -> DynamicsHistory:

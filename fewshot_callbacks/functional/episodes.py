@@ -158,20 +158,20 @@ def sample_episodes(
     workers, threads or ranks.
 
     Args:
-        labels: (items,), the class of each item: integers or words, in any order, as a tensor, array or list.
+        labels: (items,), the class of each item: integers or strings, in any order, as a tensor, array or list.
         ways: Classes in an episode.
         shots: Support images of each class.
         queries: Query images of each class.
         episodes: Number of episodes.
         seed: Any integer that `torch.Generator.manual_seed` accepts.
         class_names: Names for the error messages, by label: a sequence for labels 0, 1, 2, ..., or a mapping. Labels
-            that are words are their own names.
+            that are strings are their own names.
 
     Returns:
         The episodes; see `EpisodeList`.
 
     Raises:
-        ValueError: Labels are not one integer or word for each item; a number is not whole or not positive; there
+        ValueError: Labels are not one integer or string for each item; a number is not whole or not positive; there
             are fewer than `ways` classes; or a class has fewer than `shots + queries` images. No class is skipped
             silently.
 
@@ -299,19 +299,19 @@ def split_episode(
     """Cut the embeddings of an episode into support and queries, class by class.
 
     Rows may come in any order: they are grouped by a stable sort of the labels, and the first `shots` rows of each
-    class are its support. Classes come out in the order of their labels (words in alphabetical order), so the target of
+    class are its support. Classes come out in the order of their labels (strings in alphabetical order), so the target of
     query (w, q) is w.
 
     Args:
         embeddings: (rows, dim), any floating type; gradients flow through.
-        labels: (rows,), any integers or words, each class equally often.
+        labels: (rows,), any integers or strings, each class equally often.
         shots: Support rows of each class.
 
     Returns:
         Support (ways, shots, dim) and query (ways, queries, dim), where ways * (shots + queries) = rows.
 
     Raises:
-        ValueError: Labels are not one integer or word for each row; there is no row; classes have
+        ValueError: Labels are not one integer or string for each row; there is no row; classes have
             different numbers of rows; or no row is left for a query.
 
     Examples:
@@ -354,7 +354,7 @@ def split_episodes(
     Args:
         embeddings: (rows, dim), any floating type; gradients flow through. The episodes follow one another, with the
             same number of rows each.
-        labels: (rows,), any integers or words; in each episode each class equally often. Episodes may share classes.
+        labels: (rows,), any integers or strings; in each episode each class equally often. Episodes may share classes.
         shots: Support rows of each class.
         episodes: Number of episodes in the batch, at least 1.
 

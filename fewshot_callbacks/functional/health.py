@@ -28,15 +28,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.distributed.processes import Processes, presence
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import _scatter_kernel
-from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, read_labels
+from fewshot_callbacks.functional._reading import (
+    as_tensor,
+    check_embeddings,
+    check_labels,
+    computable,
+    default_mode,
+    read_labels,
+    refuse_words_beside_integers,
+)
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
 from fewshot_callbacks.functional.knn import NeighbourSearch, Votes
 from fewshot_callbacks.functional.neighbours import positive_whole
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, check_places, refuse_other_dims
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
 
@@ -52,6 +60,10 @@ TILE = 2048
 CLASSES_AT_ONCE = 512
 # Items whose pairs give the uniformity of a larger set: half a million pairs, in 8 MB.
 SAMPLE = 1024
+# Squared distances of means below this share of their squared lengths are computed from the differences.
+NEAR = 1e-6
+# Means of classes that differ by less than this share of their length may differ by the rounding of float64 alone.
+ROUNDING_OF_MEANS = 1e-14
 # Where vectors differ by less than this share of their length, only float32's rounding is left of them.
 ROUNDING = 1e-6
 # Ranks below this are a collapse: in docs/embedding_health.md all networks that collapsed had fewer in the end, and no
@@ -229,6 +241,9 @@ class EmbeddingHealth:
             lines.append("largest hubs         " + ", ".join(f"{item} ({number:g})" for item, number in self.hubs))
         return "\n".join([*lines, *filter(None, [self.collapse]), *self.notes])
 
+    def __repr__(self) -> str:
+        return str(self)
+
 
 def names_of(*, labels: bool, k: int | None) -> list[str]:
     """List the numbers that there are with or without labels, with or without neighbours."""
@@ -276,7 +291,7 @@ def embedding_health(
 
     Args:
         embeddings: (items, dim) finite floating-point rows of any scale.
-        labels: (items,) integers or words; without them there are no `nc1`, `cdnv` and `alignment`.
+        labels: (items,) integers or strings; without them there are no `nc1`, `cdnv` and `alignment`.
         k: Neighbours of the hubness, at least 2, by their Euclidean distance; items as near as the last of them share the
             places that are left. None leaves out what needs neighbours, which takes most of the time and, with several
             processes, all embeddings in each of them.
@@ -285,7 +300,8 @@ def embedding_health(
 
     Raises:
         ValueError: If embeddings are not a finite (items, dim) matrix with at least one item, labels are not one for each
-            item, or k is below 2.
+            item, k is below 2, or processes that make the call together make it in different ways; the same in every
+            process.
 
     Examples:
         >>> import torch
@@ -295,11 +311,15 @@ def embedding_health(
         >>> round(health.effective_rank, 1), health.classes
         (1.0, None)
     """
-    if k is not None:
-        k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10, or None.", least=2)
     processes = share.processes
     with processes.together():
-        rows, codes = _read(embeddings, labels, processes)
+        if k is not None:
+            k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10, or None.", least=2)
+        places = presence(share.query_places)
+        processes.refuse_other_calls(
+            _CALL, {"k": k, "normalize": normalize, "labels": presence(labels), "query_places": places}
+        )
+        rows, codes = _read(embeddings, labels, share)
         # float64 is scaled, whose squares may overflow; a power of two costs no digit
         largest = float(rows.abs().max()) if rows.dtype == torch.float64 and rows.numel() else 0.0
         unit = 2.0 ** math.frexp(max(processes.gather(largest)))[1]
@@ -318,13 +338,26 @@ def embedding_health(
     return EmbeddingHealth(**found | {"notes": tuple(found["notes"])})
 
 
-def _read(embeddings: Any, labels: Any, processes: Processes) -> tuple[Tensor, Tensor | None]:
-    """Read rows that can be computed with, and the codes of their labels; a process of several may have none."""
-    rows = as_tensor(embeddings, "embeddings", _CALL).cpu()
-    if len(rows) or processes.count == 1:
+def _read(embeddings: Any, labels: Any, share: Share) -> tuple[Tensor, Tensor | None]:
+    """Read rows that can be computed with, and the codes of their labels; a process of several may have none. Collective."""
+    rows, processes = as_tensor(embeddings, "embeddings", _CALL).cpu(), share.processes
+    items = len(rows) if rows.ndim else 0
+    if items or processes.count == 1:
         check_embeddings(rows, "embeddings", _CALL)
-    codes = None if labels is None else read_labels(labels, len(rows), "labels", "embeddings", _CALL).codes
-    return computable(rows), codes
+    read = None if labels is None else read_labels(labels, items, "labels", "embeddings", _CALL)
+    places = share.query_places
+    if places is not None:
+        places = check_labels(places, items, "places", "embeddings", _CALL)
+    everyone = processes.gather((rows.shape[-1] if rows.ndim else 0, items, read and read[:1], places))
+    dims = {rank: dim for rank, (dim, number, *_) in enumerate(everyone) if number}
+    if not dims:
+        raise ValueError(f"{_CALL}: embeddings is empty (shape (0, 0)) in every process. Pass at least one item.")
+    refuse_other_dims(_CALL, "embeddings", dims)
+    first = {f"labels in process {rank}": of for rank, (_, _, of, _) in enumerate(everyone) if of is not None}
+    refuse_words_beside_integers(_CALL, first)
+    if places is not None:
+        check_places(_CALL, "embeddings", torch.cat([held for *_, held in everyone if held is not None]))
+    return computable(rows), None if read is None else read.codes
 
 
 def _moments(
@@ -365,8 +398,11 @@ def _merged(parts: Sequence[Any]) -> Any:
 def _of_moments(moments: Moments, found: dict[str, Any]) -> None:
     found |= {"rankme": moments.rankme(), "effective_rank": moments.effective_rank(), "spread": moments.spread}
     found["spectral_decay"] = moments.spectral_decay()
+    if math.isnan(found["rankme"]):
+        found["notes"].append("rankme is NaN: all embeddings are zero.")
     if math.isnan(found["effective_rank"]):
-        found["notes"].append("effective_rank and spectral_decay are NaN: all embeddings are equal.")
+        why = "there is a single item" if moments.count == 1 else "all embeddings are equal"
+        found["notes"].append(f"effective_rank and spectral_decay are NaN: {why}.")
     elif math.isnan(found["spectral_decay"]):
         found["notes"].append(
             f"spectral_decay is NaN: the covariance has {len(moments.eigenvalues)} eigenvalues that are more than "
@@ -377,17 +413,18 @@ def _of_moments(moments: Moments, found: dict[str, Any]) -> None:
 def _of_classes(moments: Moments, classes: ClassMoments, of_units: ClassMoments, found: dict[str, Any]) -> None:
     several = classes.counts > 1
     found["classes"] = number = int(several.sum())
+    if not number:
+        found["notes"].append("nc1, cdnv and alignment are NaN: no class has two items.")
+        return
     if number < len(several):
         found["notes"].append(
             f"nc1, cdnv and alignment are of the {number:,} classes with two items and more; {len(several) - number:,} have "
             "one."
         )
     pairs = (of_units.counts * (of_units.counts - 1)).sum()
-    found["alignment"] = float(2 * (of_units.counts * of_units.scatter).sum() / pairs) if number else math.nan
+    found["alignment"] = float(2 * (of_units.counts * of_units.scatter).sum() / pairs)
     if number < 2:
-        found["notes"].append(
-            f"nc1 and cdnv are NaN: they compare classes, and there are {number} with two items and more."
-        )
+        found["notes"].append("nc1 and cdnv are NaN: they compare classes, and one class has two items and more.")
         return
     counts, means = classes.counts.double(), classes.means - moments.mean
     within = moments.scatter - _gram(means * counts.sqrt()[:, None])
@@ -399,21 +436,37 @@ def _of_classes(moments: Moments, classes: ClassMoments, of_units: ClassMoments,
     if not len(values):
         found["notes"].append("nc1 and cdnv are NaN: all classes have the same mean.")
         return
-    found["nc1"] = float(((within @ directions) * directions).sum(dim=0).div(values).sum() / counts.sum() / number)
-    found["cdnv"] = _distance_normalized_variance(apart, classes.scatter[several] / counts)
+    nc1 = float(((within @ directions) * directions).sum(dim=0).div(values).sum() / counts.sum() / number)
+    found["nc1"] = max(0.0, nc1)  # where each class is a point, rounding may lie below
+    rounding = (ROUNDING_OF_MEANS * float(moments.mean.norm())) ** 2
+    found["cdnv"] = _distance_normalized_variance(apart, classes.scatter[several] / counts, rounding)
+    if math.isnan(found["cdnv"]):
+        found["notes"].append("cdnv is NaN: two classes are one point, so that it divides 0 by 0.")
     if math.isinf(found["cdnv"]):
         found["notes"].append("cdnv is infinite: two classes have the same mean.")
 
 
-def _distance_normalized_variance(means: Float[Tensor, "classes dim"], variance: Float[Tensor, "classes"]) -> float:
-    """Average the variance of a class over its squared distance to another one, over all ordered pairs."""
+def _distance_normalized_variance(
+    means: Float[Tensor, "classes dim"], variance: Float[Tensor, "classes"], rounding: float
+) -> float:
+    """Average the variance of a class over its squared distance to another one, over all ordered pairs.
+
+    Args:
+        means: Mean of each class, less that of all items.
+        variance: Mean squared distance of the items of each class to its mean.
+        rounding: Squared distance that means may have by rounding alone, beside that of their own lengths.
+    """
     total = 0.0
     parts = [part.split(CLASSES_AT_ONCE) for part in (means, means.square().sum(dim=1), variance)]
     for place, (some, of_some, varied) in enumerate(zip(*parts, strict=True)):
         for others, of_others, also in zip(*(part[place:] for part in parts), strict=True):
             lengths = of_some[:, None] + of_others
             squared = torch.addmm(lengths, some, others.T, alpha=-2)
-            squared.masked_fill_(squared <= 1e-12 * lengths, 0.0)  # which is the rounding of the product
+            # a small difference of two long means has lost its digits in the product
+            for near in (squared <= NEAR * lengths).nonzero().split(max(1, TILE * CLASSES_AT_ONCE // some.shape[1])):
+                one, other = near.T
+                squared[one, other] = (some[one] - others[other]).square().sum(dim=1)
+            squared.masked_fill_(squared <= rounding + ROUNDING_OF_MEANS**2 * lengths, 0.0)
             ratios = (varied[:, None] + also) / squared
             total += float((ratios.triu(1) if others is some else ratios).sum())
     return total / (len(means) * (len(means) - 1))
@@ -461,7 +514,10 @@ def _of_neighbours(rows: Float[Tensor, "items dim"], share: Share, k: int, found
     """Find hubness and intrinsic dimension, from one search among the distinct rows."""
     items, processes, notes = found["items"], share.processes, found["notes"]
     if items <= k:
-        notes.append(f"hubness and intrinsic_dimension are NaN: {k} neighbours need more than {items} items.")
+        notes.append(
+            f"hubness, antihubs and intrinsic_dimension are NaN: {k} neighbours need more than {items} items. Pass k of at "
+            "most the number of other items."
+        )
         return
     held = processes.gather((rows, share.query_places))
     whole = torch.cat([part for part, _ in held]) + 0.0  # of two zeros of different sign

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.distributed.processes import ALONE, Processes, presence
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional._reading import (
@@ -20,6 +20,7 @@ from fewshot_callbacks.functional._reading import (
     as_tensor,
     check_labels,
     default_mode,
+    merged_books,
     read_labels,
     refuse_words_beside_integers,
 )
@@ -31,8 +32,8 @@ from fewshot_callbacks.functional._repeated import (
     note_on_ids,
     sketches,
 )
-from fewshot_callbacks.functional.neighbours import compared_sets, positive_whole, search
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share
+from fewshot_callbacks.functional.neighbours import compared_sets, positive_number, positive_whole, search
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, check_places, refuse_other_dims
 from fewshot_callbacks.functional.retrieval.registry import Metric
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
@@ -77,6 +78,9 @@ class KnnReport(Values):
     def __str__(self) -> str:
         """Return the values, one in a line with its interval, and the notes."""
         return "\n".join([f"{self.queries:,} queries, {self.bank:,} items that vote", *self.lines(), *self.notes])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
@@ -123,7 +127,7 @@ def knn_accuracy(
     ids: Any | None = None,
     bank_ids: Any | None = None,
     k: Any = (10, 20, 100, 200),
-    temperature: float | None = 0.07,
+    temperature: Any | None = 0.07,
     similarity: Similarity = "cosine",
     confidence: float = 0.95,
     memory_mb: float | None = None,
@@ -139,7 +143,7 @@ def knn_accuracy(
 
     Args:
         embeddings: (queries, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
-        labels: (queries,) integers or words. A query whose label no candidate has is left out and counted.
+        labels: (queries,) integers or strings. A query whose label no candidate has is left out and counted.
         bank: (bank, dim) items that vote; by default the embeddings, each query without itself (leave-one-out).
         bank_labels: (bank,) labels of the bank.
         ids: (queries,) identity of each query, where some items come several times: the first of each id is counted.
@@ -157,8 +161,9 @@ def knn_accuracy(
         A frozen report on the CPU, with values in [0, 1] under the keys `knn@10`, `knn@10_top5` and so on.
 
     Raises:
-        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, k < 1, the temperature is not positive, one
-            of `bank` and `bank_labels` is missing, or no query has a candidate of its label.
+        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, there is no k or one below 1, the temperature
+            is not positive, one of `bank` and `bank_labels` is missing, no query has a candidate of its label, or processes
+            that make the call together make it in different ways; the same in every process.
 
     Examples:
         >>> import torch
@@ -168,25 +173,59 @@ def knn_accuracy(
         >>> report.per_query["knn@2"]
         tensor([1., 1., 0.], dtype=torch.float64)
     """
-    ks = [positive_whole(_CALL, "k", each, "Pass numbers of neighbours, such as (10, 20).") for each in several(k)]
-    memory = memory_bytes(_CALL, memory_mb)
-    normal_quantile(confidence)
-    if temperature is not None and not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
-        raise ValueError(
-            f"{_CALL}: temperature={temperature!r} must be positive. Pass 0.07, or None for equal weights."
+    with share.processes.together():
+        return _accuracy(
+            embeddings,
+            labels,
+            bank,
+            bank_labels,
+            ids=ids,
+            bank_ids=bank_ids,
+            k=k,
+            temperature=temperature,
+            similarity=similarity,
+            confidence=confidence,
+            memory_mb=memory_mb,
+            share=share,
         )
+
+
+def _accuracy(
+    embeddings: Any,
+    labels: Any,
+    bank: Any | None,
+    bank_labels: Any | None,
+    *,
+    ids: Any | None,
+    bank_ids: Any | None,
+    k: Any,
+    temperature: Any | None,
+    similarity: Similarity,
+    confidence: float,
+    memory_mb: float | None,
+    share: Share,
+) -> KnnReport:
+    """Compute what `knn_accuracy` returns. Collective."""
+    ks, temperature = _checked(k, temperature, confidence, memory_mb)
+    settings: dict[str, object] = {"k": ks, "temperature": temperature, "similarity": similarity}
+    settings |= {"confidence": confidence, "memory_mb": memory_mb}
+    arrays = {"bank": bank, "ids": ids, "bank_ids": bank_ids}
+    arrays |= {"query_places": share.query_places, "gallery_places": share.gallery_places}
+    given = {name: presence(array) for name, array in arrays.items()}
+    share.processes.refuse_other_calls(_CALL, settings | given)
     _check_sides(bank, bank_labels, ids, bank_ids)
-    notes: list[str] = []
-    rows, own_labels, own_ids = _whole(
-        share.processes, "embeddings", "labels", embeddings, labels, share.query_places, ids, notes
+    queries, notes = _counted(
+        _whole(share.processes, "embeddings", "labels", embeddings, labels, share.query_places, ids)
     )
-    others, other_labels, other_ids = rows, own_labels, own_ids
-    itself = torch.arange(len(rows))
+    rows, own_labels = queries.rows, queries.labels
+    others, other_labels, itself = rows, own_labels, torch.arange(len(rows))
     if bank is not None:
-        others, other_labels, other_ids = _whole(
-            share.processes, "bank", "bank_labels", bank, bank_labels, share.gallery_places, bank_ids, notes
+        of_bank, notes_on_bank = _counted(
+            _whole(share.processes, "bank", "bank_labels", bank, bank_labels, share.gallery_places, bank_ids)
         )
-        itself = _places_of(own_ids, other_ids, len(rows))
+        notes += notes_on_bank
+        others, other_labels = of_bank.rows, of_bank.labels
+        itself = _places_of(queries.ids, of_bank.ids, len(rows))
     refuse_words_beside_integers(_CALL, {"labels": own_labels, "bank_labels": other_labels})
     compared = compared_sets(_CALL, ("embeddings", "bank"), rows, None if bank is None else others, similarity)
     classes, of_others = (
@@ -200,7 +239,9 @@ def knn_accuracy(
             "with labels of the queries, or none for leave-one-out."
         )
     candidates = len(others) - int(bool((itself >= 0).any()))
-    voters = NeighbourSearch(*compared, classes.numpy(), of_others.numpy(), itself.numpy(), similarity, memory)
+    voters = NeighbourSearch(
+        *compared, classes.numpy(), of_others.numpy(), itself.numpy(), similarity, memory_bytes(_CALL, memory_mb)
+    )
     copies = voters.copies()
     if copies.is_noted:
         notes.append(copies.note("A copy is the nearest of all, and votes for the right label", _cure(bank)))
@@ -240,6 +281,20 @@ def _check_sides(bank: Any, bank_labels: Any, ids: Any, bank_ids: Any) -> None:
         raise ValueError(f"{_CALL}: bank_ids without {missing}. Pass ids= alone for one set, and both for a bank.")
 
 
+def _checked(
+    k: Any, temperature: Any | None, confidence: float, memory_mb: float | None
+) -> tuple[list[int], float | None]:
+    """Return the numbers of neighbours and the temperature, if all settings are right."""
+    ks = [positive_whole(_CALL, "k", each, "Pass numbers of neighbours, such as (10, 20).") for each in several(k)]
+    if not ks:
+        raise ValueError(f"{_CALL}: k is empty. Pass at least one number of neighbours, such as (10, 20).")
+    memory_bytes(_CALL, memory_mb)
+    normal_quantile(confidence)
+    if temperature is None:
+        return ks, None
+    return ks, positive_number(_CALL, "temperature", temperature, "Pass 0.07, or None for equal weights.")
+
+
 def _report(
     per_query: dict[str, Float[Tensor, "queries"]],
     classes: Int[Tensor, "queries"],
@@ -270,51 +325,72 @@ def _report(
     )
 
 
-def _whole(
-    processes: Processes,
-    name: str,
-    labels_name: str,
-    rows: Any,
-    labels: Any,
-    places: Any,
-    ids: Any,
-    notes: list[str],
-) -> tuple[Tensor, Labels, Tensor | None]:
-    """Return the vectors, labels and ids of all processes, in the order of their places, the first of each id.
+def _whole(processes: Processes, name: str, labels_name: str, rows: Any, labels: Any, places: Any, ids: Any) -> _Items:
+    """Return the items of all processes, in the order of their places. Collective.
 
     Args:
         processes: Those that make the call together.
-        name: Of the vectors, for messages.
-        labels_name: Of the labels.
-        rows: Those of this process.
-        labels: Theirs.
-        places: Their indices among all.
-        ids: Theirs; None if none were given.
-        notes: To which one is added where ids are those of several items.
+        name: Name of the vectors, for messages.
+        labels_name: Name of the labels, for messages.
+        rows: Vectors of this process.
+        labels: Their labels.
+        places: Their indices among all; None if those of a process follow those of the one before.
+        ids: Their ids; None if none were given, in any process.
     """
     vectors = as_tensor(rows, name, _CALL).cpu()
-    read = read_labels(labels, len(vectors), labels_name, name, _CALL)
-    place = None if places is None else as_tensor(places, "share", _CALL)
-    ids_name = "ids" if name == "embeddings" else "bank_ids"
-    codes = None if ids is None else check_labels(ids, len(vectors), ids_name, name, _CALL)
-    parts = processes.gather((vectors, read, place, codes))
+    items = len(vectors) if vectors.ndim else 0
+    read = read_labels(labels, items, labels_name, name, _CALL)
+    id_name = "ids" if name == "embeddings" else "bank_ids"
+    codes = None if ids is None else check_labels(ids, items, id_name, name, _CALL)
+    if processes.count == 1 and places is None:
+        return _Items(vectors, read, codes)
+    place = None if places is None else check_labels(places, items, "places", name, _CALL)
+    if items and vectors.ndim != 2:
+        raise ValueError(f"{_CALL} needs {name} of shape (items, dim); got shape {tuple(vectors.shape)}.")
+    parts = processes.gather((vectors, read, codes, place))
     refuse_words_beside_integers(
-        _CALL, {f"{labels_name} of process {n}": part for n, (_, part, *_) in enumerate(parts)}
+        _CALL, {f"{labels_name} of process {rank}": part for rank, (_, part, *_) in enumerate(parts)}
     )
-    if len(parts) > 1 or place is not None:
-        order = torch.cat([torch.arange(len(part[1])) if part[2] is None else part[2] for part in parts]).argsort()
-        filled = [part for part, *_ in parts if len(part)] or [vectors]
-        words = next((part.words for _, part, *_ in parts if len(part)), None)
-        vectors = torch.cat(filled)[order]
-        read = Labels(torch.cat([part.codes for _, part, *_ in parts])[order], words)
-        of_each = [part[3] for part in parts if part[3] is not None]
-        codes = torch.cat(of_each)[order] if len(of_each) == len(parts) else None
-    if codes is None or vectors.ndim != 2 or len(first := first_of_each(codes)) == len(codes):
-        return vectors, read, codes
-    note = note_on_ids(codes, read.codes, sketches(vectors))
-    if note is not None:
-        notes.append(note)
-    return vectors[first], read[first], codes[first]
+    filled = {rank: part for rank, (part, *_) in enumerate(parts) if len(part)}
+    if not filled:
+        raise ValueError(f"{_CALL}: {name} is empty (shape (0, 0)) in every process. Pass at least one item.")
+    refuse_other_dims(_CALL, name, {rank: part.shape[1] for rank, part in filled.items()})
+    label_codes = torch.cat([part.codes for _, part, *_ in parts])
+    words = merged_books((part.words for _, part, *_ in parts), _CALL)
+    whole = _Items(
+        torch.cat([*filled.values()]),
+        Labels(label_codes, words),
+        None if codes is None else torch.cat([of_part for *_, of_part, _ in parts if of_part is not None]),
+    )
+    given = [of_part for *_, of_part in parts if of_part is not None]
+    if not given:
+        return whole
+    joined = torch.cat(given)
+    check_places(_CALL, name, joined)
+    return whole.only(joined.argsort())
+
+
+class _Items(NamedTuple):
+    """The queries, or the bank, of all processes."""
+
+    rows: Tensor
+    labels: Labels
+    ids: Tensor | None
+
+    def only(self, index: Int[Tensor, "chosen"]) -> _Items:
+        """Return the items with these indices, in their order."""
+        return _Items(self.rows[index], self.labels[index], None if self.ids is None else self.ids[index])
+
+
+def _counted(items: _Items) -> tuple[_Items, list[str]]:
+    """Return the first item of each id, and notes where an id is that of several items."""
+    if items.ids is None or items.rows.ndim != 2:  # `compared_sets` refuses another shape
+        return items, []
+    first = first_of_each(items.ids)
+    if len(first) == len(items.ids):
+        return items, []
+    note = note_on_ids(items.ids, items.labels.codes, sketches(items.rows))
+    return items.only(first), [] if note is None else [note]
 
 
 def _places_of(ids: Tensor | None, others: Tensor | None, number: int) -> Int[Tensor, "queries"]:

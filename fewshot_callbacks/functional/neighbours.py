@@ -29,8 +29,12 @@ from fewshot_callbacks.functional._reading import (
     signs,
 )
 from fewshot_callbacks.functional._repeated import first_of_each
+from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.retrieval.registry import LARGEST_RANK
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
+
+# Neighbours of a query that `print` shows.
+SHOWN_NEIGHBOURS = 5
 
 
 def compared_sets(
@@ -101,6 +105,18 @@ def positive_whole(
     if most is not None and whole > most:
         raise ValueError(f"{call}: {name}={value!r} must be at most {most}. {fix}")
     return int(whole)
+
+
+def positive_number(call: str, name: str, value: Any, fix: str) -> float:
+    """Return a positive, finite number of any library.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    number = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
+    if isinstance(number, bool) or not (isinstance(number, int | float) and 0 < number < math.inf):
+        raise ValueError(f"{call}: {name}={value!r} must be a positive number. {fix}")
+    return float(number)
 
 
 def chosen(call: str, queries: Any, items: int, name: str = "queries") -> Int[Tensor, "queries"]:
@@ -174,6 +190,28 @@ class Neighbours:
         """Return the number of queries."""
         return len(self.queries)
 
+    def __str__(self) -> str:
+        """Return a table of the first queries with their neighbours, the closest first, and the score of each."""
+        most = self.indices.shape[1]
+        columns = ("query", *map(str, range(1, 1 + min(most, SHOWN_NEIGHBOURS))))
+        rows = []
+        for place, query in enumerate(self.queries.tolist()[:SHOWN_ROWS]):
+            cells = []
+            for column in range(len(columns) - 1):
+                item, score = int(self.indices[place, column]), float(self.scores[place, column])
+                mark = "*" if self.relevant is not None and bool(self.relevant[place, column]) else ""
+                cells.append("-" if item < 0 else f"{item}{mark} ({score:.4f})")
+            rows.append((str(query), *cells))
+        head = f"{len(self):,} queries with {most:,} neighbours each, and the score of each in brackets"
+        if most > SHOWN_NEIGHBOURS:
+            head += f"; the first {SHOWN_NEIGHBOURS} are shown"
+        if self.relevant is not None:
+            head += "; * has the query's label"
+        return "\n".join([head, *table(columns, rows, len(self))])
+
+    def __repr__(self) -> str:
+        return str(self)
+
     @property
     def found(self) -> Int[Tensor, "queries"]:
         """Number of neighbours of each query: k, or fewer if it has fewer candidates."""
@@ -218,7 +256,7 @@ def nearest(
 
     Args:
         embeddings: (items, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
-        labels: (items,) integers or words; without them, `relevant` is None.
+        labels: (items,) integers or strings; without them, `relevant` is None.
         gallery: (gallery, dim) items to search; by default the embeddings themselves.
         gallery_labels: (gallery,) labels of the gallery items; needed if both `labels` and `gallery` are given.
         queries: Indices of the embeddings that are queries, in any order, or a mask; by default all.
@@ -360,6 +398,18 @@ class NearDuplicates:
         """Return the number of listed pairs."""
         return len(self.first)
 
+    def __str__(self) -> str:
+        """Return a table of the pairs with the highest scores."""
+        columns = (self.first, self.second, self.scores)
+        shown = zip(*(column[:SHOWN_ROWS].tolist() for column in columns), strict=True)
+        rows = [(str(first), str(second), f"{score:.4f}") for first, second, score in shown]
+        head = f"{self.total:,} pairs with a score of at least {self.min_score:g}"
+        head += f", of which {len(self):,} are listed" if self.left_out else ""
+        return "\n".join([head, *(table(("first", "second", "score"), rows, len(self)) if rows else ())])
+
+    def __repr__(self) -> str:
+        return str(self)
+
     @property
     def left_out(self) -> int:
         """Number of pairs that reach the threshold but are not listed; none of them scores higher than a listed pair."""
@@ -378,8 +428,9 @@ def near_duplicates(
 ) -> NearDuplicates:
     """Find all pairs whose exact similarity is at least a threshold, within one set or between two, such as two splits.
 
-    The result is exact in the sense of docs/exactness.md, and no matrix of all similarities is made: products in half
-    precision rule out most pairs, and exact scores decide the rest. Within one set, each pair is multiplied once.
+    The result is exact in the sense of docs/exactness.md, and no matrix of all similarities is made: products of low
+    precision (bytes on a processor, float16 on a GPU) rule out most pairs, and exact scores decide the rest. Within one
+    set, each pair is multiplied once.
 
     Args:
         a: (items, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks._terminal import printable
 from fewshot_callbacks.engine.vectors import Similarity
 from fewshot_callbacks.functional._reading import default_mode, read_labels
+from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.neighbours import Neighbours, nearest
 
 _CALL = "suspects"
@@ -49,7 +52,7 @@ class Suspects:
     index: Int[Tensor, "items"]
     """index of each item among the embeddings"""
     given: Int[Tensor, "items"]
-    """label of each item as it was given; for words, the index in `label_names`"""
+    """label of each item as it was given; for strings, the index in `label_names`"""
     suggested: Int[Tensor, "items"]
     """the label that makes the labels of its neighbours the most likely"""
     log_odds: Float[Tensor, "items"]
@@ -63,11 +66,31 @@ class Suspects:
     noise_rate: float
     """estimated share of wrong labels in the whole set"""
     label_names: tuple[str, ...] | None = None
-    """the word of each label, sorted; None where labels were given as integers"""
+    """the string of each label, sorted; None where labels were given as integers"""
 
     def __len__(self) -> int:
         """Return the number of suspicious items."""
         return len(self.index)
+
+    def __str__(self) -> str:
+        """Return a table of the most suspicious items, with their labels and those that are suggested."""
+        named: Sequence[Any] = self.label_names or ()
+        columns = ("item", "given", "suggested", "probability")
+        rows = []
+        for item, *labels, probability in zip(
+            self.index.tolist()[:SHOWN_ROWS],
+            self.given.tolist(),
+            self.suggested.tolist(),
+            self.probability.tolist(),
+            strict=False,
+        ):
+            words = [printable(named[label]) if self.label_names is not None else str(label) for label in labels]
+            rows.append((str(item), *words, f"{probability:.4f}"))
+        head = f"{len(self):,} items whose label may be wrong; of the whole set {self.noise_rate:.2%} are, by estimate"
+        return "\n".join([head, *(table(columns, rows, len(self)) if rows else ())])
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 @default_mode()
@@ -99,7 +122,7 @@ def suspects(
 
     Args:
         embeddings: (items, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
-        labels: (items,) integers or words, of at least two classes. Two items per class suffice; an item that is alone
+        labels: (items,) integers or strings, of at least two classes. Two items per class suffice; an item that is alone
             in its class can be a suspect, too, on little evidence.
         k: Number of neighbours that vote, at least 1. A larger k averages over more labels, some of them wrong; as a
             rule, k should not exceed the number of items of a class.

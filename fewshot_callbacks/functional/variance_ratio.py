@@ -47,7 +47,7 @@ def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> 
 
     Args:
         embeddings: (items, dim), any floating dtype; computed in float64 (in float32 on MPS, which has no float64).
-        labels: (items,) integers of any value, on the same device if they are a tensor, or words.
+        labels: (items,) integers of any value, on the same device if they are a tensor, or strings.
         normalize: Scale each embedding to length 1 first.
 
     Returns:
@@ -57,7 +57,7 @@ def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> 
         embeddings, else float32.
 
     Raises:
-        ValueError: If embeddings are not (items, dim) or labels are not one integer or word for each item. Values are
+        ValueError: If embeddings are not (items, dim) or labels are not one integer or string for each item. Values are
             not checked, since that would wait for the device; NaN or Inf in the embeddings makes the ratio NaN.
 
     Examples:
@@ -104,7 +104,7 @@ def variance_ratio_of_set(
     Args:
         embeddings: (items, dim), any floating dtype; or the `ClassMoments` or `ClassScatter` of a set, merged from
             batches or processes.
-        labels: (items,) integers or words; None if `embeddings` are moments.
+        labels: (items,) integers or strings; None if `embeddings` are moments.
         normalize: Scale each embedding to length 1 first; has no effect on moments.
         confidence: Confidence level of the interval, in (0, 1).
 
@@ -112,7 +112,7 @@ def variance_ratio_of_set(
         The ratio and its interval, both NaN where they are undefined; `undefined` then gives the reason.
 
     Raises:
-        ValueError: If embeddings are not (items, dim), labels are not one integer or word for each item, or
+        ValueError: If embeddings are not (items, dim), labels are not one integer or string for each item, or
             `confidence` is not in (0, 1).
 
     Examples:
@@ -126,7 +126,7 @@ def variance_ratio_of_set(
     if not isinstance(embeddings, ClassMoments | ClassScatter):
         if labels is None:
             raise ValueError(
-                "variance_ratio_of_set(embeddings) needs labels. Pass one integer or word for each embedding."
+                "variance_ratio_of_set(embeddings) needs labels. Pass one integer or string for each embedding."
             )
         items, codes = read_batch(embeddings, labels, "variance_ratio_of_set")
         embeddings = ClassMoments.of(unit_rows(items.double()) if normalize else items, codes)

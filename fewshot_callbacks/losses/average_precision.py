@@ -25,8 +25,8 @@ from fewshot_callbacks.functional._reading import (
     refuse_non_finite,
 )
 
-# What is divided into bins: the cosine of two embeddings, 1 minus their distance on the unit sphere, or minus the Hamming
-# distance of two (relaxed) codes of -1 and 1.
+# What is divided into bins: the cosine of two embeddings; 1 minus their distance d on the unit sphere, as sqrt(d² + 0.001);
+# or minus the Hamming distance of two (relaxed) codes of -1 and 1.
 Score = Literal["cosine", "euclidean", "hamming"]
 
 # Scores that are processed at once: 4 MB, and 16 MB for the intermediate tensors.
@@ -74,7 +74,7 @@ class Bins:
         if self.score != "euclidean":
             return -self.per_score
         distance = 1 - self.high + places / self.per_score
-        return -self.per_score / distance  # d(-sqrt(2 - 2x)) / dx = 1 / sqrt(2 - 2x)
+        return -self.per_score / distance  # d(-sqrt(2.001 - 2x)) / dx = 1 / sqrt(2.001 - 2x)
 
 
 class Relevance(NamedTuple):
@@ -332,8 +332,9 @@ class SoftAveragePrecisionLoss(nn.Module):
             counted without the other. Not allowed for `"hamming"`, where codes of b bits have b + 1 distances.
         low: Lower end of the range of scores. Lower scores count for the last bin, without a gradient.
         high: Upper end of the range. Higher scores count for the first bin, without a gradient.
-        similarity: `"cosine"`; `"euclidean"`: 1 minus the distance of the embeddings, scaled to length 1; `"hamming"`: minus
-            the Hamming distance of codes of -1 and 1, or of relaxed ones in between, such as `BinaryCodes` returns.
+        similarity: `"cosine"`; `"euclidean"`: 1 - sqrt(d² + 0.001), where d is the distance of the embeddings scaled to
+            length 1, so that the gradient is finite at d = 0, where the score is 0.968; `"hamming"`: minus the Hamming
+            distance of codes of -1 and 1, or of relaxed ones in between, such as `BinaryCodes` returns.
         on_empty: What to do with a batch without any relevant pair: `"raise"` an error, or return `"zero"`, with a
             gradient of zero.
 

@@ -56,11 +56,11 @@ class ClassMomentsMetric(Metric):
 
         Args:
             embeddings: (items, dim), any floating dtype.
-            labels: (items,) integers or words.
+            labels: (items,) integers or strings.
 
         Raises:
             ValueError: If embeddings are not (items, dim), with the same dim as earlier batches, or labels are not one
-                integer or word for each item, in the same form as earlier labels.
+                integer or string for each item, in the same form as earlier labels.
         """
         call = type(self).__name__
         book, so_far = words_held(self.words), tuple[Any, ...]()

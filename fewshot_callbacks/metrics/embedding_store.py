@@ -42,6 +42,10 @@ def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
         group = cpu_group()
     everyone: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(everyone, tensor.detach().cpu(), group=group)
+    dims = {rank: held.shape[1] for rank, held in enumerate(everyone) if held.numel() and held.ndim == 2}
+    if len(set(dims.values())) > 1:
+        shown = ", ".join(f"{dim} in process {rank}" for rank, dim in dims.items())
+        raise ValueError(f"embeddings have dimension {shown}. All must come from the same model.")
     return [held.to(tensor.device) for held in everyone if held.numel()] or [tensor]
 
 
@@ -112,7 +116,7 @@ def refuse_other_codes(call: str, codes: Int[Tensor, "_"], book: CodeBook) -> No
         ValueError: If there are any.
     """
     if not bool(torch.isin(codes.cpu(), torch.tensor(list(book), device="cpu")).all()):
-        raise ValueError(f"{call}: some labels are words, others integers. Pass the same kind in every process.")
+        raise ValueError(f"{call}: some labels are strings, others integers. Pass the same kind in every process.")
 
 
 @dataclass(frozen=True)
@@ -222,15 +226,15 @@ class EmbeddingStore:
 
         Args:
             embeddings: (items, dim), any floating dtype, any device.
-            labels: (items,) integers or words, or (items, labels) zeros and ones, any device.
+            labels: (items,) integers or strings, or (items, labels) zeros and ones, any device.
             positions: (items,) index of each item in this process's pass over its data; by default the next ones.
                 Needed only if the items of one loader go to two stores.
-            ids: (items,) integers or words that identify each item, so that repeated items can be dropped.
-            groups: (items,) integers or words; items of one group are no candidates for each other.
+            ids: (items,) integers or strings that identify each item, so that repeated items can be dropped.
+            groups: (items,) integers or strings; items of one group are no candidates for each other.
 
         Raises:
-            ValueError: If the shapes do not fit each other or earlier batches, labels are neither integers nor words,
-                or words and integers are mixed.
+            ValueError: If the shapes do not fit each other or earlier batches, labels are neither integers nor strings,
+                or strings and integers are mixed.
         """
         call = "EmbeddingStore"
         embeddings, read = read_batch(embeddings, labels, f"{call}.append", self._form, self._dim, sets=True)
@@ -399,9 +403,10 @@ class _Named(NamedTuple):
 
 
 def id_numbers(ids: Any, items: int, call: str = "EmbeddingStore", name: str = "ids") -> Int[Tensor, "items"]:
-    """Ids as integers; what else is in a list, such as a path, counts as the word that it is printed as."""
-    if isinstance(ids, list | tuple) and any(not isinstance(name, int | Tensor) for name in ids):
-        ids = list(map(str, ids))
+    """Return ids as integers; what else is in a list, such as a path, counts as the word that it is printed as."""
+    if isinstance(ids, list | tuple):
+        whole = all(isinstance(one, int | np.integer | Tensor | np.ndarray) for one in ids)
+        ids = ids if whole else list(map(str, ids))
     return check_labels(ids, items, name, "embeddings", call).clone()
 
 

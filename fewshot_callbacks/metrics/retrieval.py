@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack, cast, get_type_hints
@@ -22,6 +24,7 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
     shows_settings,
 )
+from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveError
 from fewshot_callbacks.functional.retrieval.relevance import read_judgements
 from fewshot_callbacks.metrics.embedding_store import (
     as_state,
@@ -79,7 +82,6 @@ class RetrievalEvaluation(Metric):
     """
 
     is_differentiable = False
-    higher_is_better = True
     full_state_update = False
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
@@ -95,13 +97,19 @@ class RetrievalEvaluation(Metric):
         options |= {name: value for name, value in settings.items() if name in get_type_hints(MetricOptions)}
         super().__init__(**options)
         own = {name: value for name, value in settings.items() if name not in options}
-        RetrievalSettings.checked(RetrievalEvaluation, own)
+        self._asked = RetrievalSettings.checked(RetrievalEvaluation, own).keys()
         self.settings = cast(RetrievalOptions, own)
         self.judged = None if judgements is None else read_judgements("RetrievalEvaluation", judgements)
         self.report: RetrievalReport | None = None
         """the report of the last `compute`; None before the first"""
         for name in ("embeddings", "labels", "ids", "words", *OPTIONAL):
             self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    @property
+    def higher_is_better(self) -> bool | None:  # type: ignore[override] # torchmetrics has it as an attribute
+        """Whether larger values are better; None where the values differ in it. The threshold has no part in it."""
+        directions = {asked_metric(key).metric.better for key in self._asked} - {None}
+        return directions == {"higher"} if len(directions) == 1 else None
 
     def update(
         self,
@@ -116,14 +124,15 @@ class RetrievalEvaluation(Metric):
 
         Args:
             embeddings: (items, dim), any floating dtype.
-            labels: (items,) integers or words, or (items, labels) zeros and ones; None with judgements.
-            ids: (items,) integers or words that identify each item. Only the first query and the first gallery item of each
-                id is counted, with a warning in `compute` if others of this id differ from it in embedding or label. Needed
-                under a `DistributedSampler`, which repeats items to give all processes the same number; a metric cannot
-                see which. Without judgements, a query is no candidate for itself: a gallery item of its id is left out.
+            labels: (items,) integers or strings, or (items, labels) zeros and ones; None with judgements.
+            ids: (items,) integers or strings that identify each item. Only the first query and the first gallery item of
+                each id is counted, with a warning in `compute` if others of this id differ from it in embedding or label.
+                Needed under a `DistributedSampler`, which repeats items to give all processes the same number; a metric
+                cannot see which. Without judgements, a query is no candidate for itself: a gallery item of its id is left
+                out.
             is_gallery: Whether the items belong to the gallery, (items,) booleans or one for the batch; by default each item
                 is a query against all others.
-            groups: (items,) integers or words; items of a query's own group are left out of its ranking.
+            groups: (items,) integers or strings; items of a query's own group are left out of its ranking.
 
         Raises:
             ValueError: If shapes or types do not fit each other or earlier batches, or only some batches have ids, groups or
@@ -168,6 +177,39 @@ class RetrievalEvaluation(Metric):
         self.labels.append(read.codes.to("cpu", copy=True))
         self.embeddings.append(embeddings.clone())
 
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Add a batch, as `update` does, and return its metrics; what was collected before stays.
+
+        The values are NaN, with a warning, where no item of the batch has a match in it.
+
+        Raises:
+            ValueError: As `update` and `compute` do. The metric is then as it was before.
+        """
+        if self._is_synced:  # which is refused
+            return cast(dict[str, Tensor], super().forward(*args, **kwargs))
+        held = {name: copy.copy(getattr(self, name)) for name in self._defaults}
+        before = self._update_count, self.compute_on_cpu
+        try:
+            return cast(dict[str, Tensor], super().forward(*args, **kwargs))
+        except BaseException as error:
+            # torchmetrics puts this back only after a batch that could be computed
+            for name, state in held.items():
+                setattr(self, name, state)
+            self._update_count, self.compute_on_cpu = before
+            self._to_sync, self._should_unsync = self.sync_on_compute, True
+            self._computed, self._enable_grad = None, False
+            if not isinstance(error, NothingToRetrieveError):
+                raise
+            warnings.warn(f"RetrievalEvaluation: the values of a batch are NaN. {error}", stacklevel=2)
+        self.update(*args, **kwargs)
+        settings = RetrievalSettings.checked(RetrievalEvaluation, dict(self.settings))
+        if self.judged is not None or Labels(self.labels[-1], words_held(self.words[-1:])).form not in (
+            "words",
+            "integers",
+        ):
+            settings = settings.without_classes("RetrievalEvaluation")
+        return {key: torch.tensor(math.nan, dtype=torch.float64, device="cpu") for key in settings.metrics}
+
     def compute(self) -> dict[str, Tensor]:
         """Compute the metrics under the names of `RetrievalReport.metrics`; the report itself is kept in `report`.
 
@@ -185,6 +227,12 @@ class RetrievalEvaluation(Metric):
         items = len(states["embeddings"])
         if items == 0:
             raise ValueError("RetrievalEvaluation.compute: no batch was added. Call update(embeddings, labels) first.")
+        for name in ("ids", *OPTIONAL):
+            if len(states[name]) not in (0, items):
+                raise ValueError(
+                    f"RetrievalEvaluation.compute: some processes gave {name}, others none: {len(states[name])} of {items} "
+                    "items have them. Pass them in every process."
+                )
         rows, in_gallery = torch.arange(items, device="cpu"), states["is_gallery"].cpu().bool()
         parts = [rows] if len(in_gallery) != items else [rows[~in_gallery], rows[in_gallery]]
         if len(states["ids"]) == items:

@@ -1,5 +1,6 @@
 """The embedding as a map: a point for each item, a colour and a mark for each class that is named."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -217,6 +218,8 @@ def _on_map(projection: Projection) -> Bool[np.ndarray, "items"]:
     return on_map
 
 
+# Of the classes on a map: no two share one.
+COLOURS = (*style.CYCLE, style.WINE, style.OLIVE, style.INDIGO, style.BROWN, style.YELLOW)
 MOST_CLASSES = 12  # more pairs of a colour and a mark are not told apart
 HEIGHT = 4.4  # inches of a figure without its legend
 COLUMNS = 3
@@ -283,9 +286,20 @@ def embedding_map(
 
 def _largest(labels: np.ndarray, most: int) -> list[Any]:
     kinds, counts = np.unique(labels, return_counts=True)
+    # Integers that were written as words stand as integers do: 2 before 10.
+    natural = sorted(range(len(kinds)), key=lambda place: _natural(kinds[place]))
+    kinds, counts = kinds[natural], counts[natural]
     order = np.lexsort((np.arange(len(kinds)), -counts))[:most]
     # In the order of the labels: a class keeps its colour when another one becomes larger.
     return [kinds[place] for place in sorted(order)]
+
+
+def _natural(label: Any) -> tuple[Any, ...]:
+    """Return a key by which words that hold numbers are sorted by these, and numbers as they are."""
+    if not isinstance(label, str):
+        return (label,)
+    # Every other part is a number.
+    return tuple(int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]+)", label)))
 
 
 def _name(label: Any, names: Mapping[Any, str] | Sequence[str] | None) -> str:
@@ -306,7 +320,7 @@ def _scatter(axes: Axes, points: Points, place: Int[np.ndarray, "items"], found:
             x[place == number],
             y[place == number],
             s=size,
-            color=style.CYCLE[number % len(style.CYCLE)],
+            color=COLOURS[number],
             marker=style.MARKERS[number],
             edgecolors="white",
             linewidths=0.3,

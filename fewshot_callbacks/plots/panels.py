@@ -11,8 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from PIL import Image
 from torch import Tensor
 
+from fewshot_callbacks._image_files import as_seen, has_known_range, upright
 from fewshot_callbacks.plots import style
 from fewshot_callbacks.plots.style import in_house_style, new_figure, readable, shorten, width_of, wrap
 
@@ -28,7 +30,8 @@ def to_picture(image: Any, mean: Scale | None = None, std: Scale | None = None, 
     One channel is shown in grey, two as the grey mean of both, three as red, green and blue, four as red, green, blue
     and alpha on white; of more than four, the first three are shown. Integers between 0 and 255 are divided by 255.
     Fractions between 0 and 1 are kept. Other values are stretched so that the smallest becomes black and the largest
-    white, or are all mid-grey if they are equal. NaN and infinity are mid-grey.
+    white, or are all mid-grey if they are equal. NaN and infinity are mid-grey. A Pillow image is turned upright, as its
+    Exif tag says, and lies on white where it is transparent.
 
     Args:
         image: A tensor (channels, height, width) or (height, width); an array (height, width) or (height, width,
@@ -69,9 +72,8 @@ def to_picture(image: Any, mean: Scale | None = None, std: Scale | None = None, 
 
 def _channels_last(image: Any) -> tuple[Float[np.ndarray, "height width channels"], bool]:
     """Values as float64, with NaN for what is not finite, and whether they are integers."""
-    # Numbers of a palette or of another colour space would be shown as if they were red, green and blue.
-    if getattr(image, "mode", None) in ("P", "PA", "LA", "CMYK", "YCbCr", "LAB", "HSV"):
-        image = image.convert("RGBA" if image.mode in ("P", "PA", "LA") else "RGB")
+    if isinstance(image, Image.Image):
+        image = _of_pillow(image)
     array = as_array(image)
     first = isinstance(image, Tensor) or (array.ndim == 3 and array.shape[-1] > 4 and array.shape[0] in (1, 3, 4))
     if array.ndim not in (2, 3) or array.size == 0 or array.dtype.kind not in "biuf":
@@ -85,6 +87,15 @@ def _channels_last(image: Any) -> tuple[Float[np.ndarray, "height width channels
         array = np.moveaxis(array, 0, -1)
     values = array.astype(np.float64)
     return np.where(np.isfinite(values), values, np.nan), array.dtype.kind in "iu"
+
+
+def _of_pillow(image: Image.Image) -> Image.Image:
+    """Return a picture that is upright, opaque and of red, green and blue; numbers of more than 8 bits stay as they are."""
+    if not has_known_range(image) or image.mode.startswith("I;16"):
+        return upright(image)
+    seen = as_seen(image)
+    # Numbers of a palette or of another colour space would be shown as if they were red, green and blue.
+    return seen.convert("RGB") if seen.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV") else seen
 
 
 def as_array(values: Any) -> np.ndarray:

@@ -176,6 +176,8 @@ def wrap(text: object, width: float, lines: int, size: float) -> list[str]:
 # Okabe and Ito, Color Universal Design, 2008: colours that the colour-blind tell apart
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+# Further ones, for more classes than that palette has colours.
+WINE, OLIVE, INDIGO, BROWN = "#882255", "#999933", "#332288", "#7F4A1E"
 GREY, LIGHT_GREY = "#595959", "#D9D9D9"
 
 RELEVANT, IRRELEVANT = GREEN, VERMILION

@@ -114,7 +114,7 @@ class SupportClassifier(nn.Module):
 
     Attributes:
         classes: The labels of the support, sorted, (classes,); the columns of logits and probabilities. None before `fit`.
-            If labels were words: their indices in `class_names`.
+            If labels were strings: their indices in `class_names`.
         class_names: The words of the support, sorted; None where labels were integers.
 
     Raises:
@@ -152,7 +152,7 @@ class SupportClassifier(nn.Module):
 
         Args:
             items: One embedding per labelled item, which is detached; or what `embed` takes.
-            labels: The class of each, any integers or words; classes may have different numbers of items.
+            labels: The class of each, any integers or strings; classes may have different numbers of items.
 
         Returns:
             The classifier itself.

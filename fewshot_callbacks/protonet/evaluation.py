@@ -76,7 +76,7 @@ def evaluate_episodes(
 
     Args:
         embeddings: (items, dim), one row per image, finite, any floating dtype.
-        labels: (items,), the class of each image, integers or words.
+        labels: (items,), the class of each image, integers or strings.
         head: Maps (episodes, query, dim) queries and (episodes, point, dim) points to logits (episodes, query, point).
             Its mode is not changed: put a head with a training mode into evaluation mode first.
         episode_list: Rows of support and query images, from `sample_episodes` on these labels.

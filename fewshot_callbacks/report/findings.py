@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
+from fewshot_callbacks._image_files import colour
 from fewshot_callbacks.functional.neighbours import Neighbours, near_duplicates, nearest
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.functional.suspects import Suspects, suspects
@@ -33,7 +34,7 @@ class ReportSettings:
     """Size and content of a report; numbers of items and pairs are upper bounds.
 
     Raises:
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or the background no colour.
 
     Examples:
         >>> ReportSettings(worst=12).worst
@@ -58,13 +59,18 @@ class ReportSettings:
     """Queries from whose neighbours confusions of classes are counted; a seeded sample if there are more."""
     thumbnail: int = 96
     """Pixels of the longer side of a picture."""
+    background: str = "white"
+    """Colour behind what is transparent in a picture, such as white or #00ff00: that of the training."""
     memory_mb: float | None = None
     """Bound on the memory of each search beyond the embeddings, in MB; None is 512."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
+        colour(self.background)
         for one in fields(self):
             value = getattr(self, one.name)
+            if isinstance(value, str):
+                continue
             least = 1 if one.name in ("neighbours", "thumbnail", "confusion_queries") else 0
             if value is not None and not value >= least:
                 raise ValueError(f"{one.name} is {value}. Pass {least} or more.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +14,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fewshot_callbacks._image_files import ENDINGS, FoundFiles, folders_in, images_below, read_image, to_8_bits
+from fewshot_callbacks._image_files import (
+    ENDINGS,
+    FoundFiles,
+    as_seen,
+    folders_in,
+    has_known_range,
+    images_below,
+    read_image,
+)
 
 # Those of torchvision's ImageFolder, and GIF.
 IMAGE_ENDINGS = (*ENDINGS, ".gif")
@@ -77,8 +86,11 @@ def find_images(folder: Path) -> FoundFiles:
     """List the images of a folder as `image_files` does, and count the files that were skipped."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
-    classes = folders_in(folder)
+    of_systems = Counter[str]()
+    classes = folders_in(folder, of_systems)
     found = images_below(classes or [folder], folder if classes else None, IMAGE_ENDINGS)
+    if classes:  # else they are counted with the images
+        found.of_systems.update(of_systems)
     if not found.files:
         skipped = found.what_was_skipped()
         raise ValueError(
@@ -88,22 +100,24 @@ def find_images(folder: Path) -> FoundFiles:
     return found
 
 
-def pictures_of_files(files: Sequence[Path], side: int) -> Picture:
+def pictures_of_files(files: Sequence[Path], side: int, background: str = "white") -> Picture:
     """Return a function that opens the image of an item; a JPEG is decoded only as large as a thumbnail needs.
 
     Args:
         files: The image file of each item.
         side: Pixels of the longer side of a thumbnail.
+        background: The colour behind what is transparent.
 
     Returns:
-        A function of the index of an item that returns a Pillow image, and raises a ValueError where that cannot be read.
+        A function of the index of an item that returns a Pillow image, upright and opaque, and raises a ValueError where
+        that cannot be read.
     """
-    return partial(_open, files, side)
+    return partial(_open, files, side, background)
 
 
-def _open(files: Sequence[Path], side: int, index: int) -> Image.Image:
+def _open(files: Sequence[Path], side: int, background: str, index: int) -> Image.Image:
     # Twice the size, so that a thumbnail is an average of pixels, not a selection.
-    return read_image(files[index], 2 * side)
+    return read_image(files[index], 2 * side, background)
 
 
 @dataclass
@@ -114,11 +128,13 @@ class Thumbnails:
         sets: The sets of items.
         side: Pixels of the longer side.
         room: Bytes that all may take together.
+        background: The colour behind what is transparent.
     """
 
     sets: Sequence[Items]
     side: int
     room: int
+    background: str = "white"
     # name of an item -> its picture as a data URI
     images: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
@@ -138,7 +154,7 @@ class Thumbnails:
                 continue
             try:
                 shown = items.picture(index)
-                content = shown[:LONGEST_TEXT] if isinstance(shown, str) else data_uri(shown, self.side)
+                content = self._content(shown)
             except Exception as error:  # one image must not take the others with it
                 # between the characters that give a name a direction of its own
                 file = f" (\u2068{items.files[index]}\u2069)" if items.files is not None else ""
@@ -151,6 +167,11 @@ class Thumbnails:
                 continue
             (self.texts if isinstance(shown, str) else self.images)[name] = content
 
+    def _content(self, shown: object) -> str:
+        if isinstance(shown, str):
+            return shown[:LONGEST_TEXT]
+        return data_uri(shown, self.side, self.background)
+
 
 def name_of(key: Key) -> str:
     """Name an item in the file.
@@ -162,19 +183,16 @@ def name_of(key: Key) -> str:
     return f"{key[0]}-{key[1]}"
 
 
-def data_uri(shown: object, side: int) -> str:
+def data_uri(shown: object, side: int, background: str = "white") -> str:
     """Encode an image as WebP, without loss where it is small.
 
     Args:
         shown: An image of Pillow, a tensor or an array.
         side: Pixels of the longer side, if it is larger.
+        background: The colour behind what is transparent in an image of Pillow.
     """
-    if isinstance(shown, Image.Image) and shown.mode not in ("I", "F"):
-        image = to_8_bits(shown)
-        # A palette may have a transparent colour without having an alpha channel.
-        image = image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
-        if image.mode == "RGBA":
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    if isinstance(shown, Image.Image) and has_known_range(shown):
+        image = as_seen(shown, background).convert("RGB")
     else:
         from fewshot_callbacks.plots import to_picture  # noqa: PLC0415 - matplotlib, which files of images do not need
 

@@ -308,11 +308,11 @@ def write_report(
     bare = len(_json(shown))
     most = int(min(settings.max_mb * 1e6, 2**62))  # infinity is no bound
     # The page without data and pictures is less than 120 kB: its style, script and template are 39 kB.
-    thumbnails = Thumbnails(sets, settings.thumbnail, most - bare - 120_000)
+    thumbnails = Thumbnails(sets, settings.thumbnail, most - bare - 120_000, settings.background)
     thumbnails.add(wanted)
     shown |= {"images": thumbnails.images, "texts": thumbnails.texts}
     left_out = _left_out(model, findings, thumbnails, settings)
-    page = _render(model, other, findings, shown, left_out, title)
+    page = _render(model, other, findings, shown, left_out, title, settings)
     if len(page) > most:
         left_out.append(
             f"The file takes {len(page) / 1e6:.1f} MB, more than the {settings.max_mb:g} MB allowed, even without "
@@ -431,7 +431,13 @@ def _digest(text: str) -> str:
 
 
 def _render(
-    model: Model, other: Model | None, findings: Findings, data: dict[str, Any], left_out: Sequence[str], title: str
+    model: Model,
+    other: Model | None,
+    findings: Findings,
+    data: dict[str, Any],
+    left_out: Sequence[str],
+    title: str,
+    settings: ReportSettings,
 ) -> bytes:
     report = model.report
     differences = {} if other is None else compare_reports(report, other.report)
@@ -451,6 +457,7 @@ def _render(
         worst=len(findings.worst),
         searchable=len(findings.searchable),
         left_out=left_out,
+        background=settings.background if data["images"] else None,
         has_recall=report.per_query.get("recall@1") is not None,
         data=_json(data),
     )

@@ -79,7 +79,7 @@ def write_trials(
     drawn = trial_figures(report)
     about = {
         "Detection error trade-off: what each threshold accepts wrongly, and what it rejects wrongly": drawn["det"],
-        "Scores of trials of one identity and of two": drawn["scores"],
+        "Scores of genuine and impostor trials": drawn["scores"],
     }
     page = fill(
         "trials.html.jinja",
@@ -91,8 +91,8 @@ def write_trials(
         confidence=f"{100 * report.confidence:g} %",
         pictures={words: base64.b64encode(encode(figure, "png")).decode() for words, figure in about.items()},
         mistakes={
-            "Trials of two identities with the highest scores": rows(~kinds, -values),
-            "Trials of one identity with the lowest scores": rows(kinds, values),
+            "Impostor trials with the highest scores": rows(~kinds, -values),
+            "Genuine trials with the lowest scores": rows(kinds, values),
         },
     )
     write_whole(path, page)

@@ -106,10 +106,26 @@ def test_the_monitor_embeds_batches_itself_and_leaves_no_trace(embed: Any) -> No
     assert logged == close(keyed(measured(*net.by_hand(VALIDATION))))
 
 
+class ValidatesInTraining(Embeds):
+    """Stays in training mode in a validation, as a module that draws dropout there does; its step computes nothing."""
+
+    def on_validation_model_eval(self) -> None:
+        self.train()
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        assert {module.training for module in self.modules()} == {True}
+
+
+def test_the_monitor_embeds_in_evaluation_mode_where_the_module_validates_in_training_mode() -> None:
+    net = ValidatesInTraining()
+    logged = validated(retrieval(embed=lambda net, batch: net(batch[0])), net)
+    assert logged == close(keyed(measured(*net.by_hand(VALIDATION))))
+
+
 def test_only_the_calls_of_the_expected_step_are_kept() -> None:
     net, listening, points = Net().eval(), reader("encoder"), VALIDATION.tensors[0][:4]
-    listening.attach(net)
-    listening.attach(net)  # setup runs before each fit, validate and test
+    listening.listen(net)
+    listening.listen(net)  # setup runs before each fit, validate and test
     assert hooks(net) == 1
     net.embed(points)  # before the step
     listening.expect()
@@ -236,10 +252,10 @@ def test_what_is_missing_is_named_with_the_argument_that_fixes_it(
 @pytest.mark.parametrize(
     ("embeddings", "labels", "words"),
     [
-        (list("abcd"), L, "the embeddings of test_step are a list of 4, not a tensor.*hold words, such as 'a'"),
+        (list("abcd"), L, "the embeddings of test_step are a list of 4, not a tensor.*hold strings, such as 'a'"),
         (None, L, "the embeddings of test_step are None, not a tensor"),
         (E, ["a", "b", "a", None], r"the labels of test_step are a list of 4.*1 of 4 labels is missing.*at index 3"),
-        (E, ["a", "b", "a", 1], r"the labels of test_step are a list of 4.*mix words and integers"),
+        (E, ["a", "b", "a", 1], r"the labels of test_step are a list of 4.*mix strings and integers"),
         (E.reshape(2, 3, 2), L[:2], r"a tensor of shape \(2, 3, 2\).*flatten them: embeddings.flatten\(1\)"),
         (E[0], L, r"a tensor of shape \(3,\) .*one floating-point vector for each"),
         (E.long(), L, "type torch.int64; expected one floating-point vector for each"),
@@ -384,3 +400,18 @@ def test_a_second_fit_in_one_process_warns_again(same_monitor: bool) -> None:
         told.append([text for text in said(caught) if "NaN" in text])
     assert len(told[0]) == 2
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((3, 8, 7, 7), r"pool it with embeddings.mean\(dim=\(2, 3\)\); or flatten"),
+        ((3, 7, 7, 8), r"pool it with embeddings.mean\(dim=\(1, 2\)\); or flatten"),
+        ((3, 7, 7, 7), r"dim=\(2, 3\)\) where the channels come first, .*dim=\(1, 2\)\) where they come last"),
+        ((3, 8, 7, 5), r"dim=\(2, 3\)\) where the channels come first, .*dim=\(1, 2\)\) where they come last"),
+    ],
+)
+def test_a_feature_map_is_pooled_over_its_places(shape: tuple[int, ...], words: str) -> None:
+    """Those of Swin have their channels last."""
+    with pytest.raises(ValueError, match=words):
+        reader().read({"embeddings": torch.zeros(shape), "labels": torch.zeros(3).long()}, None, "test_step")

@@ -93,6 +93,7 @@ class Table:
     def __init__(self, data: TensorDataset) -> None:
         self.columns = {"image": data.tensors[0], "label": data.tensors[1]}
         self.column_names = list(self.columns)
+        self.read: list[int] = []
 
     def __len__(self) -> int:
         return len(self.columns["label"])
@@ -100,6 +101,7 @@ class Table:
     def __getitem__(self, key: int | str) -> Any:
         if isinstance(key, str):
             return self.columns[key].tolist()
+        self.read.append(key)
         return {name: column[key] for name, column in self.columns.items()}
 
 
@@ -141,6 +143,45 @@ def test_training_data_of_any_kind(data: Any, embed: Any) -> None:
     net = Embeds()
     settings = {"labels": lambda batch: batch["label"] if isinstance(batch, dict) else batch[1]}
     assert_that_of(net, validated(gap_monitor(training_data=data, embed=embed, **settings), net))
+
+
+class Counted(TensorDataset):
+    """Counts what is read."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        super().__init__(*tensors)
+        self.read: list[int] = []
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(int(index))
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("of", "parts"),
+    [
+        (Counted, lambda data: data),
+        (Labelled, lambda data: data),
+        (Table, lambda data: data),
+        (Counted, lambda data: Subset(data, range(len(data)))),
+        (Labelled, lambda data: Subset(data, range(len(data)))),
+        (Table, lambda data: Subset(data, range(len(data)))),
+        (Counted, lambda data: ConcatDataset([Subset(data, range(20)), Subset(data, range(20, len(data)))])),
+        (Labelled, lambda data: ConcatDataset([Subset(data, range(20)), Subset(data, range(20, len(data)))])),
+    ],
+    ids=["tensors", "attribute", "table", *(f"subset of {kind}" for kind in ("tensors", "attribute", "table")),
+         "parts of tensors", "parts of attribute"],
+)  # fmt: skip
+def test_labels_of_training_data_are_found_without_reading_an_item(of: Any, parts: Any) -> None:
+    """Only the items that are drawn are read, each once; and their labels are the right ones."""
+    net, data = Embeds(), Counted(*TRAINING.tensors) if of is Counted else of(TRAINING)
+    chosen, of_validation = class_subset(TRAINING.tensors[1], 4, 3, 0), class_subset(VALIDATION.tensors[1], None, 3, 0)
+    settings = {"classes": 4, "items_per_class": 3, "label_groups": 2, "embed": embed_either}
+    labels = {"labels": lambda batch: batch["label"] if isinstance(batch, dict) else batch[1]}
+    logged = validated(gap_monitor(training_data=parts(data), **settings, **labels), net)
+    assert sorted(data.read) == chosen.tolist()
+    logged.pop("gap/share_of_time")
+    assert logged == close(expected(net, chosen, of_validation, label_groups=2))
 
 
 def test_a_data_module_may_know_the_training_set() -> None:

@@ -1,4 +1,4 @@
-"""What is relevant: labels as words, several labels of an item, two encoders, and candidates that are ignored."""
+"""What is relevant: labels as strings, several labels of an item, two encoders, and candidates that are ignored."""
 
 import math
 from collections.abc import Callable
@@ -108,7 +108,7 @@ def test_words_in_the_output_of_some_loaders_and_numbers_in_that_of_another() ->
 
 
 def test_words_in_the_batch_alone() -> None:
-    """Also ids as words, and the flag of a gallery in a list."""
+    """Also ids as strings, and the flag of a gallery in a list."""
     of_batch = {
         "gallery": lambda outputs, batch: (batch[0][:, 0] > 0.3).tolist(),
         "ids": lambda outputs, batch: [f"{point[0]}.png" for point in batch[0]],
@@ -124,7 +124,7 @@ def test_words_in_the_batch_alone() -> None:
 
 def test_batches_of_words_and_of_integers_in_one_set_are_nan_and_one_warning() -> None:
     net = Formed(lambda labels: list(labels) if len(labels) < 11 else torch.arange(len(labels)))
-    words = "the labels so far are integers, those of this batch words"
+    words = "the labels so far are integers, those of this batch strings"
     with pytest.warns(UserWarning, match=words) as warned:
         logged = validated((retrieval(), DiscriminantRatioMonitor()), net, worded())
     assert len([text for text in said(warned) if words in text]) == 2  # of each monitor
@@ -323,14 +323,17 @@ def people(seed: int, count: int = 40) -> TensorDataset:
     return TensorDataset(torch.randn(count, DIM, generator=generator), persons, cameras)
 
 
+@pytest.mark.parametrize(
+    "exclude", [("person", "camera"), (1, 2), [1, "camera"], ("person", lambda outputs, batch: batch[2])]
+)
 @pytest.mark.parametrize("two", [False, True])
-def test_candidates_of_the_same_person_and_camera_are_ignored(two: bool) -> None:
+def test_candidates_of_the_same_person_and_camera_are_ignored(two: bool, exclude: Any) -> None:
     sets = [people(0), people(1, 30)][: 1 + two]
     arguments = [tensor for data in sets for tensor in data.tensors[:2]]
     of_sets = [data.tensors[1] * 10 + data.tensors[2] for data in sets]
     groups = dict(zip(("query_groups", "gallery_groups"), of_sets, strict=False))
     report = evaluate_retrieval(*arguments, metrics=METRICS, **groups)
-    monitor = RetrievalMonitor(exclude=("person", "camera"), gallery=1 if two else None, metrics=METRICS)
+    monitor = RetrievalMonitor(exclude=exclude, gallery=1 if two else None, metrics=METRICS)
     logged = validated(monitor, Returns(of_person), [DataLoader(data, batch_size=9) for data in sets])
     assert logged.pop("val/queries_without_match") == report.queries_without_match
     assert logged == close(keyed(report.metrics()))
@@ -340,6 +343,8 @@ def test_candidates_of_the_same_person_and_camera_are_ignored(two: bool) -> None
 @pytest.mark.parametrize(
     ("exclude", "words"),
     [
+        (3, r"\(exclude=3\): the batch is a list of 3 and has no such entry. Pass a position that it has, a key"),
+        ((1, 7), r"\(exclude=7\): the batch is a list of 3 and has no such entry"),
         ("lens", r"\(exclude='lens'\): neither what the step returned .* nor the batch .* has that entry"),
         (("person", "camera", "few"), r"the entries \('person', 'camera', 'few'\) of exclude have \[9, 9, 2\] values"),
         (lambda outputs, batch: [1, 2], "exclude gave a list of 2; expected an integer or a word for each of the 9"),
@@ -348,3 +353,15 @@ def test_candidates_of_the_same_person_and_camera_are_ignored(two: bool) -> None
 def test_what_exclude_cannot_read_ends_the_run(exclude: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         validated(RetrievalMonitor(exclude=exclude), Returns(of_person), DataLoader(people(0), batch_size=9))
+
+
+def test_one_position_of_the_batch_and_ids_by_position() -> None:
+    """As `labels=1`."""
+    data = people(0)
+    points, person, camera = data.tensors
+    report = evaluate_retrieval(points, person, query_groups=camera, metrics=METRICS)
+    repeated = TensorDataset(*(torch.cat([part, part[:9]]) for part in (*data.tensors, torch.arange(40))))
+    net = Returns(lambda net, points, person, *_: {"embeddings": points, "labels": person})
+    logged = validated(RetrievalMonitor(exclude=2, ids=3, metrics=METRICS), net, DataLoader(repeated, batch_size=9))
+    logged.pop("val/queries_without_match", None)
+    assert logged == close(keyed(report.metrics()))

@@ -277,3 +277,25 @@ def test_pictures_of_each_loader_are_at_the_steps_of_the_metrics(tmp_path: Path)
         with Image.open(path) as image:
             assert image.size[0] == 600
     assert 0 < made.callback_metrics["pictures/share_of_time"] < 1
+
+
+@pytest.mark.parametrize("images", [None, lambda dataset, index: dataset[index].missing])
+def test_items_without_an_index_are_said_to_need_a_function_of_the_batch(images: Any) -> None:
+    """The warning is not shown at a line of the standard library."""
+
+    class Rows(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            for point, label in DATA:
+                yield {"points": point, "labels": label}
+
+    class OfRows(AsGiven):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            return super().validation_step((batch["points"], batch["labels"]), batch_idx)
+
+    run = trainer(retrieval(), RetrievalPanels(images=images, max_share=None))
+    words = r"The items of this loader have no index, so that images is a function of \(batch, place in the batch\) \("
+    with pytest.warns(UserWarning, match=words) as caught:
+        run.validate(OfRows(), DataLoader(Rows(), batch_size=7), verbose=False)
+    [warning] = [each for each in caught if "could not be kept" in str(each.message)]
+    assert "contextlib" not in warning.filename
+    assert "data set, index" not in str(warning.message)

@@ -77,7 +77,7 @@ def test_order_batches_and_precision(
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(-classes, classes, (items,), generator=generator)
     labels[0] = labels[1]  # somebody has a match
-    points = torch.randn(items, 3, generator=generator)
+    points = torch.randn(items, 3, generator=generator, dtype=torch.float64)  # numbers that float32 does not hold
     points = (points.round() if few_values else points).to(dtype)
     order = torch.randperm(items, generator=generator)
     expected, monitor = evaluate_retrieval(points, labels, label_groups=None), retrieval()
@@ -247,6 +247,11 @@ def test_the_failure_of_one_loader_leaves_the_other() -> None:
         ({"label_groups": 1}, "RetrievalMonitor: label_groups=1 must"),
         ({"name": ""}, r"RetrievalMonitor\(name=''\) names nothing. Leave out name for val/mAP and test/mAP"),
         ({"prefix": "t2i"}, "prefix is no setting. Write name='t2i' for val/t2i/mAP"),
+        ({"query_groups": "camera"}, r"query_groups is no setting. Write exclude=\('person', 'camera'\)"),
+        ({"gallery_groups": "camera"}, r"gallery_groups is no setting. Write exclude="),
+        ({"groups": "camera"}, r"groups is no setting. Write exclude=.*; groups of classes .* are label_groups="),
+        ({"query_ids": "path"}, "query_ids is no setting. Write ids='path'"),
+        ({"is_gallery": "shop"}, "is_gallery is no setting. Write gallery=1.*gallery='is_gallery'"),
         ({"source": ("a", "b", "c")}, r"two keys are needed, such as \('embeddings', 'labels'\)"),
         ({"source": [1, 2]}, r"two keys are needed, such as \('embeddings', 'labels'\)"),
         ({"source": 3}, "is none of: two keys of the step's output, the name of a submodule, a"),

@@ -324,21 +324,30 @@ def test_labels_without_values_are_nan_and_one_warning_for_each_monitor() -> Non
     assert all(math.isnan(value) for value in logged_by(run).values())
 
 
-def test_every_logger_holds_every_value(tmp_path: Path) -> None:
-    loggers = CSVLogger(tmp_path, name="csv"), TensorBoardLogger(tmp_path, name="events")
+@pytest.mark.parametrize("kinds", [(), ("csv",), ("events",), ("csv", "events")], ids="+".join)
+def test_every_logger_holds_every_value(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    """No logger, a file of tables, TensorBoard, or both: the values are those that other callbacks see."""
+    made = {"csv": CSVLogger(tmp_path, name="csv"), "events": TensorBoardLogger(tmp_path, name="events")}
+    loggers = [made[kind] for kind in kinds]
     by_hand, batches = ByHand(), EveryBatch()
-    run = trainer(*monitors(), by_hand, batches, max_epochs=2, logger=loggers, log_every_n_steps=1)
+    run = trainer(*monitors(), by_hand, batches, max_epochs=2, logger=loggers or False, log_every_n_steps=1)
     run.fit(Embeds(), loader(), loader(VALIDATION))
-    assert by_hand.logged[0] == near(by_hand.expected[0])
-    with (Path(loggers[0].log_dir) / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    in_csv = {key: [float(row[key]) for row in rows if row[key]] for key in rows[0]}
-    events = EventAccumulator(loggers[1].log_dir).Reload()
-    in_events = {key: [event.value for event in events.Scalars(key)] for key in events.Tags()["scalars"]}
-    for written in (in_csv, in_events):
+    assert by_hand.logged == [near(values) for values in by_hand.expected]
+    assert batches.logged == pytest.approx(ratios_of(batches), rel=1e-5)
+    written = {}
+    if "csv" in kinds:
+        with (Path(made["csv"].log_dir) / "metrics.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        written["csv"] = {key: [float(row[key]) for row in rows if row[key]] for key in rows[0]}
+    if "events" in kinds:
+        events = EventAccumulator(made["events"].log_dir).Reload()
+        scalars = events.Tags()["scalars"]
+        written["events"] = {key: [event.value for event in events.Scalars(key)] for key in scalars}
+    assert tuple(written) == kinds
+    for values in written.values():
         for key in (*KEYS, "val/mAP", "val/recall@1", "val/precision", "val/J"):
-            assert written[key] == pytest.approx([by_hand.expected[i][key] for i in range(2)], rel=1e-5, abs=1e-6)
-        assert written["train/J"][:3] == pytest.approx(ratios_of(batches)[:3], rel=1e-5)
+            assert values[key] == pytest.approx([by_hand.expected[i][key] for i in range(2)], rel=1e-5, abs=1e-6)
+        assert values["train/J"] == pytest.approx(ratios_of(batches), rel=1e-5)
 
 
 class Steady(Embeds):
@@ -360,7 +369,8 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_does(tmp_path: Path) -> No
 
     def run(*more: Callback, **settings: Any) -> tuple[ByHand, EveryBatch, float]:
         torch.manual_seed(0)
-        best, seen, batches = ModelCheckpoint(tmp_path / "best", monitor="val/J"), ByHand(gap=False), EveryBatch()
+        best = ModelCheckpoint(tmp_path / "best", monitor="val/J", mode="max")
+        seen, batches = ByHand(gap=False), EveryBatch()
         monitors = retrieval(), DiscriminantRatioMonitor(every_n_steps=2)
         made = trainer(*monitors, seen, batches, best, *more, max_epochs=2, val_check_interval=2)
         made.fit(Steady(), loader(data, batch_size=36), loader(VALIDATION), **settings)
@@ -368,11 +378,11 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_does(tmp_path: Path) -> No
 
     whole, steps, best = run(ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1))
     assert whole.logged == [near(values) for values in whole.expected]
-    assert best == pytest.approx(min(values["val/J"] for values in whole.logged))
+    assert best == pytest.approx(max(values["val/J"] for values in whole.logged))
     for step in (4, 2, 3):
         resumed, rest, best = run(ckpt_path=str(tmp_path / f"step={step}.ckpt"))
         reached = [values["val/J"] for i, values in enumerate(whole.logged) if 2 * (i + 1) != step]
-        assert best == pytest.approx(min(reached))  # of what has been validated before and since
+        assert best == pytest.approx(max(reached))  # of what has been validated before and since
         count = len(resumed.logged)
         assert (count, len(whole.logged)) == (4 - step // 2, 4)
         assert resumed.logged == [near(values) for values in whole.logged[-count:]]
@@ -549,8 +559,9 @@ def test_what_may_still_be_logged_is_a_warning(key: str) -> None:
 
 
 def test_keys_that_exist_or_that_nobody_knows_pass_in_silence() -> None:
-    keys = "val/mAP", "val/J", "val/variance_ratio_low", "train/J", "val/loss", "gap/recall@1"
-    waiting = [EarlyStopping(monitor=key, strict=False) for key in keys]
+    keys = "val/mAP", "val/J", "val/variance_ratio_low", "train/J", "val/loss"
+    waiting = [EarlyStopping(monitor=key, mode="max", strict=False) for key in keys]
+    waiting.append(EarlyStopping(monitor="gap/recall@1", strict=False))
     run = trainer(*waiting, retrieval(), DiscriminantRatioMonitor(), gap_monitor(), num_sanity_val_steps=1)
     run.fit(Embeds(), loader(), loader())  # warnings are errors here
 

@@ -57,11 +57,13 @@ class Reference(Callback):
             self.measured[trainer.global_step] = slow_dynamics(self.before, after, labels, SHOTS, self.centering)
 
 
-def assert_equals_reference(monitor: TrainingDynamicsMonitor, reference: Reference, steps: list[int]) -> None:
+def assert_equals_reference(
+    monitor: TrainingDynamicsMonitor, reference: Reference, steps: list[int], rel: float = 1e-5
+) -> None:
     assert list(monitor.history.steps) == steps
     for step, measure in monitor.history:
         for name in MEASURES:
-            assert getattr(measure, name) == pytest.approx(reference.measured[step][name], rel=1e-5), (step, name)
+            assert getattr(measure, name) == pytest.approx(reference.measured[step][name], rel=rel), (step, name)
 
 
 def logger(folder: Path) -> CSVLogger:
@@ -82,7 +84,8 @@ def test_measures_the_step_that_was_taken_whatever_the_trainer_does(settings, ce
     monitor = TrainingDynamicsMonitor(every_n_steps=3, centering=centering, strict=True)
     reference = Reference(centering)
     trainer(reference, monitor, logger=logger(tmp_path), log_every_n_steps=3, **settings).fit(protonet(), episodes())
-    assert_equals_reference(monitor, reference, steps)
+    # Embeddings that were rounded to float32 miss the values of a step in float64 by far more.
+    assert_equals_reference(monitor, reference, steps, rel=1e-12 if settings.get("precision") == "64-true" else 1e-5)
     assert monitor.history.centering == centering
     assert DynamicsHistory.load(tmp_path / "run" / "training_dynamics.json") == monitor.history
     with (tmp_path / "run" / "metrics.csv").open() as file:

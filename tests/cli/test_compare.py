@@ -60,6 +60,35 @@ def test_both_are_tested_on_the_same_episodes_and_their_steps_compared(runs, cap
     assert result["dynamics"] == expected.to_dict()
 
 
+def test_both_tables_show_the_first_run_first(runs, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    first, second = (run["test"] for run in json.loads(compared(capsys, *runs, "--json"))["runs"])
+    screen = compared(capsys, *runs, "--names", "earlier", "later")
+    heads = [line.split() for line in screen.splitlines() if "earlier" in line and "later" in line]
+    assert heads[0][:4] == ["metric", "earlier", "later", "difference"]
+    assert heads[-1] == ["earlier", "later", "Mann-", "Fisher's"]
+    [row] = [line.split() for line in screen.splitlines() if line.split()[:1] == ["mAP"]]
+    values = [test["retrieval"]["metrics"]["mAP"] for test in (first, second)]
+    assert row[1:4] == [f"{values[0]:.4f}", f"{values[1]:.4f}", f"{values[1] - values[0]:+.4f}"]
+    words = " ".join(screen.split())
+    assert "difference: later minus earlier." in words
+    assert "No interval: f1 is one value of all pairs; J is one value of all rows." in words
+
+
+def test_an_interval_that_is_unknown_says_why(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    single = []
+    for run in runs:  # tested on one episode
+        single.append(tmp_path / run.name)
+        shutil.copytree(run, single[-1])
+        config = single[-1] / "config.yaml"
+        config.write_text(config.read_text().replace("episodes: 20\n", "episodes: 1\n"))
+    screen = " ".join(compared(capsys, *single).split())
+    assert "nan" not in screen
+    assert "Accuracy: unknown (a single episode) and unknown (a single episode) over other episodes" in screen
+    assert "No interval: accuracy is of a single episode; accuracy, other classes is of different episodes" in screen
+
+
 def test_steps_alone_when_asked_for(runs, capsys):
     screen = compared(capsys, *runs, "--test", "false")
     for words in ("Not tested: as requested.", "con-alpha", "norm ratio", "con-div", "6 and 6 measured steps"):

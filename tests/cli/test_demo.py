@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import signal
 from contextlib import redirect_stdout
 
@@ -10,7 +11,7 @@ import pytest
 
 from fewshot_callbacks.cli import demo
 from fewshot_callbacks.cli.main import main
-from fewshot_callbacks.plots.style import METHODS
+from fewshot_callbacks.plots.style import METHODS, new_figure
 from fewshot_callbacks.protonet import ProtoNet
 from tests.cases import first_classes
 from tests.plots.legible import assert_legible
@@ -23,8 +24,7 @@ def demo_of(tmp_path_factory):
     """Its folder, which held an earlier demo; what Ctrl-C in one before it left there; what it printed; and remarks."""
     drawn = first_classes(100)  # as many as two groups of Grouped Recall need
     folder, before = tmp_path_factory.mktemp("demo") / "first", signal.getsignal(signal.SIGINT)
-    folder.mkdir()
-    (folder / "results.json").write_text("[]")
+    as_of_a_demo(folder)
     remarks, handler = [], logging.Handler()
     handler.emit = lambda record: remarks.append(record.getMessage())
     logging.getLogger("lightning.pytorch").addHandler(handler)
@@ -45,6 +45,14 @@ def demo_of(tmp_path_factory):
     return folder, left, screen.getvalue(), remarks
 
 
+def as_of_a_demo(folder):
+    """Make a folder that is taken for an earlier demo."""
+    (folder / "dr").mkdir(parents=True)
+    (folder / "results.json").write_text("[]")
+    (folder / "dr" / "best.ckpt").write_text("weights")
+    demo.sign(folder)
+
+
 @pytest.fixture
 def finished(demo_of):
     return demo_of[0]
@@ -52,8 +60,9 @@ def finished(demo_of):
 
 def test_ctrl_c_leaves_an_earlier_demo_and_a_whole_one_replaces_it(demo_of):
     folder, left, _, remarks = demo_of
-    assert left == (130, ["first", "results.json"])
-    assert len(list(folder.iterdir())) > 1
+    assert left[0] == 130
+    assert sorted(left[1]) == [".fewshot_demo.json", "best.ckpt", "dr", "first", "results.json"]
+    assert len(list(folder.iterdir())) > 3
     assert remarks == []  # of Lightning, such as that there is no GPU
 
 
@@ -88,11 +97,63 @@ def test_soft_ap_takes_as_many_steps_and_is_tested_as_it_was_kept(finished):
     assert soft["retrieval"]["metrics"] != random["retrieval"]["metrics"]  # the weights that were trained
 
 
-def test_it_replaces_no_folder_of_something_else(tmp_path, capsys):
-    (tmp_path / "thesis.tex").write_text("years of work")
+@pytest.fixture
+def untrained(monkeypatch):
+    """A demo that would be over at once: only its folder is looked at."""
+    monkeypatch.setattr(demo, "train_and_test", lambda *_: pytest.fail("the folder was not looked at"))
+
+
+def everything(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+FOREIGN = {
+    "a thesis": {"thesis.tex": "years of work"},
+    "results of something else": {"results.json": "[]", "weights.ckpt": "days of training"},
+    "a signature of something else": {".fewshot_demo.json": "[]", "weights.ckpt": "days of training"},
+    "a signature that is damaged": {".fewshot_demo.json": '{"fewshot_demo": {"dr', "weights.ckpt": "days of training"},
+}
+
+
+@pytest.mark.parametrize("held", FOREIGN)
+def test_it_replaces_no_folder_of_something_else(tmp_path, capsys, held, untrained):
+    for name, text in FOREIGN[held].items():
+        (tmp_path / name).write_text(text)
+    before = everything(tmp_path)
     assert main(["demo", "--output", str(tmp_path), *QUICK]) == 1
-    assert "holds files that no demo has written" in capsys.readouterr().err
-    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    assert re.search(r"holds \S+, which no demo has written", capsys.readouterr().err)
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("change", ["a file beside it", "a file in a folder of it", "a file of it"])
+def test_it_replaces_no_demo_in_which_somebody_has_written(tmp_path, capsys, change, untrained):
+    folder = tmp_path / "demo"
+    as_of_a_demo(folder)
+    name = {"a file beside it": "notes.txt", "a file in a folder of it": "dr/notes.txt", "a file of it": "results.json"}
+    (folder / name[change]).write_text("hours of work")
+    before = everything(folder)
+    assert main(["demo", "--output", str(folder), *QUICK]) == 1
+    assert f"holds {name[change]}, which no demo has written" in capsys.readouterr().err
+    assert everything(folder) == before
+
+
+def test_a_file_that_came_while_it_trained_is_left_and_so_is_the_demo(tmp_path, capsys, monkeypatch):
+    def trained(_, folder, __):
+        for name in demo.TRAINED:
+            (folder / name).mkdir(parents=True)
+        (tmp_path / "demo").mkdir()
+        (tmp_path / "demo" / "notes.txt").write_text("hours of work")
+        return {}
+
+    for name, stand_in in {
+        "train_and_test": trained, "read_curves": lambda _: {}, "training_curves": lambda *_: new_figure(1),
+        "comparison": lambda _: "",
+    }.items():  # fmt: skip
+        monkeypatch.setattr(demo, name, stand_in)
+    assert main(["demo", "--output", str(tmp_path / "demo"), *QUICK]) == 0
+    assert everything(tmp_path / "demo") == {"notes.txt": b"hours of work"}
+    assert {"results.json", "curves.png"} < set(everything(tmp_path / "demo-2"))
+    assert "demo-2/curves.png" in capsys.readouterr().out.replace("\n", "")
 
 
 @pytest.mark.parametrize("seeds", [1, 5])

@@ -68,15 +68,85 @@ def test_json_is_the_report(stored, form, capsys):
     assert {name: value for name, value in printed["metrics"].items() if value is not None} == pytest.approx(known)
     assert printed["intervals"]["mAP"] == pytest.approx(list(expected.intervals["mAP"]))
     assert printed["queries"] == len(native["labels"])
+    assert "J" not in printed  # it was not asked for
     if form == "zeros and ones":
-        assert printed["J"] is None
         return
-    j = discriminant_ratio(torch.tensor(native["embeddings"]), torch.tensor(native["labels"]))
-    assert printed["J"] == pytest.approx(float(j))
     name = "class 07" if form == "words" else "7"
     assert printed["per_class"]["mAP"][name] == pytest.approx(expected.per_class()["mAP"][7])
     if settings:  # the bounds change the threshold
         assert expected["recall@precision0.5"] != evaluate_retrieval(**native, **SETTINGS)["recall@precision0.5"]
+
+
+def j_of(rows, labels):
+    """J of these rows by the function."""
+    return pytest.approx(float(discriminant_ratio(torch.tensor(rows), torch.tensor(labels))))
+
+
+def test_j_is_printed_when_it_is_asked_for_of_all_rows(stored, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    path, rows, labels = stored
+    shifted = rows + 3  # so that J of a part differs from that of all rows
+    assert evaluated(capsys, path, "--metrics", "mAP", "J")["J"] == j_of(rows, labels)
+    assert list(evaluated(capsys, path, "--metrics", "J,mAP", "recall@1")["metrics"]) == ["mAP", "recall@1"]
+    for words in ([], ["--metrics", "mAP"]):
+        assert main(["evaluate", str(path), *words]) == 0
+        assert not re.search(r"\bJ\b", capsys.readouterr().out)
+    assert main(["evaluate", str(path), "--metrics", "mAP", "J"]) == 0
+    [row] = [line for line in capsys.readouterr().out.splitlines() if re.search(r"\bJ\b", line)]
+    assert "200 rows" in row
+    # the gallery of which the last 40 items are queries, too
+    gallery = np.concatenate([shifted[:120], rows[:40]])
+    arrays = {"embeddings": rows, "labels": labels, "query_ids": np.arange(200), "gallery": gallery}
+    ids = np.concatenate([np.arange(300, 420), np.arange(40)])
+    arrays |= {"gallery_labels": np.concatenate([labels[:120], labels[:40]]), "gallery_ids": ids}
+    np.savez(path, **arrays)
+    together = np.concatenate([rows, shifted[:120]]), np.concatenate([labels, labels[:120]])
+    assert evaluated(capsys, path, "--metrics", "mAP", "J")["J"] == j_of(*together)
+
+
+def test_j_of_files_is_of_queries_and_gallery(stored, tmp_path, capsys):
+    _, rows, labels = stored
+    for part in range(2):
+        queries = np.arange(100) % 5 == 0
+        np.savez(tmp_path / f"half{part}.npz", v=rows[part::2], y=labels[part::2], q=queries)
+    order = np.concatenate([np.arange(200)[part::2] for part in range(2)])
+    words = [tmp_path / "half*.npz", "--embeddings", "v", "--labels", "y", "--queries", "q"]
+    assert evaluated(capsys, *words, "--metrics", "mAP", "J")["J"] == j_of(rows[order], labels[order])
+    assert "J" not in evaluated(capsys, *words)
+
+
+def test_j_of_two_files_is_compared_without_an_interval_and_says_why(stored, other, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    path, rows, labels = stored
+    words = [path, "--against", other[0], "--metrics", "mAP", "f1", "J"]
+    printed = evaluated(capsys, *words)
+    assert [printed[which]["J"] for which in ("first", "second")] == [j_of(rows, labels), j_of(other[1], labels)]
+    assert printed["differences"]["J"]["value"] == pytest.approx(printed["first"]["J"] - printed["second"]["J"])
+    assert main(["evaluate", *map(str, words)]) == 0
+    screen = " ".join(capsys.readouterr().out.split())
+    assert "difference: first minus second" in screen
+    assert "No interval: f1 is one value of all pairs; J is one value of all rows." in screen
+
+
+def test_j_without_one_label_a_row_is_refused(judged, stored, tmp_path, capsys):
+    several = tmp_path / "several.npz"
+    np.savez(several, embeddings=stored[1], labels=np.arange(400).reshape(200, 2) % 2)
+    said = refused(capsys, several, "--metrics", "mAP", "J")
+    assert "J needs one label for each row, and 'labels' holds several. Leave J out of --metrics." in said
+    file, arrays, judgements = judged
+    words = [file, "--judgements", judgements, "--metrics", "mAP", "J"]
+    assert "J needs one label for each row, and the file has no 'labels' and no 'gallery_labels'" in refused(
+        capsys, *words
+    )
+    np.savez(file, **arrays, labels=[0, 1, 2])
+    assert "J needs one label for each row, and the file has no 'gallery_labels'" in refused(capsys, *words)
+    np.savez(file, **arrays, labels=[0, 1, 2], gallery_labels=np.arange(40) % 3)
+    assert evaluated(capsys, *words)["J"] > 0
+
+
+def test_j_alone_is_refused(stored, capsys):
+    said = refused(capsys, stored[0], "--metrics", "J")
+    assert "--metrics J needs a metric of retrieval beside it. Write --metrics mAP J." in said
 
 
 def test_the_table_shows_every_metric_its_meaning_and_the_notes(stored, capsys, monkeypatch):
@@ -226,11 +296,42 @@ def test_judgements_are_who_is_relevant_in_place_of_labels(judged, capsys):
     relevance = Relevance.from_lists([[3, 5], [7], []], grades=[[2, 1], [1], []], gallery=40)
     expected = evaluate_retrieval(arrays["embeddings"], gallery=arrays["gallery"], relevance=relevance)
     assert printed["metrics"] == pytest.approx(expected.metrics())
-    assert printed["J"] is None
+    assert "J" not in printed
     judgements.write_text(JUDGED + "d 0 7 1\n")
     assert "no query has the ids 'd' (1 in all)" in refused(capsys, file, "--judgements", judgements)
-    without = evaluated(capsys, file, "--judgements", judgements, "--unknown", "ignore")
+    words = [file, "--judgements", judgements, "--unknown", "ignore"]
+    left_out = "1 judgement names a query or an item that no row is (--unknown ignore)."
+    without = evaluated(capsys, *words)
     assert without["metrics"] == printed["metrics"]
+    assert left_out in without["notes"]
+    assert main(["evaluate", *map(str, words)]) == 0
+    assert left_out in " ".join(capsys.readouterr().out.split())
+    assert main(["evaluate", *map(str, words), "--against", str(file)]) == 0
+    assert " ".join(capsys.readouterr().out.split()).count(left_out) == 2
+    judgements.write_text(JUDGED)
+    assert evaluated(capsys, *words)["notes"] == printed["notes"]
+
+
+def test_the_smallest_relevant_grade_of_judgements(judged, capsys):
+    file, arrays, judgements = judged
+    relevance = Relevance.from_lists([[3], [], []], grades=[[2], [], []], gallery=40)
+    expected = evaluate_retrieval(arrays["embeddings"], gallery=arrays["gallery"], relevance=relevance)
+    printed = evaluated(capsys, file, "--judgements", judgements, "--at_least", "2")
+    assert printed["metrics"] == pytest.approx(expected.metrics())
+    words = [file, "--judgements", judgements, "--at_least"]
+    assert "--at_least 0.0 must be a positive number" in refused(capsys, *words, "0")
+
+
+def test_a_judged_item_that_is_not_in_the_gallery_is_never_found(judged, capsys):
+    file, _, judgements = judged
+    whole = evaluated(capsys, file, "--judgements", judgements, "--metrics", "mAP", "ir_recall@40")
+    judgements.write_text(JUDGED + "b 0 999 1\n")
+    printed = evaluated(
+        capsys, file, "--judgements", judgements, "--unknown", "ignore", "--metrics", "mAP", "ir_recall@40"
+    )
+    assert (whole["metrics"]["ir_recall@40"], printed["metrics"]["ir_recall@40"]) == (1.0, 0.75)
+    assert printed["metrics"]["mAP"] < whole["metrics"]["mAP"]
+    assert "missing from the gallery count as never found: 1" in " ".join(printed["notes"])
 
 
 def test_judgements_that_do_not_fit_the_file_take_a_line(judged, tmp_path, capsys):
@@ -263,9 +364,8 @@ def test_files_larger_than_the_budget_are_read_piece_by_piece(parts, capsys):
     assert "Pass --labels with the name of an array or column" in refused(capsys, files)
     assert "part0.npz has no 'kinds', but 'vectors', 'label'" in refused(capsys, files, "--labels", "kinds")
     for memory in ("512", "0.01"):
-        printed = evaluated(capsys, files, "--labels", "label", "--embeddings", "vectors", "--memory_mb", memory)
-        assert printed["metrics"] == expected.to_dict()["metrics"]
-        assert printed["J"] > 0
+        words = [files, "--labels", "label", "--embeddings", "vectors", "--memory_mb", memory]
+        assert evaluated(capsys, *words)["metrics"] == expected.to_dict()["metrics"]
 
 
 SLURM = """
@@ -304,9 +404,87 @@ for step, (writings, tasks) in enumerate([(3, 2), (0, 1), (0, 2)]):
 """Steps of a job of Slurm: two processes, of which one is killed at its third writing; one process; and two again."""
 
 
+def killed(*words):
+    """Begin an evaluation, and end it with Ctrl-C before it has come to its end."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fewshot_callbacks.cli.evaluate.evaluate_retrieval", interrupted)
+        assert main(["evaluate", *map(str, words)]) == 130
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def columns(tmp_path):
+    """Vectors in one file, and a .npy file of each column beside it."""
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "vectors.npy", rng.normal(size=(60, 8)).astype(np.float32))
+    held = {
+        "labels": np.arange(60) % 6, "ids": np.arange(60), "groups": np.arange(60) % 4, "queries": np.arange(60) < 20,
+    }  # fmt: skip
+    for name, values in held.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    words = [tmp_path / "vectors.npy", *(word for name in held for word in (f"--{name}", tmp_path / f"{name}.npy"))]
+    return [*words, "--resume", tmp_path / "state"]
+
+
+@pytest.mark.parametrize("name", ["labels", "ids", "groups", "queries"])
+def test_a_column_that_was_written_anew_is_not_gone_on_with(columns, tmp_path, capsys, name):
+    killed(*columns)
+    capsys.readouterr()
+    file = tmp_path / f"{name}.npy"
+    times = file.stat()
+    np.save(file, np.load(file)[::-1])
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # of the same size and time
+    said = refused(capsys, *columns)
+    assert re.search(rf"state holds the state of another evaluation, by its --{name} \(\w+, now \w+\)", said)
+    assert "Delete the folder to begin anew" in said
+    np.save(file, np.load(file)[::-1])
+    evaluated(capsys, *columns)
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("name", ["labels", "query_ids", "query_groups", "embeddings"])
+@pytest.mark.parametrize("against", [False, True])
+def test_an_array_of_a_file_that_was_written_anew_is_not_gone_on_with(tmp_path, capsys, name, against):
+    arrays = {"labels": np.arange(60) % 6, "query_ids": np.arange(60), "query_groups": np.arange(60) % 4}
+    arrays["embeddings"] = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+    one, two = tmp_path / "one.npz", tmp_path / "two.npz"
+    for file in (one, two):
+        np.savez(file, **arrays)
+    words = [one, "--against", two, "--resume", tmp_path / "state"]
+    killed(*words)
+    capsys.readouterr()
+    for file in (one, two) if name == "labels" else (two,) if against else (one,):
+        np.savez(file, **arrays | {name: arrays[name][::-1]})
+    assert "state holds the state of another evaluation, by its " in refused(capsys, *words)
+
+
+def test_judgements_that_were_written_anew_are_not_gone_on_with(judged, tmp_path, capsys):
+    file, _, judgements = judged
+    words = [file, "--judgements", judgements, "--resume", tmp_path / "state"]
+    killed(*words)
+    capsys.readouterr()
+    before, times = judgements.read_text(), judgements.stat()
+    judgements.write_text("\n".join(reversed(before.splitlines())) + "\n")
+    os.utime(judgements, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert "another evaluation, by its judgements (" in refused(capsys, *words)
+    judgements.write_text(before)
+    assert evaluated(capsys, *words)["metrics"] == evaluated(capsys, file, "--judgements", judgements)["metrics"]
+
+
+def test_a_state_is_never_written_beside_the_embeddings(parts, tmp_path, capsys):
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    words = [parts[0], "--labels", "label", "--embeddings", "vectors"]
+    assert "holds embeddings.npz, which is no state of an evaluation" in refused(capsys, *words, "--resume", tmp_path)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="torch is imported once, and then forked")
 def test_a_killed_process_is_named_and_the_same_command_goes_on(parts, tmp_path, capsys):
     words = [parts[0], "--labels", "label", "--embeddings", "vectors", "--memory_mb", "0.05"]
+    words += ["--metrics", "mAP", "f1", "J"]
     known = evaluated(capsys, *words)
     command = [sys.executable, "-c", SLURM, "evaluate", *words, "--json", "--resume", "state"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
@@ -342,3 +520,26 @@ def test_items_that_come_twice_are_noted_and_ids_leave_them_out(stored, name, ca
     np.save(shards / "rows.npy", embeddings[TWICE])
     words = ("--labels", tmp_path / "label.npy", "--ids", tmp_path / "path.npy")
     assert evaluated(capsys, shards, *words)["metrics"] == right["metrics"]
+
+
+def test_an_ending_in_upper_case_is_an_ending(stored, capsys):
+    path, *_ = stored
+    plain = evaluated(capsys, path)["metrics"]
+    assert evaluated(capsys, path.rename(path.with_suffix(".NPZ")))["metrics"] == plain
+
+
+def test_what_is_passed_over_and_the_order_of_shards_are_said_once(stored, tmp_path, capsys):
+    _, embeddings, labels = stored
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for part in range(20):
+        np.save(folder / f"part-{part}.npy", embeddings[10 * part : 10 * part + 10])
+    np.save(tmp_path / "labels.npy", labels)
+    (folder / "._part-0.npy").write_bytes(b"\0")
+    assert main(["evaluate", str(folder), "--labels", str(tmp_path / "labels.npy"), "--json"]) == 0
+    out, said = capsys.readouterr()
+    expected = evaluate_retrieval(embeddings, labels)
+    assert json.loads(out)["metrics"]["mAP"] == pytest.approx(expected.mAP)
+    first, second = (line for line in said.splitlines() if line.startswith("note: "))
+    assert first.endswith("1 name that systems make is passed over: ._part-0.npy 1.")
+    assert "in the order of their numbers, part-2.npy before part-10.npy, and not" in second

@@ -42,6 +42,14 @@ def test_fit_then_test_from_the_checkpoint_which_a_seed_repeats(few_glyphs, else
     assert screen.split(score)[1][:6] == again.split(score.replace("_0", "_1"))[1][:6]
 
 
+def test_a_run_without_a_logger_has_no_folder_and_leaves_a_configuration_as_it_is(few_glyphs, elsewhere):
+    (elsewhere / "config.yaml").write_text("# of the user")
+    words = ["--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), *TINY, *QUIET, "--trainer.logger=false"]
+    assert main(["fit", *words]) == 0
+    assert main(["test", *words, "--ckpt_path", "none"]) == 0
+    assert (elsewhere / "config.yaml").read_text() == "# of the user"
+
+
 def print_of_config(config, capsys):
     """All settings, as `--print_config` shows them."""
     with pytest.raises(SystemExit, match=r"^0$"):

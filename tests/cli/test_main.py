@@ -63,6 +63,7 @@ def test_plan_of_the_whole_logo_set(capsys):
     assert (plan["matrix_bytes"], plan["memory_bytes"]) == (4 * 158652**2, 512 * 10**6)
     screen = planned(capsys, *words)
     assert "25,170,457,104" in screen
+    assert "325 MB + 325 MB" in screen  # two sets
     assert "101 GB" in screen
 
 
@@ -74,7 +75,10 @@ def test_plan_of_files(tmp_path, capsys):
     assert (plan["queries"], plan["gallery"], plan["dim"], plan["gallery_bytes"]) == (1000, 1000, 8, 16_000)
     assert plan["bytes_read"] == plan["reads"] * 16_000
     assert plan["bytes_per_second"] > 0
-    assert "20 queries against 1,000 items" in planned(capsys, *words, "--queries", 20)
+    assert "│ 16 kB │ one set" in " ".join(planned(capsys, *words).split())
+    some = planned(capsys, *words, "--queries", 20)
+    assert "20 queries against 1,000 items" in some
+    assert "│ 320 B + 16 kB │" in " ".join(some.split())
     assert main(["plan", *map(str, words), "--dim", "8"]) == 1
     assert "Leave out --dim and --gallery" in capsys.readouterr().err
     assert main(["plan", "--queries", "5"]) == 1
@@ -98,7 +102,7 @@ def test_plan_of_a_sample_in_half_precision_without_a_limit(capsys, monkeypatch)
     words = ["--queries", "1e6", "--dim", "64", "--max_queries", "5000", "--dtype", "float16", "--memory_mb", "inf"]
     said = planned(capsys, *words)
     assert "5,000 queries, drawn from 1,000,000 against 1,000,000 items" in said
-    assert "128 MB + 128 MB │ queries and gallery in float16" in said
+    assert "│ 128 MB │ one set, of queries that are the gallery, too, in float16" in " ".join(said.split())
     assert "256 MB │ in float32, which half precision is compared as" in said
     assert "there is no limit" in said
 
@@ -168,8 +172,44 @@ def test_commands_and_the_maths_import_what_they_need(tmp_path):
     assert found == ["help True", "maths True", "plan and evaluate True", "report True"]
 
 
+def test_a_plan_of_any_dimension_times_a_product_that_fits(capsys):
+    assert main(["plan", "--queries", "1e18", "--dim", "9e18"]) == 0
+    assert "GFLOP/s" in capsys.readouterr().out
+
+
 def test_public_names_are_complete():
     assert "RetrievalMonitor" in fewshot_callbacks.__all__
     assert set(fewshot_callbacks.__all__) <= set(dir(fewshot_callbacks))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = fewshot_callbacks.nothing
+
+
+NAMES = """
+import fewshot_callbacks
+import fewshot_callbacks.functional
+
+print([name for name in dir(fewshot_callbacks) if not name.startswith("__") and name not in fewshot_callbacks.__all__])
+print([name for name in ("callbacks", "metrics", "evaluate_retrieval") if not hasattr(fewshot_callbacks, name)])
+try:
+    from fewshot_callbacks import RetrievalMonitors
+except ImportError as error:
+    print(error)
+try:
+    from fewshot_callbacks import something_else_altogether
+except ImportError as error:
+    print(str(error).partition(" (")[0])
+from fewshot_callbacks import protonet
+print(hasattr(fewshot_callbacks, "RetrievalMonitors"))
+"""
+
+
+def test_dir_shows_public_names_and_a_misspelt_import_says_what_is_near():
+    public, missing, misspelt, unknown, is_there = lines_of_fresh_python(NAMES)
+    assert all(f"'{word}'" not in public for word in ("Any", "Path", "ast", "import_module", "annotations"))
+    assert "'functional'" in public
+    assert missing == "['callbacks', 'metrics']"  # no submodule before it is imported
+    assert (
+        misspelt == "cannot import name 'RetrievalMonitors' from 'fewshot_callbacks'. Did you mean 'RetrievalMonitor'?"
+    )
+    assert unknown == "cannot import name 'something_else_altogether' from 'fewshot_callbacks'"
+    assert is_there == "False"

@@ -3,8 +3,11 @@
 import os
 import re
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -62,6 +65,7 @@ def last_line(capsys):
         ("evaluate a.npz --label_groups [[1", "--label_groups: [[1 are no lists, such as [[0, 1], [2, 3]]."),
         ("evaluate a.npz --recall_k=5", "recall_k is no setting. Write metrics=('recall@1', ...); a command has "
          "--metrics recall@1 and --label_groups 10."),
+        ("evaluate a.npz --unknown foo", "--unknown: invalid choice: 'foo' (choose from 'error', 'ignore')."),
         ("plan --queries 1e30 --dim 3", "--queries: 1e30 is too large; whole numbers go up to 2^63 - 1."),
     ],
 )  # fmt: skip
@@ -87,6 +91,19 @@ def test_a_mistyped_word_is_one_line_with_what_was_probably_meant(words, line, c
          "--trainer.callbacks: RetrievalMonitors is not a file or a class. Did you mean RetrievalMonitor?"),
         (f"--config {GLYPHS} --trainer.callbacks+=fewshot_callbacks.RetrievalMonitor --trainer.callbacks.similarity=dott",
          "--trainer.callbacks.similarity: dott is not one of 'cosine', 'dot',"),
+        ("--data.help ImageFolder", "--data.help: ImageFolder is a data set. Write --data FewShotDataModule "
+         "--data.dataset.help ImageFolder."),
+        ("--data ImageFolder", "--data: ImageFolder is a data set. Write --data FewShotDataModule --data.dataset "
+         "ImageFolder."),
+        (f"--config {GLYPHS} --trainer.callbacks+=Glyphs", "--trainer.callbacks: Glyphs is a data set. Write --data "),
+        ("--model Glyphs --data FewShotDataModule", "--model: Glyphs is a data set. Write --data FewShotDataModule "),
+        ("--data RetrievalMonitor", "--data: RetrievalMonitor is a callback. Write --trainer.callbacks+ RetrievalMonitor."),
+        ("--model FewShotDataModule --data FewShotDataModule",
+         "--model: FewShotDataModule is a data module. Write --data FewShotDataModule."),
+        ("--data evaluate_retrieval", "--data: evaluate_retrieval is no class that this option takes."),
+        ("--data.help Glyph", "--data.help: Glyph is not a file or a class. Did you mean Glyphs?"),
+        (f"--config {GLYPHS} --trainer.callbacks+=RetrievalMonitor --trainer.callbacks.xyz=1",
+         "RetrievalMonitor has no argument xyz. It has source, labels, "),
         ("", "there is no data. Give a configuration, such as --config protonet_dr_glyphs."),
     ],
 )  # fmt: skip
@@ -99,6 +116,45 @@ def test_a_mistyped_word_of_a_training_is_one_line(words, line, tmp_path, monkey
     said = capsys.readouterr().err
     assert said.startswith(("fewshot fit: " + line, "fewshot: " + line))
     assert said.count("\n") == 1
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Some files with embeddings under other names."""
+    monkeypatch.chdir(tmp_path)
+    rows, labels = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32), np.arange(60) % 6
+    np.savez("named.npz", emb=rows, y=labels)
+    np.savez("two.npz", a=rows, b=rows, labels=labels)
+    np.savez("usual.npz", embeddings=rows, labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("evaluate named.npz", "named.npz holds 'emb', 'y', but not 'embeddings' and 'labels'. Pass --embeddings and "
+         "--labels with their names, or name the arrays so when saving. Write one with numpy.savez("),
+        ("report named.npz", "named.npz holds 'emb', 'y', but not 'embeddings' and 'labels'. Name the arrays when saving."),
+        ("evaluate two.npz --labels labels",
+         "two.npz has no 'embeddings', and 'a', 'b' with two axes. Pass --embeddings with the name of one."),
+        ("evaluate named.npz --labels y --ids i", "has no 'i', but 'emb', 'y'. Pass --ids with one of these, or"),
+        ("evaluate usual.npz --max_queries 0", "fewshot evaluate: --max_queries 0 must be positive;"),
+        ("evaluate usual.npz --threshold nan", "fewshot evaluate: --threshold nan must be a finite score;"),
+        ("plan --queries 0 --dim 3", "fewshot plan: --queries 0 must be positive."),
+        ("report usual.npz -o r.html --duplicates_from 2", "fewshot report: no cosine score is compared with"),
+        ("trials none.txt", "fewshot trials: none.txt does not exist"),
+    ],
+)  # fmt: skip
+def test_a_message_speaks_of_options_as_the_shell_writes_them(words, line, files, capsys):
+    assert main(words.split()) == 1
+    assert line in last_line(capsys)
+
+
+def test_a_note_speaks_of_options_as_the_shell_writes_them(files, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    assert main(["evaluate", "usual.npz", "--metrics", "mAP", "grouped_recall@1", "--label_groups", "4"]) == 0
+    screen = capsys.readouterr().out
+    assert "--label_groups" in screen
+    assert "label_groups=" not in screen
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=5), st.sampled_from([",", ", ", " "]), st.booleans())
@@ -220,6 +276,8 @@ def test_ctrl_c_in_a_training_says_what_is_kept(name, status, word, steps, train
 
     monkeypatch.setattr(ProtoNet, "training_step", stopped)
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    # A shell ignores SIGINT for what it starts in the background, and so would this process.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config = ["--config", FOLDER, "--config", str(trained / "monitors.yaml")]
     # Lightning stops after the step, or after the validation behind it
     sizes = ["--trainer.max_epochs=3", f"--data.train.episodes={1 if steps else 3}"]
@@ -241,6 +299,51 @@ def test_a_reader_that_goes_away_ends_it_quietly(monkeypatch, capsys):
         patch.setattr(sys, "stdout", pipe)
         assert main(["plan", "--queries", "9", "--dim", "3", "--json"]) == BROKEN_PIPE
     assert capsys.readouterr().err == ""
+
+
+STREAMS = """
+import os, sys
+os.closerange(3, 30)  # a file that is opened next takes the place of a closed stream
+from fewshot_callbacks.cli.main import main
+
+for words in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        stream, *rest = words.split()
+        sys.argv[1:] = rest
+        if stream == "full":
+            os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+            sys.stdout = open(1, "w", closefd=False)
+        else:
+            os.close({"out": 1, "err": 2}[stream])
+            setattr(sys, {"out": "stdout", "err": "stderr"}[stream], None)  # as Python begins without it
+        sys.exit(main())
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.write(2, f"{words}: {status}\\n".encode())
+"""
+"""A command for each argument, with the standard output closed (`>&-`) or full, or the standard error closed."""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full device is Linux's")
+def test_a_closed_or_full_output_takes_a_line(files, tmp_path):
+    closed = ("out evaluate usual.npz", "out plan --queries 9 --dim 3 --json", "out --version")
+    others = ("out report usual.npz -o page.html", "full plan --queries 9 --dim 3 --json", "err evaluate nowhere.npz")
+    command = [sys.executable, "-c", STREAMS, *closed, *others]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "Traceback" not in done.stderr
+    said = done.stderr.splitlines()
+    where = "the standard output is closed, and the result would be lost. Leave it open, or write > /dev/null."
+    assert said[:2] == [f"fewshot evaluate: {where}", "out evaluate usual.npz: 1"]
+    assert said[2:4] == [f"fewshot plan: {where}", f"{closed[1]}: 1"]
+    assert "out --version: 1" in said
+    assert f"{others[0]}: 0" in said  # its result is a file
+    assert (tmp_path / "page.html").stat().st_size > 1000
+    assert said[-3:-1] == [
+        "fewshot plan: the standard output cannot be written: No space left on device.",
+        f"{others[1]}: 1",
+    ]
+    assert said[-1] == f"{others[2]}: 1"
+    assert done.stdout == ""
 
 
 def test_the_traceback_comes_back_on_demand(tmp_path, monkeypatch, capsys):

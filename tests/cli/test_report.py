@@ -1,9 +1,12 @@
 """`fewshot report`: files in, one HTML file out, and what it answers to input that cannot be used."""
 
+import base64
+import io
 import json
 import os
 import re
 import sys
+import unicodedata
 
 import numpy as np
 import pytest
@@ -87,7 +90,7 @@ def test_queries_and_gallery(folder):
     [
         (["one.npz", "--against", "fewer.npz"], "60"),
         (["one.npz", "--train", "narrow.npz"], "12 components"),
-        (["tags.npz"], "have shape (72, 12). For several labels an item there is fewshot evaluate."),
+        (["tags.npz"], "have shape (72, 12). For several labels for each item use fewshot evaluate."),
         (["paths.npz", "--images", "missing"], "is not a folder"),
         (["one.npz", "--images", "images/00"], "holds 6 images"),
         (["one.npz", "--worst", "-1"], "worst is -1"),
@@ -183,3 +186,33 @@ def test_the_first_item_of_each_id_is_reported(folder):
     np.savez(folder / "twice.npz", **arrays)
     once, cured = (report(folder, f"{name}.npz")[1] for name in ("one", "twice"))
     assert cured["items"] == once["items"]
+
+
+def test_pictures_are_found_however_a_list_spells_them(folder, tmp_path):
+    """The disk has a letter with its accent apart, and an ending in upper case."""
+    arrays = dict(np.load(folder / "one.npz"))
+    names = [f"é/{place}.png" for place in range(72)]
+    (tmp_path / unicodedata.normalize("NFD", "é")).mkdir()
+    for place in range(72):
+        Image.new("L", (16, 16), place).save(tmp_path / unicodedata.normalize("NFD", f"é/{place}.PNG"), "png")
+    np.savez(tmp_path / "spelt.npz", **arrays, paths=names)
+    html, data = report(tmp_path, "spelt.npz", "--worst", 3)
+    assert data["images"]
+    assert "could not be shown" not in html
+    os.remove(tmp_path / unicodedata.normalize("NFD", "é/0.PNG"))
+    (tmp_path / unicodedata.normalize("NFD", "é/0.PNG")).symlink_to(folder / "images/00/00.png")
+    _, data = report(tmp_path, "spelt.npz")
+    assert "0-0" not in data["images"]  # a link out of the folder, under another spelling
+
+
+def test_a_background_for_what_is_transparent(folder, tmp_path):
+    arrays = dict(np.load(folder / "one.npz"))
+    (tmp_path / "images").mkdir()
+    for place in range(72):
+        Image.new("RGBA", (16, 16), (0, 0, 0, 0)).save(tmp_path / f"images/{place:02}.png")
+    np.savez(tmp_path / "clear.npz", **arrays)
+    for words, colour in (((), (255, 255, 255)), (("--background", "#00ff00"), (0, 255, 0))):
+        html, data = report(tmp_path, "clear.npz", "--images", tmp_path / "images", *words)
+        shown = base64.b64decode(next(iter(data["images"].values())).partition(",")[2])
+        assert Image.open(io.BytesIO(shown)).convert("RGB").getpixel((3, 3)) == colour
+        assert f"what is transparent lies on <bdi>{words[1] if words else 'white'}</bdi>" in html

@@ -214,3 +214,21 @@ def test_workers_share_the_memory() -> None:
     images = DecodedImages(6 * EACH, 20)
     loader = DataLoader(range(2), batch_size=None, num_workers=2, collate_fn=partial(kept, images))
     assert list(loader) == [3, 3]
+
+
+@pytest.mark.parametrize("flip", [None, 1.0])
+def test_images_are_not_mirrored_unless_that_is_asked_for(tmp_path: Path, flip: float | None) -> None:
+    """A mirrored logo or word is another one. Half of this image is black, half white."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        halves = np.zeros((40, 40, 3), dtype=np.uint8)
+        halves[:, 20:] = 255
+        Image.fromarray(halves).save(tmp_path / name / "1.png")
+    images = all_of(tmp_path)
+    if flip is not None:
+        images = all_of(tmp_path, transform=replace(images.transform, flip=flip))
+    torch.manual_seed(0)
+    pixels, _ = images.augmented().batch([0] * 60)
+    left, right = pixels[..., :42].mean(dim=(1, 2, 3)), pixels[..., 42:].mean(dim=(1, 2, 3))
+    assert ((left <= right) if flip is None else (left >= right)).all()
+    assert (left != right).any()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
-import fewshot_callbacks.data
 from tests.docs import pages
 
 
@@ -34,16 +31,3 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     document.namespace.update(pages.names())
     for example in document.examples():
         example.evaluate()
-
-
-def test_the_example_of_a_data_set_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader and its test, as CONTRIBUTING.md shows them."""
-    page = (pages.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    example = page.partition("## Example: add a reader of a data set")[2].partition("## Commits")[0]
-    reader, test = (textwrap.dedent(block) for block in re.findall(r"( {3}```python\n.*?)```", example, re.DOTALL))
-    names: dict[str, Any] = {}
-    exec(reader.removeprefix("```python\n"), names)
-    monkeypatch.setattr(fewshot_callbacks.data, "StanfordProducts", names["StanfordProducts"], raising=False)
-    exec(test.removeprefix("```python\n").replace("@pytest.fixture\n", ""), names)
-    names["test_the_split_is_the_published_one"](names["root"](tmp_path))
-    names["test_what_is_missing_is_named"](tmp_path / "nowhere")

@@ -40,6 +40,18 @@ class TestInvariance:
         found = discriminant_ratio(embeddings, (labels * 255 if dtype == torch.uint8 else labels).to(dtype))
         torch.testing.assert_close(found, discriminant_ratio(embeddings, labels))
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the compiled loop, and PyTorch's operations
+    @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+    def test_epsilon_is_a_share_of_the_scatter(self, scale, dtype):
+        """With one that shows: a number that is added would weigh less the larger the embeddings are."""
+        embeddings, labels = made(dtype=dtype)
+        without = float(discriminant_ratio(embeddings, labels, eps=0.0))
+        expected = without / (1 + 0.3 * (1 + without))  # Tr(S_B) / (Tr(S_W) + 0.3 Tr(S_T)), divided by Tr(S_W)
+        scaled = scale * embeddings
+        assert float(discriminant_ratio(scaled, labels, eps=0.3)) == pytest.approx(expected, rel=1e-5)
+        moments = ClassMoments.of(scaled, labels)
+        assert float(moments.discriminant_ratio(eps=0.3)) == pytest.approx(expected, rel=1e-5)
+
     def test_scale_changes_nothing_but_normalisation_does(self):
         embeddings, labels = made()
         embeddings[3] = 0  # which has no length 1, and stays as it is

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from fractions import Fraction
 from functools import reduce
 from typing import Any
 
@@ -173,8 +174,12 @@ def test_what_cannot_be_computed_is_nan_with_the_reason() -> None:
     points, labels = items()
     of_one = {*NUMBERS} - {"rankme"}
     for given, expected, words in (
-        ((points, 0 * labels), {"nc1", "cdnv"}, "they compare classes, and there are 1 with two items and more."),
-        ((points, torch.arange(90)), {"nc1", "cdnv", "alignment"}, "0 classes with two items and more; 90 have one"),
+        ((points, 0 * labels), {"nc1", "cdnv"}, "they compare classes, and one class has two items and more."),
+        (
+            (points, torch.arange(90)),
+            {"nc1", "cdnv", "alignment"},
+            "alignment are NaN: no class has two items.",
+        ),
         ((points[:1], labels[:1]), of_one, "10 neighbours need more than 1 items"),
         ((torch.ones(20, 12), labels[:20]), of_one - {"uniformity", "alignment", "antihubs"}, "embeddings are equal"),
         ((torch.ones(20, 12), labels[:20]), of_one - {"uniformity", "alignment", "antihubs"}, "have the same mean"),
@@ -202,3 +207,55 @@ def test_a_collapse_is_said_with_its_number_and_nothing_else_is() -> None:
     assert embedding_health(line, torch.arange(90) % 11).collapse is not None
     assert embedding_health(line[:49]).collapse is None
     assert embedding_health(torch.randn(90, 64) + 30).collapse is None  # a mean far off
+
+
+DEGENERATE = {
+    "one item": (torch.randn(1, 4), [0], 10),
+    "equal items": (torch.ones(12, 4), [0, 1] * 6, 3),
+    "zeros": (torch.zeros(12, 4), [0, 1] * 6, 3),
+    "each class a point": (torch.eye(4).repeat(5, 1), torch.arange(20) % 4, 3),
+    "two classes one point": (torch.eye(2).repeat_interleave(6, dim=0), [0, 0, 0, 1, 1, 1, *[2] * 6], 3),
+    "as many neighbours as items": (torch.randn(10, 4), torch.arange(10) % 2, 10),
+    "one item of each class": (torch.randn(12, 4), torch.arange(12), 3),
+    "one class": (torch.randn(12, 4), [0] * 12, 3),
+}
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_a_number_that_is_not_there_is_named_by_a_note(name):
+    rows, labels, k = DEGENERATE[name]
+    found = embedding_health(rows, labels, k=k)
+    missing = [key for key, value in found.metrics().items() if not math.isfinite(value)]
+    assert missing
+    for key in missing:
+        assert any(key in note.partition(":")[0] for note in found.notes), (key, found.notes)
+    assert all(value >= 0 for value in (found.nc1, found.cdnv) if not math.isnan(value))
+    assert "-0" not in f"{found.nc1:g}"
+
+
+@pytest.mark.parametrize("step", [1e-4, 1e-7, 1e-10])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_class_means_that_differ_by_little_differ(step, offset):
+    """Of two classes near each other and one far away: by the definition, from distances in fractions."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randint(-8, 9, (20, 3), generator=generator).double() * step
+    rows = torch.cat([noise, noise + torch.tensor([step, 0, 0]), noise + 5.0]) + offset
+    labels = torch.arange(60) // 20
+    exact = [[Fraction(value) for value in row] for row in rows.tolist()]
+    means = [[sum(column) / 20 for column in zip(*exact[n : n + 20], strict=True)] for n in (0, 20, 40)]
+
+    def squared(one, other):
+        return sum((a - b) ** 2 for a, b in zip(one, other, strict=True))
+
+    of = [sum(squared(row, mean) for row in exact[n : n + 20]) / 20 for n, mean in zip((0, 20, 40), means, strict=True)]
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    expected = sum((of[i] + of[j]) / (2 * squared(means[i], means[j])) for i, j in pairs) / len(pairs)
+    found = embedding_health(rows, labels, k=None)
+    assert found.cdnv == pytest.approx(float(expected), rel=1e-3 if offset else 1e-4)
+
+
+def test_two_classes_of_the_same_items_have_the_same_mean_in_any_order():
+    rows = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).double() / 3 + 7
+    found = embedding_health(torch.cat([rows, rows.flip(0), rows + 1]), torch.arange(90) // 30, k=None)
+    assert found.cdnv == math.inf
+    assert "cdnv is infinite: two classes have the same mean." in found.notes

@@ -1,4 +1,4 @@
-"""Labels, ids and groups as words, columns, lists and arrays: the results are those of the numbers behind them.
+"""Labels, ids and groups as strings, columns, lists and arrays: the results are those of the numbers behind them.
 
 And inputs that no function may take for something else.
 """
@@ -134,10 +134,10 @@ def test_processes_agree_on_the_numbers_of_words():
     [
         ([*WORDS[:35], None], r"1 of 36 labels is missing, the first \(None\) at index 35"),
         (np.array([*WORDS[:34], np.nan, None], object), r"2 of 36 labels are missing, the first \(nan\) at index 34"),
-        ([*WORDS[:35], 3], r"labels mix words and integers: '.*' at index 0, 3 at index 35"),
+        ([*WORDS[:35], 3], r"labels mix strings and integers: '.*' at index 0, 3 at index 35"),
         (np.array([2.5] * 36, object), r"labels hold a float at index 0"),
         (np.array([b"\xff"] * 36), r"labels are bytes that are not UTF-8.*\.decode"),
-        ("heron", r"labels is the single word 'heron'"),
+        ("heron", r"labels is the single string 'heron'"),
         ({"heron": 1}, r"labels is a dict"),
         (np.char.add(WORDS[:, None], ["a", "b"]), r"one label for each item; labels has shape \(36, 2\)"),
         (WORDS[:7], r"36 embeddings, but 7 labels"),
@@ -150,18 +150,18 @@ def test_what_is_no_label_is_refused(labels, message):
 
 def test_words_beside_numbers_are_refused():
     for error in in_threads(2, lambda one: evaluated((NUMBERS, WORDS)[one.rank], share=Share(one))):
-        assert "labels in process 0 are integers, labels in process 1 words. Pass both in the same form" in str(error)
-    with pytest.raises(ValueError, match=r"labels are words, gallery_labels integers. Pass both in the same form"):
+        assert "labels in process 0 are integers, labels in process 1 strings. Pass both in the same form" in str(error)
+    with pytest.raises(ValueError, match=r"labels are strings, gallery_labels integers. Pass both in the same form"):
         evaluated(WORDS, gallery=EMBEDDINGS, gallery_labels=NUMBERS)
-    with pytest.raises(ValueError, match=r"query_ids are integers, gallery_ids words. Pass both in the same form"):
+    with pytest.raises(ValueError, match=r"query_ids are integers, gallery_ids strings. Pass both in the same form"):
         evaluated(WORDS, gallery=EMBEDDINGS, gallery_labels=WORDS, query_ids=NUMBERS, gallery_ids=WORDS)
 
 
 def test_two_words_of_one_code_are_refused(monkeypatch):
     monkeypatch.setattr("fewshot_callbacks.functional._reading.word_code", len)
-    with pytest.raises(ValueError, match=r"the words '9' and 'a' have the same code"):
+    with pytest.raises(ValueError, match=r"the strings '9' and 'a' have the same code"):
         evaluate_retrieval(torch.eye(4), ["9", "a", "9", "a"], label_groups=None)
-    with pytest.raises(ValueError, match=r"the words '.' and '.' have the same code"):
+    with pytest.raises(ValueError, match=r"the strings '.' and '.' have the same code"):
         evaluate_retrieval(torch.eye(2), ["9", "9"], torch.eye(2), ["a", "a"], label_groups=None)
 
 
@@ -185,7 +185,7 @@ def test_every_function_takes_words_and_numbers_in_any_form(name):
 def test_messages_of_other_functions_hold_the_words():
     with pytest.raises(ValueError, match=r"group \d \(labels \['[a-d]', '[a-d]'\]\) has a match"):
         grouped_recall(np.eye(5), ["a", "a", "b", "c", "d"], label_groups=2)
-    with pytest.raises(ValueError, match=r"label_groups: labels are words.*np.unique\(labels, return_inverse=True\)"):
+    with pytest.raises(ValueError, match=r"label_groups: labels are strings.*np.unique\(labels, return_inverse=True\)"):
         label_groups(WORDS, 2)
     with pytest.raises(ValueError, match="needs 9 images per class; class '' has 6"):
         EpisodicBatchSampler(WORDS, **SOME | {"queries": 8})
@@ -223,7 +223,7 @@ def test_given_groups_of_words_are_those_of_their_numbers():
         grouped_recall(ITEMS, labels, label_groups=some) for labels, some in ((NUMBERS, places), (WORDS, groups))
     )
     assert (of_words.at, of_words.intervals) == (of_numbers.at, of_numbers.intervals)
-    with pytest.raises(ValueError, match="label_groups are integers, labels words"):
+    with pytest.raises(ValueError, match="label_groups are integers, labels strings"):
         grouped_recall(ITEMS, WORDS, label_groups=places)
     with pytest.raises(ValueError, match=r"1 of the 4 labels in label_groups .* of no query, the first is 'gull'"):
         grouped_recall(ITEMS, WORDS, ITEMS, ["gull", *WORDS[1:]], label_groups=[["owl", "10"], ["", "gull"]])

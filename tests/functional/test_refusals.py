@@ -34,11 +34,11 @@ EPISODES = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=2)
 REFUSED = [
     (knn_accuracy, {"embeddings": EYE, "labels": [0, 1, 2], "bank": EYE, "bank_labels": [0, 1, 2], "k": 1}, [
         ({"labels": [7, 8, 9]}, "none of the 3 queries has a candidate of its label"),
-        ({"labels": ["a", "b", "c"]}, "labels are words, bank_labels integers"),
+        ({"labels": ["a", "b", "c"]}, "labels are strings, bank_labels integers"),
         ({"bank": torch.eye(4), "bank_labels": [0] * 4}, "embeddings have dimension 3, bank 4"),
         ({"bank_labels": None}, "bank and bank_labels belong together"),
         ({"k": 0}, "k=0 must be a whole number of at least 1"),
-        ({"temperature": 0.0}, "temperature=0.0 must be positive. Pass 0.07, or None"),
+        ({"temperature": 0.0}, "temperature=0.0 must be a positive number. Pass 0.07, or None"),
     ]),
     (near_duplicates, {"a": torch.eye(4)}, [
         ({"min_score": 1.5}, "near_duplicates: no cosine score is compared with min_score=1.5. Cosines lie in [-1, 1]"),
@@ -75,7 +75,7 @@ REFUSED = [
     ]),
     (evaluate_identification, {"probes": EYE, "labels": [0, 1, 2], "gallery": EYE, "gallery_labels": [0, 1, 2]}, [
         ({"labels": [7, 8, 9]}, "none of the 3 probes has an item of its label in the gallery"),
-        ({"labels": ["a", "b", "c"]}, "labels are words, gallery_labels integers"),
+        ({"labels": ["a", "b", "c"]}, "labels are strings, gallery_labels integers"),
         ({"labels": [0, 1]}, "3 probes, but 2 labels"),
         ({"gallery": torch.eye(4)}, "probes have dimension 3, gallery 4"),
         ({"metrics": ("tpir@far0.1",)}, "did you mean 'tpir@fpir0.1'?"),
@@ -86,19 +86,19 @@ REFUSED = [
         ({"scores": [[0.1], [0.2, 0.3]]}, "scores is a list that cannot be converted to a tensor"),
         ({"scores": np.full(4, 1j)}, "scores hold complex numbers, which have no order. Pass real ones"),
         ({"same": [1, 0, 2, 0]}, "same holds 2 at index 2. Pass True"),
-        ({"same": [True] * 4}, "all 4 trials are of one identity, and every rate needs trials of both kinds. Add"),
-        ({"same": [False] * 4}, "all 4 trials are of two identities"),
+        ({"same": [True] * 4}, "all 4 trials are genuine ones, and every rate needs trials of both kinds. Add impostor"),
+        ({"same": [False] * 4}, "all 4 trials are impostor ones"),
         ({"same": [True, False]}, "4 scores, but 2 same"),
         ({"scores": [], "same": []}, "needs scores of shape (trials,); got (0,)"),
         ({"first": list("abcd")}, "first and second belong together"),
         ({"first": list("abc"), "second": list("abcd")}, "4 scores, but 3 first"),
         ({"first": list("aabb"), "second": list("abbb")}, "in 1 of 4 trials `same` and the identities disagree, the first "
          "at index 3: same is False, and the identities are one"),
-        ({"folds": [0, 0, 1, 2]}, "fold 1 has 1 trials, all of one identity. Give each fold trials of both kinds"),
+        ({"folds": [0, 0, 1, 2]}, "fold 1 has 1 trials, all genuine ones. Give each fold trials of both kinds"),
         ({"folds": list("aaaa")}, "folds has the single fold 'a'. Pass at least two"),
         ({"metrics": ("accuracy",)}, "accuracy needs folds, and there are none. Pass folds="),
         ({"metrics": ("tar@fmr0.1",)}, "there is no metric 'tar@fmr0.1'; did you mean 'tar@far0.1'?"),
-        ({"metrics": ("min_dcf@1",)}, "min_dcf@1 has no trial of two identities to accept wrongly. Pass"),
+        ({"metrics": ("min_dcf@1",)}, "min_dcf@1 has no impostor trial to accept wrongly. Pass"),
         ({"metrics": ()}, "metrics are empty. Ask for at least one, such as metrics=('eer',)"),
         ({"miss_cost": 0}, "miss_cost=0 must be a positive number"),
         ({"confidence": 95}, "confidence=95 is not between 0 and 1"),
@@ -122,7 +122,7 @@ REFUSED = [
     (variance_ratio_of_set, {"embeddings": torch.ones(6, 2)}, [
         ({"embeddings": torch.ones(6), "labels": torch.arange(6)}, "variance_ratio_of_set needs floating-point embeddings"),
         ({"labels": torch.arange(6), "confidence": 95}, "confidence=95 is not between 0 and 1"),
-        ({}, "variance_ratio_of_set(embeddings) needs labels. Pass one integer or word for each embedding"),
+        ({}, "variance_ratio_of_set(embeddings) needs labels. Pass one integer or string for each embedding"),
     ]),
     (evaluate_retrieval, {"embeddings": torch.eye(6).sign(), "labels": torch.arange(6), "similarity": "hamming"}, [
         ({"gallery": torch.ones(3, 5), "gallery_labels": [0, 1, 2]}, "of 6 bits cannot be compared with a gallery of 5"),

@@ -59,6 +59,18 @@ def test_equals_loops(similarity, seed, items, bins, low):
     assert float(loss(embeddings, labels)) == pytest.approx(mean, abs=1e-10)
 
 
+def test_the_euclidean_score_is_that_of_the_listing():
+    """Also of equal embeddings, whose distance 0 it makes sqrt(0.001); by the distance itself the value is another one."""
+    angles = torch.tensor([0.0, 0.0, 0.02, 0.04, 0.05, 0.06], dtype=torch.float64)
+    embeddings, labels = torch.stack([angles.cos(), angles.sin()], dim=1), torch.tensor([0, 0, 1, 0, 1, 0])
+    cosines = normalize(embeddings, dim=1) @ normalize(embeddings, dim=1).T
+    of_listing, of_distance = (1 - (2 + more - 2 * cosines).clamp(min=more).sqrt() for more in (0.001, 0.0))
+    relevant = (labels[1:] == labels[0]).tolist()
+    found = SoftAveragePrecisionLoss(9, low=0.9, similarity="euclidean").average_precisions(embeddings, labels)[0]
+    assert float(found) == pytest.approx(by_loops(of_listing[0, 1:].tolist(), relevant, 9, 0.9, 1.0), abs=1e-10)
+    assert abs(float(found) - by_loops(of_distance[0, 1:].tolist(), relevant, 9, 0.9, 1.0)) > 1e-3
+
+
 def clear_of_kinks(embeddings: Tensor, similarity: str, bins: int) -> bool:
     """Whether no score lies where the triangles have their corners, where there is no derivative."""
     scores = scores_of(embeddings, embeddings, similarity)[~torch.eye(len(embeddings), dtype=torch.bool)]

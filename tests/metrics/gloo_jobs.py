@@ -84,8 +84,28 @@ def retrieval(rank: int) -> dict[str, Any]:
     return answers
 
 
+@case
+def given_by_one(rank: int) -> dict[str, Any]:
+    """What the first process says of an argument that it alone was given, and the others of its absence."""
+    found: dict[str, Any] = {}
+    for name, value in {
+        "ids": [0, 1, 2, 3],
+        "groups": [0, 1, 2, 3],
+        "is_gallery": [True, False] * 2,
+        "dim": None,
+    }.items():
+        metric = RetrievalEvaluation(metrics=("mAP",))
+        rows = torch.eye(4)[:, :3] if rank == 0 and name == "dim" else torch.eye(4)[:, :2]
+        metric.update(rows, [0, 0, 1, 1], **({name: value} if rank == 0 and value is not None else {}))
+        try:
+            found[name] = metric.compute()
+        except Exception as error:
+            found[name] = str(error)
+    return found
+
+
 def words(labels: torch.Tensor) -> list[str]:
-    """The same labels as words."""
+    """The same labels as strings."""
     return [f"class {label % 4}" for label in labels.tolist()]
 
 

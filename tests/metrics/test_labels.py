@@ -1,4 +1,4 @@
-"""Metrics of labels as words: batches, copies and processes that never saw the same words agree on their codes."""
+"""Metrics of labels as strings: batches, copies and processes that never saw the same words agree on their codes."""
 
 import numpy as np
 import pytest
@@ -71,12 +71,12 @@ def test_words_beside_integers_and_another_dimension_are_refused(metric):
         (
             (embeddings, words),
             (embeddings, numbers),
-            "labels so far are words, those of this batch integers. Pass the same",
+            "labels so far are strings, those of this batch integers. Pass the same",
         ),
         (
             (embeddings, numbers),
             (embeddings, words),
-            "labels so far are integers, those of this batch words. Pass the same",
+            "labels so far are integers, those of this batch strings. Pass the same",
         ),
         ((embeddings, words), (embeddings[:, :5], words), "embeddings so far have dimension 6, those of this batch 5"),
     ):
@@ -94,7 +94,7 @@ def test_the_store_keeps_codes_and_their_words():
     shard = store.shard()
     report = evaluate_retrieval(shard.embeddings, shard.named_labels, **SETTINGS)
     assert report == evaluate_retrieval(embeddings, words, **SETTINGS)
-    with pytest.raises(ValueError, match=r"EmbeddingStore.append: the labels so far are words"):
+    with pytest.raises(ValueError, match=r"EmbeddingStore.append: the labels so far are strings"):
         store.append(embeddings, torch.arange(30))
 
 
@@ -109,7 +109,7 @@ def test_words_that_only_one_process_has(on_ranks):
 
 
 def test_a_process_with_integers(on_ranks):
-    words = "some labels are words, others integers"
+    words = "some labels are strings, others integers"
     for answers in on_ranks:
         assert f"RetrievalEvaluation.compute: {words}" in answers["words_as_labels"]["mixed"]
         assert f"within_scatter: {words}" in answers["words_as_labels"]["mixed scatter"]

@@ -1,5 +1,6 @@
 """The RetrievalEvaluation metric: any cut into batches, copies, and several processes."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -7,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchmetrics import MetricCollection
+from torchmetrics import MetricCollection, MetricTracker
 
-from fewshot_callbacks.functional import Relevance, evaluate_retrieval
+from fewshot_callbacks.functional import DEFAULT_METRICS, Relevance, evaluate_retrieval
 from fewshot_callbacks.metrics import RetrievalEvaluation
 from tests.metrics import gloo_jobs
 from tests.metrics.cases import COPIES, WRONG_BATCHES
@@ -100,6 +101,56 @@ def test_forward_gives_the_batch_and_keeps_the_whole_and_the_report_is_that_of_t
         assert metric.report.queries == 20
     same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
     assert metric.report.queries == 40
+
+
+def test_forward_of_a_batch_without_a_match_keeps_what_was_collected():
+    embeddings, labels = made(40, 5)
+    metric = RetrievalEvaluation(**SETTINGS)
+    metric(embeddings[:20], labels[:20])
+    with pytest.warns(
+        UserWarning, match="RetrievalEvaluation: the values of a batch are NaN. .* none of the 4 queries has"
+    ):
+        found = metric(embeddings[20:24], torch.arange(100, 104))
+    same(found, dict.fromkeys(SETTINGS["metrics"], np.nan))
+    with pytest.raises(ValueError, match="4 embeddings, but 3 labels"):
+        metric(embeddings[20:24], labels[:3])
+    metric(embeddings[24:], labels[24:])
+    whole = torch.cat([labels[:20], torch.arange(100, 104), labels[24:]])
+    same(metric.compute(), evaluate_retrieval(embeddings, whole, **SETTINGS).metrics())
+    assert not metric._is_synced
+    assert metric._to_sync
+    sets = RetrievalEvaluation()
+    with pytest.warns(UserWarning, match="the values of a batch are NaN"):
+        assert all(value.isnan() for value in sets(torch.eye(3), torch.eye(3).long()).values())
+
+
+def test_ids_are_the_same_integers_in_any_form():
+    embeddings, labels = made(30, 5)
+    metric = RetrievalEvaluation(**SETTINGS)
+    forms = (lambda ids: ids, lambda ids: list(ids.numpy()), lambda ids: ids.tolist(), lambda ids: ids.numpy(), list)
+    for form in forms:  # the same items, each time
+        metric.update(embeddings, labels, ids=form(torch.arange(30)))
+    same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
+
+
+def test_a_word_may_begin_with_any_character():
+    embeddings, labels = made(30, 5)
+    words = [f"\0{label} 1" for label in labels.tolist()]
+    metric = RetrievalEvaluation(**SETTINGS)
+    metric.update(embeddings, words)
+    same(metric.compute(), evaluate_retrieval(embeddings, words, **SETTINGS).metrics())
+    assert metric.report.label_names == tuple(sorted(set(words)))
+    with pytest.raises(ValueError, match=r"labels hold a word that begins with '\\ud800', half of a surrogate pair"):
+        metric.update(embeddings, ["\ud8003 1"] * 30)
+
+
+@pytest.mark.parametrize("name", ["ids", "groups", "is_gallery"])
+def test_what_one_process_alone_was_given_is_refused_by_all(on_ranks, name):
+    for answers in on_ranks:
+        count = len(on_ranks)
+        words = f"some processes gave {name}, others none: 4 of {4 * count} items have them. Pass them in every process"
+        assert words in answers["given_by_one"][name]
+        assert "embeddings have dimension 3 in process 0, 2 in process 1" in answers["given_by_one"]["dim"]
 
 
 def test_compute_before_update_says_what_to_call():
@@ -241,3 +292,21 @@ def test_items_that_come_twice_are_a_warning_and_ids_leave_them_out():
     with pytest.warns(UserWarning, match=r"RetrievalEvaluation: 20 of 50 queries .* equal bit for bit.* pass ids="):
         metric.compute()
     same(named.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
+
+
+@pytest.mark.parametrize(
+    ("metrics", "higher"),
+    [
+        (DEFAULT_METRICS, True),
+        (("mAP", "threshold"), True),
+        (("eer", "fnmr@fmr0.1"), False),
+        (("opis@fmr0.1", "opis_gap@fmr0.1"), False),
+        (("mAP", "eer"), None),
+        (("threshold",), None),
+    ],
+)
+def test_the_direction_is_that_of_all_values_or_none(metrics, higher):
+    assert RetrievalEvaluation(metrics=metrics).higher_is_better is higher
+    assert copy.deepcopy(RetrievalEvaluation(metrics=metrics)).higher_is_better is higher
+    if higher is not None:
+        assert MetricTracker(RetrievalEvaluation(metrics=metrics), None).maximize is higher

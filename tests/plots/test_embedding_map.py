@@ -224,3 +224,14 @@ def test_a_map_of_nothing_or_of_too_many_classes_is_refused():
     for most in (0, 13):
         with pytest.raises(ValueError, match=f"most is {most}"):
             embedding_map(blobs(2), most=most)
+
+
+def test_classes_that_are_numbers_in_words_stand_in_their_order_and_no_two_share_a_colour():
+    labels = np.array([str(number) for number in range(12)]).repeat(4)
+    legend = embedding_map(project(vectors(items=48), labels)).legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == [str(number) for number in range(12)]
+    colours = {to_hex(handle.get_facecolor()[0]) for handle in legend.legend_handles}
+    assert len(colours) == 12
+    parts = np.array(["part 10", "part 9", "whole"]).repeat(16)
+    words = [text.get_text() for text in embedding_map(project(vectors(items=48), parts)).legends[0].get_texts()]
+    assert words == ["part 9", "part 10", "whole"]

@@ -1,6 +1,7 @@
 """Heads and what represents a class, against the formulas: logits, gradients and limits."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -188,3 +189,46 @@ def test_at_a_prototype_the_confidence_goes_to_one_and_the_others_to_zero(distan
             assert float(confidence[c]) >= before - 1e-6
             before = float(confidence[c])
         torch.testing.assert_close(confidence.double(), torch.eye(3, dtype=torch.float64)[c], rtol=0.0, atol=1e-6)
+
+
+@given(seed=st.integers(0, 2**16), ways=st.integers(2, 5))
+@settings(max_examples=30, deadline=None)
+def test_probabilities_are_those_of_bayes_rule_with_gaussian_or_with_narrow_cauchy_densities(
+    seed: int, ways: int
+) -> None:
+    """Appendix A: densities around the points of the classes, all classes equally likely, written out."""
+    generator = torch.Generator().manual_seed(seed)
+    query, points = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (4, ways))
+
+    def by_bayes_rule(density: Callable[[float], float]) -> Tensor:
+        likelihoods = [[density(math.dist(q, p)) for p in points.tolist()] for q in query.tolist()]
+        return torch.tensor([[one / math.fsum(row) for one in row] for row in likelihoods], dtype=torch.float64)
+
+    def gaussian(distance: float, sigma: float = math.sqrt(0.5)) -> float:
+        return math.exp(-0.5 * (distance / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
+
+    def cauchy(distance: float, width: float) -> float:
+        return width / (math.pi * (width**2 + distance**2))
+
+    softmax, ratio = (
+        head(query, points).softmax(-1).detach() for head in (SoftmaxHead(), DistanceRatioHead(math.log(2)))
+    )
+    torch.testing.assert_close(softmax, by_bayes_rule(gaussian), rtol=1e-6, atol=1e-9)
+    limit = [by_bayes_rule(lambda distance, width=width: cauchy(distance, width)) for width in (1.0, 0.1, 1e-5)]
+    apart = [float((found - ratio).abs().max()) for found in limit]
+    assert apart[0] > apart[1] > apart[2]
+    torch.testing.assert_close(ratio, limit[-1], rtol=1e-6, atol=1e-9)  # the 1e-10 of the head is this width, squared
+
+
+def test_the_mean_of_the_support_is_most_likely_for_softmax_and_one_of_its_points_for_distance_ratios() -> None:
+    """Appendix A: the product of the densities of the support points, for a point of the class that is moved about."""
+    support = torch.tensor([[0.0, 0.0], [1.0, 0.2], [0.3, 1.5]], dtype=torch.float64)
+    steps = torch.linspace(-1, 2, 61, dtype=torch.float64)
+    grid = torch.cat([torch.cartesian_prod(steps, steps), support.mean(0, keepdim=True), support])
+
+    def most_likely(head: DistanceHead) -> Tensor:
+        # a logit is the logarithm of a density, up to a constant
+        return grid[head(support, grid).sum(dim=0).argmax()]
+
+    torch.testing.assert_close(most_likely(SoftmaxHead()), support.mean(0))
+    assert (most_likely(DistanceRatioHead(math.log(2))) - support).norm(dim=1).min() < 1e-12

@@ -7,12 +7,16 @@ import time
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from fewshot_callbacks import DEFAULT_METRICS, evaluate_retrieval
-from fewshot_callbacks.report import Items, Model, ReportSettings, pictures_of_files, write_report
+from fewshot_callbacks import DEFAULT_METRICS, evaluate_retrieval, evaluate_trials
+from fewshot_callbacks.functional.retrieval.registry import METRICS
+from fewshot_callbacks.functional.verification.identification import IDENTIFICATION_METRICS
+from fewshot_callbacks.functional.verification.trials import TRIAL_METRICS
+from fewshot_callbacks.report import Items, Model, ReportSettings, pictures_of_files, write_report, write_trials
 from fewshot_callbacks.report.page import write_whole
 from tests.report.browser import CONTRAST, emulate, open_browser, resize
 
@@ -112,6 +116,7 @@ def test_nothing_in_it_asks_the_network(example):
 def test_pictures_that_cannot_be_read_are_named_and_the_others_shown(example):
     assert any("007.png" in said and "008.png" in said and "2 pictures" in said for said in example.left_out)
     assert len(example.data["images"]) > 200
+    assert "Pictures are turned upright, as their Exif tags say; what is transparent lies on <bdi>white" in example.html
 
 
 def test_size_is_told_and_bounded(example, tmp_path):
@@ -311,3 +316,33 @@ def test_pictures_and_fields_have_names(page):
     unnamed = f"{fields}.filter(e => !e.labels?.length && !e.textContent.trim()).length"
     assert page.execute_script(unnamed) == 0
     assert page.execute_script("return [...document.images].filter(i => !i.complete || !i.naturalWidth).length") == 0
+
+
+def test_a_meaning_is_understood_without_the_row_above_it():
+    """Anybody may ask for one metric alone."""
+    words = re.compile(r"^the same\b|\bof these two\b|\bfor these\b|\bthe same thresholds\b", re.IGNORECASE)
+    for metric in (*METRICS, *TRIAL_METRICS, *IDENTIFICATION_METRICS):
+        assert not words.search(metric.meaning)
+
+
+ROWS = "return [...document.querySelectorAll('table.measures tbody tr')].map(row => row.getBoundingClientRect())"
+FIGURES = "return [...document.querySelectorAll('figure.drawn')].map(figure => figure.getBoundingClientRect())"
+
+
+def test_a_report_of_trials_can_be_read_on_a_telephone_and_its_figures_stand_apart(browser, tmp_path):
+    rng = np.random.default_rng(0)
+    same = np.arange(400) % 2 == 0
+    scores = rng.normal(size=400) + same
+    path = tmp_path / "trials.html"
+    write_trials(path, evaluate_trials(scores, same, folds=np.arange(400) % 5), scores.tolist(), same.tolist())
+    resize(browser, 390, 900)
+    browser.get(path.as_uri())
+    rows = browser.execute_script(ROWS)
+    assert len(rows) == 5
+    assert all(row["height"] < 170 and row["left"] >= 0 and row["right"] <= 390 for row in rows)
+    resize(browser, 1280, 900)
+    browser.get(path.as_uri())
+    assert all(row["height"] < 70 for row in browser.execute_script(ROWS))
+    one, other = browser.execute_script(FIGURES)
+    assert other["left"] - one["right"] >= 8 or other["top"] - one["bottom"] >= 8
+    assert browser.get_log("browser") == []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fewshot_callbacks.functional._table import table
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, over_splits
 from fewshot_callbacks.functional.retrieval.registry import asked_metric
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
@@ -19,6 +20,20 @@ from fewshot_callbacks.functional.statistics import (
     normal_quantile,
     paired_difference_interval,
 )
+
+
+class Differences(dict[str, Difference]):
+    """Metric -> its two values and the interval of the first minus the second; `print` shows a table."""
+
+    def __str__(self) -> str:
+        """Return a table with a metric a line."""
+        columns = ("metric", "first", "second", "first - second", "interval", "beyond chance")
+        rows = [(name, *difference.in_words()) for name, difference in self.items()]
+        note = "A difference above zero means that the first value is larger. Without an interval, chance is not known."
+        return "\n".join([*table(columns, rows), note])
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence: float = 0.95) -> dict[str, Difference]:
@@ -35,7 +50,8 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
         confidence: Confidence level of the intervals, in (0, 1).
 
     Returns:
-        For each metric that both reports have: its two values, and the interval of first minus second. Empty if they
+        A dictionary, which `print` shows as a table. For each metric that both reports have: its two values, and the
+        interval of first minus second, so that a difference above zero means that the first is larger. Empty if they
         share no metric.
 
     Raises:
@@ -59,7 +75,7 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
         )
     values, others = first.metrics(), second.metrics()
     grouped = _grouped(first.grouped, second.grouped, confidence)
-    differences = {}
+    differences = Differences()
     for name in (name for name in values if name in others):
         interval = UNKNOWN
         asked = asked_metric(name)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.distributed.processes import Processes, presence
 from fewshot_callbacks.engine.evaluation import Evaluation, Matches
 from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.engine.ranks import RankBlock
@@ -34,10 +34,11 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import (
     gains_of,
     graded_ndcg,
     recall_at_k,
+    with_absent,
     without_nearest,
 )
 from fewshot_callbacks.functional.retrieval.registry import Asked, asked_metric
-from fewshot_callbacks.functional.retrieval.relevance import Relevance
+from fewshot_callbacks.functional.retrieval.relevance import Absent, Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport, note_of_rates, notes_on
 from fewshot_callbacks.functional.retrieval.settings import (
     RetrievalOptions,
@@ -59,6 +60,10 @@ from fewshot_callbacks.stored import in_memory
 _CALL = "evaluate_retrieval"
 
 
+class NothingToRetrieveError(ValueError):
+    """Raised where no query has a relevant candidate, which a larger set may have."""
+
+
 @shows_settings()
 def evaluate_retrieval(
     embeddings: Any,
@@ -66,7 +71,7 @@ def evaluate_retrieval(
     gallery: Any | None = None,
     gallery_labels: Any | None = None,
     *,
-    relevance: Relevance | None = None,
+    relevance: Relevance | Any | None = None,
     ids: Any | None = None,
     query_ids: Any | None = None,
     gallery_ids: Any | None = None,
@@ -85,13 +90,13 @@ def evaluate_retrieval(
 
     Args:
         embeddings: (queries, dim) floating-point tensor, array or list of rows, finite.
-        labels: (queries,) integers of any value, or words: a tensor, array, list or column of a table. Ids and groups take
-            the same forms. For words, the report lists them in `label_names` and reports the values of classes by word.
+        labels: (queries,) integers of any value, or strings: a tensor, array, list or column of a table. Ids and groups take
+            the same forms. For strings, the report lists them in `label_names` and reports the values of classes by string.
         gallery: (gallery, dim) items to retrieve from; by default the queries themselves, leave-one-out.
         gallery_labels: (gallery,) labels of the gallery items. An item whose label no query has is a distractor: it is
             never relevant, but it takes up ranks.
         relevance: Who is relevant to each query, in place of labels: judgements with grades, lists of relevant and ignored
-            items, or several labels an item. See `Relevance`.
+            items, or several labels for each item. See `Relevance`.
         ids: (queries,) identity of each item of one set, where some come several times, as a sampler may give them: the
             first item of each id is counted, as query and as candidate.
         query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
@@ -125,6 +130,11 @@ def evaluate_retrieval(
     processes = share.processes
     with default_mode(), processes.together():
         checked = RetrievalSettings.checked(evaluate_retrieval, settings)
+        if not isinstance(relevance, Relevance | None):
+            raise ValueError(
+                f"{_CALL}: relevance is a {type(relevance).__name__}. Pass Relevance.from_judgements(judgements, query_ids, "
+                "gallery_ids), from_label_sets or from_lists."
+            )
         ids_and_groups = {
             "ids": ids,
             "query_ids": query_ids,
@@ -132,7 +142,7 @@ def evaluate_retrieval(
             "query_groups": query_groups,
             "gallery_groups": gallery_groups,
         }
-        _check_calls(processes, checked, {"gallery": gallery, "relevance": relevance, **ids_and_groups})
+        _refuse_other_calls(share, checked, relevance, {"gallery": gallery, **ids_and_groups})
         inputs = collect_inputs(
             _CALL,
             share,
@@ -153,18 +163,16 @@ def evaluate_retrieval(
     return replace(report, seconds=seconds)
 
 
-def _check_calls(processes: Processes, settings: RetrievalSettings, tensors: Mapping[str, Any]) -> None:
-    """Refuse processes that were called with different arguments; only the device may differ."""
-    own = {name: str(value) for name, value in settings.arguments().items() if name != "device"}
-    own |= {name: "left out" if tensor is None else "given" for name, tensor in tensors.items()}
-    calls = processes.gather(own)
-    for rank, call in enumerate(calls):
-        for name, value in calls[0].items():
-            if call[name] != value:
-                raise ValueError(
-                    f"{_CALL}: {name} is {value} in process 0, {call[name]} in process {rank}. Call it in the same way in "
-                    "every process; one that holds no item passes empty tensors."
-                )
+def _refuse_other_calls(
+    share: Share, settings: RetrievalSettings, relevance: Relevance | None, arrays: Mapping[str, Any]
+) -> None:
+    """Refuse processes that were called with different arguments; only the device may differ. Collective."""
+    arguments = {name: value for name, value in settings.arguments().items() if name != "device"}
+    arrays = {"query_places": share.query_places, "gallery_places": share.gallery_places, **arrays}
+    arguments |= {name: presence(array) for name, array in arrays.items()}
+    if share.processes.count > 1:
+        arguments["relevance"] = "left out" if relevance is None else f"{relevance}, digest {relevance.digest()}"
+    share.processes.refuse_other_calls(_CALL, arguments)
 
 
 def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: Progress | None) -> RetrievalReport:
@@ -179,9 +187,10 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
     with computing() as threads:
         ranked = asked.as_one_set()
         vectors = ranked.vectors(settings.similarity, threads)
-        relevance, grades = ranked.relevance()
+        relevance, grades, absent = ranked.relevance()
         request = _request(settings)
-        per_query = _PerQuery(relevance, grades, len(ranked.gallery_labels), settings, _own_copies(asked, settings))
+        copies = _own_copies(asked, settings)
+        per_query = _PerQuery(relevance, grades, absent, len(ranked.gallery_labels), settings, copies)
         counted = settings.threshold is not None or any(one.metric.source in OF_PAIRS for one in settings.asked())
         evaluation = Evaluation(
             vectors,
@@ -196,8 +205,8 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         if any(asked.metric.source == "prototypes" for asked in settings.asked()):
             per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, asked, settings)
         per_query.gather(processes, asked.share.queries, len(asked.query_labels))
-        if not bool((per_query.relevant > 0).any()):
-            raise ValueError(_no_match(asked))
+        if not bool(per_query.has_candidate.any()):
+            raise NothingToRetrieveError(_no_match(asked))
         pooled = None if pairs is None else decide(pairs, request)
         own, classes = asked.own_query_labels.numpy(), asked.query_labels.unique().numpy()
         consistency = {}
@@ -208,6 +217,8 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             }
         del pairs  # collected pairs and cached scores take most of the budget
         notes = notes_on(vectors, per_query.relevant, per_query.tied)
+        if inputs.given is not None:
+            notes += inputs.given.notes + _note_of_grades(inputs.given, settings)
         if pooled is not None:
             others = pooled.pair_counts.irrelevant
             notes += note_of_rates("match", request.false_match_rates, others, "irrelevant pairs")
@@ -352,8 +363,8 @@ def _grouped(
 
 # Metrics that grades matter to, with their gain.
 GAINS: dict[str, Gain] = {"ndcg@{k}": "exponential", "ndcg@{k}_linear": "linear"}
-# Places of ranks that are summed at once: 32 MB.
-PLACES_AT_ONCE = 2**22
+# Places of ranks that each thread sums at once: 8 MB.
+PLACES_AT_ONCE = 2**20
 
 # Sources of metrics that need the counts of all pairs together.
 OF_PAIRS = ("pairs", "classes")
@@ -379,11 +390,13 @@ class _PerQuery:
         self,
         relevance: Candidates,
         grades: Shaped[np.ndarray, "pairs"] | None,
+        absent: Absent | None,
         items: int,
         settings: RetrievalSettings,
         copies: Int[Tensor, "queries"] | None = None,
     ) -> None:
         self.lists, self.grades, self.items, self.ties = relevance.relevant, grades, items, settings.ties
+        self.absent = absent
         every = [asked_metric(key) for key in ALWAYS] + settings.asked()
         self.metrics = {asked.of_queries: asked for asked in every if asked.metric.source == "ranks"}
         queries = len(self.lists.start)
@@ -391,6 +404,7 @@ class _PerQuery:
             name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in self.metrics
         }
         self.relevant: Int[Tensor, "queries"] = torch.zeros(queries, dtype=torch.int64)
+        self.has_candidate = torch.zeros(queries, dtype=torch.bool)
         self.tied = torch.zeros(queries, dtype=torch.bool)
         # number of copies of each query, and recall@1 with and without them; None where that will not be said
         self.copies = copies
@@ -404,16 +418,23 @@ class _PerQuery:
         return self.grades is not None and any(asked.metric.pattern in GAINS for asked in self.metrics.values())
 
     def add(self, ranks: RankBlock) -> None:
-        if ranks.valid.shape[1] == 0:  # no query has a relevant candidate: the values stay NaN
-            return
+        """Compute the metrics of the queries of a block; several threads do this, each for queries of its own."""
         index = ranks.queries.cpu()
+        self.has_candidate[index] = ranks.relevant.cpu() > 0
+        if self.absent is not None:
+            missing = torch.from_numpy(self.absent.sizes[index.numpy()])
+            ranks = with_absent(ranks, missing.to(ranks.relevant.device))
+        self.relevant[index] = ranks.relevant.cpu()
+        if ranks.valid.shape[1] == 0:  # no query has a relevant candidate
+            for values in self.values.values():
+                values[index] = torch.where(self.relevant[index] > 0, 0.0, torch.nan).double()
+            return
         for name, asked in self.metrics.items():
             if self.grades is not None and asked.metric.pattern in GAINS:
                 self.values[name][index] = self._graded_ndcg(ranks, asked)
             else:
                 assert asked.metric.value is not None
                 self.values[name][index] = asked.metric.value(ranks, ties=self.ties, **asked.parameters).cpu()
-        self.relevant[index] = ranks.relevant.cpu()
         self.tied[index] = depends_on_ties(ranks).cpu()
         if self.copies is not None and self.of_copies is not None:
             copies = self.copies[index].to(ranks.relevant.device)
@@ -435,21 +456,25 @@ class _PerQuery:
         assert ranks.places is not None
         entries = torch.from_numpy(self.lists.start)[ranks.queries, None] + ranks.places
         entries.clamp_(max=max(0, len(self.grades) - 1))
-        grades = torch.from_numpy(self.grades[entries.numpy()].astype(np.float64))
-        gains = gains_of(grades.masked_fill_(~ranks.valid, 0.0), GAINS[asked.metric.pattern])
-        k = min(asked.parameters["k"], self.items)
+        grades = torch.from_numpy(self.grades[entries.numpy()].astype(np.float64)).masked_fill_(~ranks.valid, 0.0)
+        columns, items = grades.shape[1], self.items
+        if self.absent is not None:
+            missing = torch.from_numpy(self.absent.padded(ranks.queries.numpy()))
+            grades, items = torch.cat([grades, missing], dim=1), items + missing.shape[1]
+        gains, absent = gains_of(grades, GAINS[asked.metric.pattern]).tensor_split([columns], dim=1)
+        k = min(asked.parameters["k"], items)
         values = []
         for some in torch.arange(len(gains)).split(max(1, PLACES_AT_ONCE // k)):
             rows = RankBlock(*(getattr(ranks, field.name)[some] for field in fields(ranks)))
-            values.append(graded_ndcg(rows, gains[some], k, self.ties))
+            values.append(graded_ndcg(rows, gains[some], k, self.ties, absent[some]))
         return torch.cat(values)
 
     def gather(self, processes: Processes, own: Int[Tensor, "own"], length: int) -> None:
         """Gather the values of the queries of all processes, in their order."""
-        values = torch.stack([*self.values.values(), self.relevant.double(), self.tied.double()])
-        values = processes.placed(values, own, length)
+        beside = self.relevant.double(), self.has_candidate.double(), self.tied.double()
+        values = processes.placed(torch.stack([*self.values.values(), *beside]), own, length)
         self.values = dict(zip(self.values, values, strict=False))
-        self.relevant, self.tied = values[-2].long(), values[-1].bool()
+        self.relevant, self.has_candidate, self.tied = values[-3].long(), values[-2].bool(), values[-1].bool()
         if self.of_copies is not None:
             self.of_copies = processes.placed(self.of_copies, own, length)
 
@@ -470,6 +495,17 @@ def _prototype_accuracy(
         processes=inputs.processes,
     )
     return values[inputs.is_here(asked.drawn)] if inputs.same_set and asked.drawn is not None else values
+
+
+def _note_of_grades(relevance: Relevance, settings: RetrievalSettings) -> list[str]:
+    """Note that nDCG, unlike that of trec_eval, does not take the grades that are below the smallest relevant one."""
+    graded = [one.key for one in settings.asked() if one.metric.pattern in GAINS]
+    if not (graded and relevance.below):
+        return []
+    return [
+        f"{', '.join(graded)} take {relevance.below:,} judgements with grades below at_least={relevance.at_least:g} for "
+        "irrelevant. trec_eval's nDCG takes every positive grade, whatever its -l: evaluate it with at_least=1."
+    ]
 
 
 def _no_match(asked: RetrievalInputs) -> str:

@@ -77,7 +77,7 @@ def label_groups(
 
     Raises:
         ValueError: If there are fewer labels than a group needs, `group_size` is below 2, `repeats` is below 1, or
-            labels are words, or the seed has more than 64 bits.
+            labels are strings, or the seed has more than 64 bits.
 
     Examples:
         >>> import torch
@@ -87,7 +87,7 @@ def label_groups(
     read = as_labels(labels, "labels", "label_groups")
     if read.words is not None:
         raise ValueError(
-            "label_groups: labels are words, which a tensor cannot hold. Number them first: "
+            "label_groups: labels are strings, which a tensor cannot hold. Number them first: "
             "np.unique(labels, return_inverse=True)[1]."
         )
     distinct = read.codes.unique()
@@ -208,7 +208,7 @@ def grouped_recall(
 
     Args:
         embeddings: (items, dim) queries: a finite floating-point tensor, array or list of rows.
-        labels: (items,) integers or words: a tensor, array, list or column of a table, as ids and groups are.
+        labels: (items,) integers or strings: a tensor, array, list or column of a table, as ids and groups are.
         gallery: (gallery, dim) items to retrieve from. By default each item is a query against all others.
         gallery_labels: (gallery,) labels of the gallery items; items whose label no query has are in no group.
         k: How far to look, one rank or several, each smaller than the number of labels in a group.
@@ -360,12 +360,12 @@ def _recalls(
     rows_of_group = sum(np.bincount(some[some >= 0], minlength=len(split)) for some in (group, of_items))
     copied = np.cumsum(rows_of_group * matches.vectors.pairs.queries.itemsize * matches.vectors.dim)
     batches = copied // max(1, int(COPIED_SHARE * memory)) if math.isfinite(memory) else 0 * copied
+    queries_by_group = np.argsort(of_queries, kind="stable")
+    items_by_group = np.lexsort((of_items, (holder - processes.rank) % processes.count))  # own items stand first
     for batch in np.unique(batches):
         inside = np.append(batches == batch, [False])  # the last: of no group
-        rows = np.argsort(of_queries, kind="stable")
-        rows = rows[inside[of_queries[rows]]]
-        every = np.lexsort((of_items, (holder - processes.rank) % processes.count))  # own items stand first
-        every = every[inside[of_items[every]]]
+        rows = queries_by_group[inside[of_queries[queries_by_group]]]
+        every = items_by_group[inside[of_items[items_by_group]]]
         place = np.full(len(items) + 1, -1, np.int32)
         place[every] = np.arange(len(every))
         within = Relevance(
@@ -377,7 +377,7 @@ def _recalls(
         )
         vectors = matches.vectors.take(rows, every[holder[every] == processes.rank])
         best = BestMatches(matches.best.scores[rows], matches.best.tied[rows])
-        ranks = rank_of_best(vectors, within, best, memory, matches.precision)
+        ranks = rank_of_best(replace(matches, vectors=vectors, relevance=within, best=best))
         for row, k in enumerate(settings.grouped_k):
             recalls[row, torch.from_numpy(rows)] = recall_at_k(ranks, k, settings.ties)
     return recalls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,7 +106,7 @@ class RetrievalInputs:
     processes: Processes
     """the processes that hold the set together"""
     label_names: tuple[str, ...] | None = None
-    """the word of each label, sorted; None where labels were given as integers"""
+    """the string of each label, sorted; None where labels were given as integers"""
     drawn: Int[Tensor, "queries"] | None = None
     """index among all of each query of a sample, ascending; None for all queries"""
     given: given_relevance.Relevance | None = None
@@ -127,10 +128,13 @@ class RetrievalInputs:
         gallery = None if self.is_one_set else self.gallery
         return Vectors(in_memory(self.queries), gallery, similarity, threads=threads, processes=self.processes)
 
-    def relevance(self) -> tuple[Relevance, Shaped[np.ndarray, "pairs"] | None]:
-        """Return who is relevant to the queries of this process, and the grade of each pair; None if all are 1. Collective.
+    def relevance(
+        self,
+    ) -> tuple[Relevance, Shaped[np.ndarray, "pairs"] | None, given_relevance.Absent | None]:
+        """Return who is relevant to the queries of this process, with grades, and relevant items without a row. Collective.
 
-        Items are numbered from those of this process on, see `engine.tiles`.
+        Grades are None if all are 1, and items without a row if there are none. Items are numbered from those of this
+        process on, see `engine.tiles`.
         """
         own_labels = self.own_query_labels.numpy()
         kinds = []
@@ -144,9 +148,14 @@ class RetrievalInputs:
             numbers = gather_in_item_order(self.processes, self.share.gallery.numpy())
             given = self.given.part(places.numpy(), numbers)
             symmetric = self.is_one_set and given.mutual
-            return Relevance(given.relevant, self._itself(), kinds, given.ignored, symmetric), given.grades
+            return (
+                Relevance(given.relevant, self._itself(), kinds, given.ignored, symmetric),
+                given.grades,
+                given.absent,
+            )
         labels = gather_in_item_order(self.processes, self.own_gallery_labels.numpy())
-        return Relevance(Lists.of_labels(own_labels, labels), self._itself(), kinds, symmetric=self.is_one_set), None
+        of_labels = Lists.of_labels(own_labels, labels)
+        return Relevance(of_labels, self._itself(), kinds, symmetric=self.is_one_set), None, None
 
     def _itself(self) -> NDArray[np.int32]:
         """Return the number of the item that each query of this process is; -1 for none."""
@@ -454,6 +463,14 @@ def of_shards(
             if side == "query" and not two_sets:
                 held["ids"] = rows.ids
             found = held | {f"{prefix}labels": rows.labels if labelled else None} | found
+    sides = {"query": embeddings, "gallery": gallery}
+    with_groups = [side for side in sides if found.get(f"{side}_groups") is not None]
+    if two_sets and len(with_groups) == 1 and f"{with_groups[0]}_groups" not in given:
+        (side,) = sides.keys() - with_groups
+        raise ValueError(
+            f"The files of the {with_groups[0]} side hold groups, and the {side} side has none: they would exclude nobody. "
+            f"Pass groups= to the Shards of both sides, or {side}_groups=."
+        )
     for kind in ("ids", "groups"):
         both = {f"query_{kind}", f"gallery_{kind}"}  # what only the files of one side hold excludes nobody
         if two_sets and not both & given.keys() and any(found.get(name) is None for name in both):
@@ -462,6 +479,8 @@ def of_shards(
 
 
 def _no_labels(embeddings: Any) -> Int[Tensor, "items"]:
+    if is_source(embeddings):
+        return torch.zeros(int(embeddings.shape[0]), dtype=torch.int64)
     return torch.zeros(len(embeddings) if hasattr(embeddings, "__len__") else 0, dtype=torch.int64)
 
 
@@ -546,7 +565,8 @@ def _part(
     if any(processes.gather(size > (LOADED_SHARE if is_read else COPIED_SHARE) * memory)) and size:
         vectors = Stored(vectors, memory) if is_read or vectors.is_floating_point() else vectors
     elif is_read:
-        vectors = Stored(vectors, memory).read(slice(0, len(vectors)))
+        stored = Stored(vectors, memory)  # a source need not have a length
+        vectors = stored.read(slice(0, len(stored)))
     items, dim = len(vectors) if vectors.ndim else 0, 0
     if items or processes.count == 1:  # one of several may hold nothing
         if as_codes:
@@ -562,12 +582,7 @@ def _part(
     holders = [(rank, *rest) for rank, rest in enumerate(known) if rest[0]]
     if not holders:
         raise ValueError(f"{call}: {name} is empty (shape (0, {dim})) in every process. Pass at least one item.")
-    for rank, _, other, *_ in holders:
-        if other != holders[0][2]:
-            raise ValueError(
-                f"{call}: {name} have dimension {holders[0][2]} in process {holders[0][0]}, {other} in process {rank}. All "
-                "must come from the same model."
-            )
+    refuse_other_dims(call, name, {rank: of_rank for rank, _, of_rank, *_ in holders})
     books = {rank: everyone[rank][1] for rank, *_ in holders}
     some = {
         f"{label_name} in process {rank}": Labels(torch.zeros(1, dtype=torch.int64), book)
@@ -582,7 +597,7 @@ def _part(
     if places is None:
         places = torch.arange(first, first + items)
     places = check_labels(places, items, "places", name, call)
-    _check_places(call, name, torch.cat(processes.gather(places)))
+    check_places(call, name, torch.cat(processes.gather(places)))
     bad, hashes = _checked_rows(vectors, as_codes=as_codes)
     where = f", which is {given.where(int(bad[0]))}" if len(bad) and isinstance(given, Shards | ChosenRows) else ""
     refuse_non_finite(torch.cat(processes.gather(places[bad])).sort().values, length, name, call, where)
@@ -625,7 +640,18 @@ def _check_dims(call: str, queries: int, gallery: int, *, as_codes: bool) -> Non
         raise ValueError(f"{call}: {fact}. Both must come from the same model.")
 
 
-def _check_places(call: str, name: str, places: Int[Tensor, "items"]) -> None:
+def refuse_other_dims(call: str, name: str, dims: Mapping[int, int]) -> None:
+    """Refuse vectors of different dimensions, given that of each process that holds some."""
+    first, dim = next(iter(dims.items()))
+    for rank, other in dims.items():
+        if other != dim:
+            raise ValueError(
+                f"{call}: {name} have dimension {dim} in process {first}, {other} in process {rank}. All must come from the "
+                "same model."
+            )
+
+
+def check_places(call: str, name: str, places: Int[Tensor, "items"]) -> None:
     """Refuse places of all items that are not each of 0, 1, 2, ... once."""
     if not torch.equal(places.sort().values, torch.arange(len(places))):
         raise ValueError(

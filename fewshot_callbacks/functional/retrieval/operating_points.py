@@ -149,6 +149,15 @@ class OperatingPoint:
         """Harmonic mean of precision and recall, 2 TP / (2 TP + FP + FN), in [0, 1]."""
         return 2 * self.true_positives / (2 * self.true_positives + self.false_positives + self.false_negatives)
 
+    def __str__(self) -> str:
+        """Return the threshold, what it gives, and the counts, in a line."""
+        rates = f"precision {self.precision:.4f}, recall {self.recall:.4f}, F1 {self.f1:.4f}"
+        relevant = self.true_positives + self.false_negatives
+        return (
+            f"threshold {self.threshold:.4f}: {rates} ({self.true_positives:,} of {relevant:,} relevant pairs and "
+            f"{self.false_positives:,} others are accepted)"
+        )
+
 
 @dataclass(frozen=True)
 class ErrorRatePoint:

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
-from fewshot_callbacks.engine.evaluation import rank_of_best
+from fewshot_callbacks.engine.evaluation import Matches, rank_of_best
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.thresholds import BestMatches
@@ -139,7 +139,7 @@ def _count_others(
             thresholds = np.where(query_class[part].numpy() >= 0, vectors.from_user(own[part.numpy()]), -np.inf)
             relevance = Relevance(lists, np.full(len(part), -1, np.int32))
             best = BestMatches(thresholds, np.ones(len(part), np.int64))
-            ranks = rank_of_best(vectors, relevance, best, memory_bytes)
+            ranks = rank_of_best(Matches(vectors, relevance, best, "float32", None, memory_bytes))
             better[part] += ranks.negatives_above[:, 0]
             equal[part] += ranks.negatives_tied[:, 0]
     return better, equal

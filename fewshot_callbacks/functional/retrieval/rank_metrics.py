@@ -7,10 +7,13 @@ or last (`"pessimistic"`).
 
 Every sum runs over the relevant items of one query from the least to the most similar, sequentially, so that
 neither the other queries of a block nor its padding change a bit of it.
+
+A relevant item that is not in the gallery has no rank: it counts towards R, and nowhere else (`with_absent`).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
@@ -28,11 +31,24 @@ Divisor = Literal["min", "relevant", "found"]
 
 TERMS_AT_ONCE = 1024
 
+# Below this grade 2^grade - 1 is grade * log(2), to the last digit of float64.
+TINY_GRADE = 1e-17
+
 
 def check_ties(ties: str) -> None:
     """Refuse an unknown rule for ties, and name the known ones."""
     if ties not in get_args(Ties):
         raise ValueError(f"ties={ties!r} is unknown. Choose one of {', '.join(get_args(Ties))}.")
+
+
+def with_absent(ranks: RankBlock, absent: Int[Tensor, "queries"]) -> RankBlock:
+    """Return the ranks with relevant items that are not in the gallery, as trec_eval counts them: they have no rank.
+
+    Args:
+        ranks: The ranks of some queries.
+        absent: Number of such items of each query. `relevant` of the result counts them, `valid` does not.
+    """
+    return replace(ranks, relevant=ranks.relevant + absent)
 
 
 # --------------------------------------------------------------------------------------------------- average precision
@@ -247,8 +263,9 @@ def recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tens
     """
     above, negatives, relevant = _best_group(ranks)
     last = above + negatives if ties == "pessimistic" else above
-    found = (last < k).double()
-    open_rows = (found > 0) & (negatives > 0) & (ranks.relevant > 0)
+    has_candidate = ranks.valid.any(dim=1)
+    found = ((last < k) & has_candidate).double()
+    open_rows = (found > 0) & (negatives > 0) & has_candidate
     if ties == "expected" and bool(open_rows.any()):
         cases, back = _distinct((k - above)[open_rows], negatives[open_rows], relevant[open_rows])
         found[open_rows] = (1 - _chance_of_none(*cases))[back]
@@ -298,7 +315,7 @@ def reciprocal_rank(ranks: RankBlock, ties: Ties = "expected", k: int | None = N
     """
     above, negatives, relevant = _best_group(ranks)
     first = above + negatives if ties == "pessimistic" else above
-    value = 1 / (first + 1).double()
+    value = (1 / (first + 1).double()).masked_fill_(~ranks.valid.any(dim=1), 0.0)
     if k is not None:
         value.masked_fill_(first >= k, 0.0)
     open_rows = (negatives > 0) & (ranks.relevant > 0) & (value > 0)
@@ -379,7 +396,7 @@ def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "qu
     if ties != "optimistic":
         rank += ranks.negatives_tied  # expected: where the group has no negatives, this adds nothing
     rank.masked_fill_(~ranks.valid, 0)
-    length = min(k, int(rank.max()))
+    length = min(k, max(int(rank.max()), int(ranks.relevant.max())))
     places = torch.arange(1, length + 1, dtype=torch.float64, device=rank.device)
     discount = torch.cat([places.new_zeros(1), 1 / torch.log2(places + 1), places.new_zeros(1)])
     prefix = discount.cumsum(dim=0)  # prefix[i]: the sum of the first i
@@ -406,9 +423,11 @@ def inverse_penalty(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, 
         ties: The rule for equal keys.
 
     Returns:
-        One value in (0, 1] for each query; NaN for a query without a relevant candidate.
+        One value in [0, 1] for each query: 0 where a relevant item is not in the gallery; NaN for a query without a
+        relevant candidate.
     """
     above, negatives = ranks.negatives_above[:, 0], ranks.negatives_tied[:, 0]
+    has_absent = _candidates(ranks) < ranks.relevant
     rank = ranks.relevant + above + (0 if ties == "optimistic" else negatives)
     value = 1 / rank.clamp(min=1).double()
     open_rows = (negatives > 0) & (ranks.relevant > 0)
@@ -416,7 +435,7 @@ def inverse_penalty(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, 
         before = above + ranks.relevant_above[:, 0]
         (a, n, r), back = _distinct(before[open_rows], negatives[open_rows], ranks.relevant_tied[:, 0][open_rows])
         value[open_rows] = _sum_of_reciprocals(a.double(), n.double(), r.double(), last=True)[back]
-    return value * _or_nan(ranks.relevant)
+    return value.masked_fill(has_absent, 0.0) * _or_nan(ranks.relevant)
 
 
 def precision_up_to_last(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
@@ -437,10 +456,10 @@ def precision_up_to_last(ranks: RankBlock, k: int, ties: Ties = "expected") -> F
     negatives, r = ranks.negatives_tied[:, 0], ranks.relevant_tied[:, 0]
     before = ranks.negatives_above[:, 0] + ranks.relevant_above[:, 0]
     tied = torch.zeros_like(negatives) if ties == "optimistic" else negatives
-    is_open = (
-        (negatives > 0) & (ranks.relevant > 0) if ties == "expected" else torch.zeros_like(negatives, dtype=torch.bool)
-    )
-    soon = (before + r + tied <= k) & (ranks.relevant > 0) & ~is_open
+    # the rank of the last relevant item ends only where all of them are in the gallery
+    ends = (ranks.relevant > 0) & (_candidates(ranks) == ranks.relevant)
+    is_open = (negatives > 0) & ends if ties == "expected" else torch.zeros_like(ends)
+    soon = (before + r + tied <= k) & ends & ~is_open
     value = torch.where(soon, ranks.relevant.double() / (before + r + tied).clamp(min=1), value)
     open_rows = is_open & (before + r <= k)
     if bool(open_rows.any()):
@@ -490,17 +509,32 @@ Gain = Literal["exponential", "linear"]
 def gains_of(grades: Float[Tensor, "queries columns"], gain: Gain) -> Float[Tensor, "queries columns"]:
     """Compute the gain of each relevant item, times a factor of the query, which cancels in nDCG.
 
-    Scaled by 2^-largest grade of the query: 2^grade overflows beyond a grade of 1,023. exp2 of a whole number is exact, so
-    that one rounding is left, the same as without the scale.
+    The factor keeps the gains of a query within the range of float64, and the largest of them near 1. For `linear` it is a
+    power of two, which changes no digit. For `exponential` it is 2^-largest grade of the query: 2^grade overflows beyond a
+    grade of 1,023. exp2 of a whole number is exact, so that one rounding is left, the same as without the factor. Below
+    a largest grade of 1 it is 1 / (2^largest - 1): the difference of two powers near 1 would lose the digits of the grades.
     """
-    if gain == "linear" or not grades.shape[1]:
+    if not grades.shape[1]:
         return grades
     most = grades.amax(dim=1, keepdim=True)
-    return torch.exp2(grades - most) - torch.exp2(-most)
+    if gain == "linear":
+        exponent = -torch.frexp(most).exponent.double()
+        half = (exponent / 2).floor()  # 2^exponent itself may overflow
+        return grades * torch.exp2(half) * torch.exp2(exponent - half)
+    large = torch.exp2(grades - most) - torch.exp2(-most)
+    logarithm = math.log(2)
+    small = torch.expm1(grades * logarithm) / torch.expm1(most * logarithm)
+    tiny = grades / most  # what expm1 is to rounding, without its loss of digits among the smallest numbers
+    gains = torch.where(most < 1, torch.where(most < TINY_GRADE, tiny, small), large)
+    return gains.masked_fill(grades == 0, 0.0)
 
 
 def graded_ndcg(
-    ranks: RankBlock, gains: Float[Tensor, "queries columns"], k: int, ties: Ties = "expected"
+    ranks: RankBlock,
+    gains: Float[Tensor, "queries columns"],
+    k: int,
+    ties: Ties = "expected",
+    absent: Float[Tensor, "queries absent"] | None = None,
 ) -> Float[Tensor, "queries"]:
     """nDCG@k with a gain for each relevant item: the discounted sum of the first k, over that of the best order.
 
@@ -513,11 +547,12 @@ def graded_ndcg(
         gains: Of the relevant items of `ranks`, in the same columns; what is not valid is 0.
         k: How far to look, at least 1.
         ties: The rule for equal keys.
+        absent: Gains of the relevant items that are not in the gallery, padded with 0: the best order has them, too.
 
     Returns:
         One value in [0, 1] for each query; NaN for a query without a relevant candidate, or if all gains are 0.
     """
-    queries, columns = gains.shape
+    queries, _ = gains.shape
     rows = torch.arange(queries, device=gains.device)[:, None].expand_as(gains)
     group = (ranks.position_in_tie == 1).cumsum(dim=1) - 1
     above = ranks.negatives_above + ranks.relevant_above
@@ -539,8 +574,9 @@ def graded_ndcg(
         rank = above + ranks.position_in_tie - 1 + (ranks.negatives_tied if ties == "pessimistic" else 0)
         inside = ranks.valid & (rank < k)
         dense[rows[inside], rank[inside]] = gains.gather(1, order)[inside]
+    every = gains if absent is None else torch.cat([gains, absent], dim=1)
     best = torch.zeros_like(dense)
-    best[:, : min(k, columns)] = gains.sort(dim=1, descending=True).values[:, :k]
+    best[:, : min(k, every.shape[1])] = every.sort(dim=1, descending=True).values[:, :k]
     discount = torch.log2(torch.arange(2, k + 2, dtype=torch.float64, device=gains.device))
     ideal = (best / discount).sum(dim=1)
     return torch.where(ideal > 0, (dense / discount).sum(dim=1) / ideal, torch.nan)
@@ -557,7 +593,12 @@ def depends_on_ties(ranks: RankBlock) -> Bool[Tensor, "queries"]:
 def _found(ranks: RankBlock) -> Int[Tensor, "queries columns"]:
     """Count the relevant items down to this one: they stand in ascending order of their scores."""
     columns = torch.arange(ranks.valid.shape[1], device=ranks.relevant.device)
-    return ranks.relevant[:, None] - columns
+    return _candidates(ranks)[:, None] - columns
+
+
+def _candidates(ranks: RankBlock) -> Int[Tensor, "queries"]:
+    """Count the relevant items of each query that are in the gallery."""
+    return ranks.valid.sum(dim=1)
 
 
 def _within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties) -> Bool[Tensor, "queries columns"]:
@@ -601,7 +642,7 @@ def _tied_groups(ranks: RankBlock, tied: Bool[Tensor, "queries columns"]) -> _Ti
 
 def _best_group(ranks: RankBlock) -> tuple[Int[Tensor, "queries"], Int[Tensor, "queries"], Int[Tensor, "queries"]]:
     """Count around the most similar relevant item: candidates above it (all negative), negatives tied, relevant tied."""
-    best = (ranks.relevant - 1).clamp(min=0)[:, None]  # it stands last
+    best = (_candidates(ranks) - 1).clamp(min=0)[:, None]  # it stands last
     counts = (ranks.negatives_above, ranks.negatives_tied, ranks.relevant_tied)
     above, negatives, relevant = (values.gather(1, best).squeeze(1) for values in counts)
     return above, negatives, relevant

@@ -61,10 +61,20 @@ _READ: dict[str, Callable[[str], Any]] = {"k": int, "p": float, "divisor": str}
 
 METRICS = (
     Metric("mAP", "ranks", rank_metrics.average_precision, "Mean over queries of the precision at each relevant rank."),
-    Metric("map@r", "ranks", rank_metrics.map_at_r, "The same as mAP, up to rank R, the number of relevant items."),
+    Metric(
+        "map@r",
+        "ranks",
+        rank_metrics.map_at_r,
+        "Sum of the precisions at the relevant ranks up to R, over R, the number of relevant items.",
+    ),
     Metric("r_precision", "ranks", rank_metrics.r_precision, "Share of relevant items among the first R."),
     Metric("mrr", "ranks", rank_metrics.reciprocal_rank, "One over the rank of the first relevant item."),
-    Metric("mrr@{k}", "ranks", rank_metrics.reciprocal_rank, "The same, 0 where it is not among the first {k}."),
+    Metric(
+        "mrr@{k}",
+        "ranks",
+        rank_metrics.reciprocal_rank,
+        "One over the rank of the first relevant item, 0 beyond the first {k}.",
+    ),
     Metric("minp", "ranks", rank_metrics.inverse_penalty, "Number of relevant items over the rank of the last."),
     Metric(
         "ap_trapezoid",
@@ -85,11 +95,16 @@ METRICS = (
         "precision@{k}_last",
         "ranks",
         rank_metrics.precision_up_to_last,
-        "The same, up to the last relevant item if that is sooner, as the revisited Oxford and Paris measure it.",
+        "Share of the first {k} that is relevant, or of those up to the last relevant item: revisited Oxford and Paris.",
     ),
     Metric("ndcg@{k}", "ranks", rank_metrics.ndcg, "Discounted gain of the first {k}, over the best possible."),
     # With one label for each item the relevance is 0 or 1, and both gains are the same.
-    Metric("ndcg@{k}_linear", "ranks", rank_metrics.ndcg, "The same as ndcg@{k}; n shared labels gain n, not 2^n - 1."),
+    Metric(
+        "ndcg@{k}_linear",
+        "ranks",
+        rank_metrics.ndcg,
+        "Discounted gain of the first {k}, over the best possible; n shared labels gain n.",
+    ),
     Metric("prototype_accuracy", "prototypes", None, "Share of queries nearest to the mean of their own class."),
     Metric(
         "grouped_recall@{k}",
@@ -106,13 +121,16 @@ METRICS = (
     Metric("precision", "pairs", attrgetter("decision.precision"), "Share of the accepted pairs that is relevant."),
     Metric("recall", "pairs", attrgetter("decision.recall"), "Share of the relevant pairs that is accepted."),
     Metric(
-        "f1", "pairs", attrgetter("decision.f1"), "Harmonic mean of these two; the best, unless threshold is given."
+        "f1",
+        "pairs",
+        attrgetter("decision.f1"),
+        "Harmonic mean of precision and recall of pairs; the best, unless threshold is given.",
     ),
     Metric(
         "threshold",
         "pairs",
         attrgetter("decision.threshold"),
-        "Score from which a pair is accepted for these.",
+        "Score from which a pair is accepted for precision, recall and f1.",
         range=None,
         better=None,
     ),
@@ -149,7 +167,7 @@ METRICS = (
         "opis_gap@fmr{p}",
         "classes",
         lambda consistency, p: consistency[p].gap(),
-        "How much less the same thresholds are worth to the worst tenth of the classes than to all.",
+        "How much less thresholds at these rates, up to {p}, are worth to the worst tenth of the classes than to all.",
         better="lower",
     ),
 )
@@ -183,6 +201,16 @@ class Asked:
         return self.key.removeprefix(MACRO)
 
     @property
+    def patterns(self) -> dict[str, float]:
+        """Its key with one number left open, such as `recall@{k}` -> that number; none for a key without a number."""
+        start = MACRO if self.is_macro else ""
+        return {
+            start + self.metric.pattern.format(**{**self.parameters, name: f"{{{name}}}"}): self.parameters[name]
+            for name in ("k", "p")
+            if name in self.parameters
+        }
+
+    @property
     def meaning(self) -> str:
         """One sentence."""
         if self.is_macro:
@@ -198,7 +226,8 @@ def asked_metric(key: object, among: Sequence[Metric] | None = None) -> Asked:
         among: The metrics that there are; by default those of retrieval.
 
     Raises:
-        ValueError: If there is no such metric, with the one that is near.
+        ValueError: If there is no such metric, with the one that is meant: written in other letters, under the name of
+            another library, or misspelt.
 
     Examples:
         >>> asked_metric("recall@5").meaning
@@ -206,6 +235,9 @@ def asked_metric(key: object, among: Sequence[Metric] | None = None) -> Asked:
         >>> asked_metric("recal@5")
         Traceback (most recent call last):
         ValueError: there is no metric 'recal@5'; did you mean 'recall@5'?
+        >>> asked_metric("RetrievalHitRate@5")
+        Traceback (most recent call last):
+        ValueError: there is no metric 'RetrievalHitRate@5'; did you mean 'recall@5'?
     """
     if not isinstance(key, str):
         raise ValueError(f"metrics hold {key!r}. Each is the key under which it is logged, such as 'recall@1'.")
@@ -227,24 +259,91 @@ def asked_metric(key: object, among: Sequence[Metric] | None = None) -> Asked:
             if not 0 < parameters.get("p", 1) <= 1:
                 raise ValueError(f"metrics hold {key!r}, but a rate lies in (0, 1], such as 0.95.")
             return Asked(key, metric, parameters)
-    rank, rate = re.search(r"[1-9]\d*", of_queries), re.search(r"\d*\.\d+", of_queries)
-    example = {"k": rank[0] if rank else "1", "p": rate[0] if rate else "0.95", "divisor": "min"}
-    known = [metric.pattern.format(**example) for metric in among]
-    near = difflib.get_close_matches(of_queries, known, n=1)
-    near += [other for other in known if of_queries and other.startswith(of_queries)]
-    if near:
-        start = MACRO if key != of_queries else ""
-        raise ValueError(f"there is no metric {key!r}; did you mean {start + near[0]!r}?")
+    meant = _meant(key, among)
+    if meant is not None:
+        raise ValueError(f"there is no metric {key!r}; did you mean {meant!r}?")
     patterns = ", ".join(metric.pattern for metric in among)
     macro = ", and macro_ before those of single queries" if any(metric.source == "ranks" for metric in among) else ""
     raise ValueError(f"there is no metric {key!r}. There are {patterns}{macro}.")
+
+
+def is_pattern(pattern: object, among: Sequence[Metric]) -> bool:
+    """Find out whether this is the key of a metric with one number left open, as `Asked.patterns` writes it."""
+    if not isinstance(pattern, str) or len(re.findall(r"\{[kp]\}", pattern)) != 1:
+        return False
+    try:
+        return pattern in asked_metric(pattern.replace("{k}", "1").replace("{p}", "0.5"), among).patterns
+    except ValueError:
+        return False
+
+
+# Names that other libraries, programs and papers give a metric, as `_bare` writes them -> the metric here. Those of
+# docs/coming_from are among them. A number in a name is a rank.
+_PEERS = (
+    (r"(mean)?averageprecision|m?ap|retrievalmap", "mAP"),
+    (r"((mean)?averageprecision|retrievalmap|ap)@r", "map@r"),
+    (r"(retrieval)?rprec(ision)?|precision@r", "r_precision"),
+    (r"(mean)?(reciprocalrank|reciprank)|retrievalmrr", "mrr"),
+    (r"(mean)?(reciprocalrank|reciprank)@?\d+|(retrieval)?mrr(top)?\d+|retrievalmrr@\d+", "mrr@{k}"),
+    (r"meaninversenegativepenalty|inversenegativepenalty|inp", "minp"),
+    # trec_eval divides by R, papers on hashing and torchmetrics by those that are found
+    (r"mapcut@?\d+", "map@{k}_relevant"),
+    (r"(retrievalmap|map)top(k=?)?@?\d+|retrievalmap@\d+", "map@{k}_found"),
+    (r"((mean)?averageprecision|m?ap)@?\d+", "map@{k}_min"),
+    # the share of queries with a hit, which papers on metric learning call recall
+    (r"(retrieval)?(hitrate|hits?|success|cmc|rank|cmcrank|r|acc|accuracy)(top)?@?\d*", "recall@{k}"),
+    (r"(top|recalltop)@?\d+(acc|accuracy)?|precision@1|(top|rank)?\d+(acc|accuracy)", "recall@{k}"),
+    (r"retrievalrecall(top)?@?\d*|recall\d+", "ir_recall@{k}"),
+    (r"(retrievalprecision|precision|prec|p)(top)?@?\d+|retrievalprecision", "precision@{k}"),
+    (r"ndcgcut@?\d+", "ndcg@{k}_linear"),
+    (r"(retrieval)?(normalizeddcg|ndcg)(top)?@?\d*", "ndcg@{k}"),
+    (r"f1score|fscore|bestf1|f", "f1"),
+    (r"equalerrorrate", "eer"),
+    (r"aucpr|auprc|prauc|aupr|pooledap|microap", "auc_pr"),
+    (r"(true(accept|match)rate|tar|tmr|tpr)(@|at)(far|fmr)\d*\.?\d+(e-?\d+)?", "tar@far{p}"),
+    (r"mindcf(@?\d*\.?\d+)?|mincost", "min_dcf@{p}"),
+)
+
+
+def _bare(key: str) -> str:
+    """Write a key in small letters, without the signs that only part its words."""
+    return re.sub(r"[\s_\-=:()]", "", re.sub(r"[_\- ]at[_\- ]", "@", key.lower()))
+
+
+def _meant(key: str, among: Sequence[Metric]) -> str | None:
+    """Return the key that is meant by a wrong one; None if none is near.
+
+    In this order: the same in other letters, the name of another library, the same with other signs between its words,
+    and what is spelt nearly alike.
+    """
+    of_queries = key[len(MACRO) :] if key.lower().startswith(MACRO) else key
+    rank, rate = re.search(r"[1-9]\d*", of_queries), re.search(r"\d*\.\d+(e-?\d+)?|\d+e-\d+", of_queries)
+    example = {"k": rank[0] if rank else "1", "p": rate[0] if rate else "0.95", "divisor": "min"}
+    # each divisor has an example, so that one written in other letters is found
+    known = {
+        metric.pattern.format(**example | {"divisor": divisor}): metric
+        for metric in among
+        for divisor in (get_args(Divisor) if "{divisor}" in metric.pattern else ("",))
+    }
+    bare = re.sub(r"^(cosine|dot|euclidean|manhattan)(?=.)", "", _bare(of_queries))  # as sentence-transformers puts it
+    found = [one for one in known if one.lower() == of_queries.lower()]
+    for names, pattern in _PEERS:
+        if re.fullmatch(names, bare):
+            found += [one for one in known if one == pattern.format(**example)]
+    found += [one for one in known if _bare(one) == bare]
+    found += difflib.get_close_matches(of_queries.lower(), known, n=1)
+    found += [one for one in known if of_queries and one.startswith(of_queries.lower())]
+    if not found:
+        return None
+    start = MACRO if key != of_queries and known[found[0]].source in ("ranks", "prototypes") else ""
+    return start + found[0]
 
 
 def asked_metrics(call: str, keys: Sequence[str], among: Sequence[Metric] | None = None) -> list[Asked]:
     """Read keys of metrics, each once.
 
     Raises:
-        ValueError: As `asked_metric` does, or if they are a single word, or none.
+        ValueError: As `asked_metric` does, or if they are a single string, or none.
     """
     if isinstance(keys, str):
         raise ValueError(f"{call}: metrics={keys!r} is one word. Pass several keys: metrics=({keys!r},).")

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
 
+from fewshot_callbacks._file_names import composed
+from fewshot_callbacks._text_files import Line, read_lines
 from fewshot_callbacks.engine.relevance import Lists
 from fewshot_callbacks.functional._reading import as_tensor
 
 # Ids that a message shows.
 SHOWN = 3
+# What becomes of judgements of an unknown query or item where they are ignored.
+IGNORED = {"query": "leave these judgements out", "item": "count those that are relevant as never found"}
+
+
+class Absent(NamedTuple):
+    """Relevant items that are not in the gallery: those of query i are `grades[start[i] : stop[i]]`."""
+
+    start: Int[np.ndarray, "queries"]
+    stop: Int[np.ndarray, "queries"]
+    grades: Float[np.ndarray, "absent"]
+
+    @property
+    def sizes(self) -> Int[np.ndarray, "queries"]:
+        """Number of such items of each query."""
+        sizes: NDArray[np.int64] = self.stop - self.start
+        return sizes
+
+    def padded(self, queries: Int[np.ndarray, "some"]) -> Float[np.ndarray, "some columns"]:
+        """Return the grades of some queries, padded with 0."""
+        sizes = self.sizes[queries]
+        column = np.arange(sizes.max(initial=0))
+        entries = np.minimum(self.start[queries, None] + column, max(0, len(self.grades) - 1))
+        return np.where(column < sizes[:, None], self.grades[entries], 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +75,13 @@ class Relevance:
     clusters: Int[np.ndarray, "queries"] | None = field(default=None, repr=False)
     """queries of one number depend on each other, for intervals; None if none do"""
     unknown: int = 0
-    """judgements that were left out, since no query or no item has the id"""
+    """judgements whose query or item is in none of the rows"""
+    absent: Absent | None = field(default=None, repr=False)
+    """relevant items that are not in the gallery: each counts as one that is never found; None if there are none"""
+    at_least: float = 1
+    """smallest relevant grade of judgements"""
+    below: int = 0
+    """judgements with a positive grade below that, which are irrelevant"""
 
     @classmethod
     def from_lists(
@@ -57,7 +89,7 @@ class Relevance:
         relevant: Sequence[Any],
         ignored: Sequence[Any] | None = None,
         *,
-        gallery: int | None = None,
+        gallery: Any | None = None,
         grades: Sequence[Any] | None = None,
         clusters: Any | None = None,
     ) -> Relevance:
@@ -83,7 +115,7 @@ class Relevance:
             Relevance(3 queries in one set, 2 relevant pairs, 1 ignored)
         """
         call, queries = "Relevance.from_lists", len(relevant)
-        items = queries if gallery is None else gallery
+        items = queries if gallery is None else _number_of_items(call, gallery)
         if ignored is not None and len(ignored) != queries:
             raise ValueError(
                 f"{call}: {queries} lists of relevant items, but {len(ignored)} of ignored ones. Pass one each."
@@ -99,7 +131,8 @@ class Relevance:
                 )
             order = [n for some in relevant for n in np.argsort(np.asarray(some, np.int64), kind="stable")]
             first = np.repeat(lists.start, lists.sizes)
-            values = _graded(call, np.array([grade for some in grades for grade in some], np.float64))[first + order]
+            given = np.array([_grade(call, grade) for some in grades for grade in some], np.float64)
+            values = _positive(call, given)[first + order]
         mutual = gallery is None and _are_mutual(lists) and _are_mutual(junk)
         return cls(lists, junk, items, gallery is None, mutual, values)._with(call, clusters)
 
@@ -110,30 +143,32 @@ class Relevance:
         query_ids: Sequence[Any],
         gallery_ids: Sequence[Any] | None = None,
         *,
-        at_least: float = 1,
+        at_least: Any = 1,
         unknown: str = "error",
         clusters: Any | None = None,
     ) -> Relevance:
-        """Take judgements by ids, as TREC, BEIR and MS MARCO give them.
+        """Take judgements (qrels) by ids, as TREC, BEIR and MS MARCO give them.
 
         Args:
             judgements: `{query: {item: grade}}`, `{query: [items]}`, a tuple of two or three equally long sequences
                 (queries, items) or (queries, items, grades), or the path of a file with the four columns of TREC, or with
-                query, item and grade between tabs below a heading, as BEIR has them. A grade of 0 is judged irrelevant, as
-                is what is not judged.
-            query_ids: Id of each row of the queries: integers or words, each once.
+                query, item and grade, as BEIR has them, with or without a heading. A grade of 0 or less is judged
+                irrelevant, as is what is not judged.
+            query_ids: Id of each row of the queries: integers or strings, each once.
             gallery_ids: Id of each row of the gallery; by default queries and gallery are one set.
-            at_least: The smallest relevant grade (`rel` of trec_eval). Lower grades are irrelevant.
-            unknown: What to do with judgements of ids that no query or no item has: `error`, or `ignore`, which counts
-                them in `unknown`.
+            at_least: The smallest relevant grade (`-l` of trec_eval), above 0. Lower grades are irrelevant, also to nDCG,
+                whereas trec_eval's nDCG takes every grade: evaluate twice for both.
+            unknown: What to do with judgements of ids that no query or no item has: `error`, or `ignore`. Ignored
+                judgements are counted in `unknown`. As in trec_eval, a relevant item that is not in the gallery counts as
+                one that is never found, and a query that is not among the rows counts nowhere.
             clusters: As in `from_lists`.
 
         Returns:
             A relevance for the queries in the order of `query_ids`.
 
         Raises:
-            ValueError: If an id is unknown or occurs twice, a pair is judged twice with two grades, or a grade is negative,
-                not finite or no number.
+            ValueError: If an id is unknown or occurs twice, a pair is judged twice with two grades, or a grade is no finite
+                number.
 
         Examples:
             >>> judged = {"q1": {"d1": 2, "d3": 1}, "q2": {"d2": 0}}
@@ -141,24 +176,50 @@ class Relevance:
             Relevance(2 queries, 3 gallery items, 2 relevant pairs, 0 ignored)
         """
         call, one_set = "Relevance.from_judgements", gallery_ids is None
-        if isinstance(judgements, str | Path):  # its ids are words
+        least = _grade(call, at_least, "at_least")
+        if not 0 < least < math.inf:
+            raise ValueError(
+                f"{call}: at_least={at_least!r} must be a positive number: a grade of 0 is irrelevant. Pass the smallest "
+                "relevant grade, such as 1 or 2."
+            )
+        if isinstance(judgements, str | Path):  # its ids are strings
             query_ids = [*map(str, _listed(query_ids))]
             gallery_ids = None if gallery_ids is None else [*map(str, _listed(gallery_ids))]
         rows, columns, grades = read_judgements(call, judgements)
         items = query_ids if gallery_ids is None else gallery_ids
         of_query, of_item = _places(call, "query_ids", query_ids, rows), _places(call, "gallery_ids", items, columns)
         _refuse_unknown(call, unknown, (("query", rows, of_query), ("item", columns, of_item)))
+        length = len(items)
+        beyond: dict[Any, int] = {}  # numbers of the items that are not in the gallery
         at = np.array([of_query.get(row, -1) for row in rows], np.int64)
-        item = np.array([of_item.get(column, -1) for column in columns], np.int64)
-        known = (at >= 0) & (item >= 0)
-        values = _graded(call, grades[known], least=0.0)
-        at, item, values = _each_once(call, at[known], item[known], values, len(items))
-        some = (values > 0) & (values >= at_least)
-        at, item, values = at[some], item[some], values[some]
-        ends = np.searchsorted(at, np.arange(len(query_ids) + 1))
-        lists = Lists(ends[:-1], ends[1:], item.astype(np.int32))
-        mutual, none = one_set and _are_mutual(lists), Lists.none(len(query_ids))
-        return cls(lists, none, len(items), one_set, mutual, values, unknown=int((~known).sum()))._with(call, clusters)
+        item = np.array(
+            [
+                of_item[column] if column in of_item else beyond.setdefault(column, length + len(beyond))
+                for column in columns
+            ],
+            np.int64,
+        )
+        order = _each_once(call, at, item, _finite(call, grades), length + len(beyond), (rows, columns))
+        order = order[at[order] >= 0]
+        relevant = order[grades[order] >= least]
+        is_here = item[relevant] < length
+        here, missing = relevant[is_here], relevant[~is_here]
+        start, stop = _spans(at[here], len(query_ids))
+        lists = Lists(start, stop, item[here].astype(np.int32))
+        absent = Absent(*_spans(at[missing], len(query_ids)), grades[missing]) if len(missing) else None
+        mutual = one_set and _are_mutual(lists)
+        return cls(
+            lists,
+            Lists.none(len(query_ids)),
+            length,
+            one_set,
+            mutual,
+            grades[here],
+            unknown=int(((at < 0) | (item >= length)).sum()),
+            absent=absent,
+            at_least=least,
+            below=int(((grades[order] > 0) & (grades[order] < least)).sum()),
+        )._with(call, clusters)
 
     @classmethod
     def from_label_sets(cls, targets: Any, gallery_targets: Any | None = None) -> Relevance:
@@ -166,14 +227,15 @@ class Relevance:
 
         Args:
             targets: (queries, labels) zeros and ones: a tensor, an array or a matrix of `scipy.sparse`; or a list with the
-                labels of each query, such as [{"sky", "sea"}, {"sky"}].
+                labels of each query, all words or all integers, such as [{"sky", "sea"}, {"sky"}].
             gallery_targets: The same of the gallery; by default queries and gallery are one set.
 
         Returns:
             A relevance; queries with the same labels depend on each other.
 
         Raises:
-            ValueError: If targets hold something else, or their numbers of labels differ.
+            ValueError: If targets hold something else, their numbers of labels differ, or labels are partly words and partly
+                integers.
 
         Examples:
             >>> Relevance.from_label_sets([{"sky", "sea"}, {"sky", "sea", "tree"}, {"tree"}])
@@ -189,7 +251,8 @@ class Relevance:
                 f"{call}: targets have {width} labels, gallery_targets {others_width}. Column j must be the same label in "
                 "both."
             )
-        (of_query, of_item), one_set = _numbered(own, others), gallery_targets is None
+        of_query, of_item = _numbered(call, {"targets": own, "gallery_targets": others})
+        one_set = gallery_targets is None
         by_label = np.argsort(of_item.items, kind="stable")
         ends = np.searchsorted(of_item.items[by_label], np.arange(2 + of_query.items.max(initial=-1)))
         holders = np.split(np.repeat(np.arange(len(others)), of_item.sizes)[by_label], ends[1:])
@@ -227,8 +290,16 @@ class Relevance:
         """Number of queries."""
         return len(self.relevant.start)
 
+    def digest(self) -> str:
+        """Return a short word that two relevances have in common only if they say the same."""
+        found = hashlib.blake2b(digest_size=4)
+        absent = () if self.absent is None else self.absent
+        for array in (*self.relevant, *self.ignored, self.grades, self.clusters, *absent):
+            found.update(b"-" if array is None else np.ascontiguousarray(array).data)
+        return found.hexdigest()
+
     def part(self, queries: NDArray[np.int64], numbers: NDArray[np.int64]) -> Relevance:
-        """Keep some queries, and number the items anew.
+        """Keep some queries, and number the items that are in the gallery anew.
 
         Args:
             queries: Which of them.
@@ -240,15 +311,40 @@ class Relevance:
         new = np.argsort(numbers)
         relevant, order = _renumbered(self.relevant, queries, new)
         ignored, _ = _renumbered(self.ignored, queries, new)
+        absent = self.absent
+        if absent is not None:
+            absent = absent._replace(start=absent.start[queries], stop=absent.stop[queries])
         return replace(
-            self, relevant=relevant, ignored=ignored, grades=None if self.grades is None else self.grades[order]
+            self,
+            relevant=relevant,
+            ignored=ignored,
+            grades=None if self.grades is None else self.grades[order],
+            absent=absent,
         )
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the values should know of the judgements."""
+        if not self.unknown:
+            return []
+        what = "judgement names" if self.unknown == 1 else "judgements name"
+        note = f"{self.unknown:,} {what} a query or an item that no row is (unknown='ignore')."
+        absent = 0 if self.absent is None else len(self.absent.grades)
+        if absent:
+            note += (
+                f" Relevant items that are missing from the gallery count as never found: {absent:,}, of the queries that "
+                "are evaluated."
+            )
+        return [note]
 
     def __repr__(self) -> str:
         where = "in one set" if self.one_set else f", {self.gallery:,} gallery items"
         pairs, junk = int(self.relevant.sizes.sum()), int(self.ignored.sizes.sum())
-        return f"Relevance({self.queries:,} queries {where}, {pairs:,} relevant pairs, {junk:,} ignored)".replace(
-            " ,", ","
+        missing = "" if self.absent is None else f", {len(self.absent.grades):,} not in the gallery"
+        return (
+            f"Relevance({self.queries:,} queries {where}, {pairs:,} relevant pairs{missing}, {junk:,} ignored)".replace(
+                " ,", ","
+            )
         )
 
 
@@ -302,11 +398,38 @@ def _refuse_both(call: str, relevant: Lists, ignored: Lists, items: int) -> None
         )
 
 
-def _graded(call: str, grades: Float[np.ndarray, "pairs"], least: float = math.ulp(0.0)) -> Float[np.ndarray, "pairs"]:
-    """Refuse a grade that is not finite, or below the least."""
-    wrong = grades[~(np.isfinite(grades) & (grades >= least))]
+def _number_of_items(call: str, gallery: Any) -> int:
+    """Read the number of gallery items."""
+    number = gallery.__index__() if isinstance(gallery, int | np.integer) and not isinstance(gallery, bool) else 0
+    if number < 1:
+        shown = repr(gallery) if np.ndim(gallery) == 0 else f"a {type(gallery).__name__}"
+        raise ValueError(
+            f"{call}: gallery is {shown}, but must be the number of gallery items. Pass gallery=len(...), or None if "
+            "queries and gallery are one set."
+        )
+    return int(number)
+
+
+def _spans(at: Int[np.ndarray, "pairs"], queries: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where the entries of each query begin and end, of ascending numbers of queries."""
+    ends = np.searchsorted(at, np.arange(queries + 1))
+    return ends[:-1], ends[1:]
+
+
+def _finite(call: str, grades: Float[np.ndarray, "pairs"]) -> Float[np.ndarray, "pairs"]:
+    """Refuse a grade that is not finite."""
+    return _right(call, grades, np.isfinite(grades), "is not finite")
+
+
+def _positive(call: str, grades: Float[np.ndarray, "pairs"]) -> Float[np.ndarray, "pairs"]:
+    """Refuse a grade of a relevant item that is not finite and positive."""
+    return _right(call, grades, np.isfinite(grades) & (grades > 0), "is no finite positive number")
+
+
+def _right(call: str, grades: Float[np.ndarray, "pairs"], right: NDArray[np.bool_], fact: str) -> NDArray[Any]:
+    """Refuse grades of which some are not right."""
+    wrong = grades[~right]
     if len(wrong):
-        fact = "is negative" if wrong[0] < 0 else "is no finite positive number"
         raise ValueError(
             f"{call}: {len(wrong)} grades are wrong: {wrong[0]:g} {fact}. Grades are numbers such as 0, 1, 2."
         )
@@ -318,7 +441,7 @@ def read_judgements(call: str, judgements: Any) -> tuple[list[Any], list[Any], F
     if isinstance(judgements, str | Path):
         judgements = _read_file(call, Path(judgements))
     if not isinstance(judgements, Mapping):
-        sides = [list(np.asarray(side).tolist()) for side in judgements]
+        sides = [_listed(side) for side in judgements]
         if len(sides) not in (2, 3) or len({*map(len, sides)}) > 1:
             raise ValueError(
                 f"{call}: judgements of lengths {', '.join(str(len(side)) for side in sides)} must be a dictionary, or two "
@@ -335,31 +458,50 @@ def read_judgements(call: str, judgements: Any) -> tuple[list[Any], list[Any], F
     return rows, columns, np.array([_grade(call, value) for value in values], np.float64)
 
 
-def _grade(call: str, value: Any) -> float:
+def _grade(call: str, value: Any, name: str = "the grade") -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{call}: the grade {value!r} is no number. Pass numbers such as 0, 1, 2.") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{call}: {name} {value!r} is no number. Pass numbers such as 0, 1, 2.") from None
 
 
 def _read_file(call: str, file: Path) -> tuple[list[str], list[str], list[str]]:
-    """Return the queries, items and grades of a file of judgements, as words."""
-    lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    is_trec = bool(lines) and len(lines[0].split("\t")) != 3
-    rows = [line.split() if is_trec else line.split("\t") for line in (lines if is_trec else lines[1:])]
-    for number, row in enumerate(rows, 1 if is_trec else 2):
-        if len(row) != (4 if is_trec else 3):
+    """Return the queries, items and grades of a file of judgements, as strings."""
+    try:
+        lines = read_lines(file)
+    except ValueError as error:
+        raise ValueError(f"{call}: {error}") from None
+    has_heading = bool(lines) and not _is_number(_columns(lines[0])[-1])
+    lines = lines[1:] if has_heading else lines
+    rows = [_columns(line) for line in lines]
+    for line, row in zip(lines, rows, strict=True):
+        if len(row) not in (3, 4) or len(row) != len(rows[0]):
             raise ValueError(
-                f"{call}: line {number} of {file} has {len(row)} columns: {' '.join(row)[:60]!r}. A file of judgements has "
-                "TREC's four (query, 0, item, grade), or query, item and grade between tabs below a heading."
+                f"{call}: line {line.number} of {file} has {len(row)} columns: {' '.join(row)[:60]!r}. A file of judgements "
+                "has TREC's four (query, 0, item, grade), or BEIR's three (query, item, grade), with or without a heading."
             )
     queries, items, grades = zip(*((row[0], row[-2], row[-1]) for row in rows), strict=True) if rows else ((), (), ())
     return list(queries), list(items), list(grades)
 
 
+def _columns(line: Line) -> list[str]:
+    """Split a line at its tabs, where these make columns of judgements, or else at all blanks."""
+    between_tabs = line.cells("\t")
+    return between_tabs if len(between_tabs) in (3, 4) else line.words()
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
 def _listed(ids: Any) -> list[Any]:
+    """Return ids as Python's own words and integers, which are equal where they are written alike."""
     listed: list[Any] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    return listed
+    return [one.item() if hasattr(one, "item") and np.ndim(one) == 0 else one for one in listed]
 
 
 def _places(call: str, name: str, ids: Iterable[Any], wanted: Iterable[Any]) -> dict[Any, int]:
@@ -371,7 +513,17 @@ def _places(call: str, name: str, ids: Iterable[Any], wanted: Iterable[Any]) -> 
         if one in found:
             raise ValueError(f"{call}: {name} holds {one!r} in rows {found[one]} and {row}. Each id names one row.")
         found[one] = row
-    return found
+    return found | _places_in_other_forms(ids, wanted - found.keys())
+
+
+def _places_in_other_forms(ids: Iterable[Any], missing: set[Any]) -> dict[Any, int]:
+    """Return the row of each word that only one id spells, in the other normal form of Unicode."""
+    forms = {composed(word): word for word in missing if isinstance(word, str) and not word.isascii()}
+    rows: dict[Any, list[int]] = {word: [] for word in forms.values()}
+    for row, one in enumerate(_listed(ids) if forms else ()):
+        if isinstance(one, str) and composed(one) in forms:
+            rows[forms[composed(one)]].append(row)
+    return {word: found[0] for word, found in rows.items() if len(found) == 1}
 
 
 def _refuse_unknown(call: str, unknown: str, sides: Iterable[tuple[str, list[Any], dict[Any, int]]]) -> None:
@@ -384,7 +536,7 @@ def _refuse_unknown(call: str, unknown: str, sides: Iterable[tuple[str, list[Any
             shown = ", ".join(map(repr, missing[:SHOWN])) + (", ..." if len(missing) > SHOWN else "")
             raise ValueError(
                 f"{call}: no {name} has the ids {shown} ({len(missing)} in all) of the judgements. Pass the ids of the rows "
-                "as the judgements write them (words or integers), or unknown='ignore' to leave these judgements out."
+                f"as the judgements write them (strings or integers), or unknown='ignore' to {IGNORED[name]}."
             )
 
 
@@ -392,38 +544,46 @@ def _each_once(
     call: str,
     at: Int[np.ndarray, "pairs"],
     item: Int[np.ndarray, "pairs"],
-    values: Float[np.ndarray, "pairs"],
+    grades: Float[np.ndarray, "pairs"],
     items: int,
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Put judgements into the order of queries and items, those that are there twice once."""
+    ids: tuple[Sequence[Any], Sequence[Any]],
+) -> Int[np.ndarray, "different"]:
+    """Return the order of queries and items, in which a judgement that is there twice comes once.
+
+    Judgements of queries that are not among the rows are not looked at.
+
+    Args:
+        call: The public function, for messages.
+        at: Row of the query of each judgement; -1 for none.
+        item: Number of its item.
+        grades: Its grade.
+        items: How many numbers there are.
+        ids: Its query and its item, as they are written.
+    """
     keys = at * items + item
     order = np.argsort(keys, kind="stable")
-    keys, values = keys[order], values[order]
+    order = order[at[order] >= 0]
+    keys, values = keys[order], grades[order]
     again = np.append(False, keys[1:] == keys[:-1])[: len(keys)]
     other = again & (values != np.append(np.nan, values[:-1])[: len(values)])
     if other.any():
-        query, one = divmod(int(keys[other][0]), items)
+        queries, columns = ids
+        one = int(order[other][0])
         raise ValueError(
-            f"{call}: {int(other.sum())} pairs are judged twice with two grades, such as row {query} of the queries and row "
-            f"{one} of the gallery. Keep one of them."
+            f"{call}: {int(other.sum())} pairs are judged twice with two grades, such as query {queries[one]!r} and item "
+            f"{columns[one]!r}. Keep one of them."
         )
-    return at[order][~again], item[order][~again], values[~again]
+    different: NDArray[np.int64] = order[~again]
+    return different
 
 
 # ---------------------------------------------------------------------------------------------------------- label sets
 
 
-def _label_sets(call: str, name: str, targets: Any) -> tuple[list[NDArray[Any]], int | None]:
-    """Return the labels of each item, ascending, and the number of columns of a table of zeros and ones."""
+def _label_sets(call: str, name: str, targets: Any) -> tuple[Sequence[Sequence[Any] | NDArray[np.integer]], int | None]:
+    """Return the labels of each item, and the number of columns of a table of zeros and ones; None for a list."""
     if isinstance(targets, list | tuple):
-        sets = [list(labels) for labels in targets]
-        for item, labels in enumerate(sets):
-            if len(set(labels)) < len(labels):
-                raise ValueError(
-                    f"{call}: {name}[{item}] holds a label twice. A list holds the labels of each item; pass a table of "
-                    "zeros and ones as a tensor or an array."
-                )
-        return [np.unique(labels) if labels else np.empty(0, np.int64) for labels in sets], None
+        return [_labels_of_item(call, f"{name}[{item}]", labels) for item, labels in enumerate(targets)], None
     if hasattr(targets, "tocsr"):  # scipy.sparse
         table = targets.tocsr()
         table.sum_duplicates()
@@ -444,12 +604,47 @@ def _label_sets(call: str, name: str, targets: Any) -> tuple[list[NDArray[Any]],
     return list(np.split(numbers, np.searchsorted(rows, np.arange(1, table.shape[0])))), table.shape[1]
 
 
-def _numbered(*sides: list[NDArray[Any]]) -> list[Lists]:
-    """Return the labels of each item of each side as numbers from 0 on, the same in all sides."""
-    sizes = [np.array([len(labels) for labels in side], np.int64) for side in sides]
-    given = [labels for side in sides for labels in side if len(labels)]
-    flat = np.concatenate(given) if given else np.empty(0, np.int64)
-    numbers = np.unique(flat, return_inverse=True)[1].astype(np.int32)
-    ends = [np.append(0, np.cumsum(of_side)) for of_side in sizes]
-    parts = np.split(numbers, np.cumsum([end[-1] for end in ends])[:-1])
-    return [Lists(end[:-1], end[1:], part) for end, part in zip(ends, parts, strict=True)]
+def _labels_of_item(call: str, name: str, labels: Any) -> list[str | int]:
+    """Return the labels of an item as Python's own words or integers."""
+    if isinstance(labels, str | bytes) or not (isinstance(labels, Iterable) or hasattr(labels, "tolist")):
+        raise ValueError(
+            f"{call}: {name} is {labels!r}, but must be a set or a list with the labels of an item. Pass [{labels!r}] for "
+            "one label, or [] for none."
+        )
+    found: list[str | int] = []
+    for label in _listed(labels):
+        if isinstance(label, str):
+            found.append(str(label))
+        elif isinstance(label, int):
+            found.append(int(label))
+        else:
+            raise ValueError(
+                f"{call}: {name} holds {label!r}. A label is a word or an integer: leave out what is missing, and write "
+                "others as words, str(label)."
+            )
+    if len(set(found)) < len(found):
+        raise ValueError(
+            f"{call}: {name} holds a label twice. A list holds the labels of each item; pass a table of zeros and ones as a "
+            "tensor or an array."
+        )
+    return found
+
+
+def _numbered(call: str, sides: Mapping[str, Sequence[Sequence[Any] | NDArray[np.integer]]]) -> list[Lists]:
+    """Return the labels of each item of each side as numbers from 0 on, ascending, the same in all sides."""
+    # where a label of each kind was first found: words and integers have no common order, and 1 is not '1'
+    kinds: dict[bool, str] = {}
+    labels: set[Any] = set()
+    for name, side in sides.items():
+        for item, some in enumerate(side):
+            known = some.tolist() if isinstance(some, np.ndarray) else some
+            labels.update(known)
+            for label in known[:1] if isinstance(some, np.ndarray) else known:
+                kinds.setdefault(isinstance(label, str), f"{name}[{item}] holds {label!r}")
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{call}: labels are words and integers: {kinds[True]}, {kinds[False]}. Pass one kind, such as "
+            "[[str(label) for label in labels] for labels in targets]."
+        )
+    number = {label: place for place, label in enumerate(sorted(labels))}
+    return [Lists.of([[number[label] for label in _listed(some)] for some in side]) for side in sides.values()]

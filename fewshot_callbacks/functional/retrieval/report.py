@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -21,9 +21,11 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     PooledDecisions,
 )
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties
-from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, asked_metric
+from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, asked_metric, is_pattern
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.statistics import Interval, class_means
+
+T = TypeVar("T")
 
 # Ratio to the median length from which a note names the longest embedding.
 LONGEST_RATIO = 1000.0
@@ -66,10 +68,30 @@ class Values:
         """Mean average precision: for each query the mean precision at the ranks of its relevant items."""
         return self["mAP"]
 
-    def at(self, pattern: str) -> dict[int, float]:
-        """Return the values of a metric at all ranks that were asked for: of `recall@{k}`, k -> value."""
-        asked = {key: asked_metric(key) for key in self.values}
-        return {at.parameters["k"]: self[key] for key, at in asked.items() if pattern == at.metric.pattern}
+    def at(self, pattern: str) -> dict[Any, float]:
+        """Return the values of a metric at all ranks, or rates, that were asked for.
+
+        Args:
+            pattern: A key with one number left open, `{k}` for a rank and `{p}` for a rate, such as `recall@{k}`,
+                `macro_recall@{k}`, `map@{k}_min` or `recall@precision{p}`.
+
+        Returns:
+            The number that was left open -> value; empty if the metric was not asked for.
+
+        Raises:
+            ValueError: If it is no pattern of a metric, with the patterns of this report.
+        """
+        found: dict[str, dict[Any, float]] = {}
+        for key, value in self.values.items():
+            for one, number in asked_metric(key, self.known).patterns.items():
+                found.setdefault(one, {})[number] = value
+        if pattern not in found and not is_pattern(pattern, self.known):
+            patterns = f"the patterns {', '.join(found)}" if found else "no value with a number in its key"
+            raise ValueError(
+                f"there is no pattern {pattern!r}; this report has {patterns}. A pattern is a key with one number left "
+                "open, {k} for a rank or {p} for a rate, such as 'recall@{k}'."
+            )
+        return found.get(pattern, {})
 
     def lines(self) -> list[str]:
         """Write each value with its interval, where there is one, in a line."""
@@ -175,6 +197,24 @@ def or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+class Points(dict[float, T]):
+    """Operating points by the rate that was asked for; one that is not there is refused with those that are."""
+
+    def __init__(self, points: Mapping[float, T], pattern: str, kind: str) -> None:
+        super().__init__(points)
+        self._pattern, self._kind = pattern, kind
+
+    def __missing__(self, rate: float) -> T:
+        there = ", ".join(map(str, self)) if self else "none"
+        raise LookupError(
+            f"this report has no operating point at a {self._kind} of {rate}; it has {there}. Ask for it when you evaluate, "
+            f"with metrics=({self._pattern.format(p=rate)!r}, ...)."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Points, (dict(self), self._pattern, self._kind)
+
+
 @dataclass(frozen=True)
 class RetrievalReport(Values):
     """The result of `evaluate_retrieval`.
@@ -235,14 +275,14 @@ class RetrievalReport(Values):
     per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
     """metric -> its value for each query; NaN for a query without a match. `mAP` and `mrr` are always among them"""
     query_labels: Int[Tensor, "queries"] = field(compare=False, repr=False)
-    """label of each query, in the same order; its index in `label_names` where labels were words"""
+    """label of each query, in the same order; its index in `label_names` where labels were strings"""
     drawn: Int[Tensor, "queries"] | None = field(compare=False, repr=False)
     """index of each drawn query among all queries, ascending (`max_queries`); None if all were evaluated"""
     counted: Int[Tensor, "counted"] | None = field(compare=False, repr=False)
     """index of each counted item among those that were passed, ascending, where `ids` left out others: of these items are
     `per_query`, `query_labels` and `drawn`; None if all were counted"""
     label_names: tuple[str, ...] | None = field(compare=False, repr=False)
-    """where labels were words: each word once, sorted; None where they were integers"""
+    """where labels were strings: each string once, sorted; None where they were integers"""
     seconds: float = field(compare=False)
     """duration of the evaluation, in seconds"""
 
@@ -257,12 +297,12 @@ class RetrievalReport(Values):
 
         It lies within the bounds on thresholds.
         """
-        return self._of_pairs().at_precision
+        return Points(self._of_pairs().at_precision, "recall@precision{p}", "precision")
 
     @property
     def at_false_match_rate(self) -> dict[float, ErrorRatePoint]:
         """Return, for each false match rate, the pooled operating point at the smallest relevant score that keeps it."""
-        return self._of_pairs().at_false_match_rate
+        return Points(self._of_pairs().at_false_match_rate, "fnmr@fmr{p}", "false match rate")
 
     @property
     def auc_pr(self) -> Enclosure:
@@ -316,6 +356,9 @@ class RetrievalReport(Values):
         classes = f", {self.classes:,} classes" if self.classes else ""
         head = f"{self.queries:,} queries, {self.gallery:,} gallery items{classes}"
         return "\n".join([head, *self.lines(), *self.messages])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     @property
     def messages(self) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
+import numpy as np
+
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
@@ -59,7 +61,10 @@ def revisited_protocol(
             )
 
     def joined(names: Sequence[str]) -> list[list[int]]:
-        return [[int(index) for name in names for index in lists[name]] for lists in ground_truth]
+        return [
+            [index for name in names for index in _indices(query, name, lists[name])]
+            for query, lists in enumerate(ground_truth)
+        ]
 
     options: RetrievalOptions = {"metrics": METRICS, "label_groups": None, **settings}
     return {
@@ -71,3 +76,14 @@ def revisited_protocol(
         )
         for name, (relevant, ignored) in SETUPS.items()
     }
+
+
+def _indices(query: int, name: str, indices: Any) -> list[int]:
+    """Read the indices of some images."""
+    numbers = np.asarray(indices)
+    if numbers.size and not (numbers.dtype.kind in "iuf" and np.array_equal(numbers, np.floor(numbers))):
+        raise ValueError(
+            f"revisited_protocol: ground_truth[{query}][{name!r}] holds {indices!r:.60}. Pass indices of gallery images, "
+            "which are whole numbers from 0 on."
+        )
+    return [int(index) for index in numbers.ravel().tolist()]

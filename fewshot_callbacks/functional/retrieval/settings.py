@@ -98,6 +98,7 @@ GONE = {
     "gallery_loader": "gallery=1, the index or the name of the loader",
     "gallery_flag": "gallery='is_gallery', the entry of the batch, or a function of (outputs, batch)",
     "prefix": "name='t2i' for val/t2i/mAP and test/t2i/mAP",
+    "exclude": "query_groups=..., and gallery_groups=... with a gallery, or update(groups=...) of a metric",
 }
 
 
@@ -395,7 +396,7 @@ def checked_groups(call: str, groups: Any) -> list[Labels]:
 
     Args:
         call: The public function, for the message.
-        groups: The labels of each group, integers or words.
+        groups: The labels of each group, integers or strings.
 
     Raises:
         ValueError: If they are not groups of at least two labels each, or a label is in two groups.

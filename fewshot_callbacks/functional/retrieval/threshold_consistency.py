@@ -137,7 +137,7 @@ def threshold_consistency(
         pooled: Counts of all pairs, whose relevance is one label for each item.
         labels: Of the queries of this process.
         classes: The labels of all queries, ascending.
-        names: The word of each label; None where labels are integers.
+        names: The string of each label; None where labels are integers.
         rate: The largest false match rate.
     """
     nothing = ThresholdConsistency(np.empty(0), (), np.empty((0, 0)), len(classes))

@@ -10,6 +10,7 @@ estimation for dyadic data", 2015). Degrees of freedom and scale are those of al
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,4 +96,6 @@ class Identities:
         if top == 1:
             return share_interval(value, error, freedom, self.count, confidence)
         reach = t_quantile(confidence, freedom) * error / value  # on the scale of its logarithm
-        return Interval(value * math.exp(-reach), value * math.exp(reach))
+        # beyond the largest number there is no bound, which a confidence near 1 asks for
+        high = value * math.exp(reach) if reach < math.log(sys.float_info.max) else math.inf
+        return Interval(value * math.exp(-reach), high)

@@ -42,30 +42,30 @@ class Curve:
 
     @cached_property
     def accepted(self) -> Int[np.ndarray, "2 thresholds"]:
-        """Numbers of trials of one identity, and of two, whose scores reach each threshold."""
+        """Numbers of genuine trials, and of impostor trials, whose scores reach each threshold."""
         same = np.append(0, np.cumsum(self.same))[np.append(self._starts, len(self.same))]
         everything = len(self.same) - np.append(self._starts, len(self.same))
         return np.stack([same[-1] - same, everything - (same[-1] - same)])
 
     @property
     def of_same(self) -> int:
-        """Number of trials of one identity."""
+        """Number of genuine trials."""
         return int(self.accepted[0, 0])
 
     @property
     def of_different(self) -> int:
-        """Number of trials of two identities."""
+        """Number of impostor trials."""
         return int(self.accepted[1, 0])
 
     @cached_property
     def false_non_match_rate(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of the trials of one identity that each threshold rejects."""
+        """Share of the genuine trials that each threshold rejects."""
         rates: Float[np.ndarray, "thresholds"] = (self.of_same - self.accepted[0]) / self.of_same
         return rates
 
     @cached_property
     def false_match_rate(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of the trials of two identities that each threshold accepts."""
+        """Share of the impostor trials that each threshold accepts."""
         rates: Float[np.ndarray, "thresholds"] = self.accepted[1] / self.of_different
         return rates
 
@@ -113,9 +113,7 @@ def best_threshold(scores: Float[np.ndarray, "trials"], same: Bool[np.ndarray, "
     highest scores. Where it is best to accept all it is the lowest score, and where it is best to accept none infinite.
     """
     curve = Curve(scores, same)
-    right = (
-        curve.accepted[0] - curve.accepted[1]
-    )  # and the number of trials of two identities, which is always the same
+    right = curve.accepted[0] - curve.accepted[1]  # and the number of impostor trials, which is always the same
     best = right == right.max()
     last = int(np.flatnonzero(best)[-1])
     worse = np.flatnonzero(~best[:last])

@@ -69,7 +69,12 @@ IDENTIFICATION_METRICS = (
         None,
         "Mated probes whose first candidate is theirs and accepted, where at most {p} of the others are.",
     ),
-    Metric("tpir@fpir{p}_rank{k}", "pairs", None, "The same, where theirs may be among the first {k} candidates."),
+    Metric(
+        "tpir@fpir{p}_rank{k}",
+        "pairs",
+        None,
+        "Mated probes with theirs among the first {k} candidates and accepted, where at most {p} of the others are.",
+    ),
     Metric("recall@{k}", "pairs", None, "Mated probes with an item of their label among the first {k}, at any score."),
 )
 """What `evaluate_identification` can be asked for."""
@@ -112,6 +117,9 @@ class IdentificationReport(Values):
         head = f"{probes}, {self.gallery:,} gallery items of {self.identities:,} identities"
         return "\n".join([head, *self.lines(), *self.notes])
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
         return self.tables() | {
@@ -146,7 +154,7 @@ def evaluate_identification(
 
     Args:
         probes: (probes, dim) finite floating-point rows.
-        labels: (probes,) identity of each, integers or words.
+        labels: (probes,) identity of each, integers or strings.
         gallery: (gallery, dim) enrolled items, one or several of each identity.
         gallery_labels: (gallery,) their identities.
         metrics: What is reported, by key.
@@ -224,8 +232,9 @@ def _own_scores(
     sorted_labels = gallery_labels[order]
     start = torch.searchsorted(sorted_labels, labels)
     count = torch.searchsorted(sorted_labels, labels, right=True) - start
-    best, equal = torch.empty(len(labels), dtype=torch.float64), torch.empty(len(labels), dtype=torch.int64)
     with computing() as threads:
+        # inside: what is made under `torch.inference_mode` cannot be written to here
+        best, equal = torch.empty(len(labels), dtype=torch.float64), torch.empty(len(labels), dtype=torch.int64)
         vectors = Vectors(probes, gallery, similarity, threads=threads)
         for some in torch.arange(len(labels)).split(max(1, STRIPE // int(count.max()))):
             place = torch.arange(len(some)).repeat_interleave(count[some])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
@@ -15,11 +14,18 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from fewshot_callbacks._file_names import composed
+from fewshot_callbacks._terminal import printable
+from fewshot_callbacks._text_files import Line, read_lines
+from fewshot_callbacks.functional._table import SHOWN_ROWS, table
+
 _CALL = "read_trials"
 _FORMS = (
     "Lines are those of LFW's pairs.txt ('Ann 1 4', 'Ann 1 Bob 2'), of VoxCeleb ('1 id1/a.wav id1/b.wav'), or of a table "
     "whose first line names its columns with commas between them: score, same, and if known first, second and fold."
 )
+# What stands between the columns of a table: spreadsheets write each of them.
+_SEPARATORS = (",", "\t", ";")
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,26 @@ class TrialList:
     items: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     """the two items of each trial, of a list without scores: `Ann_0004` of LFW, `id1/a.wav` of VoxCeleb"""
 
+    def __len__(self) -> int:
+        """Return the number of trials."""
+        return len(self.same)
+
+    def __str__(self) -> str:
+        """Return a table of the first trials."""
+        kinds = ["one" if same else "two" for same in self.same[:SHOWN_ROWS]]
+        sides = self.items or ((self.first, self.second) if self.first is not None and self.second is not None else ())
+        scores = () if self.scores is None else [f"{score:g}" for score in self.scores[:SHOWN_ROWS]]
+        columns = {"identities": kinds, "score": scores, "fold": self.folds or ()}
+        columns |= dict(zip(("first", "second"), sides, strict=False))
+        given = {name: [printable(cell) for cell in cells[:SHOWN_ROWS]] for name, cells in columns.items() if cells}
+        rows = list(zip(*given.values(), strict=True))
+        folds = "" if self.folds is None else f", {len(set(self.folds)):,} folds"
+        head = f"{len(self):,} trials, {sum(self.same):,} of one identity, {len(self) - sum(self.same):,} of two{folds}"
+        return "\n".join([head, *table([*given], rows, len(self))])
+
+    def __repr__(self) -> str:
+        return str(self)
+
     def rows(self, ids: Sequence[str]) -> tuple[Int[Tensor, "trials"], Int[Tensor, "trials"]]:
         """Find the items of both sides among the ids of some embeddings.
 
@@ -54,10 +80,11 @@ class TrialList:
         if self.items is None:
             raise ValueError("TrialList.rows: this list has scores, and no items. Pass its scores to evaluate_trials.")
         place: dict[str, int] = {}
+        names = [composed(str(name)) for name in ids]
         # whole names overrule the names of files; of two items with one name neither is taken for the other
-        for names in ([PurePosixPath(str(name)).stem for name in ids], [str(name) for name in ids]):
-            count = Counter(names)
-            place |= {name: index if count[name] == 1 else -1 for index, name in enumerate(names)}
+        for spelt in ([PurePosixPath(name).stem for name in names], names):
+            count = Counter(spelt)
+            place |= {name: index if count[name] == 1 else -1 for index, name in enumerate(spelt)}
         missing = [name for pair in zip(*self.items, strict=True) for name in pair if place.get(name, -1) < 0]
         if missing:
             raise ValueError(
@@ -73,11 +100,13 @@ def read_trials(path: str | Path) -> TrialList:
     """Read the trials of a file; its lines tell which form it has.
 
     - LFW's `pairs.txt`: the first line has the number of folds and of pairs; `Ann 1 4` are two images of Ann,
-      `Ann 1 Bob 2` images of two people. Folds follow each other.
+      `Ann 1 Bob 2` images of two people. Folds follow each other. Without the first line there are no folds.
     - VoxCeleb's lists: `1 id1/a/1.wav id1/b/2.wav` are two recordings of one speaker, a line with 0 of two. The first
       folder is the speaker, where all lines agree with that.
-    - A table with commas, whose first line names the columns `score` and `same` (1 or 0), and if they are known `first`,
-      `second` (identities) and `fold`.
+    - A table with commas, semicolons or tabs, whose first line names the columns `score` and `same` (1 or 0), and if they
+      are known `first`, `second` (identities) and `fold`.
+
+    A mark of byte order, empty lines and blanks beside the columns are passed over.
 
     Args:
         path: The file.
@@ -100,75 +129,110 @@ def read_trials(path: str | Path) -> TrialList:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{_CALL}: {path} does not exist, or is no file. Pass a list of trials.")
-    # spreadsheets write a mark of byte order, which would be a part of the first column's name
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise ValueError(f"{_CALL}: {path} is no text in UTF-8. {_FORMS}") from None
+        lines = [line._replace(text=composed(line.text)) for line in read_lines(path)]
+    except ValueError as error:
+        raise ValueError(f"{_CALL}: {error} {_FORMS}") from None
     if not lines:
         raise ValueError(f"{_CALL}: {path} is empty. {_FORMS}")
-    read = _table if "," in lines[0] else _lfw if re.fullmatch(r"\d+\s*\d*\s*", lines[0]) else _voxceleb
-    trials = read(path, lines)
+    trials = _reader_of(lines[0])(path, lines)
     if not trials.same:
         raise ValueError(f"{_CALL}: {path} holds no trial below its first line. {_FORMS}")
     return trials
 
 
-def _refuse(path: Path, number: int, line: str) -> NoReturn:
-    raise ValueError(f"{_CALL}: line {number} of {path} is {line!r}, which is no trial. {_FORMS}")
+def _reader_of(first: Line) -> Callable[[Path, list[Line]], TrialList]:
+    """Choose the form of a list by its first line."""
+    if "," in first.text or _separator(first) is not None:
+        return _table
+    is_head = re.fullmatch(r"\d+([ \t]+\d+)?", first.text) is not None
+    return _lfw if is_head or _is_pair(first.words()) else _voxceleb
 
 
-def _table(path: Path, lines: list[str]) -> TrialList:
+def _separator(heading: Line) -> str | None:
+    """Return what stands between the columns of a table; None where these are not those of scores."""
+    return next((each for each in _SEPARATORS if {"score", "same"} <= set(heading.cells(each))), None)
+
+
+def _is_pair(words: list[str]) -> bool:
+    """Whether the words of a line are a pair of LFW, and no trial of VoxCeleb between items that are called 1 and 4."""
+    match words:
+        case [name, one, two]:
+            return name not in ("0", "1") and one.isdecimal() and two.isdecimal()
+        case [_, one, _, two]:
+            return one.isdecimal() and two.isdecimal()
+    return False
+
+
+def _refuse(path: Path, line: Line, reason: str = "") -> NoReturn:
+    raise ValueError(
+        f"{_CALL}: line {line.number} of {path} is {line.text!r}, which is no trial{reason and ': '}{reason}. {_FORMS}"
+    )
+
+
+def _table(path: Path, lines: list[Line]) -> TrialList:
     """Read a table of scores."""
-    head, *rows = csv.reader(lines)
-    names = [name.strip() for name in head]
+    heading, *rows = lines
+    separator = _separator(heading) or ","
+    names = heading.cells(separator)
     if not {"score", "same"} <= set(names) or len(set(names)) < len(names):
         raise ValueError(
             f"{_CALL}: the first line of {path} names {', '.join(names)}. Name each column once, score and same among them."
         )
-
-    def finite(text: str) -> float:
-        if not math.isfinite(number := float(text)):
-            raise ValueError
-        return number
-
-    words = {"1": True, "true": True, "0": False, "false": False}
     scores, same, others = [], [], dict[str, list[str]]()
-    for number, row in enumerate(rows, start=2):
-        cells = dict(zip(names, map(str.strip, row), strict=False))
-        if not row:
-            continue
-        try:
-            scores.append(finite(cells["score"]))
-            same.append(words[cells["same"].lower()])
-            for name in {"first", "second", "fold"} & set(names):
-                others.setdefault(name, []).append(cells[name])
-        except (KeyError, ValueError):
-            _refuse(path, number, lines[number - 1])
+    for line in rows:
+        row = line.cells(separator)
+        if len(row) < len(names) or any(row[len(names) :]):
+            _refuse(path, line, f"it has {len(row)} cells for the {len(names)} columns {', '.join(names)}")
+        cells = dict(zip(names, row, strict=False))
+        scores.append(_score(path, line, cells["score"]))
+        same.append(_is_same(path, line, cells["same"]))
+        for name in {"first", "second", "fold"} & set(names):
+            others.setdefault(name, []).append(cells[name])
     first, second, folds = (tuple(others[name]) if name in others else None for name in ("first", "second", "fold"))
     return TrialList(tuple(same), first, second, folds, scores=tuple(scores))
 
 
-def _lfw(path: Path, lines: list[str]) -> TrialList:
+def _score(path: Path, line: Line, cell: str) -> float:
+    number = _number(cell)
+    if not math.isfinite(number):
+        _refuse(path, line, f"its score is {cell!r}, and a score is a finite number such as 0.5")
+    return number
+
+
+def _is_same(path: Path, line: Line, cell: str) -> bool:
+    known = {"true": 1.0, "false": 0.0}.get(cell.lower(), _number(cell))
+    if known not in (0, 1):
+        _refuse(path, line, f"its same is {cell!r}, and 1 stands for one identity, 0 for two")
+    return bool(known)
+
+
+def _number(cell: str) -> float:
+    """Read a number; NaN where it is none."""
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan
+
+
+def _lfw(path: Path, lines: list[Line]) -> TrialList:
     """Read LFW's pairs: as many of one person, then of two, in each fold."""
     people: list[tuple[str, str]] = []
     items: list[tuple[str, str]] = []
-    for number, line in enumerate(lines[1:], start=2):
-        cells = line.split()
-        if not cells:
-            continue
-        match cells:
+    # a list that has lost its first line is whole but for the folds
+    counts = [] if _is_pair(lines[0].words()) else [int(word) for word in lines[0].words()]
+    for line in lines[1:] if counts else lines:
+        match line.words():
             case [name, one, two]:
                 name_two = name
             case [name, one, name_two, two]:
                 pass
             case _:
-                _refuse(path, number, line)
-        if not (one.isdigit() and two.isdigit()):
-            _refuse(path, number, line)
+                _refuse(path, line)
+        if not (one.isdecimal() and two.isdecimal()):
+            _refuse(path, line)
         people.append((name, name_two))
         items.append((f"{name}_{int(one):04}", f"{name_two}_{int(two):04}"))
-    counts = [int(word) for word in lines[0].split()]
     folds = None
     if len(counts) == 2:
         if len(people) != 2 * counts[0] * counts[1]:
@@ -181,19 +245,17 @@ def _lfw(path: Path, lines: list[str]) -> TrialList:
     return TrialList(tuple(a == b for a, b in people), first, second, folds, items=_sides(items))
 
 
-def _voxceleb(path: Path, lines: list[str]) -> TrialList:
+def _voxceleb(path: Path, lines: list[Line]) -> TrialList:
     """Read lines of a kind and two items."""
     same, items = [], []
-    for number, line in enumerate(lines, start=1):
-        match line.split():
-            case []:
-                continue
+    for line in lines:
+        match line.words():
             case [("0" | "1") as kind, one, two]:
                 same.append(kind == "1")
                 items.append((one, two))
             case _:
-                _refuse(path, number, line)
-    # other lists keep the recordings of all speakers in one folder, which would make all trials those of one identity
+                _refuse(path, line)
+    # other lists keep the recordings of all speakers in one folder, which would make all trials genuine
     people = [(one.partition("/")[0], two.partition("/")[0]) for one, two in items]
     if [one == two for one, two in people] != same:  # folders, but not those of speakers
         return TrialList(tuple(same), items=_sides(items))

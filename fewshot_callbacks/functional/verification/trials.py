@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from fewshot_callbacks.functional._reading import Labels, as_tensor, default_mode, numbered, read_labels
+from fewshot_callbacks.functional.neighbours import positive_number
 from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
 from fewshot_callbacks.functional.retrieval.registry import Asked, Metric, asked_metrics
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
@@ -46,7 +47,7 @@ class _Found(NamedTuple):
     value: float
     threshold: float
     weights: tuple[float, float] | None
-    """for trials of one identity, and of two; None where too few mistakes were seen for an interval"""
+    """for genuine trials, and for impostor trials; None where too few mistakes were seen for an interval"""
     parts: Float[np.ndarray, "trials"] | None = None
     """what the means are of; by default the mistakes at the threshold"""
     folds: Mapping[int | str, tuple[float, float]] = MappingProxyType({})
@@ -62,7 +63,7 @@ def _equal_error(trials: _Trials) -> _Found:
 def _least_cost(trials: _Trials, p: float) -> _Found:
     curve, prices = trials.curve, (trials.miss_cost * p, trials.match_cost * (1 - p))
     if p == 1:
-        raise ValueError(f"{_CALL}: min_dcf@1 has no trial of two identities to accept wrongly. Pass a share below 1.")
+        raise ValueError(f"{_CALL}: min_dcf@1 has no impostor trial to accept wrongly. Pass a share below 1.")
     paid = (prices[0] * curve.false_non_match_rate + prices[1] * curve.false_match_rate) / min(prices)
     best = len(paid) - 1 - int(np.argmin(paid[::-1]))  # of equal costs the highest threshold, as for the best F1
     # at its least the cost does not change with the threshold
@@ -105,19 +106,17 @@ TRIAL_METRICS = (
         "eer",
         "pairs",
         _equal_error,
-        "Rate at which as many trials of one identity are rejected as of two accepted.",
+        "Rate at which the shares of genuine trials rejected and of impostor trials accepted are equal.",
         better="lower",
     ),
     Metric(
         "min_dcf@{p}",
         "pairs",
         _least_cost,
-        "Least detection cost where a share of {p} is of one identity, over that of the better blind decision.",
+        "Least detection cost where a share of {p} is genuine, over that of the better blind decision.",
         better="lower",
     ),
-    Metric(
-        "tar@far{p}", "pairs", _accepted_at, "Trials of one identity accepted where at most {p} of those of two are."
-    ),
+    Metric("tar@far{p}", "pairs", _accepted_at, "Genuine pairs accepted where at most {p} of impostor pairs are."),
     Metric(
         "accuracy",
         "pairs",
@@ -146,7 +145,7 @@ class TrialReport(Values):
     Examples:
         >>> from fewshot_callbacks import evaluate_trials
         >>> print(evaluate_trials([0.9, 0.8, 0.3, 0.7, 0.2, 0.1], [1, 1, 1, 0, 0, 0], metrics=("eer",)))
-        6 trials, 3 of one identity, 3 of two
+        6 trials, 3 genuine, 3 impostor
         eer                       0.3333
     """
 
@@ -164,9 +163,9 @@ class TrialReport(Values):
     trials: int
     """number of trials"""
     same: int
-    """trials of one identity"""
+    """genuine trials: both sides are of one identity"""
     different: int
-    """trials of two identities"""
+    """impostor trials: the sides are of two identities"""
     identities: int
     """distinct identities; 0 where they were not given"""
     folds: dict[int | str, tuple[float, float]]
@@ -180,8 +179,11 @@ class TrialReport(Values):
 
     def __str__(self) -> str:
         """Return the values of `metrics`, one in a line with its interval where there is one, and the notes."""
-        head = f"{self.trials:,} trials, {self.same:,} of one identity, {self.different:,} of two"
+        head = f"{self.trials:,} trials, {self.same:,} genuine, {self.different:,} impostor"
         return "\n".join([head, *self.lines(), *self.notes])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
@@ -203,15 +205,16 @@ def evaluate_trials(
     second: Any | None = None,
     folds: Any | None = None,
     metrics: Sequence[str] | None = None,
-    miss_cost: float = 1.0,
-    false_match_cost: float = 1.0,
+    miss_cost: Any = 1.0,
+    false_match_cost: Any = 1.0,
     confidence: float = 0.95,
 ) -> TrialReport:
     """Evaluate verification on trials: pairs that someone listed, each with a score.
 
-    A trial is accepted if its score reaches a threshold. The false match rate FMR is the share of accepted trials among
-    those of two identities, the false non-match rate FNMR the share of rejected ones among those of one. All values are
-    exact, equal scores are one threshold, and the order of the trials does not matter.
+    A trial is genuine if both sides are of one identity, and an impostor trial otherwise. It is accepted if its score
+    reaches a threshold. The false match rate FMR is the share of impostor trials that are accepted, the false non-match
+    rate FNMR the share of genuine trials that are rejected. All values are exact, equal scores are one threshold, and the
+    order of the trials does not matter.
 
     - `eer`: the rate at which FMR and FNMR are equal, by a straight line where both jump at one score.
     - `min_dcf@0.01`: with p = 0.01, `miss_cost` a and `false_match_cost` b, the least over all thresholds of
@@ -219,18 +222,18 @@ def evaluate_trials(
     - `tar@far0.001`: 1 - FNMR at the lowest threshold whose FMR is at most 0.001.
     - `accuracy`: with `folds`, the mean over folds of the share of right decisions, at the threshold that is best on the
       other folds; the middle, where all of an interval are as good.
-    - `cllr`: half the mean of log2(1 + e^-s) over trials of one identity and half that of log2(1 + e^s) over those of two,
-      of scores s that are natural logarithms of likelihood ratios.
+    - `cllr`: half the mean of log2(1 + e^-s) over genuine trials and half that of log2(1 + e^s) over impostor trials, of
+      scores s that are natural logarithms of likelihood ratios.
 
     Args:
         scores: (trials,) finite numbers; larger means more alike. `trial_scores` makes them from embeddings.
         same: (trials,) booleans, or zeros and ones: whether both sides have one identity.
-        first: (trials,) identity of the first side, integers or words; with `second`, for intervals.
+        first: (trials,) identity of the first side, integers or strings; with `second`, for intervals.
         second: (trials,) identity of the second side.
         folds: (trials,) number or name of the fold of each trial, for `accuracy`.
         metrics: What is reported, by key; by default `DEFAULT_TRIAL_METRICS`, and with folds the accuracy.
-        miss_cost: Cost of a rejected trial of one identity, for `min_dcf`.
-        false_match_cost: Cost of an accepted trial of two, for `min_dcf`.
+        miss_cost: Cost of a rejected genuine trial, for `min_dcf`.
+        false_match_cost: Cost of an accepted impostor trial, for `min_dcf`.
         confidence: Confidence level of the intervals, in (0, 1).
 
     Returns:
@@ -247,9 +250,8 @@ def evaluate_trials(
         (0.3333333333333333, 0.6666666666666666, 0.8)
     """
     normal_quantile(confidence)
-    for name, cost in (("miss_cost", miss_cost), ("false_match_cost", false_match_cost)):
-        if not (isinstance(cost, int | float) and 0 < cost < math.inf):
-            raise ValueError(f"{_CALL}: {name}={cost!r} must be a positive number, such as 1.0.")
+    miss_cost = positive_number(_CALL, "miss_cost", miss_cost, "Pass a cost such as 1.0.")
+    false_match_cost = positive_number(_CALL, "false_match_cost", false_match_cost, "Pass a cost such as 1.0.")
     values, kinds = _read(scores, same)
     people = _read_identities(first, second, kinds)
     of_fold = None if folds is None else read_labels(folds, len(values), "folds", "scores", _CALL)
@@ -300,12 +302,12 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def _notes(asked: Sequence[Asked], curve: Curve, without: Sequence[str]) -> tuple[str, ...]:
-    """Note what too few trials of two identities cannot show: a rate below that of one of them, and some intervals."""
+    """Note what too few impostor trials cannot show: a rate below that of one of them, and some intervals."""
     rates = [one.parameters["p"] for one in asked if one.metric.value is _accepted_at]
-    notes = note_of_rates("match", rates, curve.of_different, "trials of two identities")
+    notes = note_of_rates("match", rates, curve.of_different, "impostor trials")
     if not without:
         return notes
-    few = f"No interval of {', '.join(without)}: fewer than {FEWEST_MISTAKES} trials of two identities are accepted there."
+    few = f"No interval of {', '.join(without)}: fewer than {FEWEST_MISTAKES} impostor trials are accepted there."
     return (*notes, few)
 
 
@@ -341,15 +343,15 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
     if len(other):
         at = int(other[0])
         raise ValueError(
-            f"{_CALL}: same holds {kinds[at].item()} at index {at}. Pass True, or 1, for trials of one identity, and False, "
-            "or 0, for those of two."
+            f"{_CALL}: same holds {kinds[at].item()} at index {at}. Pass True, or 1, for genuine trials, whose sides are of "
+            "one identity, and False, or 0, for impostor trials."
         )
     flags = kinds.bool().numpy()
     if flags.all() or not flags.any():
-        kind, missing = ("one identity", "two") if flags.all() else ("two identities", "one")
+        kind, missing = ("genuine", "impostor") if flags.all() else ("impostor", "genuine")
         raise ValueError(
-            f"{_CALL}: all {len(flags)} trials are of {kind}, and every rate needs trials of both kinds. Add trials of "
-            f"{missing}, or look at what `same` was made from."
+            f"{_CALL}: all {len(flags)} trials are {kind} ones, and every rate needs trials of both kinds. Add {missing} "
+            "trials, or look at what `same` was made from."
         )
     return values.double().numpy(), flags
 
@@ -395,7 +397,7 @@ def _folds(
         of_same, size = np.count_nonzero(same[inside]), np.count_nonzero(inside)
         if of_same in (0, size):
             raise ValueError(
-                f"{_CALL}: fold {name!r} has {size} trials, all of {'one identity' if of_same else 'two identities'}. Give "
+                f"{_CALL}: fold {name!r} has {size} trials, all {'genuine' if of_same else 'impostor'} ones. Give "
                 "each fold trials of both kinds; LFW's have 300 of each."
             )
         folds[name] = inside

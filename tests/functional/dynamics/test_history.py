@@ -38,3 +38,10 @@ def test_steps_and_measures_go_together() -> None:
     state = DynamicsHistory((1, 2), (MOVED, STILL)).to_dict() | {"alpha": [1.0]}
     with pytest.raises(ValueError, match=r"not a history of training dynamics"):
         DynamicsHistory.from_dict(state)
+
+
+def test_no_file_but_its_own_is_written(tmp_path):
+    (tmp_path / ".history.json.part").write_text("of the user")
+    DynamicsHistory((100, 200), (MOVED, STILL), "coordinates").save(tmp_path / "history.json")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".history.json.part", "history.json"]
+    assert (tmp_path / ".history.json.part").read_text() == "of the user"

@@ -5,6 +5,7 @@ import json
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -108,3 +109,17 @@ def test_what_cannot_vote_is_counted():
         "2 of 30 queries are left out: no candidate has their label.",
         "Only 29 items can vote, so that the values of k = 30 are NaN: pass a larger bank, or k of at most 29.",
     )
+
+
+def test_numbers_of_any_library_are_numbers():
+    rows, labels = clusters(30, classes=5)
+    expected = knn_accuracy(rows, labels, k=3, temperature=0.5)
+    for temperature in (np.float32(0.5), np.array(0.5), torch.tensor(0.5)):
+        assert knn_accuracy(rows, labels, k=np.int64(3), temperature=temperature) == expected
+    for wrong in (0, -1.0, math.nan, math.inf, True, "0.07", torch.tensor([0.5, 0.5])):
+        with pytest.raises(
+            ValueError, match=r"knn_accuracy: temperature=.* must be a positive number. Pass 0.07, or None"
+        ):
+            knn_accuracy(rows, labels, k=3, temperature=wrong)
+    with pytest.raises(ValueError, match=r"knn_accuracy: k is empty. Pass at least one number of neighbours"):
+        knn_accuracy(rows, labels, k=())

@@ -1,5 +1,8 @@
 """Embeddings in files, and in small types, that are read piece by piece: the report of memory, bit for bit."""
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -11,7 +14,7 @@ import torch
 import zarr
 
 from fewshot_callbacks import Shards
-from fewshot_callbacks.functional import Share, evaluate_retrieval, grouped_recall
+from fewshot_callbacks.functional import Relevance, Share, evaluate_retrieval, grouped_recall
 from tests.reports import assert_same
 from tests.thread_processes import in_threads
 
@@ -39,6 +42,10 @@ def quiet(*sets, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return evaluate_retrieval(*sets, metrics=METRICS, **options)
+
+
+def quiet_of(rows, **options):
+    return evaluate_retrieval(rows, metrics=("mAP", "recall@1"), **options)
 
 
 def computable(values):
@@ -103,6 +110,43 @@ def test_data_sets_of_h5py_and_zarr_and_mapped_files_are_sources(tmp_path):
             assert_same(known, quiet(source, LABELS, memory_mb=TINY))
 
 
+FULL = """
+import numpy as np
+from fewshot_callbacks import Shards
+from fewshot_callbacks.functional import evaluate_retrieval
+np.save("rows.npy", np.random.default_rng(0).normal(size=(3000, 24)).astype(np.float16))
+try:
+    evaluate_retrieval(Shards("rows.npy"), np.arange(3000) % 40, memory_mb=0.05)
+except ValueError as error:
+    print(error)
+"""
+
+
+def has_small_disks():
+    """Whether a disk can be made that is full after some bytes: by a user of Linux, in most places."""
+    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/tmp"]
+    return bool(shutil.which("unshare")) and subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(
+    not has_small_disks(), reason="a small disk is made with unshare and mount, which this system refuses"
+)
+@pytest.mark.parametrize("size", ["100k", "280k"])
+def test_a_copy_that_does_not_fit_on_the_disk_is_refused(tmp_path, size):
+    script = f'mount -t tmpfs -o size={size} tmpfs "$0" && TMPDIR="$0" exec "$@"'
+    small = tmp_path / "small"
+    small.mkdir()
+    command = ["unshare", "-rm", "sh", "-c", script, str(small), sys.executable, "-c", FULL]
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, (done.returncode, done.stderr)  # a write to a mapped file ends the process by a signal
+    assert re.search(
+        rf"a copy of 3,000 vectors of 24 components could not be written to {small} \(No space left on device\)\. "
+        r"Make room for 0\.3 MB, name another folder in TMPDIR, or pass max_queries",
+        done.stdout,
+    )
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_a_large_gallery_is_compared_in_small_pieces(dtype):
     queries, values = vectors(dtype)[:50], vectors(dtype)
@@ -131,6 +175,34 @@ def test_ids_in_the_files_of_one_side_exclude_nobody(tmp_path):
     shards = in_files(tmp_path, values, labels=LABELS.numpy(), ids=np.arange(ITEMS))
     known = quiet(values[:50], LABELS[:50], values, LABELS)
     assert_same(known, quiet(values[:50], LABELS[:50], shards))
+
+
+def test_groups_in_the_files_of_one_side_are_refused(tmp_path):
+    values = vectors("float32")
+    shards = in_files(tmp_path, values, labels=LABELS.numpy(), groups=np.arange(ITEMS) % 7)
+    words = (
+        r"The files of the query side hold groups, and the gallery side has none: .* both sides, or gallery_groups=\."
+    )
+    with pytest.raises(ValueError, match=words):
+        quiet(shards, None, values, LABELS)
+    with pytest.raises(ValueError, match=r"the query side has none: they would exclude nobody.* or query_groups=\."):
+        quiet(values, LABELS, shards)
+    cameras = np.arange(ITEMS) % 7
+    known = quiet(values, LABELS, values, LABELS, query_groups=cameras, gallery_groups=cameras)
+    assert_same(known, quiet(shards, None, values, LABELS, gallery_groups=cameras))
+
+
+@pytest.mark.parametrize("memory", [512, TINY])
+def test_three_members_make_a_source_whatever_the_memory(tmp_path, memory):
+    values = vectors("float16")
+    known = quiet(computable(values), LABELS)
+    stored = zarr.create_array(str(tmp_path / "rows.zarr"), data=values)
+    for source in (_Rows(values), stored):
+        assert_same(known, quiet(source, LABELS, memory_mb=memory))
+    sets = [{label} for label in LABELS.tolist()]
+    relevance = Relevance.from_label_sets(sets)
+    judged = quiet_of(computable(values), relevance=relevance)
+    assert quiet_of(_Rows(values), relevance=relevance, memory_mb=memory).values == judged.values
 
 
 def test_grouped_recall_alone_reads_files(tmp_path):

@@ -115,6 +115,13 @@ def test_the_three_divisors_of_one_ranking():
     assert {name: found[name].item() for name in wanted} == pytest.approx(wanted, abs=1e-15)
 
 
+def test_a_query_that_finds_nothing_counts_as_zero():
+    """Where the first K hold nothing relevant, and the gallery does: no sum of these metrics is divided by nothing."""
+    found = all_metrics(block_of([[(0, 3), (2, 0)]]), 3, "expected")
+    wanted = dict.fromkeys(("ndcg@3", "map@3_found", "map@3_min", "map@3_relevant", "recall@3"), 0.0)
+    assert {name: found[name].item() for name in wanted} == wanted
+
+
 def test_more_found_can_mean_a_lower_ratio():
     ranks = block_of([[(1, 0), (0, 8), (1, 1)]])  # the last place inside the cut is a tie
     found = [average_precision_at_k(ranks, 10, "found", ties).item() for ties in TIES]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.functional import Relevance, Share, evaluate_retrieval
-from tests.functional.brute_force import rank_metrics
+from tests.functional.brute_force import orders, rank_metrics
 from tests.thread_processes import in_threads
 
 METRICS = (*rank_metrics(3), "precision", "recall", "f1", "threshold", "recall@precision0.3", "eer", "auc_pr")
@@ -115,10 +115,24 @@ WRONG = [
     (lambda: judged(JUDGED, items=["y"]), r"no item has the ids 'x' .* unknown='ignore'"),
     (lambda: judged(JUDGED, ["a", "a"]), "query_ids holds 'a' in rows 0 and 1"),
     (lambda: judged(JUDGED, unknown="?"), r"unknown='\?'. Pass 'error' or 'ignore'"),
-    (lambda: judged({"a": {"x": -1}}), "1 grades are wrong: -1 is negative"),
-    (lambda: judged((["a"], ["x"], [np.inf])), "inf is no finite positive number"),
+    (lambda: judged((["a"], ["x"], [np.inf])), "1 grades are wrong: inf is not finite"),
+    (lambda: judged((["a"], ["x"], [np.nan])), "nan is not finite"),
+    (lambda: judged(JUDGED, at_least=np.nan), "at_least=nan must be a positive number"),
+    (lambda: judged(JUDGED, at_least=0), "at_least=0 must be a positive number: a grade of 0 is irrelevant"),
+    (lambda: judged(JUDGED, at_least="a"), "at_least 'a' is no number"),
+    (lambda: judged(([1, "1"], ["x", "x"]), [1]), r"no query has the ids '1' \(1 in all\)"),
+    (lambda: judged(([2**63, 2**63 - 1], ["x", "x"]), [2**63]), f"no query has the ids {2**63 - 1} "),
+    (lambda: judged((["a", "a\0"], ["x", "x"])), r"no query has the ids 'a\\x00'"),
+    (lambda: Relevance.from_lists([[1], [0]], grades=[["much"], [1]]), "the grade 'much' is no number"),
+    (lambda: Relevance.from_lists([[1], [0]], grades=[[0], [1]]), "0 is no finite positive number"),
+    (lambda: Relevance.from_lists([[]], gallery=-1), "gallery is -1, but must be the number of gallery items"),
+    (lambda: Relevance.from_lists([[]], gallery=2.5), "gallery is 2.5, but must be the number"),
+    (lambda: Relevance.from_lists([[0]], gallery=np.eye(3)), r"gallery is a ndarray, .* Pass gallery=len\(...\)"),
     (lambda: judged({"a": {"x": "much"}}), "the grade 'much' is no number"),
-    (lambda: judged((["a", "a"], ["x", "x"], [1, 2])), "judged twice with two grades"),
+    (
+        lambda: judged((["a", "a"], ["x", "x"], [1, 2])),
+        "1 pairs are judged twice with two grades, such as query 'a' and item 'x'",
+    ),
     (lambda: judged((["a"], ["x", "x"])), "judgements of lengths 1, 2 must be"),
     (lambda: Relevance.from_lists([[0]], [[0]], gallery=2), "1 pairs are both relevant and ignored, .*0 and item 0"),
     (lambda: Relevance.from_lists([[2]], gallery=2), r"relevant\[0\] holds 2, but there are 2 gallery items"),
@@ -129,6 +143,14 @@ WRONG = [
     (lambda: Relevance.from_lists([[1]], gallery=2, clusters=[0, 1]), r"clusters of shape \(2,\)"),
     (lambda: SETS(torch.tensor([[0, 2]])), "1 of 2 entries of targets are neither 0 nor 1"),
     (lambda: SETS([[0, 0]]), r"targets\[0\] holds a label twice"),
+    (lambda: SETS(["sky", "sea"]), r"targets\[0\] is 'sky', but must be a set .* Pass \['sky'\] for one label"),
+    (lambda: SETS([None, ["sky"]]), r"targets\[0\] is None, but must be a set .* or \[\] for none"),
+    (lambda: SETS([3, 4]), r"targets\[0\] is 3, but must be a set"),
+    (lambda: SETS([["sky"], ["sea", None]]), r"targets\[1\] holds None. A label is a word or an integer"),
+    (lambda: SETS([["sky"], [("sky", "sea")]]), r"targets\[1\] holds \('sky', 'sea'\)"),
+    (lambda: SETS([[0.5]]), r"targets\[0\] holds 0.5"),
+    (lambda: SETS([[1], ["1"]]), r"words and integers: targets\[1\] holds '1', targets\[0\] holds 1. Pass one kind"),
+    (lambda: SETS([["sky"]], torch.eye(2)), r"targets\[0\] holds 'sky', gallery_targets\[0\] holds 0"),
     (lambda: SETS(torch.ones(2, 3), torch.ones(2, 4)), "targets have 3 labels, gallery_targets 4"),
     (lambda: SETS(torch.ones(3)), r"targets have shape \(3,\)"),
 ]
@@ -144,6 +166,7 @@ def test_what_is_wrong_is_said(make, words):
     ("arguments", "words"),
     [
         ({"labels": [0, 0, 1]}, "relevance and labels both say who is relevant"),
+        ({"relevance": {0: [1]}}, r"relevance is a dict. Pass Relevance.from_judgements\(judgements, query_ids"),
         ({"relevance": Relevance.from_lists([[1], [0]])}, "2 queries in one set.* there are 3 queries in one set"),
         (
             {"relevance": Relevance.from_lists([[1], [0], []], gallery=3)},
@@ -196,6 +219,156 @@ def test_trec_eval():
     found = pytrec_eval.RelevanceEvaluator(grades, set(names)).evaluate(run)
     theirs = {ours: float(np.mean([of_query[name] for of_query in found.values()])) for name, ours in names.items()}
     compare(theirs, data, grades)
+
+
+def test_documents_that_are_judged_and_not_in_the_gallery_are_those_that_trec_eval_does_not_find():
+    """One of the queries finds none of its relevant documents."""
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    data, grades, run = judged_by_all()
+    there = [n for n in range(DOCUMENTS) if n % 3]
+    grades["q0"] = {f"d{n}": n % 4 for n in range(0, 30, 3)}
+    grades["q1"] = {f"d{n}": n % 4 - 2 for n in range(30)}  # of which some are below zero
+    names = {
+        "map": "mAP", "recip_rank": "mrr", "recall_10": "ir_recall@10", "P_10": "precision@10", "Rprec": "r_precision",
+        "ndcg_cut_10": "ndcg@10_linear", "ndcg_cut_1000": "ndcg@1000_linear", "map_cut_10": "map@10_relevant",
+    }  # fmt: skip
+    cut = {query: {f"d{n}": row[f"d{n}"] for n in there} for query, row in run.items()}
+    found = pytrec_eval.RelevanceEvaluator(grades, set(names)).evaluate(cut)
+    relevance = Relevance.from_judgements(grades, QUERY_NAMES, [f"d{n}" for n in there], unknown="ignore")
+    options = {"relevance": relevance, "similarity": "dot", "metrics": (*names.values(), "f1")}
+    report = evaluate_retrieval(data[0], gallery=data[1][there], **options)
+    for name, ours in names.items():
+        theirs = [found[query][name] for query in QUERY_NAMES]
+        assert report.per_query[ours].tolist() == pytest.approx(theirs, abs=1e-12), name
+    assert report.per_query["mAP"][0] == 0
+    assert report.queries_without_match == 0
+    absent = sum(grade > 0 and int(name[1:]) % 3 == 0 for row in grades.values() for name, grade in row.items())
+    outside = sum(int(name[1:]) % 3 == 0 for row in grades.values() for name in row)
+    assert f"{absent} not in the gallery" in repr(relevance)
+    assert relevance.unknown == outside
+    assert any(note.startswith(f"{outside} judgements name a query or an item") for note in report.notes)
+
+    def work(processes):
+        mine, theirs = torch.arange(processes.rank, QUERIES, 2), torch.arange(processes.rank, len(there), 2)
+        sets = data[0][mine], None, data[1][there][theirs]
+        return evaluate_retrieval(*sets, share=Share(processes, mine, theirs), **options)
+
+    for other in in_threads(2, work):
+        assert_equal(report, other)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.sampled_from(["expected", "optimistic", "pessimistic"]))
+def test_what_is_not_in_the_gallery_has_no_rank(seed, k, ties):
+    """Under each rule for ties: the values of an order, in which such an item stands at infinity."""
+    rng = np.random.default_rng(seed)
+    scores, grades = rng.integers(0, 3, 6).astype(float), rng.integers(0, 3, 6)
+    missing = rng.integers(1, 4, rng.integers(1, 4)).tolist()
+    grades[0] = rng.integers(0, 2) * 2
+    groups = [grades[scores == value].tolist() for value in sorted(set(scores), reverse=True)]
+    wanted = [unfound(order, missing, k) for order in orders(groups, ties)]
+    judged = {"q": dict(enumerate(grades.tolist())) | {100 + n: grade for n, grade in enumerate(missing)}, "p": {0: 1}}
+    relevance = Relevance.from_judgements(judged, ["q", "p"], [*range(6)], unknown="ignore")
+    options = {"similarity": "dot", "ties": ties, "metrics": tuple(wanted[0])}
+    report = evaluate_retrieval(np.ones((2, 1)), gallery=scores[:, None], relevance=relevance, **options)
+    for key in wanted[0]:
+        if ties != "expected" and key in TIES_ARE_NO_BOUND:
+            continue
+        assert float(report.per_query[key][0]) == pytest.approx(np.mean([of[key] for of in wanted]), abs=1e-12), key
+
+
+TIES_ARE_NO_BOUND: tuple[str, ...] = ()
+
+
+def unfound(order, missing, k):
+    """Metrics of one order by their definitions; the rank of a missing item is infinite."""
+    ranks = [rank for rank, grade in enumerate(order, start=1) if grade]
+    infinite = ranks + [np.inf] * len(missing)
+    every, relevant = sorted([*order, *missing], reverse=True), len(infinite)
+    precision = [number / rank for number, rank in enumerate(infinite, start=1)]
+
+    def summed(cut):
+        return sum(value for value, rank in zip(precision, infinite, strict=True) if rank <= cut)
+
+    def discounted(grades, gain):
+        return sum(gain(grade) / np.log2(rank + 1) for rank, grade in enumerate(grades[:k], start=1))
+
+    inside = sum(rank <= k for rank in infinite)
+    found = {
+        "mAP": summed(np.inf) / relevant,
+        "map@r": summed(relevant) / relevant,
+        "r_precision": sum(rank <= relevant for rank in infinite) / relevant,
+        "mrr": 1 / infinite[0],
+        f"mrr@{k}": 1 / infinite[0] if infinite[0] <= k else 0.0,
+        "minp": relevant / infinite[-1],
+        f"map@{k}_min": summed(k) / min(k, relevant),
+        f"map@{k}_relevant": summed(k) / relevant,
+        f"map@{k}_found": summed(k) / max(1, inside),
+        f"recall@{k}": float(inside > 0),
+        f"ir_recall@{k}": inside / relevant,
+        f"precision@{k}": inside / k,
+        f"precision@{k}_last": inside / k,
+        "ap_trapezoid": (sum(precision) + sum(1.0 if rank == 1 else n / (rank - 1) for n, rank in enumerate(infinite)))
+        / 2
+        / relevant,
+    }
+    for name, gain in (("", lambda grade: 2**grade - 1), ("_linear", float)):
+        found[f"ndcg@{k}{name}"] = discounted(order, gain) / discounted(every, gain)
+    return found
+
+
+def test_the_smallest_relevant_grade_is_that_of_trec_eval_but_for_ndcg():
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    data, grades, run = judged_by_all()
+    names = {"map": "mAP", "recip_rank": "mrr", "recall_10": "ir_recall@10"}
+    found = pytrec_eval.RelevanceEvaluator(grades, set(names), relevance_level=2).evaluate(run)
+    relevance = Relevance.from_judgements(grades, QUERY_NAMES, DOCUMENT_NAMES, at_least=2)
+    options = {"relevance": relevance, "similarity": "dot"}
+    report = evaluate_retrieval(data[0], gallery=data[1], metrics=(*names.values(), "ndcg@10"), **options)
+    for name, ours in names.items():
+        matched = ~report.per_query[ours].isnan()
+        theirs = [found[query][name] for query, has in zip(QUERY_NAMES, matched.tolist(), strict=True) if has]
+        assert report.per_query[ours][matched].tolist() == pytest.approx(theirs, abs=1e-12), name
+    ones = sum(grade == 1 for row in grades.values() for grade in row.values())
+    note = f"ndcg@10 take {ones} judgements with grades below at_least=2 for irrelevant. trec_eval's nDCG takes every"
+    assert any(note in each for each in report.notes)
+    assert not any(
+        "at_least" in each
+        for each in evaluate_retrieval(data[0], gallery=data[1], **options | {"metrics": ("mAP",)}).notes
+    )
+
+
+@pytest.mark.parametrize("form", ["{}\t{}\t{}", "{} {} {}", "{}\t0\t{}\t{}", "{} 0 {} {}"])
+@pytest.mark.parametrize("heading", [True, False])
+def test_a_file_of_judgements_has_three_or_four_columns_and_perhaps_a_heading(tmp_path, form, heading):
+    lines = [form.format(*each) for each in (("q1", "d1", 2), ("q1", "d2", -1), ("q2", "d3", 1))]
+    file = tmp_path / "judged.tsv"
+    file.write_text("\n".join([form.format("query-id", "corpus-id", "score")] * heading + lines) + "\n")
+    relevance = Relevance.from_judgements(file, ["q1", "q2"], ["d1", "d2", "d3"])
+    assert (relevance.relevant.items.tolist(), relevance.grades.tolist()) == ([0, 2], [2.0, 1.0])
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e-12, 0.25, 700.0, 1e300])
+@pytest.mark.parametrize("gain", ["", "_linear"])
+def test_grades_of_any_size_have_a_gain(scale, gain):
+    """Grades of 1 and 2 in units of the scale: small ones are as linear gains are, for 2^x - 1 is nearly x log 2."""
+    relevance = Relevance.from_lists([[0, 2]], gallery=4, grades=[[2 * scale, scale]])
+    options = {"gallery": torch.arange(4.0)[:, None] + 1, "relevance": relevance, "similarity": "dot"}
+    found = evaluate_retrieval(torch.ones(1, 1), metrics=(f"ndcg@4{gain}",), **options)[f"ndcg@4{gain}"]
+    ratio = 2.0 if gain or scale < 1e-10 else 2**scale + 1 if scale < 1e3 else np.inf
+    place = 1 / np.log2(
+        [5, 3, 2, 3]
+    )  # the larger grade is found at rank 4, the smaller at 2; the best order has 1 and 2
+    expected = (place[0] + place[1] / ratio) / (place[2] + place[3] / ratio)
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_labels_of_sets_are_what_they_are():
+    """Integers beyond 2**53, and words that differ in a zero character."""
+    for labels in ([2**60, 2**60 + 1], ["a", "a\0"], [2**70, -1]):
+        one, other = labels
+        found = SETS([[one], [other], [one, other]])
+        assert found.relevant.sizes.tolist() == [1, 1, 2], labels
 
 
 def test_sentence_transformers():

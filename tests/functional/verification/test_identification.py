@@ -86,3 +86,11 @@ def test_without_non_mated_probes_or_with_few():
     assert found.notes[0].startswith("No probe is non-mated")
     few = evaluate_identification(torch.eye(3), [0, 1, 9], torch.eye(3), [0, 1, 2])
     assert "cannot be measured with 1 non-mated probes: at 0.1, 0.01 the threshold only" in few.notes[0]
+
+
+def test_it_may_be_asked_for_where_no_gradient_is_recorded():
+    rows, labels = torch.randn(20, 4), torch.arange(20) % 7
+    sets = rows, labels, rows[:15], labels[:15] % 5
+    expected = evaluate_identification(*sets)
+    with torch.inference_mode():
+        assert evaluate_identification(*sets) == expected

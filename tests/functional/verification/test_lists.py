@@ -1,5 +1,7 @@
 """`read_trials` reads the lists of LFW and VoxCeleb and tables of scores; `trial_scores` scores their items."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -36,6 +38,22 @@ def test_each_form(tmp_path):
     assert read(tmp_path, table) == TrialList((True, False), ("p", "p"), ("p", "q"), ("a", "b"), (0.5, -0.001))
 
 
+@pytest.mark.parametrize("text", [LFW, LFW.replace("\t", " ")])
+def test_pairs_of_lfw_without_their_first_line_have_no_folds(tmp_path, text):
+    whole, headless = read(tmp_path, text), read(tmp_path, text.partition("\n")[2])
+    assert headless == replace(whole, folds=None)
+    two_people_first = "\n".join(["Bob 2 Ann 1", "Ann 1 4"])
+    assert read(tmp_path, two_people_first).same == (False, True)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", " , "])
+@pytest.mark.parametrize(("yes", "no"), [("1", "0"), ("1.0", "0.0"), ("True", "false"), ('"1"', '"0"')])
+def test_tables_of_every_spreadsheet(tmp_path, separator, yes, no):
+    rows = [["score", "same", "first"], ["0.5", yes, '"Ann, the first; no other"'], ["-2", no, "Bob"]]
+    table = read(tmp_path, "\n".join(separator.join(row) for row in rows))
+    assert table == TrialList((True, False), ("Ann, the first; no other", "Bob"), None, None, (0.5, -2.0))
+
+
 def test_items_are_found_by_their_ids_or_by_the_names_of_their_files(tmp_path):
     first, second = read(tmp_path, LFW).rows(
         ["lfw/Ann/Ann_0004.jpg", "Ann_0001", "Bob_0002", "Bob_0001", "Eve_0001.png"]
@@ -63,8 +81,18 @@ def test_scores_are_those_of_the_search(similarity):
         ("2\t2\nAnn\t1\t4\n", "has 1 pairs, and its first line says 2 folds of 2 pairs of each kind. Take the whole"),
         ("score,label\n0.1,1\n", "names score, label. Name each column once, score and same"),
         ("score,same\n", "holds no trial below its first line"),
-        ("score,same\n0.1,1\nnan,0\n", "line 3 of .* is 'nan,0', which is no trial"),
-        ("score,same\n0.1,1\n0.2,maybe\n", "line 3 of .* is '0.2,maybe', which is no trial"),
+        (
+            "score,same\n0.1,1\nnan,0\n",
+            "line 3 of .* is 'nan,0', which is no trial: its score is 'nan', and a score is a fini",
+        ),
+        (
+            "score,same\n0.1,1\n0.2,maybe\n",
+            "line 3 of .*, which is no trial: its same is 'maybe', and 1 stands for one identi",
+        ),
+        ("score,same\n0.1,2\n", "line 2 of .* its same is '2', and 1 stands for"),
+        ("score,same\n\n0.1\n", "line 3 of .* it has 1 cells for the 2 columns score, same"),
+        ("score,same\n0,1,1\n", "line 2 of .* it has 3 cells for the 2 columns score, same"),  # a decimal comma
+        ("Ann 1 4\nAnn 1\n", "line 2 of .* is 'Ann 1', which is no trial"),
     ],
 )
 def test_bad_lists(tmp_path, text, message):

@@ -170,9 +170,9 @@ def test_order_and_form_do_not_matter():
 def test_what_the_report_shows():
     scores, same, first, second = made(20, 3, 5)
     report = evaluate_trials(scores, same, first=first, second=second)
-    assert str(report).splitlines()[0] == "1,770 trials, 60 of one identity, 1,710 of two"
+    assert str(report).splitlines()[0] == "1,770 trials, 60 genuine, 1,710 impostor"
     assert report.notes == (
-        "No interval of min_dcf@0.01, tar@far0.001: fewer than 10 trials of two identities are accepted there.",
+        "No interval of min_dcf@0.01, tar@far0.001: fewer than 10 impostor trials are accepted there.",
     )
     assert json.loads(json.dumps(report.to_dict()))["intervals"]["tar@far0.001"] == [None, None]
     counts = report.pair_counts
@@ -181,9 +181,31 @@ def test_what_the_report_shows():
     for threshold, tp, fp in zip(counts.thresholds, counts.true_positives, counts.false_positives, strict=True):
         assert (tp, fp) == ((scores[same] >= threshold).sum(), (scores[~same] >= threshold).sum())
     few = evaluate_trials([0.5, 0.5], [True, False])
-    words = "A false match rate below 1 (1 / 1) cannot be measured with 1 trials of two identities: at"
+    words = "A false match rate below 1 (1 / 1) cannot be measured with 1 impostor trials: at"
     assert few.notes[0].startswith(words)
     assert few.thresholds["tar@far0.01"] == math.inf
     assert few.to_dict()["thresholds"]["tar@far0.01"] is None
     with pytest.raises(LookupError, match=r"this report has no 'tar@far0.5', but eer"):
         few["tar@far0.5"]
+
+
+@pytest.mark.parametrize("confidence", [0.99999999, 1 - 1e-15, 1 - 2**-53])
+@pytest.mark.parametrize("identities", [3, 6])
+def test_a_confidence_near_one_has_wide_intervals(confidence, identities):
+    generator = np.random.default_rng(0)
+    first, second = generator.integers(0, identities, (2, 400))
+    same = first == second
+    scores = generator.normal(size=400) + 2 * same
+    usual, found = (
+        evaluate_trials(scores, same, first=first, second=second, metrics=("eer", "cllr"), confidence=level)
+        for level in (0.95, confidence)
+    )
+    for key, (low, high) in found.intervals.items():
+        assert low <= usual.intervals[key].low < usual.intervals[key].high <= high, key
+        assert low >= 0
+
+
+def test_costs_are_numbers_of_any_library():
+    scores, same = [0.9, 0.8, 0.3, 0.7, 0.2, 0.1], [1, 1, 1, 0, 0, 0]
+    expected = evaluate_trials(scores, same, miss_cost=2.0)
+    assert evaluate_trials(scores, same, miss_cost=np.float32(2)) == expected

@@ -1,0 +1,51 @@
+"""Lists in text files as every reader reads them, whatever system, editor or spreadsheet has written them."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Line(NamedTuple):
+    """A line of a file.
+
+    Attributes:
+        number: Its number in the file, from 1.
+        text: What it holds, without blanks and tabs at its ends.
+    """
+
+    number: int
+    text: str
+
+    def words(self) -> list[str]:
+        """Split at blanks and tabs alone: other white space may be part of a name."""
+        return re.split(r"[ \t]+", self.text)
+
+    def cells(self, separator: str) -> list[str]:
+        """Split at a separator, as a spreadsheet does: a cell in quotes may hold one. Blanks around a cell are dropped."""
+        try:
+            row = next(csv.reader([self.text], delimiter=separator, skipinitialspace=separator != "\t"))
+        except csv.Error:  # a return inside a name, or a cell of more than 131,072 characters: no spreadsheet wrote it
+            row = self.text.split(separator)
+        return [cell.strip(" \t") for cell in row]
+
+
+def read_lines(file: Path) -> list[Line]:
+    r"""Return the lines of a file that are not empty.
+
+    A mark of byte order is no part of the first line. Lines end at `\n` or `\r\n` alone: `str.splitlines` would break a name
+    that holds one of the other eight separators of Unicode.
+
+    Raises:
+        ValueError: It is no text in UTF-8; names the file.
+    """
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file} is no text in UTF-8: {error.reason} at byte {error.start}. Save it as UTF-8."
+        ) from None
+    lines = (Line(number, line.strip(" \t")) for number, line in enumerate(re.split(r"\r?\n", text), start=1))
+    return [line for line in lines if line.text]

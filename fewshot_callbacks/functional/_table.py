@@ -1,0 +1,30 @@
+"""Results as tables of plain text, for `print` and the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# Rows of a result that are shown; a count stands for the others.
+SHOWN_ROWS = 10
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], total: int | None = None) -> list[str]:
+    """Return the lines of a table.
+
+    Args:
+        columns: The heading of each column.
+        rows: The cells of the rows that are shown.
+        total: Number of all rows; by default those that are shown.
+
+    Examples:
+        >>> print(chr(10).join(table(("item", "score"), [("3", "0.9000"), ("12", "0.8000")], total=5)))
+        item   score
+           3  0.9000
+          12  0.8000
+        ... and 3 more
+    """
+    cells = [columns, *rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    left = (len(rows) if total is None else total) - len(rows)
+    return lines + ([f"... and {left:,} more"] if left else [])

@@ -1,0 +1,180 @@
+"""Layers that are made late, scripted, or called past their hooks; monitors that are copied to other processes."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from fewshot_callbacks import callbacks
+from fewshot_callbacks.callbacks import (
+    DiscriminantRatioMonitor,
+    EmbeddingHealthMonitor,
+    RetrievalMonitor,
+    TrainingDynamicsMonitor,
+)
+from fewshot_callbacks.callbacks._conduct import UsageError
+from tests.callbacks.models import (
+    TRAINING,
+    VALIDATION,
+    Embeds,
+    Labelled,
+    Net,
+    episodes,
+    gap_monitor,
+    keyed,
+    loader,
+    measured,
+    retrieval,
+    trainer,
+)
+
+
+class Late(Embeds):
+    """Makes its encoder when the Trainer asks for it, as strategies that share out a model need it."""
+
+    def __init__(self, hook: str, *, stand_in: bool) -> None:
+        super().__init__()
+        self.hook, self.made = hook, self.encoder
+        del self.encoder
+        if stand_in:
+            self.encoder = nn.Identity()
+
+    def make(self, hook: str) -> None:
+        if hook == self.hook:
+            self.encoder = self.made
+
+    def setup(self, stage: str) -> None:
+        self.make("setup")
+
+    def configure_model(self) -> None:
+        self.make("configure_model")
+
+
+def monitors() -> list[Any]:
+    return [
+        retrieval(source="encoder"),
+        retrieval(name="beside", embed=lambda module, batch: module(batch[0])),
+        DiscriminantRatioMonitor(source="encoder"),
+        EmbeddingHealthMonitor(source="encoder"),
+        gap_monitor(source="encoder", embed=lambda module, batch: module(batch[0])),
+    ]
+
+
+@pytest.mark.parametrize("hook", ["setup", "configure_model"])
+@pytest.mark.parametrize("stand_in", [True, False])
+@pytest.mark.parametrize("stage", ["fit", "validate", "test"])
+def test_layers_that_are_made_after_the_monitors_are_set_up(hook: str, stand_in: bool, stage: str) -> None:
+    net = Late(hook, stand_in=stand_in)
+    run = trainer(*monitors(), num_sanity_val_steps=1)
+    getattr(run, stage)(net, *[loader(VALIDATION)] * (2 if stage == "fit" else 1))
+    prefix = "test" if stage == "test" else "val"
+    expected = measured(*net.by_hand(VALIDATION))["mAP"]
+    for key in (f"{prefix}/mAP", f"{prefix}/beside/mAP"):
+        assert float(run.callback_metrics[key]) == pytest.approx(expected, rel=1e-5)
+    assert f"{prefix}/J" in run.callback_metrics
+
+
+@pytest.mark.parametrize("hook", ["setup", "configure_model"])
+def test_the_name_of_a_late_layer_is_enough(hook: str) -> None:
+    net = Late(hook, stand_in=False)
+    net.frozen = nn.Identity()  # so that the encoder is given the points
+    run = trainer(retrieval(embed="encoder"))
+    run.validate(net, loader(VALIDATION), verbose=False)
+    expected = measured(*net.by_hand(VALIDATION))["mAP"]
+    assert float(run.callback_metrics["val/mAP"]) == pytest.approx(expected, rel=1e-5)
+
+
+class LateEpisodes(LightningModule):
+    """Makes the layer that training dynamics name in `configure_model`."""
+
+    shots = 2
+
+    def configure_model(self) -> None:
+        self.late = nn.Linear(12, 6)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.late(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_dynamics_of_a_late_layer() -> None:
+    monitor = TrainingDynamicsMonitor(every_n_steps=1, embed="late", file=None)
+    trainer(monitor).fit(LateEpisodes(), episodes(3))
+    assert len(monitor.history) == 3
+
+
+@pytest.mark.parametrize(
+    "monitor",
+    [
+        lambda: retrieval(source="encodr"),
+        lambda: retrieval(embed="encodr"),
+        lambda: gap_monitor(embed="encodr"),
+        lambda: DiscriminantRatioMonitor(source="encodr"),
+        lambda: TrainingDynamicsMonitor(embed="encodr"),
+    ],
+)
+def test_a_layer_that_is_never_made_ends_the_fit_before_it_starts(monitor: Any) -> None:
+    run = trainer(monitor(), num_sanity_val_steps=1)
+    with pytest.raises(ValueError, match=r"='encodr'\): Late has no submodule of that name.*encoder"):
+        run.fit(Late("configure_model", stand_in=False), loader(TRAINING), loader(VALIDATION))
+    assert run.global_step == 0
+
+
+class Scripted(Embeds):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = torch.jit.script(self.encoder)
+
+
+@pytest.mark.parametrize("kind", [RetrievalMonitor, DiscriminantRatioMonitor, EmbeddingHealthMonitor])
+@pytest.mark.parametrize("name", ["encoder", "encoder.0"])
+def test_a_scripted_encoder_is_refused_with_what_works(kind: Any, name: str) -> None:
+    with pytest.raises(UsageError, match=rf"source='{name}'\): TorchScript .* runs no hooks.*embed='encoder'"):
+        trainer(kind(source=name)).validate(Scripted(), loader(), verbose=False)
+
+
+class PastHooks(Net):
+    def embed(self, points: Any) -> Any:
+        return self.encoder.forward(self.frozen(points))
+
+
+@pytest.mark.parametrize("kind", [RetrievalMonitor, DiscriminantRatioMonitor, EmbeddingHealthMonitor])
+def test_a_direct_call_of_forward_is_named(kind: Any) -> None:
+    words = r"did not call the submodule 'encoder'.*encoder\.forward\(x\).*embed='encoder'"
+    with pytest.raises(UsageError, match=words):
+        trainer(kind(source="encoder")).validate(PastHooks(), loader(), verbose=False)
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "RetrievalMonitor": {"embed": "encoder", "knn": 5, "knn_bank": Labelled(TRAINING)},
+    "GeneralizationGapMonitor": {"training_data": Labelled(TRAINING)},
+}
+CALLBACKS = [name for name in callbacks.__all__ if not name.endswith("Source")]
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+@pytest.mark.parametrize(
+    "copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy], ids=["pickle", "deepcopy"]
+)
+def test_every_callback_can_be_copied(name: str, copied: Any) -> None:
+    """As `ddp_spawn` does, and the processes of a notebook."""
+    for arguments in ({}, ARGUMENTS.get(name, {})):
+        assert type(copied(getattr(callbacks, name)(**arguments))).__name__ == name
+
+
+def test_copies_work_before_a_run_and_after_it() -> None:
+    before = [retrieval(), DiscriminantRatioMonitor(), EmbeddingHealthMonitor(), gap_monitor()]
+    before.append(TrainingDynamicsMonitor(shots=1, file=None))
+    copies = pickle.loads(pickle.dumps(before))
+    for each in (copies, pickle.loads(pickle.dumps(copies))):
+        net, run = Embeds(), trainer(*each)
+        run.fit(net, loader(), loader(VALIDATION))
+        logged = {key: float(value) for key, value in run.callback_metrics.items()}
+        expected = keyed(measured(*net.by_hand(VALIDATION)))
+        assert {key: logged[key] for key in expected} == pytest.approx(expected, rel=1e-5)

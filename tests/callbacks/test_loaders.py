@@ -1,0 +1,80 @@
+"""`loaders`: some of the loaders are measured, and the others need no embeddings."""
+
+from typing import Any
+
+import pytest
+
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor
+from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.functional import embedding_health
+from tests.callbacks.models import VALIDATION, Net, close, items, keyed, loader, measured, ratios, retrieval, trainer
+from tests.callbacks.pictured import told
+
+OTHER, GALLERY = items(seed=9), items(per_class=4, seed=4)
+
+
+class Both(Net):
+    """The steps of the first loader classify; those of the others give embeddings."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return super().validation_step(batch, batch_idx) if dataloader_idx else batch[0].mean()
+
+
+def loaders() -> dict[str, Any]:
+    return {"classify": loader(), "retrieve": loader(VALIDATION), "other": loader(OTHER), "shop": loader(GALLERY)}
+
+
+def logged(*monitors: Any, stage: str = "validate") -> tuple[Net, dict[str, float]]:
+    net, run = Both(), trainer(*monitors, num_sanity_val_steps=1)
+    getattr(run, stage)(net, *[loader()] * (stage == "fit"), loaders())
+    values = {key: float(value) for key, value in run.callback_metrics.items() if "train" not in key}
+    return net, {key: value for key, value in values.items() if "share_of_time" not in key}
+
+
+@pytest.mark.parametrize("stage", ["validate", "fit"])
+@pytest.mark.parametrize("chosen", ["retrieve", ("retrieve",), 1, [1]])
+def test_one_loader_is_measured_and_the_others_need_no_embeddings(chosen: Any, stage: str) -> None:
+    every = (
+        DiscriminantRatioMonitor(loaders=chosen),
+        EmbeddingHealthMonitor(loaders=chosen),
+        told(1, 1, 1),
+    )
+    net, values = logged(retrieval(loaders=chosen), *every, stage=stage)
+    pair = net.by_hand(VALIDATION)
+    assert values == close(keyed(measured(*pair) | ratios(*pair) | embedding_health(*pair, k=None).metrics()), rel=1e-4)
+
+
+def test_some_loaders_keep_the_ends_of_their_keys() -> None:
+    net, values = logged(retrieval(loaders=("other", 1)), DiscriminantRatioMonitor(loaders=("other", 1)))
+    expected = {}
+    for data, end in ((VALIDATION, "/retrieve"), (OTHER, "/other")):
+        expected |= keyed(measured(*net.by_hand(data)) | ratios(*net.by_hand(data)), end=end)
+    assert values == close(expected)
+
+
+@pytest.mark.parametrize("chosen", ["retrieve", ("retrieve", "shop")])
+def test_a_loader_that_searches_a_gallery(chosen: Any) -> None:
+    net, values = logged(retrieval(loaders=chosen, gallery="shop"))
+    assert values == close(keyed(measured(*net.by_hand(VALIDATION), *net.by_hand(GALLERY))))
+
+
+def test_loaders_that_search_a_gallery() -> None:
+    net, values = logged(retrieval(loaders=("retrieve", "other"), gallery="shop"))
+    gallery = net.by_hand(GALLERY)
+    expected = keyed(measured(*net.by_hand(VALIDATION), *gallery), end="/retrieve")
+    assert values == close(expected | keyed(measured(*net.by_hand(OTHER), *gallery), end="/other"))
+
+
+@pytest.mark.parametrize("kind", [retrieval, DiscriminantRatioMonitor, EmbeddingHealthMonitor])
+@pytest.mark.parametrize("chosen", ["retrieval", ("retrieve", 7)])
+def test_a_loader_that_is_not_there_ends_the_run_at_its_sanity_check(kind: Any, chosen: Any) -> None:
+    wrong = chosen if isinstance(chosen, str) else chosen[-1]
+    with pytest.raises(
+        UsageError, match=rf"loaders=.*{wrong!r}: there is no such loader; there are 'classify', 'retrieve'"
+    ):
+        logged(kind(loaders=chosen), stage="fit")
+
+
+def test_a_gallery_without_queries_ends_the_run() -> None:
+    with pytest.raises(UsageError, match=r"gallery='shop'\), loaders='shop': there are no queries"):
+        logged(retrieval(loaders="shop", gallery="shop"), stage="fit")

@@ -1,0 +1,216 @@
+"""Keys that checkpoints, early stopping and schedulers wait for: their spelling, their direction, and who else logs them."""
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor
+from fewshot_callbacks.callbacks._conduct import UsageError
+from tests.callbacks.models import (
+    VALIDATION,
+    Embeds,
+    Net,
+    Scripted,
+    gap_monitor,
+    items,
+    loader,
+    retrieval,
+    said,
+    trainer,
+)
+
+ALL = (
+    *("mAP", "recall@1", "eer", "fnmr@fmr0.1", "opis@fmr0.1", "threshold", "macro_mAP"),
+    "f1",
+)
+
+
+def all_monitors() -> list[Callback]:
+    voting = retrieval(metrics=ALL, knn=5, knn_bank="self")
+    return [voting, DiscriminantRatioMonitor(), EmbeddingHealthMonitor(k=2), gap_monitor()]
+
+
+def plateau(net: LightningModule, **settings: Any) -> LightningModule:
+    """The module with a scheduler that waits for a key."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    key = settings.pop("monitor")
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **settings)
+    net.configure_optimizers = lambda: {  # type: ignore[method-assign]
+        "optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": key}
+    }  # fmt: skip
+    return net
+
+
+HIGHER = (
+    *(
+        "val/mAP",
+        "val/recall@1",
+        "val/macro_mAP",
+        "val/f1",
+        "val/knn@5",
+        "val/J",
+        "val/variance_ratio_low",
+        "val/rankme",
+    ),
+    *("train/J", "train/rankme", "gap/train_recall@1", "gap/val_grouped_recall@1"),
+)
+LOWER = (
+    *("val/eer", "val/fnmr@fmr0.1", "val/opis@fmr0.1", "val/nc1", "val/cdnv", "val/uniformity", "val/hubness"),
+    *("gap/recall@1", "gap/grouped_recall@1_low"),
+)
+NEITHER = "val/threshold", "val/queries_without_match", "val/spectral_decay", "gap/share_of_time", "val/loss"
+
+
+@pytest.mark.parametrize("sanity_steps", [0, 1])
+@pytest.mark.parametrize("wrong", [True, False])
+def test_who_takes_the_worst_value_for_the_best_is_told_once(wrong: bool, sanity_steps: int) -> None:
+    modes = dict.fromkeys(HIGHER, "min" if wrong else "max") | dict.fromkeys(LOWER, "max" if wrong else "min")
+    modes |= dict.fromkeys(NEITHER, "min")
+    waiting = [EarlyStopping(monitor=key, mode=mode, strict=False) for key, mode in modes.items()]
+    run = trainer(*waiting, *all_monitors(), num_sanity_val_steps=sanity_steps, max_epochs=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.fit(Embeds(), loader(), loader())
+    told = [words for words in said(caught) if "values are better" in words]
+    assert len(told) == (len(HIGHER) + len(LOWER) if wrong else 0)
+    for key in HIGHER if wrong else ():
+        words = f"EarlyStopping(monitor='{key}', mode='min') takes the smallest {key} for the best, but higher values"
+        assert any(one.startswith(words) and one.endswith("Pass mode='max'.") for one in told), key
+    for key in LOWER if wrong else ():
+        words = f"EarlyStopping(monitor='{key}', mode='max') takes the largest {key} for the best, but lower values"
+        assert any(one.startswith(words) and one.endswith("Pass mode='min'.") for one in told), key
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_checkpoints_and_schedulers_and_loaders_that_are_known_late(every: int, tmp_path: Path) -> None:
+    """Lightning makes the loaders of a validation when it first needs them."""
+    best, also = (
+        ModelCheckpoint(tmp_path, monitor="val/mAP/b"),
+        ModelCheckpoint(tmp_path, monitor="val/mAP/a", mode="max"),
+    )
+    run = trainer(best, also, retrieval(), max_epochs=2, check_val_every_n_epoch=every)
+    net = plateau(Net(), monitor="val/recall@1/a")
+    if every > 1:
+        net = Net()
+    with pytest.warns(UserWarning, match="values are better") as caught:
+        run.fit(net, loader(), {"a": loader(), "b": loader(VALIDATION)})
+    told = [words.partition(" takes")[0] for words in said(caught)]
+    wanted = [
+        "ModelCheckpoint(monitor='val/mAP/b', mode='min')",
+        "ReduceLROnPlateau(monitor='val/recall@1/a', mode='min')",
+    ]
+    assert told == (wanted if every == 1 else wanted[:1])
+
+
+def test_a_checkpoint_that_keeps_none_has_no_best(tmp_path: Path) -> None:
+    last = ModelCheckpoint(tmp_path, monitor="val/mAP", save_top_k=0, save_last=True)
+    trainer(last, retrieval()).fit(Net(), loader(), loader())  # warnings are errors here
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        *(
+            (key, "val/mAP")
+            for key in ("val_mAP", "mAP", "valid/mAP", "validation_map", "Val-MAP", "test/mAP", "eval/mAP")
+        ),
+        *((key, "val/recall@1") for key in ("recall1", "val_recall_1", "valid/Recall@1")),
+        *((key, "val/J") for key in ("j", "val_j")),
+        *((key, "gap/recall@1") for key in ("gap_recall_1", "gap_recall1")),
+    ],
+)
+@pytest.mark.parametrize("loaders", [1, 2])
+def test_another_spelling_of_a_key_ends_the_run_at_its_sanity_check(key: str, meant: str, loaders: int) -> None:
+    monitors = retrieval(), DiscriminantRatioMonitor(), gap_monitor()
+    run = trainer(EarlyStopping(monitor=key, mode="max"), *monitors, num_sanity_val_steps=1)
+    meant += "/first" if loaders == 2 and not meant.startswith("gap") else ""
+    with pytest.raises(UsageError, match=re.escape(f"(monitor={key!r}): no monitor here logs this value")) as raised:
+        run.fit(Embeds(), loader(), loader() if loaders == 1 else {"first": loader(), "second": loader(VALIDATION)})
+    assert f"Did you mean {meant!r}?" in str(raised.value)
+    assert run.global_step == 0
+
+
+class Trains(Net):
+    """Logs a metric of its own in training, which no sanity check shows."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log_dict({"f1": 0.5, "train/mAP": 0.5}, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+
+class TrainsBeside(Callback):
+    """The same, in a callback."""
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module.log("f1", 0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*nothing else has so far")
+@pytest.mark.parametrize(("net", "beside"), [(Trains, ()), (Net, (TrainsBeside,))])
+def test_a_key_that_is_logged_in_training_alone_ends_no_run(net: Any, beside: Any) -> None:
+    run = trainer(
+        EarlyStopping(monitor="f1", mode="max"), *(each() for each in beside), retrieval(), num_sanity_val_steps=1
+    )
+    run.fit(net(), loader(), loader())
+    assert run.callback_metrics["f1"] == 0.5
+
+
+def test_a_key_of_training_is_no_misspelt_one_of_validation() -> None:
+    run = trainer(EarlyStopping(monitor="train/mAP", mode="max"), retrieval(), num_sanity_val_steps=1)
+    run.fit(Trains(), loader(), loader())  # warnings are errors here
+
+
+class InStep(Net):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        self.log("val/mAP", 0.5)
+        return super().validation_step(batch, batch_idx)
+
+
+class Beside(Callback):
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        pl_module.log("val/mAP", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("net", "beside", "stage"),
+    [(InStep, (), "fit"), (Net, (Beside,), "fit"), (InStep, (), "validate"), (Net, (Beside,), "validate")],
+)
+def test_a_key_that_others_log_too_is_said_once(net: Any, beside: Any, stage: str) -> None:
+    run = trainer(*(each() for each in beside), retrieval(prog_bar=False), num_sanity_val_steps=1, max_epochs=2)
+    words = r"RetrievalMonitor logs 'val/mAP', and the module or another callback does so, too: .*pass name='exact'"
+    loaders = {"fit": (loader(), loader()), "validate": (loader(),)}[stage]
+    with pytest.warns(UserWarning, match=words) as caught:
+        getattr(run, stage)(net(), *loaders)
+    assert len([one for one in said(caught) if "does so, too" in one]) == 1
+
+
+def test_a_key_that_the_module_logs_at_the_end_is_said_before_lightning_refuses_it() -> None:
+    class AtEnd(Net):
+        def on_validation_epoch_end(self) -> None:
+            self.log("val/mAP", 0.5)
+
+    run = trainer(retrieval(), num_sanity_val_steps=1)
+    with (
+        pytest.warns(UserWarning, match="RetrievalMonitor logs 'val/mAP', and the module"),
+        pytest.raises(MisconfigurationException, match="twice"),
+    ):
+        run.fit(AtEnd(), loader(), loader())
+
+
+def test_keys_of_several_loaders_that_the_step_logs() -> None:
+    """Lightning adds the index of the loader to a key of a step."""
+    run = trainer(retrieval())
+    with pytest.warns(UserWarning, match="RetrievalMonitor logs 'val/mAP/dataloader_idx_0', and the module"):
+        run.validate(InStep(), [loader(), loader(items(seed=9))], verbose=False)
+
+
+def test_other_names_are_nobody_elses() -> None:
+    trainer(retrieval(name="exact"), max_epochs=2, num_sanity_val_steps=1).fit(InStep(), loader(), loader())
+    trainer(retrieval(), max_epochs=2, num_sanity_val_steps=1).fit(Scripted([0.5, 0.6]), loader(), loader())

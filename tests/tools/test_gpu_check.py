@@ -1,0 +1,15 @@
+"""The check of a device leaves its file where git ignores it."""
+
+import json
+
+from tests.scripts import loaded
+
+
+def test_the_file_lies_below_build(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with loaded("tools/gpu_check.py") as check:
+        monkeypatch.setattr(check, "CHECKS", {"a part": lambda setting: "fine"})
+        assert check.main(["--device", "cpu"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["build"]
+    assert json.loads((tmp_path / "build" / "gpu_check.json").read_text())["failed"] == {}
+    assert "build/gpu_check.json" in capsys.readouterr().out
