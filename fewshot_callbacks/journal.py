@@ -106,17 +106,24 @@ class Journal:
 
     def remove(self) -> None:
         """Delete what this process has written, and the folder once it is empty, if it was made here."""
-        found = {file: _NAME.fullmatch(file.name) for file in self.folder.iterdir()}
-        states = {file: match["rank"] for file, match in found.items() if match is not None}
-        own = [file for file, rank in states.items() if rank == str(self.processes.rank)]
+        own = [file for file, rank in self._states().items() if rank == str(self.processes.rank)]
         for file in sorted(own, key=lambda file: file.suffix == ".json"):  # last what says of which evaluation they are
             file.unlink(missing_ok=True)
         made = self.folder / f"{MARK}.folder"
-        if made not in found or any(rank not in (None, str(self.processes.rank)) for rank in states.values()):
+        try:
+            states = self._states()  # once more: another process may have removed its own in the meantime
+        except FileNotFoundError:  # and the folder, being the last one
+            return
+        if made not in states or any(rank is not None for rank in states.values()):
             return
         made.unlink(missing_ok=True)
         with suppress(OSError):  # another process was the last one, or somebody has put a file there
             self.folder.rmdir()
+
+    def _states(self) -> dict[Path, str | None]:
+        """Return the files of the folder that are states, with the rank of the process that wrote each."""
+        found = {file: _NAME.fullmatch(file.name) for file in self.folder.iterdir()}
+        return {file: match["rank"] for file, match in found.items() if match is not None}
 
 
 def _refuse_foreign_files(folder: Path) -> None:
@@ -139,8 +146,13 @@ def _refuse_foreign_files(folder: Path) -> None:
 
 
 def _has_mark(file: Path) -> bool:
-    """Find out whether a file begins as a state does; one that is empty was about to be written."""
+    """Find out whether a file begins as a state does; one that is empty was about to be written.
+
+    Raises:
+        FileNotFoundError: The file is gone.
+    """
     if not file.is_file():
+        file.lstat()  # raises if the file is gone
         return False
     with file.open("rb") as opened:
         head = opened.read(HEAD)

@@ -3,6 +3,7 @@
 import itertools
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -174,6 +175,29 @@ def test_a_folder_that_was_there_stays_and_one_that_was_made_goes(tmp_path):
     assert contents(tmp_path / "state") == {}
     (tmp_path / "state").rmdir()
     evaluated(VECTORS, LABELS, journal_of(tmp_path))
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_state_that_another_process_renames_meanwhile_is_not_damaged(tmp_path, monkeypatch):
+    journal_of(tmp_path)
+    folder = tmp_path / "state"
+    listed = [*folder.iterdir(), folder / "fewshot_callbacks_state-1.json.0a1b2c3d.new"]
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(listed))
+    assert journal_of(tmp_path).folder == folder
+
+
+def test_two_processes_that_end_at_one_moment_remove_the_folder(tmp_path, monkeypatch):
+    """The second one ends while the first one deletes its states, and each sees those of the other at first."""
+    first, second = in_threads(2, lambda processes: journal_of(tmp_path, processes))
+    unlink = Path.unlink
+
+    def unlink_later(path, **options):
+        monkeypatch.setattr(Path, "unlink", unlink)
+        second.remove()
+        path.unlink(**options)
+
+    monkeypatch.setattr(Path, "unlink", unlink_later)
+    first.remove()
     assert not (tmp_path / "state").exists()
 
 
