@@ -25,7 +25,7 @@ ARRAYS = (
     "The .npz file holds the arrays 'embeddings' (items, dim) and 'labels' (items,); optionally 'gallery' and "
     "'gallery_labels'. Without a gallery each item is a query against all others. Optional arrays: 'ids' "
     "(without a gallery, the first item of each id is counted), 'query_ids' and 'gallery_ids' (an item is not a candidate "
-    "for itself), 'query_groups' and 'gallery_groups'."
+    "for itself, and the first of each id is counted), 'query_groups' and 'gallery_groups'."
 )
 COLUMNS = {
     "embeddings": "the vectors (default: embeddings, or the only one with two axes)",

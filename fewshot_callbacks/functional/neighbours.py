@@ -265,8 +265,8 @@ def nearest(
         ids: (items,) identity of each item of one set, where some come several times: the first of each id is a candidate,
             and by default a query, and no query finds an item of its own id.
         query_ids: (items,) identity of each embedding; with `gallery_ids`, a query's own copy in the gallery is not a
-            candidate.
-        gallery_ids: (gallery,) identity of each gallery item.
+            candidate. By default the first of each id is a query.
+        gallery_ids: (gallery,) identity of each gallery item. The first item of each id is a candidate.
         query_groups: (items,) group of each embedding; candidates of the query's own group are left out.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         memory_mb: Bound on the memory beyond embeddings and result, in MB; None is 512. Binary codes take 4 bytes more
@@ -299,11 +299,12 @@ def nearest(
     others = items if gallery_rows is None else len(gallery_rows)
     refuse_ids_of_two_sets(_CALL, ids, one_set=gallery is None)
     codes_of_ids = None if ids is None else check_labels(ids, items, "ids", "embeddings", _CALL)
-    first = None if codes_of_ids is None else first_of_each(codes_of_ids)
-    index = chosen(_CALL, queries, items) if queries is not None or first is None else first
     names = ("query_ids", "gallery_ids", "query_groups", "gallery_groups")
     given = dict(zip(names, (query_ids, gallery_ids, query_groups, gallery_groups), strict=True))
     codes = exclusion_codes(_CALL, gallery is None, items, others, **given)
+    own_ids, item_ids = (codes_of_ids if gallery is None else codes[name] for name in ("query_ids", "gallery_ids"))
+    first = None if item_ids is None else first_of_each(item_ids)
+    index = first_of_each(own_ids) if queries is None and own_ids is not None else chosen(_CALL, queries, items)
     exclusions = [
         (of_query.numpy()[index.numpy()], of_item.numpy())
         for kind in ("ids", "groups")
@@ -312,11 +313,11 @@ def nearest(
     of_queries, of_items = _labels(labels, gallery, gallery_labels, items, others)
     own = some = index.numpy()
     searched: Any = slice(None)
-    if codes_of_ids is not None and first is not None:
+    if first is not None:
         searched = first.numpy()
-        by_id = codes_of_ids[first].argsort()
-        own = by_id[torch.searchsorted(codes_of_ids[first][by_id], codes_of_ids[index])].numpy()
         exclusions = [(of_query, of_item[searched]) for of_query, of_item in exclusions]
+    if codes_of_ids is not None and first is not None:
+        own = _places_among(codes_of_ids[index], codes_of_ids[first])
     if gallery_rows is not None:
         rows, some, own = rows[index], np.arange(len(index)), np.full(len(index), -1)
     with computing() as threads:
@@ -335,6 +336,13 @@ def nearest(
         relevant = (indices >= 0) & (of_items[indices] == of_queries[index][:, None])
     beyond = torch.from_numpy(left_out)
     return Neighbours(index, indices, read, _tied(read, beyond), beyond, relevant)
+
+
+def _places_among(ids: Int[Tensor, "queries"], distinct: Int[Tensor, "items"]) -> Int[np.ndarray, "queries"]:
+    """Return the place of each id among distinct ones, which hold them all."""
+    order = distinct.argsort()
+    places: Int[np.ndarray, "queries"] = order[torch.searchsorted(distinct[order], ids)].numpy()
+    return places
 
 
 def _tied(scores: Float[Tensor, "queries k"], left_out: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:

@@ -505,7 +505,8 @@ TWICE = np.concatenate([np.arange(200), np.arange(0, 200, 3)])
 @pytest.mark.parametrize("name", ["ids", "query_ids"])
 def test_items_that_come_twice_are_noted_and_ids_leave_them_out(stored, name, capsys, tmp_path):
     path, embeddings, labels = stored
-    right = evaluated(capsys, path)
+    with_j = ("--metrics", "mAP", "recall@1", "J")
+    right, j = evaluated(capsys, path), evaluated(capsys, path, *with_j)["J"]
     np.savez(path, embeddings=embeddings[TWICE], labels=labels[TWICE])
     found = evaluated(capsys, path)
     assert found["queries_with_copies"] == 2 * 67
@@ -513,6 +514,7 @@ def test_items_that_come_twice_are_noted_and_ids_leave_them_out(stored, name, ca
     np.savez(path, embeddings=embeddings[TWICE], labels=labels[TWICE], **{name: TWICE.astype(str)})
     cured = evaluated(capsys, path)
     assert cured | {"seconds": 0} == right | {"seconds": 0}
+    assert evaluated(capsys, path, *with_j)["J"] == pytest.approx(j, rel=1e-12)
     for key, values in (("rows", embeddings[TWICE]), ("label", labels[TWICE]), ("path", TWICE)):
         np.save(tmp_path / f"{key}.npy", values)
     shards = tmp_path / "shards"

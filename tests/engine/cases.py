@@ -114,7 +114,7 @@ def cases(draw):
         case["gallery"] = vectors(kind, m, dim, seed, gallery=True).astype(dtype)
         case["gallery_labels"] = labels_of(of_labels, m, seed + 1)
         if form != "two":
-            case |= {"query_ids": rng.integers(0, 2 * n, n), "gallery_ids": rng.integers(0, 2 * n, m)}
+            case |= {"query_ids": rng.permutation(n + m)[:n], "gallery_ids": rng.permutation(n + m)[:m]}
         if form == "two-with-both":
             case |= {"query_groups": rng.integers(0, 20, n), "gallery_groups": rng.integers(0, 20, m)}
     return {key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for key, value in case.items()}

@@ -100,8 +100,8 @@ def evaluate_retrieval(
         ids: (queries,) identity of each item of one set, where some come several times, as a sampler may give them: the
             first item of each id is counted, as query and as candidate.
         query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
-            candidate.
-        gallery_ids: (gallery,) identity of each gallery item.
+            candidate. The first query of each id is counted.
+        gallery_ids: (gallery,) identity of each gallery item. The first item of each id is a candidate.
         query_groups: (queries,) group of each query, for instance the video of a frame: candidates of the query's own
             group are left out of its ranking, and count neither as hits nor as misses.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.

@@ -114,8 +114,8 @@ class RetrievalInputs:
     copies: Copies | None = None
     """copies among the candidates of each query; None where nobody asked, or labels do not say who is relevant"""
     counted: Int[Tensor, "counted"] | None = None
-    """index of the first item of each id among the items that were given; None if all are counted"""
-    note_on_ids: str | None = None
+    """index of the first query of each id among the queries that were given; None if all are counted"""
+    notes_on_ids: tuple[str, ...] = ()
     """what is wrong with the ids, where items were left out that are not the one that was counted"""
 
     @property
@@ -181,7 +181,7 @@ class RetrievalInputs:
         Args:
             effect: What copies do to the values.
         """
-        notes = [] if self.note_on_ids is None else [self.note_on_ids]
+        notes = [*self.notes_on_ids]
         if self.copies is not None and self.copies.is_noted and self.copies.queries:
             notes.append(self.copies.note(effect, self._cure_for_copies()))
         return notes
@@ -274,7 +274,7 @@ def collect_inputs(
         as_codes: Pack binary codes.
         memory: Budget in bytes; what takes much of it stays in its files.
         with_copies: Count the copies of the queries.
-        ids: Identity of each item of one set, of which the first of each id is counted.
+        ids: Identity of each item of one set. The first item of each id is counted, of two sets that on each side.
         **ids_and_groups: Of the items of this process, as in `exclusion_codes`.
 
     Raises:
@@ -294,12 +294,11 @@ def collect_inputs(
     own = read("embeddings", embeddings, labels, held.query_places)
     others = own if same_set else read("gallery", gallery, gallery_labels, held.gallery_places)
     _check_dims(call, own.vectors.shape[1], others.vectors.shape[1], as_codes=as_codes)
-    codes = _codes_of_all(call, processes, own, others, same_set=same_set, given=given)
-    note = _note_on_ids_of_both(own.labels, others.labels, codes["query_ids"], codes["gallery_ids"])
-    counted, note = (None, note) if ids is None else _first_of_each_id(call, processes, own, ids)
-    if counted is not None:
-        own = others = _without_repeated(call, own, counted, relevance, memory)
-        codes = {name: None if code is None else code[counted] for name, code in codes.items()}
+    codes = _codes_of_all(call, processes, own, others, same_set=same_set, ids=ids, given=given)
+    counted, counted_items, notes = _first_of_each_id(processes, own, others, codes)
+    codes = _codes_of_counted(codes, counted, counted_items)
+    own = _without_repeated(call, own, counted, relevance, memory)
+    others = own if same_set else _without_repeated(call, others, counted_items, relevance, memory)
     sides, names = numbered(call, {"labels": own.labels, "gallery_labels": others.labels})
     of_queries, of_items = sides  # of sets of labels the number of each set
     has_labels = relevance is None
@@ -318,7 +317,7 @@ def collect_inputs(
         names,
         given=relevance,
         counted=counted,
-        note_on_ids=note,
+        notes_on_ids=tuple(notes),
     )
     if with_copies and has_labels:
         inputs = replace(
@@ -354,7 +353,7 @@ def _check_gallery_labels(call: str, gallery: Any, gallery_labels: Any) -> None:
 
 
 def _codes_of_all(
-    call: str, processes: Processes, own: _Part, others: _Part, *, same_set: bool, given: dict[str, Any]
+    call: str, processes: Processes, own: _Part, others: _Part, *, same_set: bool, ids: Any, given: dict[str, Any]
 ) -> dict[str, Tensor | None]:
     """Return the ids and groups of the items of all processes, by the name of the argument. Collective."""
     mine = exclusion_codes(call, same_set, len(own.vectors), len(others.vectors), **given)
@@ -362,13 +361,31 @@ def _codes_of_all(
     for name, code in mine.items():
         part = own if name.startswith("query") else others
         codes[name] = None if code is None else processes.placed(code, part.places, part.length)
+    if ids is not None:
+        own_ids = check_labels(ids, len(own.places), "ids", "embeddings", call)
+        codes["ids"] = processes.placed(own_ids, own.places, own.length)
     return codes
 
 
+def _codes_of_counted(
+    codes: dict[str, Tensor | None], queries: Tensor | None, items: Tensor | None
+) -> dict[str, Tensor | None]:
+    """Return the ids and groups of the queries and items with these indices; of one set, its items are its queries."""
+    if codes.pop("ids", None) is not None:
+        items = queries
+    found: dict[str, Tensor | None] = {}
+    for name, code in codes.items():
+        index = queries if name.startswith("query") else items
+        found[name] = code if code is None or index is None else code[index]
+    return found
+
+
 def _without_repeated(
-    call: str, part: _Part, counted: Tensor, relevance: given_relevance.Relevance | None, memory: float
+    call: str, part: _Part, counted: Tensor | None, relevance: given_relevance.Relevance | None, memory: float
 ) -> _Part:
-    """Return the items that are counted; a relevance of all rows is refused."""
+    """Return the items that are counted, which are all for None; a relevance of all rows is refused."""
+    if counted is None:
+        return part
     if relevance is not None:
         raise ValueError(
             f"{call}: relevance is of all rows, and {part.length - len(counted):,} of them repeat an id. Pass each item "
@@ -414,38 +431,57 @@ def _copies(
     return Copies.among(queries, items, itself, exclusions, own_items, processes, as_codes=as_codes)
 
 
-def _note_on_ids_of_both(labels: Labels, others: Labels, ids: Tensor | None, other_ids: Tensor | None) -> str | None:
-    """Return a description of ids that name a query and a gallery item that cannot be one item; None where all can.
+def _notes_on_ids_of_both(labels: Labels, others: Labels, ids: Tensor | None, other_ids: Tensor | None) -> list[str]:
+    """Return a description of ids that name a query and a gallery item that cannot be one item; nothing where all can.
 
     Embeddings may differ, for two models may have made them; labels may not.
     """
     if ids is None or other_ids is None or not len(labels) or not len(others):
-        return None
+        return []
     ordered, order = other_ids.sort(stable=True)
     at = torch.searchsorted(ordered, ids).clamp(max=len(ordered) - 1)
     is_there = ordered[at] == ids
     differing = int((is_there & (labels.codes != others.codes[order[at]])).sum())
     if not differing:
-        return None
-    return (
+        return []
+    return [
         f"{differing:,} ids name queries and gallery items of different labels, which cannot be the same items, and no such "
         "item is a candidate for its query. Pass ids that mean the same in both sets, such as the path of a file, or none "
         "if no query is in the gallery."
-    )
+    ]
 
 
 def _first_of_each_id(
-    call: str, processes: Processes, part: _Part, ids: Any
-) -> tuple[Int[Tensor, "different"] | None, str | None]:
-    """Return the index of the first item of each id, and what is wrong with the ids; None if no id repeats. Collective."""
-    own = check_labels(ids, len(part.places), "ids", "embeddings", call)
-    every = processes.placed(own, part.places, part.length)
-    first = first_of_each(every)
-    if len(first) == part.length:
-        return None, None
+    processes: Processes, own: _Part, others: _Part, codes: dict[str, Tensor | None]
+) -> tuple[Tensor | None, Tensor | None, list[str]]:
+    """Return the index of the first query and of the first item of each id, and what is wrong with the ids. Collective.
+
+    An index is None if no id of the side repeats, or none are given.
+    """
+    notes = _notes_on_ids_of_both(own.labels, others.labels, codes["query_ids"], codes["gallery_ids"])
+    indices: list[Tensor | None] = []
+    for part, name in ((own, "query_ids" if codes.get("ids") is None else "ids"), (others, "gallery_ids")):
+        ids = codes[name]
+        first = None if ids is None else first_of_each(ids)
+        if ids is not None and first is not None and len(first) == len(ids):
+            first = None
+        indices.append(first)
+        notes += _notes_on_repeated_ids(processes, part, name, ids, first)
+    return indices[0], indices[1], notes
+
+
+def _notes_on_repeated_ids(
+    processes: Processes, part: _Part, name: str, ids: Int[Tensor, "items"] | None, first: Tensor | None
+) -> list[str]:
+    """Return what is wrong with the ids of a side, of which only the first item of each is counted. Collective."""
+    if ids is None or first is None:
+        return []
     own_sketches = sketches(part.vectors).T.contiguous() if len(part.places) else torch.empty(SKETCH, 0).double()
     sketch = processes.placed(own_sketches, part.places, part.length).T
-    return first, note_on_ids(every, part.labels.codes, sketch)
+    note = note_on_ids(ids, part.labels.codes, sketch)
+    if note is None:
+        return []
+    return [note if name == "ids" else f"{name}: {note}"]
 
 
 def of_shards(

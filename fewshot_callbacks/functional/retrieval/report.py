@@ -279,7 +279,7 @@ class RetrievalReport(Values):
     drawn: Int[Tensor, "queries"] | None = field(compare=False, repr=False)
     """index of each drawn query among all queries, ascending (`max_queries`); None if all were evaluated"""
     counted: Int[Tensor, "counted"] | None = field(compare=False, repr=False)
-    """index of each counted item among those that were passed, ascending, where `ids` left out others: of these items are
+    """index of each counted query among those that were passed, ascending, where ids left out others: of these queries are
     `per_query`, `query_labels` and `drawn`; None if all were counted"""
     label_names: tuple[str, ...] | None = field(compare=False, repr=False)
     """where labels were strings: each string once, sorted; None where they were integers"""

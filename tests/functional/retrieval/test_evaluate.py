@@ -202,7 +202,7 @@ def test_the_same_items_twice_are_one_set():
     assert one.codes["query_ids"] is one.codes["gallery_ids"] is None
     kept = one_set(ids=PLACES // 2, query_ids=PLACES // 2)
     assert kept.same_set
-    assert kept.codes["query_ids"].tolist() == kept.codes["gallery_ids"].tolist() == (PLACES // 2).tolist()
+    assert len(kept.query_labels) == len(PLACES) // 2  # the first of each id
     others = {"gallery": VECTORS.flip(0)}, {"labels": LABELS[::-1]}, {"ids": PLACES.flip(0)}
     for other in (*others, {"ids": None, "query_ids": None}):  # without ids a copy is a match
         assert not one_set(**other).same_set

@@ -105,6 +105,35 @@ def test_ids_are_for_one_set_and_the_message_names_those_for_two(function):
         function(EMBEDDINGS, LABELS, ids=TWICE)
 
 
+def test_repeated_items_of_two_sets_count_once_by_their_ids():
+    queries, items = (
+        torch.cat([torch.arange(40), torch.arange(10)]),
+        torch.cat([torch.arange(20, 100), torch.arange(25, 60)]),
+    )
+
+    def sets(*indices):
+        return [array[index] for index in indices for array in (EMBEDDINGS, LABELS)]
+
+    once = torch.arange(40), torch.arange(20, 100)
+    for function, options in ((evaluate_retrieval, SETTINGS), (grouped_recall, {"label_groups": 2})):
+        found = function(*sets(queries, items), query_ids=queries, gallery_ids=items, **options)
+        assert found == function(*sets(*once), query_ids=once[0], gallery_ids=once[1], **options)
+    report = evaluate_retrieval(*sets(queries, items), query_ids=queries, gallery_ids=items, **SETTINGS)
+    assert report.counted.tolist() == once[0].tolist()
+    indices = nearest(*sets(queries, items), query_ids=queries, gallery_ids=items, k=70).indices
+    assert (indices < 80).all()  # the first of each id
+    assert len(indices) == 40
+
+
+def test_ids_of_two_sets_that_different_items_share_are_noted():
+    ids = torch.arange(100)
+    found = evaluate_retrieval(
+        EMBEDDINGS, LABELS, EMBEDDINGS, LABELS, query_ids=ids // 2, gallery_ids=100 + ids // 4, **SETTINGS
+    )
+    assert found.notes[0].startswith("query_ids: 50 of 50 ids are shared by items that differ")
+    assert found.notes[1].startswith("gallery_ids: 25 of 25 ids are shared by items that differ")
+
+
 def test_ids_that_different_items_share_are_noted():
     found = evaluate_retrieval(EMBEDDINGS, LABELS, ids=torch.arange(100) // 2, **SETTINGS)
     assert found.queries == 50
