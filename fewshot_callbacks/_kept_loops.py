@@ -50,6 +50,8 @@ class _UnknownDependencyError(Exception):
 
 def keep_on_disk(loop: Any) -> Any:
     """Let a loop be loaded from the disk where it is kept, and be kept where it was compiled; return the loop."""
+    if not isinstance(loop, Dispatcher):  # NUMBA_DISABLE_JIT, for debuggers: nothing is compiled
+        return loop
     try:
         loop._cache = KeptLoops(loop)
     except RuntimeError:  # no folder can be written: neither beside the module, nor the user's, nor NUMBA_CACHE_DIR

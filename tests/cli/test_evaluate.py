@@ -300,10 +300,10 @@ def test_judgements_are_who_is_relevant_in_place_of_labels(judged, capsys):
     judgements.write_text(JUDGED + "d 0 7 1\n")
     assert "no query has the ids 'd' (1 in all)" in refused(capsys, file, "--judgements", judgements)
     words = [file, "--judgements", judgements, "--unknown", "ignore"]
-    left_out = "1 judgement names a query or an item that no row is (--unknown ignore)."
+    left_out = "1 judgement names a query or an item that no row is."
     without = evaluated(capsys, *words)
     assert without["metrics"] == printed["metrics"]
-    assert left_out in without["notes"]
+    assert any(note.startswith("1 judgement names a query or an item that no row is") for note in without["notes"])
     assert main(["evaluate", *map(str, words)]) == 0
     assert left_out in " ".join(capsys.readouterr().out.split())
     assert main(["evaluate", *map(str, words), "--against", str(file)]) == 0
@@ -319,7 +319,7 @@ def test_the_smallest_relevant_grade_of_judgements(judged, capsys):
     printed = evaluated(capsys, file, "--judgements", judgements, "--at_least", "2")
     assert printed["metrics"] == pytest.approx(expected.metrics())
     words = [file, "--judgements", judgements, "--at_least"]
-    assert "at_least=0.0 must be a positive number" in refused(capsys, *words, "0")
+    assert "--at_least 0.0 must be a positive number" in refused(capsys, *words, "0")
 
 
 def test_a_judged_item_that_is_not_in_the_gallery_is_never_found(judged, capsys):

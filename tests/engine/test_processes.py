@@ -381,7 +381,7 @@ WRONG = [
     ({"gallery": numbers(8, 3), "gallery_labels": torch.arange(8)}, "gallery is left out in process 0, given in process 1"),
     ({"metrics": ("mAP", "recall@1")}, r"metrics is .* in process 0, \('mAP', 'recall@1'\) in process 1"),
     ({"memory_mb": -1}, "memory_mb=-1 must be positive"),
-    ({"share": torch.arange(8)}, "places of embeddings must be 0 to 15, each once over all processes"),
+    ({"share": torch.arange(8)}, "query_places is left out in process 0, given in process 1"),
 ]  # fmt: skip
 
 

@@ -328,7 +328,7 @@ class Relevance:
         if not self.unknown:
             return []
         what = "judgement names" if self.unknown == 1 else "judgements name"
-        note = f"{self.unknown:,} {what} a query or an item that no row is (unknown='ignore')."
+        note = f"{self.unknown:,} {what} a query or an item that no row is."
         absent = 0 if self.absent is None else len(self.absent.grades)
         if absent:
             note += (
