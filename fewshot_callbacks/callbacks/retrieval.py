@@ -627,8 +627,9 @@ class RetrievalMonitor(EvaluationMonitor):
         values = {f"{prefix}/{name}{suffix}": value for name, value in report.metrics().items()}
         waited_for = {watcher.key: watcher.name for watcher in watchers(trainer)}
         for key in [key for key in keys if key not in values and key in waited_for]:
-            fact = f"{waited_for[key]}(monitor={key!r}): this set has too few classes for it. Monitor another value."
-            self._policy.handle(UsageError(fact), f"{key} is NaN.")
+            fact = f"{waited_for[key]}(monitor={key!r}): this set has too few classes for it. {report.fact_of_classes}"
+            fix = "Monitor another value, or give the RetrievalMonitor a smaller label_groups."
+            self._policy.handle(UsageError(f"{fact.rstrip()} {fix}"), f"{key} is NaN.")
             values[key] = math.nan
         self._left_out = self._left_out.difference(keys) | set(keys).difference(values)
         return values | {unmatched: float(report.queries_without_match)}

@@ -15,7 +15,7 @@ from fewshot_callbacks.metrics import RetrievalEvaluation
 from tests.metrics import gloo_jobs
 from tests.metrics.cases import COPIES, WRONG_BATCHES
 
-SETTINGS = {"label_groups": 2, "metrics": ("mAP", "recall@1", "recall@3")}
+SETTINGS = {"metrics": ("mAP", "recall@1", "recall@3")}
 
 
 def made(items=30, classes=5):
