@@ -264,8 +264,8 @@ def _check(given: RetrievalSettings, classes: int | None) -> None:
         )
     if groups is None:
         raise ValueError(
-            f"{call}: label_groups={given.label_groups!r} cannot hold the classes of both sets, which differ. Pass the number of "
-            "classes in a random group, such as 10."
+            f"{call}: label_groups={given.label_groups!r} cannot hold the classes of both sets, which differ. Pass the "
+            "number of classes in a random group, such as 10."
         )
     if classes is not None and classes < 2 * groups:
         raise ValueError(

@@ -22,8 +22,8 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
 )
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties
 from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, asked_metric, is_pattern
-from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.retrieval.settings import AUTO_GROUP_SIZE
+from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.statistics import Interval, class_means
 
 T = TypeVar("T")
