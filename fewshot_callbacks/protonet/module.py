@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Shaped
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from fewshot_callbacks._trainer import evaluating, evaluation_loaders, unpadded_length, warn
