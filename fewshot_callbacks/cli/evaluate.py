@@ -603,9 +603,7 @@ def _meaning(name: str, report: RetrievalReport) -> str:
     elif "p" in asked.parameters:
         points: dict[float, Any] = {**report.at_precision, **report.at_false_match_rate}
         where = f" Threshold {points[asked.parameters['p']].threshold:.4f}."
-    elif asked.metric.source == "groups" and report.grouped is not None:
-        where = f" {report.grouped.groups} groups of {report.grouped.group_size or 'several'} classes."
-    return asked.meaning + where
+    return report.meaning(name) + where
 
 
 def _caption(report: RetrievalReport) -> str:

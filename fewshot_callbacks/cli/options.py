@@ -251,7 +251,9 @@ def several(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 
 
 def groups(word: str) -> Any:
-    """Read the number of labels in a group, or lists of lists, such as `[[owl, eagle], [oak, elm]]`."""
+    """Read the number of labels in a group, `auto`, or lists of lists, such as `[[owl, eagle], [oak, elm]]`."""
+    if word.lower() == "auto":
+        return "auto"
     if not word.startswith("["):
         return whole(word)
     import yaml  # noqa: PLC0415 - for one option

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, asked_metric, compare_reports
+from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, compare_reports
 from fewshot_callbacks.functional.retrieval.report import Values
 from fewshot_callbacks.functional.statistics import class_means
 from fewshot_callbacks.report.findings import Findings, Model, ReportSettings, Retrieved, find
@@ -54,9 +54,7 @@ def figures(report: Values) -> list[Figure]:
     for name, value in report.metrics().items():
         interval = report.intervals.get(name)
         span = "" if interval is None or math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
-        written.append(
-            Figure(name, "n/a" if math.isnan(value) else f"{value:.4f}", span, asked_metric(name, report.known).meaning)
-        )
+        written.append(Figure(name, "n/a" if math.isnan(value) else f"{value:.4f}", span, report.meaning(name)))
     return written
 
 

@@ -49,7 +49,7 @@ FORMS = {
         "embeddings": rows[:40], "labels": labels[:40], "gallery": rows[40:], "gallery_labels": labels[40:] % 20,
     },
 }  # fmt: skip
-SETTINGS = {"similarity": "euclidean", "metrics": ("mAP", "recall@3", "recall@precision0.5"), "label_groups": 2}
+SETTINGS = {"similarity": "euclidean", "metrics": ("mAP", "recall@3", "recall@precision0.5")}
 
 
 @pytest.mark.parametrize("form", FORMS)

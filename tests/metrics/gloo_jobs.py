@@ -39,9 +39,10 @@ def items(n: int = 23) -> tuple[torch.Tensor, torch.Tensor]:
 SHARDS = {"uneven": (slice(0, 17), slice(17, 23)), "first empty": (slice(23, 23), slice(0, 23))}
 """Who holds what; an empty shard is no batch at all, and a third process has none."""
 
-SETTINGS: dict[str, Any] = {"label_groups": 2, "metrics": ("mAP", "recall@1", "recall@3")}
+SETTINGS: dict[str, Any] = {"metrics": ("mAP", "recall@1", "recall@3")}
 MORE: dict[str, Any] = SETTINGS | {
-    "metrics": (*DEFAULT_METRICS, "prototype_accuracy", "macro_mAP", "auc_pr", "recall@precision0.5", "eer")
+    "label_groups": 2,
+    "metrics": (*DEFAULT_METRICS, "prototype_accuracy", "macro_mAP", "auc_pr", "recall@precision0.5", "eer"),
 }
 
 
