@@ -46,10 +46,22 @@ class TrainingRecord:
     def of(cls, folder: Path) -> TrainingRecord | None:
         """Read the record of a run; None where there is none, or it is damaged."""
         try:
-            return cls(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
+            return cls._read((folder / RECORD).read_bytes())
         # A TypeError where another version has written other fields.
         except (OSError, ValueError, TypeError):
             return None
+
+    @classmethod
+    def is_one(cls, content: bytes) -> bool:
+        """Whether the content of a file is that of a record."""
+        try:
+            return bool(cls._read(content))
+        except (ValueError, TypeError):
+            return False
+
+    @classmethod
+    def _read(cls, content: bytes) -> TrainingRecord:
+        return cls(**json.loads(content))
 
 
 def notes_on_lengths(names: Sequence[str], records: Sequence[TrainingRecord | None]) -> list[str]:
