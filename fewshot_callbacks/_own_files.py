@@ -10,7 +10,7 @@ from pathlib import Path
 # The value of `Software` in the pictures, and the beginning of `generator` in the reports.
 WRITER = "fewshot_callbacks"
 # The marks stand in the first lines of a page and before the pixels of a picture.
-_SEARCHED_BYTES = 4096
+SEARCHED_BYTES = 4096
 _MARK_OF_REPORTS = f'<meta name="generator" content="{WRITER} '.encode()
 _MARK_OF_PICTURES = f"tEXtSoftware\0{WRITER}".encode()
 
@@ -27,7 +27,7 @@ def is_picture(path: Path) -> bool:
 
 def is_picture_content(beginning: bytes) -> bool:
     """Whether a file that begins with these bytes is a PNG picture of this package."""
-    return _MARK_OF_PICTURES in beginning[:_SEARCHED_BYTES]
+    return _MARK_OF_PICTURES in beginning[:SEARCHED_BYTES]
 
 
 def free_or_own(path: Path, is_own: Callable[[Path], bool]) -> Path:
@@ -48,6 +48,6 @@ def _beginning(path: Path) -> bytes:
         return b""
     try:
         with path.open("rb") as file:
-            return file.read(_SEARCHED_BYTES)
+            return file.read(SEARCHED_BYTES)
     except OSError:
         return b""

@@ -414,7 +414,9 @@ def trials() -> Options:
         ("false_match_cost", "an accepted one of two"),
     ):
         options.add_argument(f"--{name}", type=number, default=1.0, help=f"cost of {kind}, for min_dcf; 1 by default")
-    figures = "write det.png and scores.png there; figures of this command are replaced, other files of these names refused"
+    figures = (
+        "write det.png and scores.png there; figures of this command are replaced, other files of these names refused"
+    )
     options.add_argument("--figures", type=Path, metavar="FOLDER", help=figures)
     page = "write an HTML file with figures and the worst mistakes; a file of this name is replaced"
     options.add_argument("--report", type=Path, metavar="FILE", help=page)

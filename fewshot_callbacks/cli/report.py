@@ -22,7 +22,6 @@ from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.report import Items, Model, ReportSettings, check_writable, pictures_of_files, write_report
 from fewshot_callbacks.report.items import find_images
 
-
 # The name of a report that was given none.
 UNNAMED = Path("report.html")
 
@@ -80,7 +79,7 @@ def run(options: Namespace) -> None:
 
 
 def _output(options: Namespace) -> Path:
-    """Return where the report goes: the path that was given, whatever lies there, or else a name that replaces nothing foreign."""
+    """Return the path that was given, whatever lies there, or else a name that replaces nothing but a report."""
     return free_or_own(UNNAMED, is_report) if options.output is None else options.output
 
 

@@ -26,7 +26,6 @@ from fewshot_callbacks.functional.verification import (
     trial_scores,
 )
 
-
 # Names of what `trial_figures` draws, known before anything is drawn.
 FIGURES = ("det", "scores")
 

@@ -274,8 +274,8 @@ def write_report(
 ) -> WrittenReport:
     """Write an HTML file with the metrics, an adjustable threshold, failures, suspects and near duplicates.
 
-    The file is self-contained: pictures are inside it, and a browser loads nothing else. An existing file is replaced only
-    when the new one is complete.
+    The file is self-contained: pictures are inside it, and a browser loads nothing else. A file of this name is replaced,
+    whoever has written it, but only when the new one is complete.
 
     Args:
         path: Path of the file.

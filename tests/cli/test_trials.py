@@ -90,7 +90,9 @@ def test_pictures_of_somebody_else_are_not_replaced(name, scored, tmp_path, caps
     before = (figures / name).read_bytes()
     capsys.readouterr()
     said = refused(capsys, scored, "--figures", figures)
-    assert f"{figures / name} is no figure of fewshot trials and would be replaced. Pass --figures another folder" in said
+    assert (
+        f"{figures / name} is no figure of fewshot trials and would be replaced. Pass --figures another folder" in said
+    )
     assert (figures / name).read_bytes() == before
     assert [file.name for file in figures.iterdir()] == [name]
 
