@@ -176,17 +176,15 @@ class TestSeveralProcesses:
         assert rows_of(*first) == rows_of(*gloo_jobs.items())
 
     def test_what_processes_give_differently_is_refused_in_all_of_them(self, on_ranks):
-        last = len(on_ranks) - 1
+        last = f"process {len(on_ranks) - 1}"
+        fix = "Pass them with each batch of every process, or with none."
         for answers in on_ranks:
             assert answers["stores_of_different_calls"] == {
-                "ids in one process": f"EmbeddingStore: ids are left out in process 0, given in process {last}. Pass them with "
-                "each batch of every process, or with none.",
-                "groups in one process": f"EmbeddingStore: groups are left out in process 0, given in process {last}. Pass "
-                "them with each batch of every process, or with none.",
-                "ids in some batches of one process": f"EmbeddingStore: ids are given in some batches of process {last} alone. "
-                "Pass them with each batch of every process, or with none.",
-                "sizes": f"EmbeddingStore: dataset_size is None in process 0, 99 in process {last}. Pass the number of items of "
-                "the whole data set in every process.",
+                "ids in one process": f"EmbeddingStore: ids are left out in process 0, given in {last}. {fix}",
+                "groups in one process": f"EmbeddingStore: groups are left out in process 0, given in {last}. {fix}",
+                "ids in some batches of one process": f"EmbeddingStore: ids are given in some batches of {last} alone. {fix}",
+                "sizes": f"EmbeddingStore: dataset_size is None in process 0, 99 in {last}. Pass the number of items of the "
+                "whole data set in every process.",
             }
 
     def test_of_items_with_one_id_one_stays(self, on_ranks):
