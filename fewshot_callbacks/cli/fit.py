@@ -26,7 +26,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fewshot_callbacks._terminal import printable
 from fewshot_callbacks._trainer import run_folder
-from fewshot_callbacks.cli.compare import CONFIGURATION, RECORD, TrainingRecord, best_checkpoint
+from fewshot_callbacks.cli.compare import CONFIGURATION, RECORD, TrainingRecord, best_checkpoint, checkpoints_below
 from fewshot_callbacks.cli.main import Terminated
 from fewshot_callbacks.cli.options import configurations, explained, nearest
 from fewshot_callbacks.data import FewShotDataModule
@@ -155,7 +155,7 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
     path = Path(given)
     if not path.is_file():
         folder = path if path.is_dir() else path.parent
-        others = ", ".join(sorted(file.name for file in folder.glob("*.ckpt")))
+        others = ", ".join(file.name for file in checkpoints_below(folder) if file.parent == folder)
         there = f"{folder} holds {others}" if others else f"Give a file, such as {best_checkpoint(folder) or suggested}"
         raise ValueError(f"There is no checkpoint {path}. {there}.")
     try:

@@ -146,3 +146,18 @@ def test_the_newest_best_checkpoint_is_found(folder, tmp_path):
         (tmp_path / folder / name).write_text("")
         os.utime(tmp_path / folder / name, (1000 - age, 1000 - age))
     assert best_checkpoint(tmp_path) == tmp_path / folder / "best-v1.ckpt"
+
+
+def test_checkpoints_that_systems_make_or_that_are_gone_are_no_checkpoints(tmp_path):
+    """A Mac keeps the attributes of `best.ckpt` in `._best.ckpt`; a link of Lightning's may lead nowhere."""
+    (tmp_path / "__MACOSX").mkdir()
+    (tmp_path / "other.ckpt").write_text("")
+    for name in ("._other.ckpt", "__MACOSX/best.ckpt", ".ipynb_checkpoints-best.ckpt"):
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (2e9, 2e9))
+    (tmp_path / "last.ckpt").symlink_to("gone.ckpt")
+    assert best_checkpoint(tmp_path) == tmp_path / "other.ckpt"
+    hidden = tmp_path / ".runs"
+    hidden.mkdir()
+    (hidden / "best.ckpt").write_text("")
+    assert best_checkpoint(hidden) == hidden / "best.ckpt"  # the user has named this folder
