@@ -145,12 +145,14 @@ def is_earlier_part(file: Path, resumed: DynamicsHistory) -> bool:
     except (OSError, ValueError):
         return False
     shared = set(written.steps) & set(resumed.steps)
-    # As plain values, in which NaN equals NaN.
-    parts = [
-        DynamicsHistory(*zip(*((step, measure) for step, measure in history if step in shared), strict=True))
-        for history in ((written, resumed) if shared else ())
-    ]
-    return bool(shared) and parts[0].to_dict() == parts[1].to_dict()
+
+    def part(history: DynamicsHistory) -> dict[str, Any]:
+        kept = [(step, measure) for step, measure in history if step in shared]
+        steps, measures = tuple(step for step, _ in kept), tuple(measure for _, measure in kept)
+        # As plain values, in which NaN equals NaN.
+        return DynamicsHistory(steps, measures, history.centering).to_dict()
+
+    return bool(shared) and part(written) == part(resumed)
 
 
 class TrainingDynamicsMonitor(Callback):

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks._terminal import as_text, note
+from fewshot_callbacks._terminal import as_text, note, print_notes
 from fewshot_callbacks.cli.options import COLUMNS, in_shell
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes

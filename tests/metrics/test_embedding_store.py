@@ -179,10 +179,12 @@ class TestSeveralProcesses:
         last = f"process {len(on_ranks) - 1}"
         fix = "Pass them with each batch of every process, or with none."
         for answers in on_ranks:
-            assert answers["stores_of_different_calls"] == {
+            words = answers["stores_of_different_calls"]
+            assert words == {
                 "ids in one process": f"EmbeddingStore: ids are left out in process 0, given in {last}. {fix}",
                 "groups in one process": f"EmbeddingStore: groups are left out in process 0, given in {last}. {fix}",
-                "ids in some batches of one process": f"EmbeddingStore: ids are given in some batches of {last} alone. {fix}",
+                "ids in some batches of one process": "EmbeddingStore: ids are given in some batches of "
+                f"{last} alone. {fix}",
                 "sizes": f"EmbeddingStore: dataset_size is None in process 0, 99 in {last}. Pass the number of items of the "
                 "whole data set in every process.",
             }
