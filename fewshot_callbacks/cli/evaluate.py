@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks._terminal import as_text, note, printable
+from fewshot_callbacks._terminal import as_text, note, print_notes
 from fewshot_callbacks.cli.options import COLUMNS, in_shell
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
@@ -371,8 +371,7 @@ def read_arrays(file: Path, options: Namespace, needed: Sequence[str]) -> Arrays
         return load_arrays(file, needed, by_option=True)
     shards = Shards(str(file), **columns)
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":  # the first of several processes
-        for words in shards.notes:
-            print(f"note: {printable(words)}.", file=sys.stderr)
+        print_notes(shards.notes)
     if "labels" in needed and shards.labels is None:
         raise ValueError(
             f"{file}: nothing says where the labels are. Pass --labels with the name of an array or column, or "

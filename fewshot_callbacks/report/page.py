@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks import __version__
+from fewshot_callbacks._own_files import WRITER
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, compare_reports
 from fewshot_callbacks.functional.retrieval.report import Values
 from fewshot_callbacks.functional.statistics import class_means
@@ -271,8 +272,8 @@ def write_report(
 ) -> WrittenReport:
     """Write an HTML file with the metrics, an adjustable threshold, failures, suspects and near duplicates.
 
-    The file is self-contained: pictures are inside it, and a browser loads nothing else. An existing file is replaced only
-    when the new one is complete.
+    The file is self-contained: pictures are inside it, and a browser loads nothing else. A file of this name is replaced,
+    whoever has written it, but only when the new one is complete.
 
     Args:
         path: Path of the file.
@@ -476,7 +477,8 @@ def fill(template: str, script: str, **words: Any) -> bytes:
     style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
     # The page allows no other style and script than these, whatever a label or a file name holds.
     digests = {"style_digest": _digest(style), "script_digest": _digest(script)}
-    text = templates.get_template(template).render(version=__version__, style=style, script=script, **digests, **words)
+    fixed = {"version": __version__, "writer": WRITER, "style": style, "script": script} | digests
+    text = templates.get_template(template).render(**fixed, **words)
     text = _UNPAIRED.sub("\ufffd", text)
     size = len(text.encode())
     return text.replace(SIZE, f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB", 1).encode()

@@ -207,6 +207,33 @@ def embedding_store(rank: int) -> dict[str, Any]:
     return answers | {"ids": (store.gather(), store.shard().dropped)}
 
 
+@case
+def stores_of_different_calls(rank: int) -> dict[str, str]:
+    """What each process hears if the last one alone gives ids or groups, or another size, or all of them in one batch."""
+    embeddings, labels = items(8)
+    last = torch.distributed.get_world_size() - 1
+    given = {
+        "ids in one process": (
+            {"ids": range(8)} if rank == last else {},
+            {"ids": range(8)} if rank == last else {},
+            99,
+        ),
+        "groups in one process": ({"groups": [0] * 8} if rank == last else {},) * 2 + (99,),
+        "ids in some batches of one process": ({"ids": range(8)}, {} if rank == last else {"ids": range(8)}, 99),
+        "sizes": ({}, {}, 99 if rank == last else None),
+    }
+    answers = {}
+    for name, (first, second, dataset_size) in given.items():
+        store = EmbeddingStore()
+        for batch in (first, second):
+            store.append(embeddings, labels, **{key: list(values) for key, values in batch.items()})
+        try:
+            store.gather(dataset_size)
+        except ValueError as error:
+            answers[name] = str(error)
+    return answers
+
+
 def answers(rank: int, folder: Path) -> dict[str, Any]:
     """Of every case."""
     return {name: function(rank) for name, function in CASES.items()}
