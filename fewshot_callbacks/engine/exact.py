@@ -206,9 +206,12 @@ def _grow(partials, count, value):
 
 
 @kernel
-def _sum_without_rounding(left, right, distance, work):
-    """Return a dot product or a squared distance, rounded once, and about what is missing."""
-    partials, count = work[2], 0
+def _expand(left, right, distance, partials):
+    """Write a dot product or a squared distance as numbers that do not overlap, the smallest first; return their number.
+
+    Their sum is the dot product or squared distance without any rounding.
+    """
+    count = 0
     for k in range(left.shape[0]):
         x, y, beyond = np.float64(left[k]), np.float64(right[k]), 0.0
         if distance:
@@ -219,6 +222,12 @@ def _sum_without_rounding(left, right, distance, work):
             if product != 0.0:
                 count = _grow(partials, count, rest)
                 count = _grow(partials, count, product)
+    return count
+
+
+@kernel
+def _rounded_sum(partials, count):
+    """Return the sum of numbers that do not overlap, rounded once, and about what is missing."""
     if count == 0:
         return 0.0, 0.0
     last = count - 1
@@ -235,6 +244,46 @@ def _sum_without_rounding(left, right, distance, work):
         if twice == beyond - high:
             return beyond, low - twice + rest
     return high, low + rest
+
+
+@kernel
+def _above_square(partials, count, number, half):
+    """Return whether an exact sum is above (number + half)**2, as -1, 0 or 1; `half` is a power of two, or minus one.
+
+    The sum has the same value afterwards, and perhaps more numbers. Returns the sign and their number.
+    """
+    sign = 0.0
+    for direction in (-1.0, 1.0):  # the square is taken away, and added again
+        for one, two in ((number, number), (2.0 * number, half), (half, half)):
+            product, rest = two_product(one, two)
+            count = _grow(partials, count, direction * rest)
+            count = _grow(partials, count, direction * product)
+        if direction < 0.0:
+            for k in range(count):
+                sign = np.sign(partials[k]) if partials[k] != 0.0 else sign
+    return sign, count
+
+
+@kernel
+def _rounded_root(partials, count):
+    """Return the square root of an exact sum, rounded once.
+
+    The root in 106 bits can look like a half of its last place though it is not. So the number is compared with the
+    halves beside it: the root is above a half if the sum is above its square.
+    """
+    high, low = _rounded_sum(partials, count)
+    root, rest = _root(high, low)
+    nearest = root + rest
+    if nearest == 0.0:
+        return 0.0
+    above, below = np.nextafter(nearest, np.inf), np.nextafter(nearest, 0.0)
+    sign, count = _above_square(partials, count, nearest, 0.5 * (above - nearest))
+    if sign > 0.0:
+        return above
+    sign, count = _above_square(partials, count, nearest, -0.5 * (nearest - below))
+    if sign < 0.0:
+        return below
+    return nearest
 
 
 @inlined
@@ -268,14 +317,15 @@ def _round(pairs, i, j, high, low, error, finish):
         high: The sum, rounded.
         low: What is missing to the sum.
         error: How far high + low can be from the sum.
-        finish: Whether the sum is exact, so that the score is the nearest float64 without a test.
+        finish: Whether the sum is exact, so that the score is the nearest float64 without a test; of a distance it never
+            is (`_rounded_root`).
     """
     if pairs.kind == DOT:  # of an exact sum, `high` is the nearest; `low` may look like half of its last place
         return (high if finish else _nearest(high, low, error)) * pairs.unit
     if pairs.kind == EUCLIDEAN:
         root, rest = _root(high, low)
         bound = root * 2.0**-98 + (0.6 * error / root if root > 0.0 else 0.0)
-        distance = _nearest(root, rest, 0.0 if finish or (error == 0.0 and root == 0.0) else bound)
+        distance = _nearest(root, rest, 0.0 if error == 0.0 and root == 0.0 else bound)
         return 0.0 - distance * distance * pairs.unit  # sqrt(x * x) = x, so that the distance can be read back
     norm, norm_low = pairs.query_norm[i, 0], pairs.query_norm[i, 1]
     other, other_low = pairs.gallery_norm[j, 0], pairs.gallery_norm[j, 1]
@@ -299,7 +349,11 @@ def exact_score(pairs, i, j, work):
     high, low = _sum(left, right, distance, pairs.single, work)
     score = _round(pairs, i, j, high, low, _bound(pairs, i, j, high), False)
     if math.isnan(score):
-        high, low = _sum_without_rounding(left, right, distance, work)
+        count = _expand(left, right, distance, work[2])
+        if distance:
+            root = _rounded_root(work[2], count)
+            return 0.0 - root * root * pairs.unit
+        high, low = _rounded_sum(work[2], count)
         score = _round(pairs, i, j, high, low, 0.0, True)
     return score
 
