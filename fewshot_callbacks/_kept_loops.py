@@ -50,8 +50,10 @@ class _UnknownDependencyError(Exception):
 
 def keep_on_disk(loop: Any) -> Any:
     """Let a loop be loaded from the disk where it is kept, and be kept where it was compiled; return the loop."""
+    if not isinstance(loop, Dispatcher):  # NUMBA_DISABLE_JIT, for debuggers: nothing is compiled
+        return loop
     try:
-        loop._cache = KeptLoops(loop)
+        loop._cache = KeptLoops(loop)  # type: ignore[attr-defined]
     except RuntimeError:  # no folder can be written: neither beside the module, nor the user's, nor NUMBA_CACHE_DIR
         warnings.warn(
             "numba finds no folder in which it can keep the compiled loops of fewshot_callbacks: each process compiles "

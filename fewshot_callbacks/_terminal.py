@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,6 +36,12 @@ def as_text(words: object) -> Text:
     from rich.text import Text  # noqa: PLC0415 - only for those who print
 
     return Text(printable(words))
+
+
+def print_notes(sentences: Iterable[str]) -> None:
+    """Print sentences about the input to the standard error, where they are in no one's way who reads JSON."""
+    for words in sentences:
+        print(f"note: {printable(words)}.", file=sys.stderr)
 
 
 def note(words: object) -> Text:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -109,21 +110,21 @@ class Journal:
         own = [file for file, rank in self._states().items() if rank == str(self.processes.rank)]
         for file in sorted(own, key=lambda file: file.suffix == ".json"):  # last what says of which evaluation they are
             file.unlink(missing_ok=True)
+        # Looked at anew: of several processes that end at the same time, the last one finds no state any more.
         made = self.folder / f"{MARK}.folder"
-        try:
-            states = self._states()  # once more: another process may have removed its own in the meantime
-        except FileNotFoundError:  # and the folder, being the last one
-            return
-        if made not in states or any(rank is not None for rank in states.values()):
+        if self._states() or not made.exists():
             return
         made.unlink(missing_ok=True)
-        with suppress(OSError):  # another process was the last one, or somebody has put a file there
+        with suppress(OSError):  # another process was faster, or somebody has put a file there
             self.folder.rmdir()
 
-    def _states(self) -> dict[Path, str | None]:
-        """Return the files of the folder that are states, with the rank of the process that wrote each."""
-        found = {file: _NAME.fullmatch(file.name) for file in self.folder.iterdir()}
-        return {file: match["rank"] for file, match in found.items() if match is not None}
+    def _states(self) -> dict[Path, str]:
+        """Return the files of states in the folder, each with the rank of the process that wrote it."""
+        try:
+            found = {file: _NAME.fullmatch(file.name) for file in self.folder.iterdir()}
+        except FileNotFoundError:  # another process has removed the folder
+            return {}
+        return {file: match["rank"] for file, match in found.items() if match is not None and match["rank"] is not None}
 
 
 def _refuse_foreign_files(folder: Path) -> None:
@@ -149,10 +150,9 @@ def _has_mark(file: Path) -> bool:
     """Find out whether a file begins as a state does; one that is empty was about to be written.
 
     Raises:
-        FileNotFoundError: The file is gone.
+        FileNotFoundError: Another process has given it another name meanwhile.
     """
-    if not file.is_file():
-        file.lstat()  # raises if the file is gone
+    if not stat.S_ISREG(file.stat().st_mode):
         return False
     with file.open("rb") as opened:
         head = opened.read(HEAD)

@@ -15,7 +15,7 @@ RETRIEVAL = {
         "mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "grouped_recall@1", "precision",
         "recall", "f1", "threshold", "recall@precision0.95",
     ),
-    "threshold": None, "threshold_bounds": None, "label_groups": 10, "ties": "expected", "query_ids": None,
+    "threshold": None, "threshold_bounds": None, "label_groups": "auto", "ties": "expected", "query_ids": None,
     "gallery_ids": None, "query_groups": None, "gallery_groups": None, "max_queries": None, "seed": 0,
     "confidence": 0.95, "memory_mb": None, "device": "cpu",
 }  # fmt: skip
@@ -40,7 +40,7 @@ OTHERS = {
     "EmbeddingHealthMonitor": {"every_n_steps": 50, "k": None, "normalize": False, "strict": None},
     "GeneralizationGapMonitor": {
         "val_loader": 0, "classes": 100, "items_per_class": None, "every_n_epochs": 1, "max_share": 0.1,
-        "prefix": "gap", "strict": None, "metrics": ("grouped_recall@1", "recall@1"), "label_groups": 10, "seed": 0,
+        "prefix": "gap", "strict": None, "metrics": ("grouped_recall@1", "recall@1"), "seed": 0,
     },
     "RetrievalMonitor": {"prog_bar": True, "strict": None, "name": None, "gallery": None},
     "EmbeddingModule": {

@@ -14,8 +14,10 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch import Trainer, loggers
 from matplotlib.figure import Figure
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
+from fewshot_callbacks._own_files import SEARCHED_BYTES, WRITER, is_picture_content
 from fewshot_callbacks._trainer import random_states_kept, run_folder
 from fewshot_callbacks.callbacks._conduct import FailurePolicy
 
@@ -27,8 +29,8 @@ def log_figures(trainer: Trainer, figures: Mapping[str, Drawing], policy: Failur
     """Show figures in every logger of a Trainer; the first rank alone draws them.
 
     Where a logger has no pictures (`CSVLogger`, no logger, one that is not Lightning's own), or does not take one, it is
-    written to `pictures/<name>/step=<step>.png` in the folder of the run. A figure that cannot be drawn or shown never
-    ends the run.
+    written to `pictures/<name>/step=<step>.png` in the folder of the run, where it replaces no file that this package has
+    not written. A figure that cannot be drawn or shown never ends the run.
 
     Args:
         trainer: The Trainer that runs.
@@ -116,14 +118,18 @@ def _show(trainer: Trainer, logger: Any, name: str, image: Image.Image, policy: 
             adapter(logger, name, image, step)
             return
     # Also reached where the logger has raised: that was made a warning, and the picture is not lost.
-    remedy = "Make room, or choose a folder that can be written to, such as Trainer(default_root_dir='runs')."
+    remedy = "Make room there, or choose another folder, such as Trainer(default_root_dir='runs')."
     with policy.going_on(f"{owner}, files", f"The picture {file} could not be written", remedy):
         path = os.path.join(run_folder(trainer, logger), file)
         # The folder of a run may be in a bucket as well as on a disk.
         files = get_filesystem(path)
         files.makedirs(os.path.dirname(path), exist_ok=True)
+        if files.exists(path) and not is_picture_content(files.read_block(path, 0, SEARCHED_BYTES)):
+            raise FileExistsError(f"{path} is a file that this package has not written")
+        mark = PngInfo()
+        mark.add_text("Software", WRITER)
         with files.open(path, "wb") as opened:
-            image.save(opened, "PNG")
+            image.save(opened, "PNG", pnginfo=mark)
 
 
 def _destinations(trainer: Trainer) -> list[Any]:

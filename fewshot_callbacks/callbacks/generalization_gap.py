@@ -59,7 +59,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     message is logged.
 
     Of the settings at the end, `metrics` are `grouped_recall@k` and `recall@k` of any k, `label_groups` is a number of
-    classes, and `seed` is that of the training classes, too.
+    classes or `auto`, and `seed` is that of the training classes, too.
 
     Args:
         training_data: The training set with evaluation transforms: a data set; a loader of one, whose batch size,
@@ -255,17 +255,17 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
 def _check(given: RetrievalSettings, classes: int | None) -> None:
     """Refuse settings of which no gap can be made."""
-    call, ranks, groups = "GeneralizationGapMonitor", given.grouped_k, given.label_groups
+    call, ranks, groups = "GeneralizationGapMonitor", given.grouped_k, given.group_size
     both = {f"{metric}@{rank}" for metric in ("grouped_recall", "recall") for rank in ranks}
     if not ranks or not set(given.metrics) <= both:
         raise ValueError(
             f"{call}(metrics={given.metrics!r}): a gap is one of Grouped Recall@k, with Recall@k of the same k beside "
             "it. Pass keys such as ('grouped_recall@1', 'recall@1')."
         )
-    if not isinstance(groups, int):
+    if groups is None:
         raise ValueError(
-            f"{call}: label_groups={groups!r} cannot hold the classes of both sets, which differ. Pass the number of "
-            "classes in a random group, such as 10."
+            f"{call}: label_groups={given.label_groups!r} cannot hold the classes of both sets, which differ. Pass the "
+            "number of classes in a random group, such as 10."
         )
     if classes is not None and classes < 2 * groups:
         raise ValueError(

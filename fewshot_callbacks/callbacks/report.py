@@ -9,6 +9,7 @@ from pathlib import Path
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from fewshot_callbacks._own_files import free_or_own, is_report
 from fewshot_callbacks._trainer import run_folder
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing
@@ -30,7 +31,8 @@ class ReportWriter(PictureCallback):
     Args:
         path: Path of the file; {epoch}, {step}, {prefix} and {suffix} (of the metrics' keys) are filled in. A relative
             path starts from the folder of the first logger, or else from the Trainer's `default_root_dir`. Without
-            {epoch}, each evaluation overwrites the file.
+            {epoch}, each evaluation replaces the report of the one before. A file that is no report is left as it is: the
+            report has the next name, such as `report-2.html`, with a warning.
         images: A function of (data set, index) that returns an image, or a text; by default the first part of a sample, or
             its entry `image`.
         mean: Mean of the images' normalisation, which is undone: one value, or one for each channel.
@@ -95,10 +97,19 @@ class ReportWriter(PictureCallback):
         # A slash in `{prefix}` would name another folder.
         prefix, suffix = (part.replace("/", "_") for part in (evaluated.prefix, evaluated.suffix))
         filled = self.path.format(epoch=evaluated.epoch, step=trainer.global_step, prefix=prefix, suffix=suffix)
-        path = Path(run_folder(trainer)) / filled
+        path = self._replaceable(Path(run_folder(trainer)) / filled)
         path.parent.mkdir(parents=True, exist_ok=True)
         title = f"Report of {model.name}"
         sets = model.queries, model.gallery
         written = write_report(path, report, *sets, title=title, name=model.name, settings=self.settings)
         rank_zero_info(f"ReportWriter: {written.path}")
         return {}
+
+    def _replaceable(self, path: Path) -> Path:
+        """Return a path, or another name beside it where it holds a file that is no report."""
+        # Of what is no file, `write_report` says so.
+        chosen = free_or_own(path, is_report) if path.is_file() else path
+        if chosen != path:
+            fact = f"ReportWriter: {path} is no report of this package and is left as it is."
+            self._policy.warn(f"{fact} The report is {chosen.name} beside it.", kind=str(path))
+        return chosen

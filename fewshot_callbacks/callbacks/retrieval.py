@@ -59,7 +59,7 @@ from fewshot_callbacks.functional.retrieval import (
 from fewshot_callbacks.functional.retrieval.settings import UnknownSettingError, several
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 
-# Name of the number of queries without a match, which is logged beside the metrics.
+# Name of the number of queries without a match, which is logged beside the metrics once there are any.
 UNMATCHED = "queries_without_match"
 # Arguments of `evaluate_retrieval`.
 GROUPS = ("query_groups", "gallery_groups")
@@ -402,7 +402,8 @@ class RetrievalMonitor(EvaluationMonitor):
     During validation and test, the embeddings of each step are copied to the CPU. At the end they are evaluated exactly
     over all pairs, in tiles under a memory budget, and then dropped. The values are logged before `ModelCheckpoint` and
     `EarlyStopping` read them, the same on every rank, as `val/mAP`, `val/recall@1`, `val/grouped_recall@1`, `val/f1`,
-    `val/recall@precision0.95` and so on (`test/...` in a test). Metrics lie in [0, 1]; larger is better. If a set
+    `val/recall@precision0.95` and so on (`test/...` in a test). Metrics lie in [0, 1]; larger is better. Queries without a
+    relevant item are left out of the means, and counted in `val/queries_without_match` once there are any. If a set
     cannot be evaluated, a warning gives the reason and its values are NaN. The model is not touched. Nothing is
     evaluated in the sanity check.
 
@@ -541,6 +542,7 @@ class RetrievalMonitor(EvaluationMonitor):
         if self._voters is not None:
             self._voters.training.begin()
         self._left_out: set[str] = set()  # keys that the latest report of their set did not have
+        self._counted: set[str] = set()  # those of the queries without a match, where there have been any
         super().setup(trainer, pl_module, stage)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -638,18 +640,25 @@ class RetrievalMonitor(EvaluationMonitor):
         """List what is logged of a set; without a report NaN for all that it had before, or should have."""
         keys = [f"{prefix}/{name}{suffix}" for name in self._parts.metrics]
         unmatched = f"{prefix}/{UNMATCHED}{suffix}"
+        waited_for = {watcher.key: watcher.name for watcher in watchers(trainer)}
+        # a chart of zeros says nothing; one that has begun goes on
+        if unmatched in waited_for or (report is not None and report.queries_without_match):
+            self._counted.add(unmatched)
         if report is None:
-            return dict.fromkeys([key for key in (*keys, unmatched) if key not in self._left_out], math.nan)
+            counted = [unmatched] if unmatched in self._counted else []
+            return dict.fromkeys([key for key in keys if key not in self._left_out] + counted, math.nan)
         for note in report.messages:  # each kind once in a training
             self._policy.warn(f"{prefix}{suffix}: {note}", kind=without_digits(note))
         values = {f"{prefix}/{name}{suffix}": value for name, value in report.metrics().items()}
-        waited_for = {watcher.key: watcher.name for watcher in watchers(trainer)}
         for key in [key for key in keys if key not in values and key in waited_for]:
-            fact = f"{waited_for[key]}(monitor={key!r}): this set has too few classes for it. Monitor another value."
-            self._policy.handle(UsageError(fact), f"{key} is NaN.")
+            fact = f"{waited_for[key]}(monitor={key!r}): this set has too few classes for it. {report.fact_of_classes}"
+            fix = "Monitor another value, or give the RetrievalMonitor a smaller label_groups."
+            self._policy.handle(UsageError(f"{fact.rstrip()} {fix}"), f"{key} is NaN.")
             values[key] = math.nan
         self._left_out = self._left_out.difference(keys) | set(keys).difference(values)
-        return values | {unmatched: float(report.queries_without_match)}
+        if unmatched in self._counted:
+            values[unmatched] = float(report.queries_without_match)
+        return values
 
     def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
         better: dict[str, Better] = {key: asked_metric(key).metric.better for key in self._parts.metrics}

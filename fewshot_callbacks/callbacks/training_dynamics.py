@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fewshot_callbacks._own_files import free_or_own
 from fewshot_callbacks._trainer import run_folder, without_side_effects
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError, check_at_least
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
@@ -135,6 +136,25 @@ class StepMeter:
         return sizes[0], sizes[1]
 
 
+def is_earlier_part(file: Path, resumed: DynamicsHistory) -> bool:
+    """Whether a file holds a history with steps of a checkpoint's, and measured the same there."""
+    if not file.is_file():
+        return False
+    try:
+        written = DynamicsHistory.load(file)
+    except (OSError, ValueError):
+        return False
+    shared = set(written.steps) & set(resumed.steps)
+
+    def part(history: DynamicsHistory) -> dict[str, Any]:
+        kept = [(step, measure) for step, measure in history if step in shared]
+        steps, measures = tuple(step for step, _ in kept), tuple(measure for _, measure in kept)
+        # As plain values, in which NaN equals NaN.
+        return DynamicsHistory(steps, measures, history.centering).to_dict()
+
+    return bool(shared) and part(written) == part(resumed)
+
+
 class TrainingDynamicsMonitor(Callback):
     """Measures the effect of one in `every_n_steps` optimiser steps on the embeddings of its episode.
 
@@ -170,7 +190,9 @@ class TrainingDynamicsMonitor(Callback):
         prefix: First part of the logged keys; a second monitor in the same Trainer needs another prefix and another file.
         file: Where the history is written as JSON for `compare_dynamics` and `fewshot compare`: a name in the folder of
             the Trainer's logger (nothing is written without a logger), or an absolute path. It is written at the end of
-            each epoch and of the run. None writes no file.
+            each epoch and of the run. A file at an absolute path is replaced; one in the folder of the logger only if this
+            run, or the part of it before its checkpoint, has written it. Otherwise the next name is taken, such as
+            `training_dynamics-2.json`, with a warning. None writes no file.
         strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the first step that is measured; an error that may pass, such as a diverged
             batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
@@ -216,6 +238,8 @@ class TrainingDynamicsMonitor(Callback):
         self._history: dict[int, StepDynamics] = {}
         self._batches = self._stepping_batches = 0  # of this epoch
         self._updates = 0  # batches of all epochs after which weights had changed
+        self._resumed = DynamicsHistory()  # what the checkpoint held
+        self._path: Path | None = None  # where this run has written
 
     @property
     def state_key(self) -> str:
@@ -246,6 +270,7 @@ class TrainingDynamicsMonitor(Callback):
         # history.
         if stage == "fit" and trainer.global_step == 0:
             self._history, self._updates, self._meter.is_compared = {}, 0, False
+            self._resumed, self._path = DynamicsHistory(), None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the sizes of the episodes are known, and that there is the submodule to embed with.
@@ -327,7 +352,7 @@ class TrainingDynamicsMonitor(Callback):
                 f"{self.centering!r}: the history starts anew."
             )
             return
-        self._history = dict(history)
+        self._history, self._resumed = dict(history), history
 
     def _write(self, trainer: Trainer) -> None:
         """Write the history, on the first rank: in the folder of the first logger, or at an absolute path."""
@@ -337,4 +362,14 @@ class TrainingDynamicsMonitor(Callback):
             return
         path = Path(run_folder(trainer)) / str(self.file)
         with self._policy.handling(f"The training dynamics could not be written to {path}."):
-            self.history.save(path)
+            if self._path is None:
+                self._path = path if Path(str(self.file)).is_absolute() else self._path_in_run(path)
+            self.history.save(self._path)
+
+    def _path_in_run(self, path: Path) -> Path:
+        """Return a path, or another name beside it where it holds something that is no earlier part of this history."""
+        chosen = free_or_own(path, lambda file: is_earlier_part(file, self._resumed))
+        if chosen != path:
+            fact = f"{type(self).__name__}: {path} was not written in this run and is left as it is."
+            self._policy.warn(f"{fact} The training dynamics are in {chosen.name} beside it.")
+        return chosen

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fewshot_callbacks._file_names import is_made_by_system
 from fewshot_callbacks._terminal import as_text
 from fewshot_callbacks.cli.evaluate import comparison_table, differences_as_dict
 from fewshot_callbacks.functional.dynamics import DynamicsHistory, compare_dynamics, without_nan
@@ -46,10 +47,22 @@ class TrainingRecord:
     def of(cls, folder: Path) -> TrainingRecord | None:
         """Read the record of a run; None where there is none, or it is damaged."""
         try:
-            return cls(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
+            return cls._read((folder / RECORD).read_bytes())
         # A TypeError where another version has written other fields.
         except (OSError, ValueError, TypeError):
             return None
+
+    @classmethod
+    def is_one(cls, content: bytes) -> bool:
+        """Whether the content of a file is that of a record."""
+        try:
+            return bool(cls._read(content))
+        except (ValueError, TypeError):
+            return False
+
+    @classmethod
+    def _read(cls, content: bytes) -> TrainingRecord:
+        return cls(**json.loads(content))
 
 
 def notes_on_lengths(names: Sequence[str], records: Sequence[TrainingRecord | None]) -> list[str]:
@@ -73,11 +86,24 @@ def notes_on_lengths(names: Sequence[str], records: Sequence[TrainingRecord | No
 
 def best_checkpoint(run: Path) -> Path | None:
     """Find `best.ckpt` in the folder of a run; of several (`best-v1.ckpt`) the newest; else `last.ckpt`, else any."""
-    for pattern in ("best*.ckpt", "last*.ckpt", "*.ckpt"):
-        found = sorted(run.rglob(pattern), key=lambda file: file.stat().st_mtime)
-        if found:
-            return found[-1]
+    found = checkpoints_below(run)
+    for beginning in ("best", "last", ""):
+        candidates = [file for file in found if file.name.startswith(beginning)]
+        if candidates:
+            return max(candidates, key=lambda file: file.stat().st_mtime)
     return None
+
+
+def checkpoints_below(folder: Path) -> list[Path]:
+    """List the checkpoints in a folder and the folders in it, sorted.
+
+    Left out are files that systems make, such as the `._best.ckpt` of a Mac, and links that lead nowhere.
+    """
+    return [
+        file
+        for file in sorted(folder.rglob("*.ckpt"))
+        if file.exists() and not any(map(is_made_by_system, file.relative_to(folder).parts))
+    ]
 
 
 DYNAMICS, CONFIGURATION = "training_dynamics.json", "config.yaml"

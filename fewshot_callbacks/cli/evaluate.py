@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks._terminal import as_text, note, printable
+from fewshot_callbacks._terminal import as_text, note, print_notes
 from fewshot_callbacks.cli.options import COLUMNS, in_shell
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
@@ -406,8 +406,7 @@ def read_arrays(file: Path, options: Namespace, needed: Sequence[str]) -> Arrays
         return load_arrays(file, needed, by_option=True)
     shards = Shards(str(file), **columns)
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":  # the first of several processes
-        for words in shards.notes:
-            print(f"note: {printable(words)}.", file=sys.stderr)
+        print_notes(shards.notes)
     if "labels" in needed and shards.labels is None:
         raise ValueError(
             f"{file}: nothing says where the labels are. Pass --labels with the name of an array or column, or "
@@ -630,13 +629,11 @@ def differences_as_dict(differences: Mapping[str, Difference]) -> dict[str, Any]
 
 
 def as_dict(report: RetrievalReport, options: Namespace) -> dict[str, Any]:
-    """Write a report for JSON, with the means of its classes if they are wanted, and notes that name options."""
-    values = report.to_dict()
-    values["notes"] = [in_shell(message, "evaluate") for message in values["notes"]]
+    """Write a report for JSON, with the means of its classes if they are wanted."""
     if not options.per_class:
-        return values
+        return report.to_dict()
     classes = {name: {str(label): mean for label, mean in of.items()} for name, of in report.per_class().items()}
-    return values | {"per_class": classes}
+    return report.to_dict() | {"per_class": classes}
 
 
 def _meaning(name: str, report: RetrievalReport) -> str:
@@ -649,9 +646,7 @@ def _meaning(name: str, report: RetrievalReport) -> str:
     elif "p" in asked.parameters:
         points: dict[float, Any] = {**report.at_precision, **report.at_false_match_rate}
         where = f" Threshold {points[asked.parameters['p']].threshold:.4f}."
-    elif asked.metric.source == "groups" and report.grouped is not None:
-        where = f" {report.grouped.groups} groups of {report.grouped.group_size or 'several'} classes."
-    return asked.meaning + where
+    return report.meaning(name) + where
 
 
 def _caption(report: RetrievalReport) -> str:

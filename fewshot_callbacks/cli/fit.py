@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import sys
 import textwrap
 import warnings
@@ -14,14 +16,17 @@ from typing import Any, NoReturn
 
 import torch
 import yaml
+from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fewshot_callbacks._terminal import printable
-from fewshot_callbacks.cli.compare import TrainingRecord, best_checkpoint
+from fewshot_callbacks._trainer import run_folder
+from fewshot_callbacks.cli.compare import CONFIGURATION, RECORD, TrainingRecord, best_checkpoint, checkpoints_below
 from fewshot_callbacks.cli.main import Terminated
 from fewshot_callbacks.cli.options import configurations, explained, nearest
 from fewshot_callbacks.data import FewShotDataModule
@@ -97,7 +102,14 @@ class FewshotCLI(LightningCLI):
         return self.config[self.config.subcommand]
 
     def before_fit(self) -> None:
-        """Find now what would only show when the trained network is evaluated."""
+        """Find now what would only show when the trained network is evaluated, or when a logger has emptied its folder.
+
+        Raises:
+            ValueError: The data do not suffice; or the run would replace files in the folder of its logger.
+        """
+        # A CSVLogger deletes the metrics of an earlier run as soon as it is used. Other loggers name their folder later.
+        if self.trainer.loggers and isinstance(self.trainer.loggers[0], CSVLogger | TensorBoardLogger):
+            check_folder(run_folder(self.trainer), goes_on=_goes_on(self.trainer, self._settings))
         if isinstance(self.datamodule, FewShotDataModule):
             in_episodes = isinstance(self.model, ProtoNet) or self.datamodule.episodic_evaluation
             self.datamodule.check("train", *(("val", "test") if in_episodes else ()))
@@ -143,7 +155,7 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
     path = Path(given)
     if not path.is_file():
         folder = path if path.is_dir() else path.parent
-        others = ", ".join(sorted(file.name for file in folder.glob("*.ckpt")))
+        others = ", ".join(file.name for file in checkpoints_below(folder) if file.parent == folder)
         there = f"{folder} holds {others}" if others else f"Give a file, such as {best_checkpoint(folder) or suggested}"
         raise ValueError(f"There is no checkpoint {path}. {there}.")
     try:
@@ -158,16 +170,89 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
         ) from error
 
 
-class ConfigKeeper(SaveConfigCallback):
-    """Keeps the configuration of a run in its folder.
+def _goes_on(trainer: Trainer, settings: Any) -> bool:
+    """Whether a fit continues one that was interrupted: from a given checkpoint, or from that of a job in a queue."""
+    return settings.get("ckpt_path") is not None or any(Path(trainer.default_root_dir).glob("hpc_ckpt_*.ckpt"))
 
-    Without a logger a run has no folder: the file would replace whatever `config.yaml` is in the working directory.
+
+def check_folder(folder: str, *, goes_on: bool) -> None:
+    """See that a fit replaces nothing in the folder of its run that it has not written.
+
+    Args:
+        folder: The folder, on a disk or in a bucket.
+        goes_on: Whether the fit continues the one that is kept there.
+
+    Raises:
+        ValueError: If it would; names the files.
+    """
+    files = get_filesystem(folder)
+    written_by_a_run = {CONFIGURATION: _is_written_configuration, RECORD: TrainingRecord.is_one}
+    found = []
+    for name, is_written_by_a_run in written_by_a_run.items():
+        path = os.path.join(folder, name)
+        if files.exists(path) and not (goes_on and is_written_by_a_run(files.cat_file(path))):
+            found.append(name)
+    if found:
+        raise ValueError(
+            f"{folder.rstrip('/')} already holds {' and '.join(found)}, and a new training would replace "
+            f"{'it' if len(found) == 1 else 'them'}. Give the run another folder (name and version of its logger), or "
+            "continue the training in it with --ckpt_path."
+        )
+
+
+def _is_written_configuration(content: bytes) -> bool:
+    # The first line of what Lightning's parser writes.
+    return content.startswith(b"# lightning.pytorch==")
+
+
+class ConfigKeeper(SaveConfigCallback):
+    """Keeps the configuration of a run in its folder, and replaces no other there.
+
+    Without a logger a run has no folder, and nothing is written. A test that is logged to the folder of a training leaves
+    the configuration of the training. A training that goes on in its folder keeps the earlier configuration under another
+    name, if it differs.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the configuration, if there is a folder for it."""
-        if trainer.loggers:
-            super().setup(trainer, pl_module, stage)
+        """Write the configuration, if there is a folder for it.
+
+        Raises:
+            ValueError: If a fit would replace files that it has not written; in all processes.
+        """
+        if self.already_saved or not trainer.loggers:
+            return
+        self.already_saved = True
+        refusal = ""
+        if trainer.is_global_zero:
+            try:
+                self._keep(trainer, stage)
+            except ValueError as error:
+                refusal = str(error)
+        refusal = trainer.strategy.broadcast(refusal)
+        if refusal:
+            raise ValueError(refusal)
+
+    def _keep(self, trainer: Trainer, stage: str) -> None:
+        # A folder of this run alone, which `Trainer.log_dir` is not for each logger: some have one for all runs.
+        folder = run_folder(trainer)
+        if stage == "fit":
+            check_folder(folder, goes_on=_goes_on(trainer, self.config))
+        files, path = get_filesystem(folder), os.path.join(folder, CONFIGURATION)
+        content = self.parser.dump(self.config, skip_none=False).encode()
+        if files.exists(path):
+            if stage != "fit" or files.cat_file(path) == content:
+                return
+            earlier = (f"config-{number}.yaml" for number in itertools.count(1))
+            free = next(name for name in earlier if not files.exists(os.path.join(folder, name)))
+            files.mv(path, os.path.join(folder, free))
+            print(f"The configuration of the training so far is kept as {free}.")
+        files.makedirs(folder, exist_ok=True)
+        files.pipe_file(path, content)
+
+
+def keeps_a_run(trainer: Trainer) -> bool:
+    """Whether a run has a folder: it has a logger, and is none of a few batches that leave no trace."""
+    return bool(trainer.loggers) and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
 
 class Recorder(Callback):
@@ -184,11 +269,11 @@ class Recorder(Callback):
         self._write(trainer, pl_module, trainer.current_epoch, ended=True)
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, epochs: int, *, ended: bool) -> None:
-        folder = trainer.log_dir if trainer.loggers else None  # asks all processes
         head = pl_module.hparams.get("head")
-        if folder is not None and trainer.is_global_zero:
+        if trainer.is_global_zero and keeps_a_run(trainer):
             named = head if isinstance(head, str) else None
-            TrainingRecord(epochs, trainer.global_step, trainer.max_epochs, ended, named).save(Path(folder))
+            record = TrainingRecord(epochs, trainer.global_step, trainer.max_epochs, ended, named)
+            record.save(Path(run_folder(trainer)))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Note the checkpoints that are there."""
@@ -208,10 +293,8 @@ class Recorder(Callback):
 def run(arguments: Sequence[str]) -> None:
     """Run `fit`, `validate` or `test` with the words that follow, and say where a training is kept."""
     trainer = command(arguments).trainer
-    if arguments[:1] == ["fit"] and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-        kept = where_it_is_kept(trainer)  # asks all processes
-        if trainer.is_global_zero:
-            print(kept)
+    if arguments[:1] == ["fit"] and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        print(where_it_is_kept(trainer))
 
 
 def command(arguments: Sequence[str]) -> FewshotCLI:
@@ -245,7 +328,6 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
             parser_kwargs={"prog": "fewshot"}
             | {command: {"default_config_files": [str(DEFAULTS)]} for command in ("fit", "validate", "test")},
             save_config_callback=ConfigKeeper,
-            save_config_kwargs={"overwrite": True},
         )
     except MisconfigurationException as error:
         raise ValueError(str(error)) from error
@@ -342,12 +424,12 @@ def _model_of(file: Path) -> Any:
 
 def where_it_is_kept(trainer: Trainer) -> str:
     """Write two or three lines: the folder of the run, its best checkpoint, and how to test that."""
-    folder = trainer.log_dir if trainer.loggers else None
+    folder = run_folder(trainer) if keeps_a_run(trainer) else None
     lines = [] if folder is None else [f"The run is kept in {folder}."]
     best = getattr(trainer.checkpoint_callback, "best_model_path", "")
     if best:
         score, monitor = trainer.checkpoint_callback.best_model_score, trainer.checkpoint_callback.monitor  # type: ignore[union-attr]
         lines.append(f"Best checkpoint: {best}" + ("" if score is None else f" ({monitor} {float(score):.4f})"))
-        if folder is not None and (Path(folder) / "config.yaml").exists():
-            lines.append(f"Test it: fewshot test --config {Path(folder) / 'config.yaml'} --ckpt_path {best}")
+        if folder is not None and (Path(folder) / CONFIGURATION).exists():
+            lines.append(f"Test it: fewshot test --config {Path(folder) / CONFIGURATION} --ckpt_path {best}")
     return "\n".join(lines)

@@ -254,7 +254,9 @@ def several(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 
 
 def groups(word: str) -> Any:
-    """Read the number of labels in a group, or lists of lists, such as `[[owl, eagle], [oak, elm]]`."""
+    """Read the number of labels in a group, `auto`, or lists of lists, such as `[[owl, eagle], [oak, elm]]`."""
+    if word.lower() == "auto":
+        return "auto"
     if not word.startswith("["):
         return whole(word)
     import yaml  # noqa: PLC0415 - for one option
@@ -375,7 +377,11 @@ def report() -> Options:
         "of the items, and 'label_names', the name of each label 0, 1, 2, ...",
     )
     options.add_argument("file", type=Path, help="an .npz file, as numpy.savez writes it")
-    options.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the HTML file to write")
+    output = (
+        "the HTML file to write; a file of this name is replaced. By default report.html, which replaces an earlier report; "
+        "where something else has that name, report-2.html and so on"
+    )
+    options.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
     options.add_argument("--title", default="Retrieval report", help="title of the page")
     images = (
         "folder of the images of the items. With 'paths' in the file, the paths are relative to this folder (by default "
@@ -413,10 +419,12 @@ def trials() -> Options:
         ("false_match_cost", "an accepted one of two"),
     ):
         options.add_argument(f"--{name}", type=number, default=1.0, help=f"cost of {kind}, for min_dcf; 1 by default")
-    options.add_argument("--figures", type=Path, metavar="FOLDER", help="write det.png and scores.png there")
-    options.add_argument(
-        "--report", type=Path, metavar="FILE", help="write an HTML file with figures and the worst mistakes"
+    figures = (
+        "write det.png and scores.png there; figures of this command are replaced, other files of these names refused"
     )
+    options.add_argument("--figures", type=Path, metavar="FOLDER", help=figures)
+    page = "write an HTML file with figures and the worst mistakes; a file of this name is replaced"
+    options.add_argument("--report", type=Path, metavar="FILE", help=page)
     options.add_argument("--json", action="store_true", help="print the report as JSON")
     return options
 

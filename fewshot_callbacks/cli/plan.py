@@ -11,6 +11,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
+from fewshot_callbacks._terminal import print_notes
 from fewshot_callbacks.functional.retrieval import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.sources import Shards
 from fewshot_callbacks.stored import Stored
@@ -37,6 +38,7 @@ def run(options: Namespace) -> None:
         if options.dim is not None or options.gallery is not None:
             raise ValueError("--files says how many items of which dimension there are. Leave out --dim and --gallery.")
         shards = Shards(options.files)
+        print_notes(shards.notes)
         options.gallery, options.dim = shards.shape
         options.queries = options.queries or options.gallery
         options.dtype = str(shards.dtype).removeprefix("torch.")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from fewshot_callbacks._file_names import as_on_disk
+from fewshot_callbacks._own_files import free_or_own, is_report
 from fewshot_callbacks._terminal import as_text, note, printable
 from fewshot_callbacks.cli.evaluate import (
     Arrays,
@@ -28,6 +29,9 @@ from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.report import Items, Model, ReportSettings, check_writable, pictures_of_files, write_report
 from fewshot_callbacks.report.items import find_images
 
+# The name of a report that was given none.
+UNNAMED = Path("report.html")
+
 
 def run(options: Namespace) -> None:
     """Evaluate, and write the report."""
@@ -37,7 +41,7 @@ def run(options: Namespace) -> None:
     )
     console = Console()
     # Before an evaluation that may take minutes.
-    check_writable(options.output)
+    check_writable(_output(options))
     arrays = first_of_each_id(load_arrays(options.file))
     if have_several_labels(arrays):
         raise ValueError(
@@ -60,8 +64,10 @@ def run(options: Namespace) -> None:
         of_other = evaluate_arrays(others, options)
         same, same_gallery = items_of(others, options.against, options.images, options.gallery_images, settings)
         other = Model(of_other, same, same_gallery, options.against.stem)
+    # Chosen again: during the evaluation somebody else may have taken the name.
+    output = _output(options)
     written = write_report(
-        options.output,
+        output,
         report,
         queries,
         gallery,
@@ -74,6 +80,14 @@ def run(options: Namespace) -> None:
     console.print(as_text(f"{_summary(report)} {written.path}, {written.size / 1e6:.1f} MB"), soft_wrap=True)
     for sentence in written.left_out:
         console.print(note(in_shell(sentence, "report")), soft_wrap=True)
+    if options.output is None and output != UNNAMED:
+        taken = f"{UNNAMED} holds something that this command has not written, and is left as it is."
+        console.print(note(f"{taken} To replace it, pass -o {UNNAMED}."), soft_wrap=True)
+
+
+def _output(options: Namespace) -> Path:
+    """Return the path that was given, whatever lies there, or else a name that replaces nothing but a report."""
+    return free_or_own(UNNAMED, is_report) if options.output is None else options.output
 
 
 def _summary(report: RetrievalReport) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from fewshot_callbacks._extras import needs
+from fewshot_callbacks._own_files import is_picture
 from fewshot_callbacks._terminal import as_text, note
 from fewshot_callbacks.cli.evaluate import load_arrays
 from fewshot_callbacks.cli.options import in_shell
@@ -24,9 +26,15 @@ from fewshot_callbacks.functional.verification import (
     trial_scores,
 )
 
+# Names of what `trial_figures` draws, known before anything is drawn.
+FIGURES = ("det", "scores")
+
 
 def run(options: Namespace) -> None:
     """Evaluate, print, and write figures and a report if they are wanted."""
+    if options.figures is not None:
+        # Before an evaluation that may take minutes.
+        check_figures(options.figures)
     trials = read_trials(options.file)
     scores = _scores(trials, options)
     report = evaluate_trials(
@@ -48,6 +56,22 @@ def run(options: Namespace) -> None:
     console.print(report_table(report, str(options.file)))
     for message in report.notes:
         console.print(note(in_shell(message, "trials")))
+
+
+def check_figures(folder: Path) -> None:
+    """See that figures can be written to a folder, and replace nothing else there.
+
+    Raises:
+        ValueError: It is no folder, or holds a file of the name of a figure that `fewshot trials` has not written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is no folder. Pass --figures the name of a folder.")
+    for path in (folder / f"{name}.png" for name in FIGURES):
+        if path.exists() and not is_picture(path):
+            raise ValueError(
+                f"{path} is no figure of fewshot trials and would be replaced. Pass --figures another folder, or move the "
+                "file."
+            )
 
 
 def _scores(trials: TrialList, options: Namespace) -> Any:
@@ -95,6 +119,7 @@ def show(report: TrialReport, trials: TrialList, scores: Any, options: Namespace
 
     if options.figures is not None:
         options.figures.mkdir(parents=True, exist_ok=True)
+        check_figures(options.figures)  # once more, after what may have taken long
         for name, figure in trial_figures(report).items():
             save(figure, options.figures / f"{name}.png")
     if options.report is not None:

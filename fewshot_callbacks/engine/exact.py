@@ -23,7 +23,7 @@ pair, wherever its rows lie, or one for each item that several queries are compa
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,41 +34,54 @@ from fewshot_callbacks.engine.compiled import any_order, inlined, kernel
 COSINE, DOT, EUCLIDEAN = 0, 1, 2
 # Four vector registers of AVX2, two of AVX-512: enough additions at once that none waits for the one before.
 LANES = 16
-# Items whose scores with a query are made at once, at most, and what their components may take of a core's cache.
+# Items whose scores with a query are computed at the same time, at most; and the bytes that their components may take of
+# the cache of a core.
 MEMBERS, MEMBERS_BYTES = 64, 2**18
-# Room for an exact sum: float64 spans 2,100 bits, which are at most 40 numbers that do not overlap.
+# Room for a sum without rounding: float64 spans 2,100 bits, which are at most 40 numbers that do not overlap.
 PARTIALS = 64
 
 
-class Pairs(NamedTuple):
-    """The rows of both sides, as the compiled loops read them."""
+# Rows of queries or items: float32 or float64, or int8 for codes of -1 and +1.
+Rows = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int8]
 
-    queries: Any  # (queries, dim) float32, float64, or int8 for codes
-    gallery: Any  # (items, dim)
-    query_norm: Any  # (queries, 2) norm: rounded to float64, and the rest
-    gallery_norm: Any
-    query_twin: Any  # (queries,) number of the first query with the same row
-    gallery_twin: Any
-    kind: int
-    single: bool  # components of float32 or less: their products are exact in float64
-    whole: bool  # estimates are scores: sums of small integers
+
+class Pairs(NamedTuple):
+    """The rows of queries and gallery, as the compiled loops read them."""
+
+    queries: Rows  # (queries, dim)
+    gallery: Rows  # (items, dim)
+    query_norm: NDArray[np.float64]  # (queries, 2) norm, rounded to float64, and its rest
+    gallery_norm: NDArray[np.float64]  # (items, 2)
+    # (queries,) number of the first duplicate of each row. In chunks these numbers begin with that of the first item, so
+    # that no two chunks of a pass have the same: `counting.place_by_score` remembers a score by them.
+    query_twin: NDArray[np.int64]
+    gallery_twin: NDArray[np.int64]  # (items,)
+    kind: int  # COSINE, DOT or EUCLIDEAN
+    single: bool  # whether components have 24 bits or less, so that float64 holds their products
+    whole: bool  # whether estimates are exact scores: sums of small integers
     unit: float  # power of two by which scores are multiplied
 
     def turned(self) -> Pairs:
-        """Return the gallery as queries, and the queries as gallery; scores stay the same."""
-        rest: tuple[Any, ...] = self[6:]
-        queries, gallery, query_norm, gallery_norm, query_twin, gallery_twin = self[:6]
-        return Pairs(gallery, queries, gallery_norm, query_norm, gallery_twin, query_twin, *rest)
+        """Return the gallery as queries, and the queries as gallery. Scores stay the same."""
+        return self._replace(
+            queries=self.gallery,
+            gallery=self.queries,
+            query_norm=self.gallery_norm,
+            gallery_norm=self.query_norm,
+            query_twin=self.gallery_twin,
+            gallery_twin=self.query_twin,
+        )
 
 
 def workspace() -> NDArray[np.float64]:
-    """Return what `exact_score` works in.
+    """Return the arrays in which exact scores are computed, as rows of one.
 
-    Rows 0 and 1: totals and rests of the lanes; row 2: an exact sum; row 3: twins of the last pair, and its score.
+    Rows 0 and 1 are for the sums of the lanes and their errors, row 2 is for a sum without rounding. Row 3 remembers the
+    last pair of `counting.place_by_score`: the first duplicates of its rows, and its exact score; -1 for no pair.
     """
     width = max(LANES, PARTIALS, MEMBERS)
     room = np.zeros(4 * width + 8)
-    # a register that is stored across two lines of the cache takes twice as long to read again
+    # From an address of 64 bytes on: a register that is stored across two cache lines takes twice as long to read again.
     first = -room.ctypes.data % 64 // 8
     work = room[first : first + 4 * width].reshape(4, width)
     work[3] = -1.0
@@ -114,7 +127,7 @@ def _squared_difference(x, y):
 
 
 def _summing(term):
-    """Make the sums of some kind of terms; one loop for all kinds would branch inside, and not be vectorised."""
+    """Return the two sums of one kind of terms. One loop for all kinds would branch inside, and not be vectorised."""
 
     @inlined
     def add(total, low, x, y):
@@ -124,7 +137,7 @@ def _summing(term):
 
     @kernel
     def sum_of_terms(left, right, work):
-        """Return the sum as high + low."""
+        """Return the sum of the terms of two rows as high + low. Lane n sums components n, n + LANES, n + 2 LANES ..."""
         total, low, dim = work[0, :LANES], work[1, :LANES], left.shape[0]
         total[:] = 0.0
         low[:] = 0.0
@@ -136,7 +149,8 @@ def _summing(term):
         for k in range(whole, dim):
             total[k - whole], low[k - whole] = add(total[k - whole], low[k - whole], left[k], right[k])
         width = LANES
-        while width > 1:  # two halves at a time: one lane after the other, each addition would wait for the last
+        # Halves of the lanes are added: with one lane after the other, each addition would wait for the one before.
+        while width > 1:
             width //= 2
             for lane in range(width):
                 total[lane], error = two_sum(total[lane], total[lane + width])
@@ -145,7 +159,7 @@ def _summing(term):
 
     @kernel
     def sums_of_terms(left, members, first, last, work):
-        """Write the sums with some columns of `members` as high + low."""
+        """Write the sums of a row with the columns of `members` from `first` to `last`, as high + low, into rows 0 and 1."""
         number = last - first
         total, low = work[0, :number], work[1, :number]
         total[:] = 0.0
@@ -173,7 +187,7 @@ def _sum(left, right, distance, single, work):
 
 @inlined
 def _bound(pairs, i, j, high):
-    """Return a bound on the error of a sum, see the table above."""
+    """Return a bound on the error of the sum of a pair: the first row of the table above."""
     size = high if pairs.kind == EUCLIDEAN else pairs.query_norm[i, 0] * pairs.gallery_norm[j, 0]
     return 0.0 if pairs.whole else (pairs.queries.shape[1] + LANES + 8.0) ** 2 * 2.0**-104 * size
 
@@ -192,9 +206,12 @@ def _grow(partials, count, value):
 
 
 @kernel
-def _sum_without_rounding(left, right, distance, work):
-    """Return the same sum rounded once, and what is left of it."""
-    partials, count = work[2], 0
+def _expand(left, right, distance, partials):
+    """Write a dot product or a squared distance as numbers that do not overlap, the smallest first; return their number.
+
+    Their sum is the dot product or squared distance without any rounding.
+    """
+    count = 0
     for k in range(left.shape[0]):
         x, y, beyond = np.float64(left[k]), np.float64(right[k]), 0.0
         if distance:
@@ -205,6 +222,12 @@ def _sum_without_rounding(left, right, distance, work):
             if product != 0.0:
                 count = _grow(partials, count, rest)
                 count = _grow(partials, count, product)
+    return count
+
+
+@kernel
+def _rounded_sum(partials, count):
+    """Return the sum of numbers that do not overlap, rounded once, and about what is missing."""
     if count == 0:
         return 0.0, 0.0
     last = count - 1
@@ -221,6 +244,46 @@ def _sum_without_rounding(left, right, distance, work):
         if twice == beyond - high:
             return beyond, low - twice + rest
     return high, low + rest
+
+
+@kernel
+def _above_square(partials, count, number, half):
+    """Return whether an exact sum is above (number + half)**2, as -1, 0 or 1; `half` is a power of two, or minus one.
+
+    The sum has the same value afterwards, and perhaps more numbers. Returns the sign and their number.
+    """
+    sign = 0.0
+    for direction in (-1.0, 1.0):  # the square is taken away, and added again
+        for one, two in ((number, number), (2.0 * number, half), (half, half)):
+            product, rest = two_product(one, two)
+            count = _grow(partials, count, direction * rest)
+            count = _grow(partials, count, direction * product)
+        if direction < 0.0:
+            for k in range(count):
+                sign = np.sign(partials[k]) if partials[k] != 0.0 else sign
+    return sign, count
+
+
+@kernel
+def _rounded_root(partials, count):
+    """Return the square root of an exact sum, rounded once.
+
+    The root in 106 bits can look like a half of its last place though it is not. So the number is compared with the
+    halves beside it: the root is above a half if the sum is above its square.
+    """
+    high, low = _rounded_sum(partials, count)
+    root, rest = _root(high, low)
+    nearest = root + rest
+    if nearest == 0.0:
+        return 0.0
+    above, below = np.nextafter(nearest, np.inf), np.nextafter(nearest, 0.0)
+    sign, count = _above_square(partials, count, nearest, 0.5 * (above - nearest))
+    if sign > 0.0:
+        return above
+    sign, count = _above_square(partials, count, nearest, -0.5 * (nearest - below))
+    if sign < 0.0:
+        return below
+    return nearest
 
 
 @inlined
@@ -245,13 +308,24 @@ def _root(high, low):
 
 @inlined
 def _round(pairs, i, j, high, low, error, finish):
-    """Return the score of a sum known up to `error`; NaN where two are possible, unless it is to `finish`."""
-    if pairs.kind == DOT:  # to finish, `high` is the nearest already; `low` may look like a half of its last place
+    """Return the score of a pair, given its sum; NaN if the error leaves two scores possible.
+
+    Args:
+        pairs: The rows.
+        i: The query.
+        j: The item.
+        high: The sum, rounded.
+        low: What is missing to the sum.
+        error: How far high + low can be from the sum.
+        finish: Whether the sum is exact, so that the score is the nearest float64 without a test; of a distance it never
+            is (`_rounded_root`).
+    """
+    if pairs.kind == DOT:  # of an exact sum, `high` is the nearest; `low` may look like half of its last place
         return (high if finish else _nearest(high, low, error)) * pairs.unit
     if pairs.kind == EUCLIDEAN:
         root, rest = _root(high, low)
         bound = root * 2.0**-98 + (0.6 * error / root if root > 0.0 else 0.0)
-        distance = _nearest(root, rest, 0.0 if finish or (error == 0.0 and root == 0.0) else bound)
+        distance = _nearest(root, rest, 0.0 if error == 0.0 and root == 0.0 else bound)
         return 0.0 - distance * distance * pairs.unit  # sqrt(x * x) = x, so that the distance can be read back
     norm, norm_low = pairs.query_norm[i, 0], pairs.query_norm[i, 1]
     other, other_low = pairs.gallery_norm[j, 0], pairs.gallery_norm[j, 1]
@@ -275,7 +349,11 @@ def exact_score(pairs, i, j, work):
     high, low = _sum(left, right, distance, pairs.single, work)
     score = _round(pairs, i, j, high, low, _bound(pairs, i, j, high), False)
     if math.isnan(score):
-        high, low = _sum_without_rounding(left, right, distance, work)
+        count = _expand(left, right, distance, work[2])
+        if distance:
+            root = _rounded_root(work[2], count)
+            return 0.0 - root * root * pairs.unit
+        high, low = _rounded_sum(work[2], count)
         score = _round(pairs, i, j, high, low, 0.0, True)
     return score
 
@@ -312,30 +390,33 @@ def close_score(pairs, i, j):
 
 @kernel
 def exact_scores(pairs, rows, columns, out, work):
-    """Make the scores of the pairs (rows[p], columns[p]); of equal rows that follow each other once."""
+    """Write the exact scores of the pairs (rows[p], columns[p]). Pairs of equal rows that follow each other take one."""
     last_query, last_item, score = np.int64(-1), np.int64(-1), 0.0
     for p in range(rows.shape[0]):
         query, item = pairs.query_twin[rows[p]], pairs.gallery_twin[columns[p]]
         if query != last_query or item != last_item:
-            score = exact_score(pairs, np.int64(rows[p]), np.int64(columns[p]), work)  # one loop, whatever they are
+            score = exact_score(
+                pairs, np.int64(rows[p]), np.int64(columns[p]), work
+            )  # compiled for one type of numbers
             last_query, last_item = query, item
         out[p] = score
 
 
 @kernel
-def columns_of(rows, items, number, out):
-    """Write the rows of some items, of which the first has a number, into the columns of `out`."""
+def columns_of(rows, items, first_item, out):
+    """Write the rows of some items into the columns of `out`; `rows[0]` is the row of `first_item`."""
     for m in range(items.shape[0]):
-        row = rows[items[m] - number]
+        row = rows[items[m] - first_item]
         for k in range(row.shape[0]):
             out[k, m] = row[k]
 
 
 @kernel
-def exact_scores_beside(pairs, i, items, number, members, first, out, work):
-    """Make the scores of a query with items from the `first` on, whose rows are the columns of `members`."""
+def exact_scores_beside(pairs, i, items, first_item, members, first, out, work):
+    """Write the exact scores of a query with the items `items[first:]`, whose rows are the columns of `members`."""
     left = pairs.queries[i]
-    # whole vectors, since what is left of one would be added up number by number
+    # Rounded up to whole vectors of `LANES` columns, since the rest of one would be added up number by number. `members`
+    # has room for it.
     last = first - (first - items.shape[0]) // LANES * LANES
     if pairs.kind == EUCLIDEAN:
         _distances(left, members, first, last, work)
@@ -345,18 +426,18 @@ def exact_scores_beside(pairs, i, items, number, members, first, out, work):
         _dots_double(left, members, first, last, work)
     for m in range(out.shape[0]):
         high, low = two_sum(work[0, m], work[1, m])
-        j = items[first + m] - number
+        j = items[first + m] - first_item
         out[m] = _round(pairs, i, j, high, low, _bound(pairs, i, j, high), False)
     for m in range(out.shape[0]):
         if math.isnan(out[m]):
-            out[m] = exact_score(pairs, i, items[first + m] - number, work)
+            out[m] = exact_score(pairs, i, items[first + m] - first_item, work)
 
 
 @kernel
 def exact_norms(values, single, out, work):
-    """Make the norm of each row: rounded to float64, and the rest.
+    """Write the norm of each row: rounded to float64, and its rest.
 
-    Nothing cancels in its square, whose error is below dim**2 2**-105 of it.
+    Nothing cancels in the squared norm, so its error is below dim**2 2**-105 of it.
     """
     for i in range(values.shape[0]):
         high, low = _sum(values[i], values[i], False, single, work)

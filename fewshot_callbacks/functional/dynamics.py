@@ -322,7 +322,7 @@ class DynamicsHistory:
         """Write the history as JSON, atomically: an interrupted call leaves the old file.
 
         Args:
-            path: The file; its folder is created if necessary.
+            path: The file; its folder is created if necessary. A file of this name is replaced, whoever has written it.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -511,13 +511,16 @@ class EpisodeAccuracy:
             interval = independent_difference_interval(self.mean, self.interval, other.mean, other.interval)
         return Difference(self.mean, other.mean, interval)
 
+    @property
+    def episodes_in_words(self) -> str:
+        """The episodes that were evaluated: their number, their sizes and the hash of their list."""
+        statistics = ", batch statistics" if self.batch_statistics else ""
+        number = f"{self.n} episode{'' if self.n == 1 else 's'}"
+        return f"{number}, {self.ways}-way {self.shots}-shot{statistics}, hash {self.episodes_hash}"
+
     def __str__(self) -> str:
         spread = "" if math.isnan(self.ci95) else f" ± {100 * self.ci95:.2f}"
-        statistics = ", batch statistics" if self.batch_statistics else ""
-        return (
-            f"{100 * self.mean:.2f}{spread} % ({self.n} episode{'' if self.n == 1 else 's'}, "
-            f"{self.ways}-way {self.shots}-shot{statistics}, hash {self.episodes_hash})"
-        )
+        return f"{100 * self.mean:.2f}{spread} % ({self.episodes_in_words})"
 
 
 def summarize_accuracies(

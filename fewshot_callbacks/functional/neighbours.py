@@ -477,7 +477,7 @@ def near_duplicates(
         )
     with computing() as threads:
         vectors = Vectors(left, right, similarity, threads=threads)
-        rows, columns, scores, total = pairs_from(vectors, float(vectors.from_user(threshold)), most, memory)
+        (rows, columns, scores), total = pairs_from(vectors, float(vectors.from_user(threshold)), most, memory)
     first, second = torch.from_numpy(rows), torch.from_numpy(columns)
     return NearDuplicates(first, second, scores_of(vectors, scores), total, threshold)
 

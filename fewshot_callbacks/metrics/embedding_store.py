@@ -229,8 +229,10 @@ class EmbeddingStore:
             labels: (items,) integers or strings, or (items, labels) zeros and ones, any device.
             positions: (items,) index of each item in this process's pass over its data; by default the next ones.
                 Needed only if the items of one loader go to two stores.
-            ids: (items,) integers or strings that identify each item, so that repeated items can be dropped.
-            groups: (items,) integers or strings; items of one group are no candidates for each other.
+            ids: (items,) integers or strings that identify each item, so that repeated items can be dropped; in each
+                batch, or in none.
+            groups: (items,) integers or strings; items of one group are no candidates for each other; in each batch, or in
+                none.
 
         Raises:
             ValueError: If the shapes do not fit each other or earlier batches, labels are neither integers nor strings,
@@ -289,6 +291,10 @@ class EmbeddingStore:
         Returns:
             The items of this process, with their places in the order of the data set. If ids were given, only the first
             item of each id is kept. If nothing is stored, all tensors are empty: (0, 0) and (0,).
+
+        Raises:
+            ValueError: In all processes, if some batches or some processes alone gave ids or groups, or if the processes
+                were given different sizes of the data set.
         """
         self._settle()
         embeddings = torch.cat([batch.embeddings for batch in self._batches] or [torch.empty(0, 0)])
@@ -299,9 +305,11 @@ class EmbeddingStore:
         positions = torch.cat([batch.positions for batch in self._batches] or [nothing])
         processes = all_processes()
         places = positions * processes.count + processes.rank
-        ids = _of_each([batch.ids for batch in self._batches])
-        groups = _of_each([batch.groups for batch in self._batches])
-        items = sum(processes.gather(len(places)))
+        calls = processes.gather(_Call.of(self._batches, dataset_size))
+        refuse_different_calls(calls)
+        ids = _joined([batch.ids for batch in self._batches if len(batch.labels)])
+        groups = _joined([batch.groups for batch in self._batches if len(batch.labels)])
+        items = sum(call.items for call in calls)
         stays = torch.ones(len(places), dtype=torch.bool)
         if dataset_size is not None:
             stays &= places < dataset_size
@@ -388,10 +396,68 @@ class _SpilledRows:
         return kept.rows()
 
 
-def _of_each(batches: Sequence[Tensor | None]) -> Tensor | None:
-    """Join what each batch has; None where some have nothing."""
+@dataclass(frozen=True)
+class _Call:
+    """What one process was given, for a comparison with the others."""
+
+    items: int
+    dataset_size: int | None
+    # Whether each batch that holds an item came with them.
+    ids: tuple[bool, ...]
+    groups: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, batches: Sequence[_Batch], dataset_size: int | None) -> _Call:
+        filled = [batch for batch in batches if len(batch.labels)]
+        return cls(
+            items=sum(len(batch.labels) for batch in filled),
+            dataset_size=dataset_size,
+            ids=tuple({batch.ids is not None for batch in filled}),
+            groups=tuple({batch.groups is not None for batch in filled}),
+        )
+
+
+def refuse_different_calls(calls: Sequence[_Call]) -> None:
+    """Refuse ids, groups or sizes that only some batches or some processes were given.
+
+    Args:
+        calls: What each process was given, by rank; the same in each.
+
+    Raises:
+        ValueError: The same in every process.
+    """
+    several = len(calls) > 1
+    where = "each batch of every process" if several else "each batch"
+    for name in ("ids", "groups"):
+        fix = f"Pass them with {where}, or with none."
+        # A process without an item was given nothing.
+        given = {rank: getattr(call, name) for rank, call in enumerate(calls) if getattr(call, name)}
+        mixed = [rank for rank, kinds in given.items() if len(kinds) > 1]
+        if mixed:
+            batches = f"some batches of process {mixed[0]}" if several else "some batches"
+            raise ValueError(f"EmbeddingStore: {name} are given in {batches} alone. {fix}")
+        words = {rank: "given" if kinds[0] else "left out" for rank, kinds in given.items()}
+        if len(set(words.values())) > 1:
+            raise ValueError(f"EmbeddingStore: {name} are {_first_two(words)}. {fix}")
+    sizes = {rank: str(call.dataset_size) for rank, call in enumerate(calls)}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(
+            f"EmbeddingStore: dataset_size is {_first_two(sizes)}. Pass the number of items of the whole data set in every "
+            "process."
+        )
+
+
+def _first_two(words: dict[int, str]) -> str:
+    """Name the words of the first process, and of the next one whose words are others."""
+    (first, word), *others = words.items()
+    other = next(rank for rank, different in others if different != word)
+    return f"{word} in process {first}, {words[other]} in process {other}"
+
+
+def _joined(batches: Sequence[Tensor | None]) -> Tensor | None:
+    """Join what all batches have, or none."""
     given = [batch for batch in batches if batch is not None]
-    return torch.cat(given) if given and len(given) == len(batches) else None
+    return torch.cat(given) if given else None
 
 
 class _Named(NamedTuple):

@@ -25,7 +25,7 @@ from fewshot_callbacks.functional.retrieval import (
     shows_settings,
 )
 from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveError
-from fewshot_callbacks.functional.retrieval.relevance import read_judgements
+from fewshot_callbacks.functional.retrieval.relevance import check_choices, read_judgements
 from fewshot_callbacks.metrics.embedding_store import (
     as_state,
     gather_tensors,
@@ -67,10 +67,13 @@ class RetrievalEvaluation(Metric):
     Args:
         judgements: Who is relevant in place of labels, as `Relevance.from_judgements` takes it; `update` is then given the
             ids of the items.
+        at_least: The smallest relevant grade of the judgements, as there.
+        unknown: What to do with judgements of ids that no item has, as there: `error` or `ignore`. Where only some of the
+            judged items were embedded, `compute` raises unless they are ignored.
         **settings: See `RetrievalSettings`.
 
     Raises:
-        ValueError: If a setting is unknown or out of range.
+        ValueError: If a setting is unknown or out of range, or `at_least` or `unknown` is given without judgements.
 
     Examples:
         >>> import torch
@@ -92,14 +95,29 @@ class RetrievalEvaluation(Metric):
     is_gallery: list[Tensor]
     groups: list[Tensor]
 
-    def __init__(self, *, judgements: Any | None = None, **settings: Unpack[EvaluationOptions]) -> None:
+    def __init__(
+        self,
+        *,
+        judgements: Any | None = None,
+        at_least: Any = 1,
+        unknown: str = "error",
+        **settings: Unpack[EvaluationOptions],
+    ) -> None:
         options: dict[str, Any] = {"compute_on_cpu": True, "dist_sync_fn": gather_tensors}
         options |= {name: value for name, value in settings.items() if name in get_type_hints(MetricOptions)}
         super().__init__(**options)
         own = {name: value for name, value in settings.items() if name not in options}
         self._asked = RetrievalSettings.checked(RetrievalEvaluation, own).keys()
         self.settings = cast(RetrievalOptions, own)
-        self.judged = None if judgements is None else read_judgements("RetrievalEvaluation", judgements)
+        self.judged = None
+        self.at_least, self.unknown = at_least, unknown
+        if judgements is not None:
+            check_choices("RetrievalEvaluation", at_least, unknown)
+            self.judged = read_judgements("RetrievalEvaluation", judgements)
+        elif at_least != 1 or unknown != "error":
+            raise ValueError(
+                "RetrievalEvaluation: at_least and unknown are those of judgements. Pass judgements=..., or leave them out."
+            )
         self.report: RetrievalReport | None = None
         """the report of the last `compute`; None before the first"""
         for name in ("embeddings", "labels", "ids", "words", *OPTIONAL):
@@ -253,7 +271,9 @@ class RetrievalEvaluation(Metric):
             # the ids as the judgements write them, so that messages do
             known = {code: name for side in self.judged[:2] for name in dict.fromkeys(side) for code in _codes(name)}
             names = [[known.get(code, code) for code in states["ids"][part].tolist()] for part in parts]
-            arguments["relevance"] = Relevance.from_judgements(self.judged, *names)
+            arguments["relevance"] = Relevance.from_judgements(
+                self.judged, *names, at_least=self.at_least, unknown=self.unknown
+            )
         self.report = evaluate_retrieval(**arguments, **self.settings)
         for note in filter(is_on_copies, self.report.notes):
             warnings.warn(f"RetrievalEvaluation: {note}", stacklevel=2)

@@ -20,6 +20,8 @@ from fewshot_callbacks.plots.style import in_house_style, new_figure, readable, 
 HEIGHT = 3.6  # inches of a figure without its legend
 LEGEND_LINE = 0.18  # inches
 MOST_TICKS = 9  # numbers of four digits do not touch each other on an axis of five inches
+# Points: a value that no line leads to must be seen between curves.
+LONE_POINT = 9
 MOST_BINS = 100  # a bin is five pixels wide in a figure of 600
 MARK_STYLES: tuple[tuple[str, LineStyleType], ...] = (
     (style.BLACK, "--"),
@@ -226,6 +228,8 @@ def error_tradeoff_curve(
 def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = "") -> Figure:
     """Draw recall@k over k, on a logarithmic scale where k grows more than tenfold.
 
+    A single value is a large point. Where no name has two values, a line below says how to get a curve.
+
     Args:
         series: Name of a curve -> k -> recall@k, such as {"recall@k": report.at("recall@{k}")}; NaN is left out.
         title: A line above the figure.
@@ -244,7 +248,10 @@ def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = ""
     known = {name: values for name, values in known.items() if values}
     if not known:
         raise ValueError("There is no recall@k to draw.")
-    figure, axes = _one_plot(title, "k, the number of neighbours looked at", "recall@k", len(known))
+    axis = "k, the number of neighbours looked at"
+    if all(len(values) == 1 for values in known.values()):
+        axis += "\nA curve needs several k: metrics=('recall@1', 'recall@5', 'recall@10')."
+    figure, axes = _one_plot(title, axis, "recall@k", len(known))
     places = sorted({k for values in known.values() for k in values})
     log = places[-1] > 10 * places[0]
     if log:
@@ -257,7 +264,8 @@ def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = ""
         last = f": {values[ks[0]]:.3f} at {ks[0]}" + (f", {values[ks[-1]]:.3f} at {ks[-1]}" if len(ks) > 1 else "")
         colour, marker = style.CYCLE[number % len(style.CYCLE)], style.MARKERS[number % len(style.MARKERS)]
         label = _legend_name(readable(name) + last)
-        axes.plot(ks, [values[k] for k in ks], color=colour, marker=marker, markersize=5, label=label)
+        size = 5 if len(ks) > 1 else LONE_POINT
+        axes.plot(ks, [values[k] for k in ks], color=colour, marker=marker, markersize=size, label=label)
     least = min(min(values.values()) for values in known.values())
     axes.set_ylim(-0.02 if least < 0.5 else max(-0.02, least - 0.1 * (1.05 - least)), 1.02)
     _legend(figure)

@@ -20,6 +20,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.typing import LineStyleType
 from PIL import Image
 
+from fewshot_callbacks._own_files import WRITER
 from fewshot_callbacks.functional.statistics import student_interval
 
 # Fonts of the common systems for what DejaVu Sans, which comes with matplotlib, does not hold.
@@ -349,15 +350,17 @@ def encode(figure: Figure, file_format: Format = "png", resolution: float | None
     if file_format not in get_args(Format):
         raise ValueError(f"A figure is written as png or svg, not as {file_format!r}.")
     content = io.BytesIO()
-    # A version or a date would make two files of one figure differ.
-    unsigned = {"Software": None} if file_format == "png" else {"Date": None}
+    # The name tells own pictures from others. A version or a date would make two files of one figure differ.
+    metadata = {"Software": WRITER} if file_format == "png" else {"Date": None}
     with house_style():
-        figure.savefig(content, format=file_format, dpi=resolution or RESOLUTION, metadata=unsigned, facecolor="white")
+        figure.savefig(content, format=file_format, dpi=resolution or RESOLUTION, metadata=metadata, facecolor="white")
     return content.getvalue()
 
 
 def save(figure: Figure, path: str | Path, resolution: float | None = None) -> None:
     """Write a figure as a PNG or SVG file, depending on the ending of the file name.
+
+    A file of this name is replaced, whoever has written it.
 
     Args:
         figure: The figure.

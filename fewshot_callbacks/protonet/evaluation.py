@@ -211,19 +211,13 @@ def summarize_batches(
     return replace(result, episodes_hash=UNKNOWN_EPISODES)
 
 
-def logged_values(result: EpisodeAccuracy | None, batch_statistics: bool) -> dict[str, float]:
-    """Name the values of a result for a logger; NaN and 0 episodes where nothing could be evaluated."""
-    known = result is not None and result.episodes_hash != UNKNOWN_EPISODES
+def logged_values(result: EpisodeAccuracy | None) -> dict[str, float]:
+    """Name the values of a result for a logger; NaN where nothing could be evaluated."""
     return {
         "accuracy": result.mean if result else math.nan,
         "accuracy_std": result.std if result else math.nan,
         "accuracy_ci95": result.ci95 if result else math.nan,
         "accuracy_ci95_open": result.open_interval.half_width if result else math.nan,
-        "episodes_hash": float(int(result.episodes_hash[:6], 16))
-        if result and known
-        else math.nan,  # < 2**24: a float32
-        "episodes": float(result.n) if result else 0.0,
-        "batch_statistics": float(batch_statistics),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Shaped
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from fewshot_callbacks._trainer import evaluating, evaluation_loaders, unpadded_length, warn
@@ -105,12 +106,12 @@ class ProtoNet(LightningModule):
     Logged while training: `train/loss` (mean cross-entropy of the queries, in nats), `train/accuracy` in [0, 1] and,
     with the distance-ratio head, `train/rho`. Logged for each evaluation, as `val/...` or `test/...`, the same on every
     rank: `accuracy` in [0, 1], `accuracy_std` over episodes, `accuracy_ci95` (half-width of the 95 % interval over other
-    episodes of these classes), `accuracy_ci95_open` (the same over another set of classes), `episodes` (their number),
-    `episodes_hash` (the first six hexadecimal digits of the hash of the list, as an integer) and `batch_statistics` (0
-    or 1). With several loaders each key ends in `/dataloader_idx_0`, and so on.
+    episodes of these classes) and `accuracy_ci95_open` (the same over another set of classes). With several loaders each
+    key ends in `/dataloader_idx_0`, and so on. A message names the episodes once in a run, and again if they change: their
+    number, their sizes, the hash of their list, and whether batch statistics were used. `evaluation_results` has them, too.
 
     If the episodes cannot be drawn from the images (a class is too small, a run is cut by `limit_val_batches` or
-    `fast_dev_run`, embeddings are not finite), the values are NaN with 0 episodes, and one warning gives the reason.
+    `fast_dev_run`, embeddings are not finite), the values are NaN, and one warning gives the reason.
     Nothing is evaluated during Lightning's sanity check.
 
     Args:
@@ -129,8 +130,8 @@ class ProtoNet(LightningModule):
             checkpoints, is accepted, too.
         validation_episodes: Number of episodes that are drawn for validation; by default as many as for the test.
         batch_statistics: Let batch norm use the statistics of the episode during evaluation. The prediction for a query
-            then depends on the other queries (a transductive setting, which scores higher), so the flag is part of the
-            logged values. Running statistics are neither used nor changed.
+            then depends on the other queries (a transductive setting, which scores higher), so the flag is part of
+            `evaluation_results`. Running statistics are neither used nor changed.
         evaluation_batches: `images`: each evaluation batch holds any images. `episodes`: each evaluation batch is one
             episode of the sizes in `evaluation`, as an `EpisodicBatchSampler(..., fixed=True)` draws it.
 
@@ -193,6 +194,7 @@ class ProtoNet(LightningModule):
         self.evaluation_results: dict[str, EpisodeAccuracy] = {}
         self._stores: list[EmbeddingStore] = []  # one per loader, while an evaluation runs
         self._warned: set[str] = set()
+        self._announced: dict[str, str] = {}  # stage and loader -> the episodes that were named last
         self._exponent_watch = ExponentWatch()
 
     def forward(self, images: Shaped[Tensor, "images *shape"]) -> Float[Tensor, "images dim"]:
@@ -218,8 +220,9 @@ class ProtoNet(LightningModule):
         return {"loss": loss, "embeddings": embeddings.detach(), "labels": labels}
 
     def setup(self, stage: str) -> None:
-        """Forget the warnings of an earlier run."""
+        """Forget the warnings and messages of an earlier run."""
         self._warned = set()
+        self._announced = {}
 
     def on_train_end(self) -> None:
         """Check that the last steps left a number in rho."""
@@ -304,9 +307,17 @@ class ProtoNet(LightningModule):
                 if key not in self._warned:
                     self._warned.add(key)
                     warn(f"{stage}/accuracy{suffix} is NaN, because nothing could be evaluated. {error}")
-            values = logged_values(self.evaluation_results.get(key), self.batch_statistics)
+            result = self.evaluation_results.get(key)
+            self._announce(key, result)
+            values = logged_values(result)
             for name, value in values.items():  # at the end of an epoch, Lightning no longer knows which loader it was
                 self.log(f"{stage}/{name}{suffix}", value, prog_bar=name == "accuracy", add_dataloader_idx=False)
+
+    def _announce(self, key: str, result: EpisodeAccuracy | None) -> None:
+        """Name the episodes in a message where they are not those of the last one; as charts they would be flat lines."""
+        if result is not None and self._announced.get(key) != result.episodes_in_words:
+            self._announced[key] = result.episodes_in_words
+            rank_zero_info(f"{key}: accuracies are of {result.episodes_in_words}.")
 
 
 def _accuracy_of(net: ProtoNet, store: EmbeddingStore, loader: Any, protocol: EpisodeProtocol) -> EpisodeAccuracy:

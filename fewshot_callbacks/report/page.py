@@ -21,7 +21,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, asked_metric, compare_reports
+from fewshot_callbacks._own_files import WRITER
+from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, compare_reports
 from fewshot_callbacks.functional.retrieval.report import Values
 from fewshot_callbacks.functional.statistics import class_means
 from fewshot_callbacks.report.findings import Findings, Model, ReportSettings, Retrieved, find
@@ -54,9 +55,7 @@ def figures(report: Values) -> list[Figure]:
     for name, value in report.metrics().items():
         interval = report.intervals.get(name)
         span = "" if interval is None or math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
-        written.append(
-            Figure(name, "n/a" if math.isnan(value) else f"{value:.4f}", span, asked_metric(name, report.known).meaning)
-        )
+        written.append(Figure(name, "n/a" if math.isnan(value) else f"{value:.4f}", span, report.meaning(name)))
     return written
 
 
@@ -273,8 +272,8 @@ def write_report(
 ) -> WrittenReport:
     """Write an HTML file with the metrics, an adjustable threshold, failures, suspects and near duplicates.
 
-    The file is self-contained: pictures are inside it, and a browser loads nothing else. An existing file is replaced only
-    when the new one is complete.
+    The file is self-contained: pictures are inside it, and a browser loads nothing else. A file of this name is replaced,
+    whoever has written it, but only when the new one is complete.
 
     Args:
         path: Path of the file.
@@ -478,7 +477,8 @@ def fill(template: str, script: str, **words: Any) -> bytes:
     style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
     # The page allows no other style and script than these, whatever a label or a file name holds.
     digests = {"style_digest": _digest(style), "script_digest": _digest(script)}
-    text = templates.get_template(template).render(version=__version__, style=style, script=script, **digests, **words)
+    fixed = {"version": __version__, "writer": WRITER, "style": style, "script": script} | digests
+    text = templates.get_template(template).render(**fixed, **words)
     text = _UNPAIRED.sub("\ufffd", text)
     size = len(text.encode())
     return text.replace(SIZE, f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB", 1).encode()

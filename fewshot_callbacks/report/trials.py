@@ -41,7 +41,8 @@ def write_trials(
 ) -> WrittenReport:
     """Write an HTML file with the metrics of trials, their error rates at every threshold, and the worst mistakes.
 
-    The file is self-contained, as that of `write_report`. An existing file is replaced only when the new one is complete.
+    The file is self-contained, as that of `write_report`. A file of this name is replaced, whoever has
+    written it, but only when the new one is complete.
 
     Args:
         path: Path of the file.

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fewshot_callbacks.callbacks import GeneralizationGapMonitor, RetrievalMonitor
 from fewshot_callbacks.data import EpisodicBatchSampler
-from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
+from fewshot_callbacks.functional import RetrievalReport, discriminant_ratio, evaluate_retrieval
 from fewshot_callbacks.protonet import ProtoNet
 from tests.functional.variance import logged_by_definition
 
@@ -96,7 +96,12 @@ def retrieval(**settings: Any) -> RetrievalMonitor:
 def measured(embeddings: Tensor, labels: Tensor, *gallery: Tensor, **settings: Any) -> dict[str, float]:
     """What `retrieval` must log, without the prefix."""
     report = evaluate_retrieval(embeddings, labels, *gallery, **({"label_groups": None} | settings))
-    return report.metrics() | {"queries_without_match": float(report.queries_without_match)}
+    return report.metrics() | unmatched(report)
+
+
+def unmatched(report: RetrievalReport) -> dict[str, float]:
+    """The number of queries without a match, which is logged where there are any."""
+    return {"queries_without_match": float(report.queries_without_match)} if report.queries_without_match else {}
 
 
 def ratios(embeddings: Tensor, labels: Tensor) -> dict[str, float]:

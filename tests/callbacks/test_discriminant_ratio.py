@@ -42,6 +42,7 @@ class Batches(EveryBatch):
 def train(monitor: DiscriminantRatioMonitor, net: Any = None, data: Any = None, size: int = 11, **settings: Any) -> Any:
     """36 items in batches of 11: four batches an epoch, the last one of three; each has a class with a single item."""
     batches = Batches()
+    settings.setdefault("enable_progress_bar", True)
     trainer(monitor, batches, **settings).fit(net or Net(), loader(data, size))
     return batches
 
@@ -76,6 +77,13 @@ def test_every_batch_is_measured_as_the_function_does(settings: dict[str, Any]) 
     scaled = torch.nn.functional.normalize if settings.get("normalize") else torch.Tensor.double
     by_hand = [by_definition(scaled(step["embeddings"]), step["labels"]) for step in batches.outputs]
     assert batches.ratios == pytest.approx(by_hand, rel=1e-4, abs=1e-5)
+
+
+def test_j_is_not_read_for_a_progress_bar_that_is_not_there() -> None:
+    """Lightning reads what is shown after each batch, also without a bar: a training step would wait for the device."""
+    batches = train(DiscriminantRatioMonitor(), enable_progress_bar=False)
+    assert set(batches.shown) == {-1.0}
+    assert batches.logged == pytest.approx(ratios(batches), nan_ok=True)
 
 
 class Waits(TorchDispatchMode):

@@ -181,6 +181,17 @@ def test_an_error_is_a_warning(tmp_path):
     assert monitor.report is not None
 
 
+def test_a_file_that_is_no_report_is_left_and_the_report_has_the_next_name(tmp_path):
+    """Reports of its own are replaced."""
+    (tmp_path / "report.html").write_text("<title>Of the user</title>")
+    words = r"report\.html is no report of this package and is left as it is\. The report is report-2\.html beside it\."
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=words):
+            validated(retrieval(), ReportWriter(tmp_path / "report.html"))
+    assert (tmp_path / "report.html").read_text() == "<title>Of the user</title>"
+    assert sorted(file.name for file in tmp_path.glob("*.html")) == ["report-2.html", "report.html"]
+
+
 def test_an_unknown_field_of_the_path_is_refused_at_once():
     with pytest.raises(UsageError, match=r"The fields are \{epoch\}"):
         validated(retrieval(), ReportWriter("{loss}.html"))

@@ -267,6 +267,20 @@ def test_a_refused_picture_is_a_file_and_one_warning_for_each_kind(tmp_path: Pat
     assert [len(list((tmp_path / name).rglob("*.png"))) for name in ("run", "csv")] == [3, 3]
 
 
+def test_a_picture_replaces_one_of_this_package_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "pictures" / ACCEPTED / "step=000000.png"
+    for _ in range(2):
+        log_figures(trainer(default_root_dir=tmp_path), {NAME: red_figure}, policy())
+    assert is_the_red_figure(path)
+    Image.new("L", (4, 4)).save(path)
+    before = path.read_bytes()
+    with pytest.warns(
+        UserWarning, match=r"could not be written .*step=000000\.png is a file that this package has not"
+    ):
+        log_figures(trainer(default_root_dir=tmp_path), {NAME: red_figure}, policy())
+    assert path.read_bytes() == before
+
+
 def test_a_folder_that_cannot_be_written_to_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / "pictures").write_text("a file where the folder should be")
     with pytest.warns(UserWarning, match=r"could not be written .*default_root_dir='runs'"):

@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from rich.progress import Progress
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -136,6 +137,40 @@ def test_only_map_is_shown_in_the_progress_bar(prog_bar: bool, shown: set[str]) 
     run = trainer(retrieval(prog_bar=prog_bar))
     run.validate(Net(), loader(), verbose=False)
     assert set(run.progress_bar_metrics) == shown
+
+
+def test_no_queries_without_a_match_are_no_chart_unless_it_is_monitored(tmp_path: Path) -> None:
+    run = trainer(retrieval(), max_epochs=2)
+    run.fit(Net(), loader(), loader(QUERIES))
+    assert not [key for key in run.callback_metrics if "match" in key]
+    best = ModelCheckpoint(tmp_path, monitor="val/queries_without_match")
+    trainer(best, retrieval()).fit(Net(), loader(), loader(QUERIES))
+    assert best.best_model_score == 0
+
+
+def test_a_chart_of_queries_without_a_match_that_has_begun_goes_on() -> None:
+    """Two queries have none in the second epoch alone."""
+    points, labels = QUERIES.tensors
+    lone = TensorDataset(torch.cat([points, -points[:2]]), torch.cat([labels, torch.tensor([1, 2])]))
+
+    class Counts(Callback):
+        values: ClassVar[list[float]] = []
+
+        def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            self.values.append(float(trainer.callback_metrics.get("val/queries_without_match", -1)))
+
+    class Changing(LightningDataModule):
+        def train_dataloader(self) -> DataLoader[Any]:
+            return loader()
+
+        def val_dataloader(self) -> DataLoader[Any]:
+            assert self.trainer is not None
+            return loader(lone if self.trainer.current_epoch == 1 else QUERIES)
+
+    run = trainer(retrieval(), Counts(), max_epochs=3, reload_dataloaders_every_n_epochs=1)
+    with pytest.warns(UserWarning, match="2 of 38 queries have no match"):
+        run.fit(Net(), datamodule=Changing())
+    assert Counts.values == [-1, 2, 0]
 
 
 def test_queries_without_a_match_are_counted_and_noted_once() -> None:

@@ -568,7 +568,7 @@ def test_keys_that_exist_or_that_nobody_knows_pass_in_silence() -> None:
 
 def test_a_metric_that_needs_more_classes_has_no_key_and_one_notice() -> None:
     """Also where a later validation fails; NaN in every table would say nothing."""
-    run = trainer(RetrievalMonitor(), max_epochs=3)
+    run = trainer(RetrievalMonitor(label_groups=10), max_epochs=3)
     with pytest.warns(UserWarning, match="Grouped|other values") as caught:
         run.fit(Scripted([0.6, 0.6, math.nan]), loader(), loader())
     [notice] = [words for words in said(caught) if "Grouped" in words]
@@ -577,10 +577,18 @@ def test_a_metric_that_needs_more_classes_has_no_key_and_one_notice() -> None:
     assert math.isnan(run.callback_metrics["val/mAP"])
 
 
-@pytest.mark.filterwarnings("ignore:.*Grouped Recall is left out")
+def test_by_default_few_classes_have_no_grouped_recall_and_no_notice() -> None:
+    run = trainer(RetrievalMonitor())
+    run.fit(Net(), loader(), loader())  # warnings are errors here
+    assert not [key for key in run.callback_metrics if "grouped" in key]
+    assert float(run.callback_metrics["val/mAP"]) > 0
+
+
 def test_who_monitors_such_a_metric_is_told(tmp_path: Path) -> None:
     best = ModelCheckpoint(tmp_path, monitor="val/grouped_recall@1", mode="max")
-    with pytest.raises(UsageError, match=r"ModelCheckpoint\(monitor='val/grouped_recall@1'\): this set has too few"):
+    with pytest.raises(
+        UsageError, match=r"ModelCheckpoint\(monitor='val/grouped_recall@1'\): this set has too few.*labels need 20"
+    ):
         trainer(best, RetrievalMonitor()).fit(Net(), loader(), loader())
     run = trainer(best, RetrievalMonitor(strict=False))
     with pytest.warns(UserWarning, match="val/grouped_recall@1 is NaN. ModelCheckpoint.*this set has too few classes"):

@@ -5,6 +5,7 @@ import csv
 import math
 import random
 import re
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,56 @@ def test_a_resumed_run_goes_on_with_its_history(tmp_path: Path) -> None:
     assert second.history.steps == whole.history.steps == (3, 6)
     assert second.history.measures[:1] == first.history.measures
     torch.testing.assert_close(second.history.values("norm_ratio"), whole.history.values("norm_ratio"))
+
+
+@pytest.mark.parametrize("earlier", ["of another run", "of the user"])
+def test_a_file_of_another_run_or_of_the_user_is_left_as_it_is(earlier: str, tmp_path: Path) -> None:
+    """The history goes to the next name, also at the end of the second epoch, and that is said once."""
+    file = tmp_path / "run" / "training_dynamics.json"
+    if earlier == "of another run":
+        trainer(TrainingDynamicsMonitor(every_n_steps=1), logger=logger(tmp_path), max_steps=1).fit(
+            protonet(), episodes()
+        )
+    else:
+        file.parent.mkdir()
+        file.write_text("mine")
+    before, monitor = file.read_bytes(), TrainingDynamicsMonitor(every_n_steps=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(monitor, logger=logger(tmp_path), max_epochs=2).fit(protonet(), episodes(4))
+    assert [words for words in said(caught) if "training_dynamics-2.json" in words] == [
+        f"TrainingDynamicsMonitor: {file} was not written in this run and is left as it is. The training dynamics are in "
+        "training_dynamics-2.json beside it."
+    ]
+    assert file.read_bytes() == before
+    assert DynamicsHistory.load(file.with_stem("training_dynamics-2")) == monitor.history
+
+
+@pytest.mark.filterwarnings("ignore:.*exists and is not empty")
+def test_a_resumed_run_replaces_the_file_of_its_first_part_alone(tmp_path: Path) -> None:
+    first, second = (TrainingDynamicsMonitor(every_n_steps=3) for _ in range(2))
+    checkpoint = ModelCheckpoint(tmp_path, filename="last")
+    trainer(first, checkpoint, max_epochs=1, logger=logger(tmp_path)).fit(protonet(), episodes(4))
+    file = tmp_path / "run" / "training_dynamics.json"
+    resumed = {"ckpt_path": str(tmp_path / "last.ckpt")}
+    trainer(second, max_epochs=2, logger=logger(tmp_path)).fit(protonet(), episodes(4), **resumed)
+    assert DynamicsHistory.load(file) == second.history
+    assert DynamicsHistory.load(file).steps == (3, 6)
+    # The file of a third run, of other weights, whose steps have the same numbers.
+    other = DynamicsHistory((3, 6), (StepDynamics(1.0, 0.5, 0.9, 1.1),) * 2)
+    other.save(file)
+    third = trainer(TrainingDynamicsMonitor(every_n_steps=3), max_epochs=2, logger=logger(tmp_path))
+    with pytest.warns(UserWarning, match="training_dynamics-2.json"):
+        third.fit(protonet(), episodes(4), **resumed)
+    assert DynamicsHistory.load(file) == other
+    assert DynamicsHistory.load(file.with_stem("training_dynamics-2")).steps == (3, 6)
+
+
+def test_a_path_that_the_user_names_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text("mine")
+    monitor = TrainingDynamicsMonitor(every_n_steps=2, file=str(tmp_path / "mine.json"))
+    trainer(monitor, max_steps=2).fit(protonet(), episodes())
+    assert DynamicsHistory.load(tmp_path / "mine.json") == monitor.history
 
 
 def test_a_history_of_another_centering_is_not_mixed_in() -> None:

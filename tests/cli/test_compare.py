@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 
 import pytest
 
 from fewshot_callbacks.cli.compare import DYNAMICS, RECORD, TrainingRecord, best_checkpoint
+from fewshot_callbacks.cli.fit import check_checkpoint
 from fewshot_callbacks.cli.main import main
 from fewshot_callbacks.functional import compare_dynamics
 from tests.cli.words import CONFIGS, MONITORS, QUIET
@@ -146,3 +148,27 @@ def test_the_newest_best_checkpoint_is_found(folder, tmp_path):
         (tmp_path / folder / name).write_text("")
         os.utime(tmp_path / folder / name, (1000 - age, 1000 - age))
     assert best_checkpoint(tmp_path) == tmp_path / folder / "best-v1.ckpt"
+
+
+def test_checkpoints_that_systems_make_or_that_are_gone_are_no_checkpoints(tmp_path):
+    """A Mac keeps the attributes of `best.ckpt` in `._best.ckpt`; a link of Lightning's may lead nowhere."""
+    (tmp_path / "__MACOSX").mkdir()
+    (tmp_path / "other.ckpt").write_text("")
+    for name in ("._other.ckpt", "__MACOSX/best.ckpt", ".ipynb_checkpoints-best.ckpt"):
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (2e9, 2e9))
+    (tmp_path / "last.ckpt").symlink_to("gone.ckpt")
+    assert best_checkpoint(tmp_path) == tmp_path / "other.ckpt"
+    hidden = tmp_path / ".runs"
+    hidden.mkdir()
+    (hidden / "best.ckpt").write_text("")
+    assert best_checkpoint(hidden) == hidden / "best.ckpt"  # the user has named this folder
+
+
+def test_a_checkpoint_that_is_missing_is_answered_with_those_that_are_there(tmp_path):
+    for name in ("best.ckpt", "._best.ckpt"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(
+        ValueError, match=rf"There is no checkpoint .*bst\.ckpt\. {re.escape(str(tmp_path))} holds best\.ckpt\."
+    ):
+        check_checkpoint("test", tmp_path / "bst.ckpt", ())

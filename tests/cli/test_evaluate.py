@@ -49,7 +49,7 @@ FORMS = {
         "embeddings": rows[:40], "labels": labels[:40], "gallery": rows[40:], "gallery_labels": labels[40:] % 20,
     },
 }  # fmt: skip
-SETTINGS = {"similarity": "euclidean", "metrics": ("mAP", "recall@3", "recall@precision0.5"), "label_groups": 2}
+SETTINGS = {"similarity": "euclidean", "metrics": ("mAP", "recall@3", "recall@precision0.5")}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -300,10 +300,10 @@ def test_judgements_are_who_is_relevant_in_place_of_labels(judged, capsys):
     judgements.write_text(JUDGED + "d 0 7 1\n")
     assert "no query has the ids 'd' (1 in all)" in refused(capsys, file, "--judgements", judgements)
     words = [file, "--judgements", judgements, "--unknown", "ignore"]
-    left_out = "1 judgement names a query or an item that no row is (--unknown ignore)."
+    left_out = "1 judgement names a query or an item that no row is."
     without = evaluated(capsys, *words)
     assert without["metrics"] == printed["metrics"]
-    assert left_out in without["notes"]
+    assert any(note.startswith("1 judgement names a query or an item that no row is") for note in without["notes"])
     assert main(["evaluate", *map(str, words)]) == 0
     assert left_out in " ".join(capsys.readouterr().out.split())
     assert main(["evaluate", *map(str, words), "--against", str(file)]) == 0

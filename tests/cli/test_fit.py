@@ -1,5 +1,6 @@
 """`fewshot fit` and `fewshot test`: the configurations train, keep a run, and are tested from its checkpoint."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lightning.pytorch.loggers import Logger
 
 from fewshot_callbacks.cli.compare import TrainingRecord
 from fewshot_callbacks.cli.fit import command
@@ -115,3 +117,99 @@ def test_a_configuration_of_the_package_is_found_by_its_name_anywhere(elsewhere,
     project = tomllib.loads((CONFIGS.parent / "pyproject.toml").read_text(encoding="utf-8"))
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["force-include"] == {"configs": "fewshot_callbacks/configs"}
+
+
+# ------------------------------------------------------------------------------------- what lies in the folder of a run
+
+GLYPHS = ["--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), *TINY, *QUIET]
+
+
+class OfOneFolder(Logger):
+    """Somebody else's logger, whose runs share a folder, such as the working directory."""
+
+    name, version, save_dir = "mine", 3, "."
+
+    def log_metrics(self, metrics, step=None): ...
+
+    def log_hyperparams(self, *args, **kwargs): ...
+
+
+def logging_to(kind, **settings):
+    """The words of a logger whose folder is `logs/run` whenever it runs."""
+    return f"--trainer.logger={json.dumps({'class_path': kind, 'init_args': settings})}"
+
+
+TENSORBOARD = logging_to("TensorBoardLogger", save_dir="logs", name="run", version="")
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".yaml", ".json")}
+
+
+@pytest.mark.parametrize("kind", ["TensorBoardLogger", "CSVLogger"])
+def test_a_second_training_in_one_folder_is_refused_before_it_begins(kind, few_glyphs, elsewhere, capsys):
+    words = [*GLYPHS, logging_to(kind, save_dir="logs", name="run", version="")]
+    assert main(["fit", *words]) == 0
+    before = contents(elsewhere / "logs/run")
+    assert {"config.yaml", "training.json", "hparams.yaml"} <= set(before)
+    capsys.readouterr()
+    assert main(["fit", *words, "--model.head=softmax"]) == 1
+    said = capsys.readouterr().err
+    assert (
+        "logs/run already holds config.yaml and training.json, and a new training would replace them. Give the run another "
+        "folder (name and version of its logger), or continue the training in it with --ckpt_path." in said
+    )
+    assert {name: contents(elsewhere / "logs/run")[name] for name in ("config.yaml", "training.json")} == {
+        name: before[name] for name in ("config.yaml", "training.json")
+    }
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "training.json"])
+@pytest.mark.parametrize("continued", [False, True])
+def test_files_of_the_user_in_the_folder_of_a_run_are_left_as_they_are(name, continued, few_glyphs, elsewhere, capsys):
+    words = [*GLYPHS, TENSORBOARD]
+    (elsewhere / "logs/run").mkdir(parents=True)
+    if continued:
+        assert main(["fit", *words]) == 0
+        words += ["--ckpt_path", "logs/run/checkpoints/last.ckpt", "--trainer.max_epochs=2"]
+    (elsewhere / "logs/run" / name).write_text("mine: 1")
+    assert main(["fit", *words]) == 1
+    assert f"logs/run already holds {name}, and a new training would replace" in capsys.readouterr().err
+    assert (elsewhere / "logs/run" / name).read_text() == "mine: 1"
+
+
+@pytest.mark.filterwarnings("ignore:.*exists and is not empty")
+def test_a_training_that_goes_on_in_its_folder_keeps_the_earlier_configuration(few_glyphs, elsewhere, capsys):
+    """The same settings again change nothing, as when a queue starts a job anew; the record is that of the whole."""
+    folder = elsewhere / "logs/run"
+    words = [*GLYPHS, TENSORBOARD]
+    assert main(["fit", *words]) == 0
+    first = (folder / "config.yaml").read_bytes()
+    checkpoint = ["--ckpt_path", "logs/run/checkpoints/last.ckpt"]
+    assert main(["fit", *words, *checkpoint, "--trainer.max_epochs=2"]) == 0
+    assert (folder / "config-1.yaml").read_bytes() == first
+    assert "The configuration of the training so far is kept as config-1.yaml." in capsys.readouterr().out
+    assert yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["max_epochs"] == 2
+    assert TrainingRecord.of(folder).epochs == 2
+    assert main(["fit", *words, *checkpoint, "--trainer.max_epochs=2"]) == 0
+    assert sorted(path.name for path in folder.glob("config*")) == ["config-1.yaml", "config.yaml"]
+
+
+def test_a_test_that_is_logged_to_the_folder_of_a_training_leaves_its_configuration(few_glyphs, elsewhere):
+    words = [*GLYPHS, TENSORBOARD]
+    assert main(["fit", *words]) == 0
+    before = contents(elsewhere / "logs/run")["config.yaml"]
+    assert main(["test", *words, "--ckpt_path", "logs/run/checkpoints/best.ckpt", "--trainer.max_epochs=7"]) == 0
+    assert contents(elsewhere / "logs/run")["config.yaml"] == before
+
+
+def test_a_logger_of_one_folder_for_all_runs_has_a_folder_for_each(few_glyphs, elsewhere, capsys):
+    (elsewhere / "config.yaml").write_text("mine: 1")
+    (elsewhere / "training.json").write_text("[]")
+    assert main(["fit", *GLYPHS, logging_to("tests.cli.test_fit.OfOneFolder")]) == 0
+    assert (elsewhere / "config.yaml").read_text() == "mine: 1"
+    assert (elsewhere / "training.json").read_text() == "[]"
+    assert TrainingRecord.of(elsewhere / "mine/3") == TrainingRecord(1, 2, 1, ended=True, head="dr")
+    said = capsys.readouterr().out
+    assert "The run is kept in ./mine/3." in said
+    assert "--config mine/3/config.yaml" in said

@@ -213,3 +213,14 @@ def test_dir_shows_public_names_and_a_misspelt_import_says_what_is_near():
     )
     assert unknown == "cannot import name 'something_else_altogether' from 'fewshot_callbacks'"
     assert is_there == "False"
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_plan_says_which_files_are_passed_over(form, tmp_path, capsys):
+    np.save(tmp_path / "part-0.npy", np.ones((50, 8), np.float16))
+    (tmp_path / "._part-0.npy").write_text("of a Mac")
+    assert main(["plan", "--files", str(tmp_path), *form]) == 0
+    said = capsys.readouterr()
+    assert "1 name that systems make is passed over: ._part-0.npy 1." in said.err
+    assert said.err.startswith("note: ")
+    assert bool(form) == said.out.startswith("{")

@@ -128,6 +128,13 @@ def files(tmp_path, monkeypatch):
     np.savez("usual.npz", embeddings=rows, labels=labels)
 
 
+@pytest.mark.parametrize("words", ["", " --label_groups auto", " --label_groups AUTO"])
+def test_few_classes_have_no_grouped_recall_and_no_note(words, files, capsys):
+    assert main(f"evaluate usual.npz{words}".split()) == 0
+    said = capsys.readouterr()
+    assert "rouped" not in said.out + said.err
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -138,6 +145,8 @@ def files(tmp_path, monkeypatch):
          "two.npz has no 'embeddings', and 'a', 'b' with two axes. Pass --embeddings with the name of one."),
         ("evaluate named.npz --labels y --ids i", "has no 'i', but 'emb', 'y'. Pass --ids with one of these, or"),
         ("evaluate usual.npz --max_queries 0", "fewshot evaluate: --max_queries 0 must be positive;"),
+        ("evaluate usual.npz --metrics mAP --label_groups 3", "fewshot evaluate: --label_groups 3 is for Grouped Recall, "
+         "which metrics does not ask for."),
         ("evaluate usual.npz --threshold nan", "fewshot evaluate: --threshold nan must be a finite score;"),
         ("plan --queries 0 --dim 3", "fewshot plan: --queries 0 must be positive."),
         ("report usual.npz -o r.html --duplicates_from 2", "fewshot report: no cosine score is compared with"),

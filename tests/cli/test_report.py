@@ -216,3 +216,51 @@ def test_a_background_for_what_is_transparent(folder, tmp_path):
         shown = base64.b64decode(next(iter(data["images"].values())).partition(",")[2])
         assert Image.open(io.BytesIO(shown)).convert("RGB").getpixel((3, 3)) == colour
         assert f"what is transparent lies on <bdi>{words[1] if words else 'white'}</bdi>" in html
+
+
+# --------------------------------------------------------------------------------------- what lies where a report is to go
+
+
+def in_folder(folder, monkeypatch, *words):
+    monkeypatch.chdir(folder)
+    assert main(["report", *map(str, words)]) == 0
+
+
+@pytest.mark.parametrize("foreign", ["<!DOCTYPE html>\n<title>Of the user</title>", "", "folder"])
+def test_without_a_name_a_file_that_is_no_report_is_left_and_the_next_name_is_taken(
+    foreign, folder, tmp_path, monkeypatch, capsys
+):
+    """Its own reports are replaced, under either name."""
+    if foreign == "folder":
+        (tmp_path / "report.html").mkdir()
+    else:
+        (tmp_path / "report.html").write_text(foreign)
+    for _ in range(2):
+        in_folder(tmp_path, monkeypatch, folder / "one.npz")
+        said = capsys.readouterr().out
+        assert "report-2.html, 0." in said
+        assert (
+            "report.html holds something that this command has not written, and is left as it is. To replace it, pass "
+            "-o report.html." in said
+        )
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["report-2.html", "report.html"]
+    if foreign != "folder":
+        assert (tmp_path / "report.html").read_text() == foreign
+        in_folder(tmp_path, monkeypatch, folder / "one.npz", "-o", "report.html")  # named, it is replaced
+        assert (tmp_path / "report.html").read_text() != foreign
+
+
+def test_without_a_name_an_earlier_report_is_replaced(folder, tmp_path, monkeypatch, capsys):
+    for title in ("First", "Second"):
+        in_folder(tmp_path, monkeypatch, folder / "one.npz", "--title", title)
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+    assert "<title>Second</title>" in (tmp_path / "report.html").read_text()
+    assert "left as it is" not in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_without_a_name_a_pipe_is_neither_read_nor_replaced(folder, tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "report.html")
+    in_folder(tmp_path, monkeypatch, folder / "one.npz")
+    assert (tmp_path / "report.html").is_fifo()
+    assert (tmp_path / "report-2.html").is_file()

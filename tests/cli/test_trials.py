@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fewshot_callbacks import evaluate_trials, trial_scores
 from fewshot_callbacks.cli.main import main
@@ -68,3 +69,36 @@ def test_lists_of_items_with_embeddings(tmp_path, capsys):
     assert "4 items of the list have no embedding, or several, the first is 'id5/0.wav'" in said
     np.savez(stored, embeddings=embeddings, ids=items[:20])
     assert "has 24 embeddings and 20 ids" in refused(capsys, path, "--embeddings", stored)
+
+
+@pytest.fixture
+def scored(tmp_path):
+    rows = [f"{score / 40},{score % 3 == 0:d}" for score in range(40)]
+    (tmp_path / "scores.csv").write_text("score,same\n" + "\n".join(rows))
+    return tmp_path / "scores.csv"
+
+
+@pytest.mark.parametrize("name", ["det.png", "scores.png"])
+def test_pictures_of_somebody_else_are_not_replaced(name, scored, tmp_path, capsys):
+    """Refused before anything is computed or written; its own pictures are replaced."""
+    figures = tmp_path / "figures"
+    assert main(["trials", str(scored), "--figures", str(figures)]) == 0
+    assert main(["trials", str(scored), "--figures", str(figures)]) == 0
+    other = {"det.png": "scores.png", "scores.png": "det.png"}[name]
+    (figures / other).unlink()
+    Image.new("L", (4, 4)).save(figures / name)
+    before = (figures / name).read_bytes()
+    capsys.readouterr()
+    said = refused(capsys, scored, "--figures", figures)
+    assert (
+        f"{figures / name} is no figure of fewshot trials and would be replaced. Pass --figures another folder" in said
+    )
+    assert (figures / name).read_bytes() == before
+    assert [file.name for file in figures.iterdir()] == [name]
+
+
+def test_figures_cannot_lie_in_a_file(scored, tmp_path, capsys):
+    (tmp_path / "figures").write_text("")
+    assert f"{tmp_path / 'figures'} is no folder. Pass --figures" in refused(
+        capsys, scored, "--figures", tmp_path / "figures"
+    )

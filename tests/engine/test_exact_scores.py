@@ -68,6 +68,16 @@ def test_hold_for_every_finite_float32(values, similarity):
     assert np.array_equal(scores(data, None, similarity), true_scores(data, data, similarity))
 
 
+@pytest.mark.parametrize("power", [0, 20, -20])
+@pytest.mark.parametrize("whole", [2.0**53, 2.0**53 + 2, 2.0**60 + 2.0**8])
+def test_a_distance_beside_a_half_is_rounded_to_its_side(whole, power):
+    """The square of a half, a little more and a little less: 106 bits of the root do not tell them apart."""
+    half = math.ulp(whole) / 2
+    rows = [[0.0, half, 0.0], [0.0, -whole, math.sqrt(half)], [0.0, -whole, 0.0], [math.sqrt(half) / 2, -whole, 0.0]]
+    data = np.ldexp(np.array(rows), power)
+    assert np.array_equal(scores(data, None, "euclidean"), true_scores(data, data, "euclidean"))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.floats(-1e150, 1e150), min_size=2, max_size=2), min_size=2, max_size=6),

@@ -122,3 +122,61 @@ def test_an_operating_point_that_is_not_there_is_refused_with_those_that_are():
         with pytest.raises(LookupError, match="no operating point"):
             other[0.5]
     assert FIRST.at_precision.get(0.5) is None
+
+
+def test_pooled_decisions_are_shown_point_by_point():
+    pooled = FIRST.pooled
+    lines = repr(pooled).splitlines()
+    assert repr(pooled) == str(pooled)
+    assert lines[0] == f"best F1: {pooled.best_f1}"
+    assert lines[1] == f"precision of at least 0.95: {FIRST.at_precision[0.95]}"
+    point = FIRST.at_false_match_rate[0.01]
+    assert lines[2] == (
+        f"false match rate of at most 0.01: threshold {point.threshold:.4f}: false match rate "
+        f"{point.false_match_rate:.4f}, false non-match rate {point.false_non_match_rate:.4f}"
+    )
+    assert lines[3] == f"area under the precision-recall curve: {FIRST.auc_pr.value:.4f}"
+    assert len(lines) == 4
+    at_half = evaluate_retrieval(ROWS, LABELS, metrics=("eer", "f1"), threshold=0.5)
+    assert f"given threshold: {at_half.decision}" in str(at_half.pooled)
+    assert f"equal error rate: {at_half['eer']:.4f}" in str(at_half.pooled)
+
+
+def test_counts_of_pairs_are_shown_at_ten_thresholds():
+    counts = FIRST.pair_counts
+    lines = repr(counts).splitlines()
+    assert repr(counts) == str(counts)
+    assert lines[0] == f"{counts.relevant:,} relevant and {counts.irrelevant:,} irrelevant pairs"
+    assert lines[1].split("  ")[-1].strip() == "false match rate"
+    rows = [list(map(float, line.split())) for line in lines[2:12]]
+    assert rows[0][0] == round(counts.thresholds.min(), 4)
+    assert rows[-1][0] == round(counts.thresholds.max(), 4)
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+    for row in rows:
+        [at] = [n for n, each in enumerate(counts.thresholds) if round(each, 4) == row[0]][:1]
+        expected = counts.recall[at], counts.precision[at], counts.false_match_rate[at]
+        assert row[1:] == pytest.approx(expected, abs=6e-5, nan_ok=True)
+    assert lines[-1] == f"... and {len(counts.thresholds) - 10:,} more"
+
+
+def test_threshold_consistency_is_shown_with_the_classes_that_want_another():
+    tight = ROWS + 2 * torch.nn.functional.one_hot(LABELS, 20) * (LABELS < 10)[:, None]
+    found = evaluate_retrieval(tight, WORDS, metrics=("opis@fmr0.1",)).consistency[0.1]
+    lines = repr(found).splitlines()
+    assert repr(found) == str(found)
+    assert lines[0] == f"20 classes at {len(found.thresholds)} thresholds: OPIS {found.opis:.4f}, gap {found.gap():.4f}"
+    assert lines[1] == f"common threshold {found.common_threshold:.4f}; classes that gain the most by one of their own:"
+    assert lines[2].split() == ["class", "threshold", "gain"]
+    label, (threshold, gain) = next(iter(found.wanting().items()))
+    assert lines[3].strip().rsplit(maxsplit=2) == [label, f"{threshold:.4f}", f"{gain:.4f}"]
+    same = evaluate_retrieval(ROWS, WORDS, metrics=("opis@fmr0.1",)).consistency[0.1]
+    assert str(same).splitlines()[1:] == [
+        f"common threshold {same.common_threshold:.4f}; no class gains by one of its own"
+    ]
+    steering = evaluate_retrieval(tight, [f"{word}\x1b[2J" for word in WORDS], metrics=("opis@fmr0.1",))
+    assert "\x1b" not in str(steering.consistency[0.1])
+    alone = evaluate_retrieval(ROWS, [0] * 600, metrics=("opis@fmr0.1",))
+    assert (
+        str(alone.consistency[0.1])
+        == "0 classes at 0 thresholds: OPIS nan, gap nan; 1 class without a pair is left out"
+    )

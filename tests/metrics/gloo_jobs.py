@@ -39,9 +39,10 @@ def items(n: int = 23) -> tuple[torch.Tensor, torch.Tensor]:
 SHARDS = {"uneven": (slice(0, 17), slice(17, 23)), "first empty": (slice(23, 23), slice(0, 23))}
 """Who holds what; an empty shard is no batch at all, and a third process has none."""
 
-SETTINGS: dict[str, Any] = {"label_groups": 2, "metrics": ("mAP", "recall@1", "recall@3")}
+SETTINGS: dict[str, Any] = {"metrics": ("mAP", "recall@1", "recall@3")}
 MORE: dict[str, Any] = SETTINGS | {
-    "metrics": (*DEFAULT_METRICS, "prototype_accuracy", "macro_mAP", "auc_pr", "recall@precision0.5", "eer")
+    "label_groups": 2,
+    "metrics": (*DEFAULT_METRICS, "prototype_accuracy", "macro_mAP", "auc_pr", "recall@precision0.5", "eer"),
 }
 
 
@@ -204,6 +205,33 @@ def embedding_store(rank: int) -> dict[str, Any]:
     )
     store.append(embeddings[own], labels[own], ids=[f"{n}.png" for n in own.tolist()])
     return answers | {"ids": (store.gather(), store.shard().dropped)}
+
+
+@case
+def stores_of_different_calls(rank: int) -> dict[str, str]:
+    """What each process hears if the last one alone gives ids or groups, or another size, or all of them in one batch."""
+    embeddings, labels = items(8)
+    last = torch.distributed.get_world_size() - 1
+    given = {
+        "ids in one process": (
+            {"ids": range(8)} if rank == last else {},
+            {"ids": range(8)} if rank == last else {},
+            99,
+        ),
+        "groups in one process": ({"groups": [0] * 8} if rank == last else {},) * 2 + (99,),
+        "ids in some batches of one process": ({"ids": range(8)}, {} if rank == last else {"ids": range(8)}, 99),
+        "sizes": ({}, {}, 99 if rank == last else None),
+    }
+    answers = {}
+    for name, (first, second, dataset_size) in given.items():
+        store = EmbeddingStore()
+        for batch in (first, second):
+            store.append(embeddings, labels, **{key: list(values) for key, values in batch.items()})
+        try:
+            store.gather(dataset_size)
+        except ValueError as error:
+            answers[name] = str(error)
+    return answers
 
 
 def answers(rank: int, folder: Path) -> dict[str, Any]:

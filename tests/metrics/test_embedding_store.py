@@ -124,6 +124,23 @@ class TestIds:
         assert "40 of 80 items are left out, and 3 of them are no repetitions" in notes[1]
 
 
+@pytest.mark.parametrize("name", ["ids", "groups"])
+@pytest.mark.parametrize("given", [(True, False), (False, True)])
+def test_what_some_batches_have_alone_is_refused(name, given):
+    """A batch without items need not have it."""
+    store, batch = EmbeddingStore(), (torch.ones(2, 4), torch.arange(2))
+    for has_it in given:
+        store.append(*batch, **({name: [0, 1]} if has_it else {}))
+    words = f"EmbeddingStore: {name} are given in some batches alone. Pass them with each batch, or with none."
+    with pytest.raises(ValueError, match=words):
+        store.gather()
+    store.clear()
+    store.append(*batch, **{name: [0, 0]})
+    store.append(torch.ones(0, 4), torch.arange(0))
+    assert store.shard().dropped == (name == "ids")
+    assert (store.shard().groups is not None) == (name == "groups")
+
+
 def rows_of(embeddings, labels):
     """Items in an order of their own."""
     return sorted((*row, label) for row, label in zip(embeddings.tolist(), labels.tolist(), strict=True))
@@ -157,6 +174,20 @@ class TestSeveralProcesses:
             assert torch.equal(first[0], other[0])
             assert torch.equal(first[1], other[1])
         assert rows_of(*first) == rows_of(*gloo_jobs.items())
+
+    def test_what_processes_give_differently_is_refused_in_all_of_them(self, on_ranks):
+        last = f"process {len(on_ranks) - 1}"
+        fix = "Pass them with each batch of every process, or with none."
+        for answers in on_ranks:
+            words = answers["stores_of_different_calls"]
+            assert words == {
+                "ids in one process": f"EmbeddingStore: ids are left out in process 0, given in {last}. {fix}",
+                "groups in one process": f"EmbeddingStore: groups are left out in process 0, given in {last}. {fix}",
+                "ids in some batches of one process": "EmbeddingStore: ids are given in some batches of "
+                f"{last} alone. {fix}",
+                "sizes": f"EmbeddingStore: dataset_size is None in process 0, 99 in {last}. Pass the number of items of the "
+                "whole data set in every process.",
+            }
 
     def test_of_items_with_one_id_one_stays(self, on_ranks):
         for answers in on_ranks:

@@ -15,7 +15,7 @@ from fewshot_callbacks.metrics import RetrievalEvaluation
 from tests.metrics import gloo_jobs
 from tests.metrics.cases import COPIES, WRONG_BATCHES
 
-SETTINGS = {"label_groups": 2, "metrics": ("mAP", "recall@1", "recall@3")}
+SETTINGS = {"metrics": ("mAP", "recall@1", "recall@3")}
 
 
 def made(items=30, classes=5):
@@ -250,6 +250,38 @@ def test_judgements_by_id(words, gallery):
     unknown.update(embeddings, ids=[f"item {i}" for i in range(40)])
     with pytest.raises(ValueError, match="no query has the ids 'nobody'"):
         unknown.compute()
+
+
+def test_the_smallest_relevant_grade_and_judgements_of_ids_that_no_item_has():
+    """As `Relevance.from_judgements` takes them."""
+    judged = {0: {2: 1, 3: 2, 9: 2}, 1: {3: 1, 4: 2}, 8: {2: 1}}
+    items = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
+    for options in ({"at_least": 2, "unknown": "ignore"}, {"unknown": "ignore"}):
+        metric = RetrievalEvaluation(judgements=judged, metrics=("mAP", "ndcg@5"), **options)
+        metric.update(items, ids=range(5), is_gallery=torch.arange(5) > 1)
+        relevance = Relevance.from_judgements(judged, [0, 1], [2, 3, 4], **options)
+        expected = evaluate_retrieval(items[:2], gallery=items[2:], relevance=relevance, metrics=("mAP", "ndcg@5"))
+        same(metric.compute(), expected.metrics())
+        assert metric.report.notes == expected.notes
+    strict = RetrievalEvaluation(judgements=judged, at_least=2)
+    strict.update(items, ids=range(5), is_gallery=torch.arange(5) > 1)
+    with pytest.raises(ValueError, match=r"no query has the ids 8 \(1 in all\) of the judgements.*unknown='ignore'"):
+        strict.compute()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"judgements": {0: [1]}, "at_least": 0}, "at_least=0 must be a positive number: a grade of 0 is irrelevant"),
+        ({"judgements": {0: [1]}, "at_least": "high"}, "at_least 'high' is no number"),
+        ({"judgements": {0: [1]}, "unknown": "drop"}, "there is no unknown='drop'. Pass 'error' or 'ignore'"),
+        ({"at_least": 2}, "at_least and unknown are those of judgements. Pass judgements"),
+        ({"unknown": "ignore"}, "at_least and unknown are those of judgements. Pass judgements"),
+    ],
+)
+def test_wrong_choices_about_judgements_are_refused_at_construction(options, words):
+    with pytest.raises(ValueError, match=f"^RetrievalEvaluation: {words}"):
+        RetrievalEvaluation(**options)
 
 
 @pytest.mark.parametrize(

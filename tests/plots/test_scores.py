@@ -85,6 +85,16 @@ def test_all_text_of_recall_at_k_can_be_read(ks, least):
     assert_legible(recall_at_k_curve(series, LONG))
 
 
+def test_a_single_value_is_a_large_point_and_a_figure_of_these_says_how_to_get_a_curve():
+    lone = recall_at_k_curve({"recall@k": {1: 0.6}, "grouped recall@k": {1: 0.9}})
+    assert "A curve needs several k: metrics=('recall@1', 'recall@5', 'recall@10')." in lone.axes[0].get_xlabel()
+    both = recall_at_k_curve({"recall@k": {1: 0.6, 5: 0.8}, "grouped recall@k": {1: 0.9}})
+    assert "metrics" not in both.axes[0].get_xlabel()
+    curve, point = both.axes[0].get_lines()
+    assert point.get_markersize() >= 1.5 * curve.get_markersize()
+    assert {line.get_markersize() for line in lone.axes[0].get_lines()} == {point.get_markersize()}
+
+
 def test_rates_of_counts():
     assert COUNTS.recall[0] == COUNTS.false_match_rate[0] == 1
     assert COUNTS.false_non_match_rate[0] == 0

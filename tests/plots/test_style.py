@@ -143,3 +143,9 @@ def test_wrapped_lines_fit_and_lose_nothing_without_an_ellipsis(text, most):
     assert all(width_of(line, 8) <= 1.0 for line in lines)
     if not (lines and lines[-1].endswith(ELLIPSIS)):
         assert "".join(lines).replace(" ", "") == readable(text).replace(" ", "")
+
+
+def test_a_file_that_the_user_names_is_replaced(tmp_path):
+    (tmp_path / "mine.png").write_text("of the user")
+    save(new_figure(1), tmp_path / "mine.png")
+    assert (tmp_path / "mine.png").read_bytes()[1:4] == b"PNG"

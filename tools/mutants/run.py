@@ -11,7 +11,7 @@ How a mutant is run. The working tree is copied to `.mutants/tree`, and only the
 are imported once; each mutant is tried by a fork of that process, which then imports the package. Once, all tests run with
 their coverage recorded, so that a mutant meets the tests that run its line: first those of the file's own test file, then
 the others, quick ones first, until `--budget` seconds are full. What is found is kept in `.mutants`; a call that was
-interrupted goes on where it was.
+interrupted goes on where it was. A folder of records that holds files of others is refused, and only copies are removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import tomllib
@@ -45,6 +44,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.operator import Operator
 from cosmic_ray.plugins import get_operator
+from working_tree import copy_working_tree, open_state
 
 ROOT = Path(__file__).parents[2]
 REASONS = Path(__file__).parent / "survivors.toml"
@@ -376,23 +376,6 @@ def files_of(tests: list[str], mutant: Mutant, root: Path, only: Collection[str]
 # ------------------------------------------------------------------------------------------------------------- the runs
 
 
-def copy_working_tree(folder: Path) -> None:
-    """What git tracks, or would; what is the same already keeps its time, so that compiled files stay valid."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, check=True,
-    )  # fmt: skip
-    names = {name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()}
-    for name in names:
-        source, copy = ROOT / name, folder / name
-        if not copy.exists() or copy.read_bytes() != source.read_bytes():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, copy)
-    for copy in folder.rglob("*.py"):
-        if str(copy.relative_to(folder)) not in names:
-            copy.unlink()
-
-
 def preload() -> None:
     """Import what every test run imports, but nothing of the package."""
     for name in ("beartype", "hypothesis", "jaxtyping", "lightning.pytorch", "numba", "pytest", "scipy.stats"):
@@ -686,13 +669,13 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list or options.report:
         mutants, totals = draw(ROOT, options.sample, options.seed, options.only, options.each)
     else:
-        options.state.mkdir(exist_ok=True)
+        open_state(options.state)
         lock = (options.state / "lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two at a time would change one tree
         except BlockingIOError:
             sys.exit(f"Another run uses {options.state}. Wait for it, or pass another --state.")
-        copy_working_tree(options.state / "tree")
+        copy_working_tree(ROOT, options.state)
         mutants, totals = draw(options.state / "tree", options.sample, options.seed, options.only, options.each)
     if options.list:
         print("\n".join(f"{m.path}:{m.line} {m.operator}\n  {m.before}\n  {m.after}" for m in mutants))

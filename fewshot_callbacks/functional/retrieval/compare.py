@@ -201,7 +201,8 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
     for name, report in (("training", training), ("validation", validation)):
         if report.grouped is None:
             raise ValueError(
-                f"generalization_gap: the {name} report has no Grouped Recall. Its notes: {' '.join(report.notes) or '-'} "
+                f"generalization_gap: the {name} report has no Grouped Recall. {report.fact_of_classes} Its notes: "
+                f"{' '.join(report.notes) or '-'} "
                 "Evaluate both sets with one label_groups that leaves two groups in each: use a smaller label_groups, or "
                 "more classes."
             )

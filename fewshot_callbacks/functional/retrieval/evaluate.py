@@ -341,13 +341,11 @@ def _grouped(
     """
     if not settings.grouped_k:
         return None
-    size, distinct = settings.label_groups, len(sets.query_labels.unique())
-    if isinstance(size, int) and distinct < 2 * size:
-        notes.append(
-            f"Grouped Recall is left out: two groups of label_groups={size} labels need {2 * size}, and the "
-            f"queries have {distinct}. "
-            + (f"Use label_groups <= {distinct // 2}." if distinct >= 4 else "Pass label_groups=None.")
-        )
+    size = settings.group_size
+    distinct = len(sets.query_labels.unique())
+    if size is not None and distinct < 2 * size:
+        if settings.sets_groups or settings.names_grouped_recall:
+            notes.append(_note_of_few_classes(settings, size, distinct))
         return None
     try:
         splits = choose_groups(_CALL, sets, settings)
@@ -359,6 +357,20 @@ def _grouped(
     except GroupWithoutMatchError as error:
         notes.append(str(error))
         return None
+
+
+def _note_of_few_classes(settings: RetrievalSettings, size: int, distinct: int) -> str:
+    """Write why there is no Grouped Recall, and what gives one.
+
+    Args:
+        settings: Those of the evaluation.
+        size: The number of labels in a group.
+        distinct: The number of labels of the queries.
+    """
+    groups = f"{size} labels (label_groups='auto')" if settings.chooses_group_size else f"label_groups={size} labels"
+    # two groups of two labels are the fewest
+    fix = f"Use label_groups <= {distinct // 2}." if distinct >= 4 else "Pass label_groups=None."
+    return f"Grouped Recall is left out: two groups of {groups} need {2 * size}, and the queries have {distinct}. {fix}"
 
 
 # Metrics that grades matter to, with their gain.

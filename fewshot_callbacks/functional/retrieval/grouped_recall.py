@@ -142,6 +142,10 @@ class GroupedRecall:
     labels: tuple[tuple[tuple[int, ...], ...], ...] = field(default=(), compare=False, repr=False)
     """the labels of each group of each split"""
 
+    def in_words(self) -> str:
+        """Say among how many classes it searches; values of other group sizes cannot be compared."""
+        return f"{self.groups:,} {'group' if self.groups == 1 else 'groups'} of {self.group_size or 'several'} classes"
+
     def minus(self, other: GroupedRecall) -> dict[int, Difference]:
         """Compute the difference from the result of another set, possibly of other classes: K -> value and interval.
 
@@ -199,6 +203,9 @@ def grouped_recall(
 
     The cost is that of `groups` small evaluations, N^2 / groups pairs in all: linear in N for groups of a fixed size.
 
+    By default, `label_groups="auto"`, a group has 10 labels, also where there are fewer than 20: a single group has no
+    interval, which a warning says, and fewer than 10 labels are an error.
+
     Groups that are given may differ in size; each has the same weight. `seed` is then not used, and labels in no group are
     left out. The interval takes the given groups for a sample of similar groups, so it is wide
     where they are few or differ much. The classes of a given group are not taken as independent of each other, so groups
@@ -243,16 +250,14 @@ def grouped_recall(
     fix = "Pass 'exclude' to leave queries without a match out of the mean, or 'miss' to count them as misses."
     refuse_unknown(_CALL, "unmatched", unmatched, Unmatched, fix)
     end = "_miss" if unmatched == "miss" else ""
-    checked = replace(
-        RetrievalSettings.checked(grouped_recall, settings, GroupedOptions),
-        metrics=tuple(f"grouped_recall@{rank}{end}" for rank in several(k)),
-    )
-    check_settings(_CALL, checked)
+    checked = RetrievalSettings.checked(grouped_recall, settings, GroupedOptions)
     if checked.label_groups is None:
         raise ValueError(
             f"{_CALL}: label_groups=None requests nothing. Pass the number of labels in a group, such as 10."
         )
-    if not isinstance(checked.label_groups, int) and repeats != 1:
+    checked = replace(checked, metrics=tuple(f"grouped_recall@{rank}{end}" for rank in several(k)))
+    check_settings(_CALL, checked)
+    if checked.group_size is None and repeats != 1:
         raise ValueError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
     with default_mode():
         inputs = collect_inputs(
@@ -291,10 +296,10 @@ def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSetting
         ValueError: If a given group has a label that no query has, one are words and the others integers, or there are
             fewer labels than a group needs.
     """
-    groups, labels, names = settings.label_groups, inputs.query_labels, inputs.label_names
-    if isinstance(groups, int):
-        return [list(split) for split in label_groups(labels, groups, settings.seed, repeats)]
-    checked = checked_groups(call, groups)
+    labels, names = inputs.query_labels, inputs.label_names
+    if settings.group_size is not None:
+        return [list(split) for split in label_groups(labels, settings.group_size, settings.seed, repeats)]
+    checked = checked_groups(call, settings.label_groups)
     given = joined_labels(checked, call)
     words = None if names is None else dict(enumerate(names))
     refuse_words_beside_integers(call, {"label_groups": given, "labels": Labels(labels, words)})
@@ -434,7 +439,8 @@ def _summary(
 ) -> GroupedRecall:
     repeats, groups, _ = values.shape
     sizes = {len(group) for group in splits[0]}
-    are_given, confidence = not isinstance(settings.label_groups, int), settings.confidence
+    are_given = settings.group_size is None
+    confidence = settings.confidence
     # Classes that were put together for a reason, such as those of one family, are not independent: a group is one part.
     parts = 1 if are_given else max(sizes)
     if groups < 2:

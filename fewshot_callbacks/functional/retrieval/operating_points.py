@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.evaluation import PooledPairs
 from fewshot_callbacks.engine.pooled import Positives, Wanted
+from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -105,6 +106,19 @@ class PairCounts:
         nearest = int(np.abs(self.thresholds - threshold).argmin())
         return float(self.recall[nearest]), float(self.precision[nearest]), float(self.false_match_rate[nearest])
 
+    def __str__(self) -> str:
+        """Return the rates at a few thresholds, from the lowest to the highest, as a table."""
+        order = np.argsort(self.thresholds, kind="stable")
+        shown = order[np.linspace(0, len(order) - 1, min(SHOWN_ROWS, len(order))).round().astype(np.int64)]
+        columns = ("threshold", "recall", "precision", "false match rate")
+        rates = (self.thresholds, self.recall, self.precision, self.false_match_rate)
+        rows = [[f"{values[at]:.4f}" for values in rates] for at in shown]
+        head = f"{self.relevant:,} relevant and {self.irrelevant:,} irrelevant pairs"
+        return "\n".join([head, *(table(columns, rows, len(order)) if rows else ())])
+
+    def __repr__(self) -> str:
+        return str(self)
+
 
 @dataclass(frozen=True)
 class OperatingPoint:
@@ -179,6 +193,11 @@ class ErrorRatePoint:
     false_non_match_rate: float
     """share of the relevant pairs that are rejected, in [0, 1]"""
 
+    def __str__(self) -> str:
+        """Return the threshold and both rates, in a line."""
+        rates = f"false match rate {self.false_match_rate:.4f}, false non-match rate {self.false_non_match_rate:.4f}"
+        return f"threshold {self.threshold:.4f}: {rates}"
+
 
 def equal_error_rate(before: float, match_before: float, after: float, match_after: float) -> float:
     """Return the rate at which FNMR and FMR cross, by a straight line where both jump.
@@ -243,6 +262,21 @@ class PooledDecisions:
     def decision(self) -> OperatingPoint:
         """The point at the threshold that was given, or that of the best F1."""
         return next(iter(self.at_threshold.values()), self.best_f1)
+
+    def __str__(self) -> str:
+        """Return the points, one in a line."""
+        lines = [f"best F1: {self.best_f1}"]
+        lines += [f"given threshold: {point}" for point in self.at_threshold.values()]
+        lines += [f"precision of at least {bound:g}: {point}" for bound, point in self.at_precision.items()]
+        lines += [
+            f"false match rate of at most {bound:g}: {point}" for bound, point in self.at_false_match_rate.items()
+        ]
+        if self.equal_error_rate is not None:
+            lines.append(f"equal error rate: {self.equal_error_rate:.4f}")
+        return "\n".join([*lines, f"area under the precision-recall curve: {self.auc_pr.value:.4f}"])
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def thinned(pooled: PooledPairs, known: Sequence[tuple[float, int, int]] = ()) -> PairCounts:

@@ -176,12 +176,7 @@ class Relevance:
             Relevance(2 queries, 3 gallery items, 2 relevant pairs, 0 ignored)
         """
         call, one_set = "Relevance.from_judgements", gallery_ids is None
-        least = _grade(call, at_least, "at_least")
-        if not 0 < least < math.inf:
-            raise ValueError(
-                f"{call}: at_least={at_least!r} must be a positive number: a grade of 0 is irrelevant. Pass the smallest "
-                "relevant grade, such as 1 or 2."
-            )
+        least = check_choices(call, at_least, unknown)
         if isinstance(judgements, str | Path):  # its ids are strings
             query_ids = [*map(str, _listed(query_ids))]
             gallery_ids = None if gallery_ids is None else [*map(str, _listed(gallery_ids))]
@@ -328,7 +323,7 @@ class Relevance:
         if not self.unknown:
             return []
         what = "judgement names" if self.unknown == 1 else "judgements name"
-        note = f"{self.unknown:,} {what} a query or an item that no row is (unknown='ignore')."
+        note = f"{self.unknown:,} {what} a query or an item that no row is."
         absent = 0 if self.absent is None else len(self.absent.grades)
         if absent:
             note += (
@@ -436,6 +431,28 @@ def _right(call: str, grades: Float[np.ndarray, "pairs"], right: NDArray[np.bool
     return grades
 
 
+def check_choices(call: str, at_least: Any, unknown: str) -> float:
+    """Return the smallest relevant grade of judgements.
+
+    Args:
+        call: The public function, for messages.
+        at_least: See `Relevance.from_judgements`.
+        unknown: See there.
+
+    Raises:
+        ValueError: If `at_least` is no positive number, or `unknown` is neither `error` nor `ignore`.
+    """
+    least = _grade(call, at_least, "at_least")
+    if not 0 < least < math.inf:
+        raise ValueError(
+            f"{call}: at_least={at_least!r} must be a positive number: a grade of 0 is irrelevant. Pass the smallest "
+            "relevant grade, such as 1 or 2."
+        )
+    if unknown not in ("error", "ignore"):
+        raise ValueError(f"{call}: there is no unknown={unknown!r}. Pass 'error' or 'ignore'.")
+    return least
+
+
 def read_judgements(call: str, judgements: Any) -> tuple[list[Any], list[Any], Float[np.ndarray, "pairs"]]:
     """Return queries, items and grades of all judgements."""
     if isinstance(judgements, str | Path):
@@ -528,8 +545,6 @@ def _places_in_other_forms(ids: Iterable[Any], missing: set[Any]) -> dict[Any, i
 
 def _refuse_unknown(call: str, unknown: str, sides: Iterable[tuple[str, list[Any], dict[Any, int]]]) -> None:
     """Refuse ids that no row has, unless they are to be left out."""
-    if unknown not in ("error", "ignore"):
-        raise ValueError(f"{call}: there is no unknown={unknown!r}. Pass 'error' or 'ignore'.")
     for name, judged, known in sides:
         missing = [one for one in dict.fromkeys(judged) if one not in known]
         if missing and unknown == "error":

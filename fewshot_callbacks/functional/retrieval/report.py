@@ -22,6 +22,7 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
 )
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties
 from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, asked_metric, is_pattern
+from fewshot_callbacks.functional.retrieval.settings import AUTO_GROUP_SIZE
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.statistics import Interval, class_means
 
@@ -55,9 +56,13 @@ class Values:
             asked_metric(key, self.known)
             raise LookupError(
                 f"this report has no {key!r}, but {', '.join(self.values)}. Ask for it when you evaluate, with "
-                f"metrics=({key!r}, ...); if you did, the notes say why it is left out."
+                f"metrics=({key!r}, ...); if you did, {self._why_left_out(key)}"
             )
         return self.values[key]
+
+    def _why_left_out(self, key: str) -> str:
+        """Say why a value that was asked for may be missing."""
+        return "the notes say why it is left out."
 
     def __contains__(self, key: object) -> bool:
         """Whether a value is in this report."""
@@ -92,6 +97,10 @@ class Values:
                 "open, {k} for a rank or {p} for a rate, such as 'recall@{k}'."
             )
         return found.get(pattern, {})
+
+    def meaning(self, key: str) -> str:
+        """Return a sentence on what a value of this report is."""
+        return asked_metric(key, self.known).meaning
 
     def lines(self) -> list[str]:
         """Write each value with its interval, where there is one, in a line."""
@@ -235,8 +244,8 @@ class RetrievalReport(Values):
     """
 
     values: dict[str, float]
-    """metric -> value, in the order of `metrics`; Grouped Recall is missing where it could not be computed (a note says
-    why)"""
+    """metric -> value, in the order of `metrics`; Grouped Recall is missing where it could not be computed (see
+    `grouped`)"""
     pooled: PooledDecisions | None
     """what is known of all pairs together, which the fields from `decision` to `pair_counts` read; None if neither a metric
     of them nor a threshold was requested"""
@@ -244,7 +253,8 @@ class RetrievalReport(Values):
     """false match rate -> utility of each class at the thresholds of a tenth of it to the rate, and the classes that want
     another threshold; for the metrics `opis@fmr0.1` and `opis_gap@fmr0.1`"""
     grouped: GroupedRecall | None
-    """Grouped Recall@K; None if not requested, or if there are fewer labels than two groups need (a note says so)"""
+    """Grouped Recall@K, with the `group_size` that was taken; None if not requested, or if there are fewer labels than two
+    groups need (a note says so, unless both `metrics` and `label_groups` are the default)"""
     intervals: dict[str, Interval]
     """metric -> confidence interval of its mean, robust to the dependence of queries of one class"""
     confidence: float
@@ -285,6 +295,21 @@ class RetrievalReport(Values):
     """where labels were strings: each string once, sorted; None where they were integers"""
     seconds: float = field(compare=False)
     """duration of the evaluation, in seconds"""
+
+    def _why_left_out(self, key: str) -> str:
+        words = super()._why_left_out(key)
+        is_grouped = asked_metric(key).metric.source == "groups"
+        return f"{words} {self.fact_of_classes}".rstrip() if is_grouped else words
+
+    @property
+    def fact_of_classes(self) -> str:
+        """Why `label_groups="auto"` gives no Grouped Recall; empty where it gives one."""
+        if not 0 < self.classes < 2 * AUTO_GROUP_SIZE:
+            return ""
+        return (
+            f"With label_groups='auto', two groups of {AUTO_GROUP_SIZE} labels need {2 * AUTO_GROUP_SIZE}; the queries have "
+            f"{self.classes}."
+        )
 
     @property
     def decision(self) -> OperatingPoint:
@@ -350,6 +375,24 @@ class RetrievalReport(Values):
             keys = labels if self.label_names is None else [self.label_names[label] for label in labels]
             tables[name] = dict(zip(keys, means.tolist(), strict=True))
         return tables
+
+    def meaning(self, key: str) -> str:
+        """Return a sentence on what a value of this report is; of Grouped Recall also among how many classes it searched."""
+        meaning = super().meaning(key)
+        if asked_metric(key).metric.source == "groups" and self.grouped is not None:
+            return f"{meaning} {self.grouped.in_words()}."
+        return meaning
+
+    def lines(self) -> list[str]:
+        """Write each value with its interval, where there is one, in a line; with the groups of Grouped Recall."""
+        lines = super().lines()
+        if self.grouped is None:
+            return lines
+        groups = self.grouped.in_words()
+        return [
+            f"{line}  {groups}" if asked_metric(name).metric.source == "groups" else line
+            for name, line in zip(self.values, lines, strict=True)
+        ]
 
     def __str__(self) -> str:
         """Return the values of `metrics`, one in a line with its interval where there is one, and the messages."""

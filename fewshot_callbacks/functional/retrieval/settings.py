@@ -33,6 +33,9 @@ from fewshot_callbacks.functional.statistics import normal_quantile
 DEFAULT_MEMORY_MB: float = 512
 # A budget from here on, such as infinity, is no limit: no machine has as much, and as bytes it still has 64 bits.
 UNLIMITED_MB = 2**40
+# Labels in a random group where `label_groups` is "auto". It is one number, whatever the set: Recall@K among other numbers
+# of classes cannot be compared with it.
+AUTO_GROUP_SIZE = 10
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -52,7 +55,7 @@ class SearchOptions(TypedDict, total=False):
 class GroupedOptions(SearchOptions, total=False):
     """The settings of `grouped_recall`, with the types that a caller may pass."""
 
-    label_groups: int | Sequence[Sequence[int | str]] | None
+    label_groups: int | Sequence[Sequence[int | str]] | Literal["auto"] | None
     seed: int
 
 
@@ -133,10 +136,11 @@ class RetrievalSettings:
     threshold_bounds: tuple[float, float] | None = None
     """Smallest and largest threshold allowed for recall at fixed precision; None sets no bounds. (0, 1) reproduces
     definitions that search thresholds in [0, 1]."""
-    label_groups: int | Sequence[Sequence[int | str]] | None = 10
+    label_groups: int | Sequence[Sequence[int | str]] | Literal["auto"] | None = "auto"
     """Groups of labels for Grouped Recall: the number of labels in a random group, at least 2; or the labels of each group,
     for instance the classes of each family, [[0, 1, 2], [3, 4, 5]] (`grouped_recall` explains what the interval then
-    means); None for no Grouped Recall."""
+    means); None for no Grouped Recall. `auto` takes 10 labels where the queries have the 20 classes that two groups need.
+    Where they have fewer, the Grouped Recall of the default metrics is left out without a note."""
     ties: Ties = "expected"
     """How equal scores count: `expected` (the mean over all orders), `optimistic` or `pessimistic`."""
     max_queries: int | None = None
@@ -203,7 +207,7 @@ class RetrievalSettings:
             for key in metrics
             if (one := asked_metric(key)).is_macro or one.metric.source in ("prototypes", "groups", "classes")
         ]
-        needing += [] if self.label_groups in (None, RetrievalSettings.label_groups) else ["label_groups"]
+        needing += ["label_groups"] if self.sets_groups else []
         if needing:
             raise ValueError(
                 f"{call}: {', '.join(needing)} cannot be computed where items have several labels each, or relevance is "
@@ -219,6 +223,29 @@ class RetrievalSettings:
     def keys(self) -> tuple[str, ...]:
         """List the keys of the report, also where nothing could be computed."""
         return tuple(asked.key for asked in self.asked())
+
+    @property
+    def sets_groups(self) -> bool:
+        """Whether a group size or groups were set, rather than left to `auto`, or ruled out by None."""
+        return self.label_groups is not None and not self.chooses_group_size
+
+    @property
+    def chooses_group_size(self) -> bool:
+        """Whether the classes that there are decide on Grouped Recall."""
+        return isinstance(self.label_groups, str) and self.label_groups == "auto"
+
+    @property
+    def group_size(self) -> int | None:
+        """The number of labels in a random group; None where groups are given, or none are wanted."""
+        if self.chooses_group_size:
+            return AUTO_GROUP_SIZE
+        return self.label_groups if isinstance(self.label_groups, int) else None
+
+    @property
+    def names_grouped_recall(self) -> bool:
+        """Whether `metrics` asks for Grouped Recall in so many words, and not as one of the default metrics."""
+        grouped = {asked.key for asked in self.asked() if asked.metric.source == "groups"}
+        return bool(grouped - {*DEFAULT_METRICS}) or (bool(grouped) and not {*DEFAULT_METRICS} <= {*self.metrics})
 
     @property
     def consistency_rates(self) -> tuple[float, ...]:
@@ -370,8 +397,16 @@ def _check_groups(call: str, settings: RetrievalSettings) -> None:
         )
     groups = settings.label_groups
     if groups is None:
+        if not settings.asked():
+            raise ValueError(
+                f"{call}: label_groups=None leaves out Grouped Recall, and metrics asks for nothing else. Add 'mAP' to "
+                "metrics, or leave out label_groups."
+            )
         return
-    if isinstance(groups, Sequence | Tensor) and not isinstance(groups, str):
+    if settings.chooses_group_size:
+        smallest = AUTO_GROUP_SIZE
+        fact = f"label_groups={AUTO_GROUP_SIZE}, which 'auto' takes"
+    elif isinstance(groups, Sequence | Tensor) and not isinstance(groups, str):
         checked = checked_groups(call, groups)
         if len(checked) < 2 and call != "grouped_recall":  # which warns that there is no interval
             raise ValueError(f"{call}: label_groups holds one group; its interval needs two. Give another group.")
@@ -382,7 +417,14 @@ def _check_groups(call: str, settings: RetrievalSettings) -> None:
     else:
         raise ValueError(
             f"{call}: label_groups={groups!r} must be a whole number of at least 2 labels, or the labels of each group; "
-            "None omits Grouped Recall."
+            f"'auto' takes {AUTO_GROUP_SIZE} labels where there are {2 * AUTO_GROUP_SIZE} classes, and None omits Grouped "
+            "Recall."
+        )
+    if settings.sets_groups and not settings.grouped_k:
+        shown = f"={groups}" if isinstance(groups, int) else ""
+        raise ValueError(
+            f"{call}: label_groups{shown} is for Grouped Recall, which metrics does not ask for. Add 'grouped_recall@1' to "
+            "metrics, or leave out label_groups."
         )
     if max(settings.grouped_k, default=1) >= smallest:
         raise ValueError(

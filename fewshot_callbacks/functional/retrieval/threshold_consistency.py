@@ -19,7 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from fewshot_callbacks._terminal import printable
 from fewshot_callbacks.engine.evaluation import PooledPairs
+from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.retrieval.operating_points import false_match_rate
 
 # Thresholds of a range: at least so many, and fewer than twice as many. OPIS was within 2 % of that of 700 thresholds.
@@ -113,6 +115,28 @@ class ThresholdConsistency:
             return ()
         every = self.left_out + len(self.labels)
         return (f"Threshold consistency leaves out {self.left_out} of {every} classes: no two items are a pair.",)
+
+    def __str__(self) -> str:
+        """Return what is known of all classes, and those that gain the most by a threshold of their own as a table."""
+        sizes = f"{len(self.labels):,} classes at {len(self.thresholds)} thresholds"
+        head = f"{sizes}: OPIS {self.opis:.4f}, gap {self.gap():.4f}"
+        if self.left_out:
+            what = "class without a pair is" if self.left_out == 1 else "classes without a pair are"
+            head += f"; {self.left_out:,} {what} left out"
+        if not self._known:
+            return head
+        common = f"common threshold {self.common_threshold:.4f}"
+        every = self.wanting(len(self.labels))
+        if not every:
+            return f"{head}\n{common}; no class gains by one of its own"
+        rows = [
+            (printable(label), f"{own:.4f}", f"{gain:.4f}") for label, (own, gain) in self.wanting(SHOWN_ROWS).items()
+        ]
+        common += "; classes that gain the most by one of their own:"
+        return "\n".join([head, common, *table(("class", "threshold", "gain"), rows, len(every))])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     @property
     def _known(self) -> bool:

@@ -1,0 +1,97 @@
+"""The number of classes decides on Grouped Recall, in silence; what was set is used, or refused."""
+
+import re
+
+import pytest
+import torch
+
+from fewshot_callbacks import RetrievalEvaluation, RetrievalMonitor, evaluate_retrieval, generalization_gap
+from fewshot_callbacks.functional import DEFAULT_METRICS, grouped_recall
+
+
+def items(classes, generator_seed=0):
+    """Embeddings of six items of each class, and their labels."""
+    labels = torch.arange(classes).repeat(6)
+    return torch.randn(len(labels), 8, generator=torch.Generator().manual_seed(generator_seed)), labels
+
+
+@pytest.mark.parametrize("classes", [20, 21, 45])
+def test_enough_classes_are_searched_ten_at_a_time(classes):
+    report, ten = evaluate_retrieval(*items(classes)), evaluate_retrieval(*items(classes), label_groups=10)
+    assert report == evaluate_retrieval(*items(classes), label_groups="auto") == ten
+    assert report["grouped_recall@1"] == grouped_recall(*items(classes), label_groups=10).at[1]
+    assert (report.grouped.group_size, report.to_dict()["grouped"]["group_size"]) == (10, 10)
+    [line] = [line for line in str(report).splitlines() if line.startswith("grouped_recall@1")]
+    assert line.endswith(f"{classes // 10} groups of 10 classes")
+    assert report.meaning("grouped_recall@1").endswith(f"left out. {classes // 10} groups of 10 classes.")
+
+
+@pytest.mark.parametrize("classes", [2, 3, 19])
+@pytest.mark.parametrize("metrics", [DEFAULT_METRICS, (*DEFAULT_METRICS, "eer")])
+def test_fewer_classes_have_no_grouped_recall_and_no_note(classes, metrics):
+    report = evaluate_retrieval(*items(classes), metrics=metrics)
+    assert (report.grouped, report.notes) == (None, ())
+    assert report.values == evaluate_retrieval(*items(classes), metrics=metrics, label_groups=None).values
+    with pytest.raises(LookupError, match=rf"two groups of 10 labels need 20; the queries have {classes}\."):
+        report["grouped_recall@1"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "fact"),
+    [
+        ({"label_groups": 10}, r"two groups of label_groups=10 labels need 20, and the queries have 19\. Use .* <= 9"),
+        ({"metrics": ("mAP", "grouped_recall@1")}, r"two groups of 10 labels \(label_groups='auto'\) need 20, and the"),
+        ({"metrics": "grouped_recall@1_miss"}, r"two groups of 10 labels \(label_groups='auto'\) need 20, and the"),
+        ({"metrics": (*DEFAULT_METRICS, "grouped_recall@5")}, r"two groups of 10 labels \(label_groups='auto'\) need"),
+    ],
+)
+def test_whoever_asks_for_it_is_told_why_it_is_missing(settings, fact):
+    [note] = evaluate_retrieval(*items(19), **settings).notes
+    assert re.match(f"Grouped Recall is left out: {fact}", note)
+
+
+@pytest.mark.parametrize("groups", [5, [[0, 1, 2], [3, 4, 5]]])
+def test_groups_without_a_metric_of_groups_are_refused(groups):
+    settings = {"label_groups": groups, "metrics": ("mAP", "recall@1")}
+    for call, sets in ((evaluate_retrieval, items(30)), (RetrievalMonitor, ()), (RetrievalEvaluation, ())):
+        with pytest.raises(
+            ValueError, match=rf"^{call.__name__}: label_groups.* is for Grouped Recall, .*Add 'grouped_re"
+        ):
+            call(*sets, **settings)
+    for unset in ("auto", None):
+        assert evaluate_retrieval(*items(30), **settings | {"label_groups": unset}).grouped is None
+
+
+def test_no_groups_and_no_other_metric_leave_nothing_to_compute():
+    for call, sets in ((evaluate_retrieval, items(30)), (RetrievalMonitor, ()), (RetrievalEvaluation, ())):
+        with pytest.raises(
+            ValueError, match=rf"^{call.__name__}: label_groups=None leaves out Grouped Recall, and metrics"
+        ):
+            call(*sets, label_groups=None, metrics="grouped_recall@1")
+
+
+def test_ranks_lie_below_the_number_of_classes_that_are_searched():
+    assert evaluate_retrieval(*items(30), metrics="grouped_recall@9")["grouped_recall@9"] > 0
+    with pytest.raises(ValueError, match=r"\(10,\), must lie below label_groups=10, which 'auto' takes"):
+        evaluate_retrieval(*items(30), metrics="grouped_recall@10")
+
+
+def test_the_function_has_groups_of_ten_by_default():
+    assert grouped_recall(*items(30)) == grouped_recall(*items(30), label_groups=10)
+    with pytest.warns(UserWarning, match="over 1 group of 10 labels has no interval"):
+        assert grouped_recall(*items(12)).groups == 1
+
+
+def test_a_gap_says_how_many_classes_are_missing():
+    reports = evaluate_retrieval(*items(30)), evaluate_retrieval(*items(15))
+    with pytest.raises(
+        ValueError, match=r"the validation report has no Grouped.* labels need 20; the queries have 15\."
+    ):
+        generalization_gap(*reports)
+
+
+def test_the_metric_class_is_silent_as_well():
+    metric = RetrievalEvaluation()
+    metric.update(*items(6))
+    assert "grouped_recall@1" not in metric.compute()
+    assert metric.report.notes == ()
