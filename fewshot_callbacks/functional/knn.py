@@ -339,7 +339,7 @@ class NeighbourSearch:
         with computing() as threads:
             vectors = Vectors(self.rows, self.bank, self.similarity, threads=threads)
             # equal rows of one class have equal values: a model that has collapsed is not searched for each of its items
-            alike = vectors.pairs.query_twin[queries] * (self.classes.max() + 1) + self.classes[queries]
+            alike = vectors.pairs.query_first_duplicate[queries] * (self.classes.max() + 1) + self.classes[queries]
             _, first, back = np.unique(alike, return_index=True, return_inverse=True)
             for some, votes in self.votes(vectors, queries[first], max(ks)):
                 for key, of_some in _hits(votes, self.classes[queries[first][some]], ks, temperature).items():
@@ -353,7 +353,7 @@ class NeighbourSearch:
 
         Equal rows of the bank are searched once. Where more than k rows tie, a second search has room for all of them.
         """
-        distinct, row = np.unique(vectors.pairs.gallery_twin, return_inverse=True)
+        distinct, row = np.unique(vectors.pairs.gallery_first_duplicate, return_inverse=True)
         places = slice(None) if len(distinct) == len(row) else distinct
         names = int(self.of_bank.max()) + 1
         pairs, count = np.unique(row * names + self.of_bank, return_counts=True)
