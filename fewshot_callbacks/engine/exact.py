@@ -4,7 +4,8 @@ A sum of products is kept together with the sum of its rounding errors (Dot2; Og
 dot product", 2005), which gives about 106 bits and a bound on what is still missing. Where that bound leaves two
 float64 numbers possible (Ziv's test), the sum is made once more without any rounding (Shewchuk 1997). So the score
 depends on the two rows alone: not on the order of summation, the tile, the thread or the process; it is symmetric,
-and equal rows tie.
+and equal rows tie. A distance is compared with the half between two numbers (`_rounded_root`). A cosine that lies within
+2**-97 of such a half is rounded from about 100 bits: that this is the nearer side is not proved, and no case is known.
 
 Sums run in interleaved lanes, which the compiler turns into vector instructions: `LANES` of the components of one
 pair, wherever its rows lie, or one for each item that several queries are compared with, in less than half the time.
@@ -54,8 +55,8 @@ class Pairs(NamedTuple):
     gallery_norm: NDArray[np.float64]  # (items, 2)
     # (queries,) number of the first duplicate of each row. In chunks these numbers begin with that of the first item, so
     # that no two chunks of a pass have the same: `counting.place_by_score` remembers a score by them.
-    query_twin: NDArray[np.int64]
-    gallery_twin: NDArray[np.int64]  # (items,)
+    query_first_duplicate: NDArray[np.int64]
+    gallery_first_duplicate: NDArray[np.int64]  # (items,)
     kind: int  # COSINE, DOT or EUCLIDEAN
     single: bool  # whether components have 24 bits or less, so that float64 holds their products
     whole: bool  # whether estimates are exact scores: sums of small integers
@@ -68,8 +69,8 @@ class Pairs(NamedTuple):
             gallery=self.queries,
             query_norm=self.gallery_norm,
             gallery_norm=self.query_norm,
-            query_twin=self.gallery_twin,
-            gallery_twin=self.query_twin,
+            query_first_duplicate=self.gallery_first_duplicate,
+            gallery_first_duplicate=self.query_first_duplicate,
         )
 
 
@@ -179,7 +180,7 @@ _distance, _distances = _summing(_squared_difference)
 
 @kernel
 def _sum(left, right, distance, single, work):
-    """Return a dot product or a squared distance as high + low."""
+    """Return a dot product, or a squared distance, which is not negative, as high + low."""
     if distance:
         return _distance(left, right, work)
     return _dot_single(left, right, work) if single else _dot_double(left, right, work)
@@ -187,7 +188,7 @@ def _sum(left, right, distance, single, work):
 
 @inlined
 def _bound(pairs, i, j, high):
-    """Return a bound on the error of the sum of a pair: the first row of the table above."""
+    """Return a bound on the error of the sum of a pair, by the first two rows of the table at the top of this file."""
     size = high if pairs.kind == EUCLIDEAN else pairs.query_norm[i, 0] * pairs.gallery_norm[j, 0]
     return 0.0 if pairs.whole else (pairs.queries.shape[1] + LANES + 8.0) ** 2 * 2.0**-104 * size
 
@@ -317,13 +318,14 @@ def _round(pairs, i, j, high, low, error, finish):
         high: The sum, rounded.
         low: What is missing to the sum.
         error: How far high + low can be from the sum.
-        finish: Whether the sum is exact, so that the score is the nearest float64 without a test; of a distance it never
-            is (`_rounded_root`).
+        finish: Whether high + low is the exact sum, rounded to 106 bits, so that there is nothing more to test. Distances
+            are finished by `_rounded_root` instead.
     """
     if pairs.kind == DOT:  # of an exact sum, `high` is the nearest; `low` may look like half of its last place
         return (high if finish else _nearest(high, low, error)) * pairs.unit
     if pairs.kind == EUCLIDEAN:
         root, rest = _root(high, low)
+        # an error of the square is an error of half as much, divided by the root; 0.6 is for rounding
         bound = root * 2.0**-98 + (0.6 * error / root if root > 0.0 else 0.0)
         distance = _nearest(root, rest, 0.0 if error == 0.0 and root == 0.0 else bound)
         return 0.0 - distance * distance * pairs.unit  # sqrt(x * x) = x, so that the distance can be read back
@@ -393,7 +395,7 @@ def exact_scores(pairs, rows, columns, out, work):
     """Write the exact scores of the pairs (rows[p], columns[p]). Pairs of equal rows that follow each other take one."""
     last_query, last_item, score = np.int64(-1), np.int64(-1), 0.0
     for p in range(rows.shape[0]):
-        query, item = pairs.query_twin[rows[p]], pairs.gallery_twin[columns[p]]
+        query, item = pairs.query_first_duplicate[rows[p]], pairs.gallery_first_duplicate[columns[p]]
         if query != last_query or item != last_item:
             score = exact_score(
                 pairs, np.int64(rows[p]), np.int64(columns[p]), work

@@ -525,7 +525,7 @@ def _of_neighbours(rows: Float[Tensor, "items dim"], share: Share, k: int, found
         whole = whole[torch.cat([torch.as_tensor(places) for _, places in held]).argsort()]
     with computing() as threads:
         vectors, alike = Vectors(whole, None, "euclidean", threads=threads), np.zeros(items, np.int64)
-        first, number, counts = np.unique(vectors.pairs.query_twin, return_inverse=True, return_counts=True)
+        first, number, counts = np.unique(vectors.pairs.query_first_duplicate, return_inverse=True, return_counts=True)
         own = np.arange(processes.rank, len(first), processes.count)
         often, logs = np.zeros(len(first)), list[float]()
         search = NeighbourSearch(

@@ -452,7 +452,7 @@ class NeighbourSearch:
         with computing() as threads:
             vectors = Vectors(self.rows, self.bank, self.similarity, threads=threads)
             # equal rows of one class have equal values: a model that has collapsed is not searched for each of its items
-            alike = vectors.pairs.query_twin[queries] * (self.classes.max() + 1) + self.classes[queries]
+            alike = vectors.pairs.query_first_duplicate[queries] * (self.classes.max() + 1) + self.classes[queries]
             if self.bank is not None:  # what does not vote for one of them may vote for another
                 alike = alike * (len(self.of_bank) + 1) + self.itself[queries] + 1
             _, first, back = np.unique(alike, return_index=True, return_inverse=True)
@@ -468,7 +468,7 @@ class NeighbourSearch:
 
         Equal rows of the bank are searched once. Where more than k rows tie, a second search has room for all of them.
         """
-        distinct, row = np.unique(vectors.pairs.gallery_twin, return_inverse=True)
+        distinct, row = np.unique(vectors.pairs.gallery_first_duplicate, return_inverse=True)
         places = slice(None) if len(distinct) == len(row) else distinct
         names = int(self.of_bank.max()) + 1
         pairs, count = np.unique(row * names + self.of_bank, return_counts=True)

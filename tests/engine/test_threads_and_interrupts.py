@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.engine.options import engine_options, work_off
+from fewshot_callbacks.engine.options import engine_options, run_tasks
 from fewshot_callbacks.functional import nearest
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from tests.cases import made, sampled_product
@@ -36,8 +36,9 @@ def interruptible():
 
 @pytest.mark.parametrize(("threads", "number"), [(1, 0), (1, 60), (2, 1), (3, 2), (2, 60), (8, 60)])
 def test_every_task_is_taken_when_it_is_needed_and_done_once(threads, number):
-    """A space serves one thread, and the caller hears of its own tasks alone."""
+    """A workspace serves one thread, and the caller hears of its own tasks alone."""
     taken, done, most, callers, lock = 0, [], 0, [], threading.Lock()
+    workspaces = []
 
     def tasks():
         nonlocal taken, most
@@ -45,17 +46,21 @@ def test_every_task_is_taken_when_it_is_needed_and_done_once(threads, number):
             most = max(most, taken - len(done))
             yield taken
 
-    def work(task, space):
+    def work(task, workspace):
         time.sleep(0.0005)
         with lock:
             done.append(task)
-            space.add(threading.current_thread())
+            workspace.add(threading.current_thread())
 
-    spaces = work_off(tasks(), work, threads, set, lambda: callers.append(threading.current_thread()))
+    def new_workspace():
+        workspaces.append(set())
+        return workspaces[-1]
+
+    run_tasks(tasks(), work, threads, new_workspace, lambda: callers.append(threading.current_thread()))
     assert sorted(done) == list(range(1, number + 1))
     assert most <= threads + 2
-    assert 1 <= len(spaces) <= (threads if number > 1 else 1)
-    assert max(map(len, spaces)) <= 1
+    assert 1 <= len(workspaces) <= (threads if number > 1 else 1)
+    assert max(map(len, workspaces)) <= 1
     assert set(callers) <= {threading.current_thread()}
     assert threads > 1 or len(callers) == number
 
@@ -75,7 +80,7 @@ def test_an_error_leaves_nothing_behind(threads):
     gc.disable()
     try:
         with suppress(ArithmeticError):
-            work_off(map(Held, range(9)), work, threads)
+            run_tasks(map(Held, range(9)), work, threads)
         assert not alive
     finally:
         gc.enable()
@@ -103,7 +108,7 @@ def test_what_is_raised_reaches_the_caller_and_stops_the_others(threads, error, 
         time.sleep(0.001)
 
     with pytest.raises(error, match=f"of a {where}"):
-        work_off(tasks(), work, threads, lambda: raise_in("space"), lambda: raise_in("between"))
+        run_tasks(tasks(), work, threads, lambda: raise_in("space"), lambda: raise_in("between"))
     assert len(begun) < 100
 
 
@@ -120,7 +125,7 @@ def test_an_interrupt_between_tasks_or_while_others_end_theirs(threads, interrup
         ended.append(number)
 
     with pytest.raises(KeyboardInterrupt):
-        work_off(range(2) if threads == 2 else range(50), work, threads)
+        run_tasks(range(2) if threads == 2 else range(50), work, threads)
     assert len(ended) == (2 if threads == 2 else 0)
 
 
@@ -135,7 +140,7 @@ def test_an_interrupt_before_all_threads_have_started_stays_one(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        work_off(range(200), lambda number, space: (begun.append(number), time.sleep(0.001)), 3)
+        run_tasks(range(200), lambda number, space: (begun.append(number), time.sleep(0.001)), 3)
     assert len(begun) < 100
     assert not started[0].is_alive()
 

@@ -155,7 +155,7 @@ def _zero_vectors(vectors: Vectors) -> int:
 def _have_collapsed(vectors: Vectors) -> bool:
     """Find out whether all queries are equal, and all items, and there are several of either; collective."""
     pairs = vectors.pairs
-    sides = ((pairs.queries, pairs.query_twin), (pairs.gallery, pairs.gallery_twin))
+    sides = ((pairs.queries, pairs.query_first_duplicate), (pairs.gallery, pairs.gallery_first_duplicate))
     own = [(len(rows), bool((twin == twin[:1]).all()), rows[:1].tobytes()) for rows, twin in sides]
     every = [[side for side in of_side if side[0]] for of_side in zip(*vectors.processes.gather(own), strict=True)]
     if vectors.are_read:
