@@ -256,9 +256,16 @@ def signs(codes: Tensor, name: str, call: str) -> Int[Tensor, "items bits"]:
                 f"np.unpackbits({name}, axis=1) if each is a byte of 8 bits."
             )
         found = ", ".join(f"{value:g}" for value in others[:3].tolist()) + (", ..." if len(others) > 3 else "")
+        fix = f"Pass {name} > 0."
+        if codes.dtype == torch.int8:  # how sentence-transformers packs bits: bytes minus 128
+            fix = (
+                f"Pass {name} > 0 if each value is a number, or "
+                f"np.unpackbits(np.asarray({name}).view(np.uint8) ^ 128, axis=1) if each is a byte of 8 bits, as "
+                'quantize_embeddings(precision="binary") makes them.'
+            )
         raise ValueError(
             f"{call}: binary codes hold -1 and +1, or 0 and 1; {len(others):,} of {codes.numel():,} values of {name} are "
-            f"neither ({found}). Pass {name}.sign(), or {name} > 0."
+            f"neither ({found}). {fix}"
         )
     if bool(zero.any()) and bool(low.any()):
         raise ValueError(f"{call}: {name} hold -1 and 0; binary codes hold -1 and +1, or 0 and 1. Pass {name} > 0.")

@@ -268,3 +268,20 @@ def test_codes_of_0_and_255_are_refused_with_both_meanings():
     expected = evaluate_retrieval(codes, LABELS[:6] // 2, **options)
     for given in (codes * 255 > 0, np.unpackbits(packed, axis=1)):
         assert evaluate_retrieval(given, LABELS[:6] // 2, **options) == expected
+
+
+def test_bits_that_sentence_transformers_has_packed_are_refused_with_what_unpacks_them():
+    """Its int8 is the byte of 8 bits minus 128: the signs of these numbers are the first of 8 bits alone."""
+    quantize = pytest.importorskip("sentence_transformers.util.quantization").quantize_embeddings
+    embeddings = np.asarray(torch.randn(60, 64))
+    options = {"similarity": "hamming", "label_groups": None, "metrics": ("mAP",)}
+    labels = torch.arange(60) % 6
+    embeddings = quantize(embeddings, precision="binary")
+    with pytest.raises(ValueError, match=r"np\.unpackbits\(.*\) if each is a byte") as refusal:
+        evaluate_retrieval(embeddings, labels, **options)
+    expression = re.search(r"np\.unpackbits\(.*axis=1\)", str(refusal.value))[0]
+    unpacked = eval(expression, {"np": np, "embeddings": embeddings})
+    bits = np.asarray(torch.from_numpy(np.asarray(embeddings).astype(np.int16) + 128))
+    assert unpacked.shape == (60, 64)
+    assert (np.packbits(unpacked, axis=1) == bits).all()
+    assert evaluate_retrieval(unpacked, labels, **options).mAP > 0
