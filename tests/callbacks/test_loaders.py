@@ -10,6 +10,13 @@ from fewshot_callbacks.functional import embedding_health
 from tests.callbacks.models import VALIDATION, Net, close, items, keyed, loader, measured, ratios, retrieval, trainer
 from tests.callbacks.pictured import told
 
+
+@pytest.fixture(autouse=True)
+def _pictures_elsewhere(tmp_path: Any, monkeypatch: Any) -> None:
+    """Without a logger, pictures lie in the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 OTHER, GALLERY = items(seed=9), items(per_class=4, seed=4)
 
 

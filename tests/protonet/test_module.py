@@ -312,7 +312,8 @@ def test_episodes_without_a_list_have_no_hash() -> None:
 
 def test_the_episodes_are_named_once_and_again_where_they_change(caplog: pytest.LogCaptureFixture) -> None:
     """As values of each epoch they were flat lines among the charts."""
-    caplog.set_level("INFO")
+    for logger in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):  # whatever another test has set
+        caplog.set_level("INFO", logger=logger)
     net = model(validation_episodes=7)
     episodes = sample_episodes(LABELS, **(FIXED | {"episodes": 7}))
     run = trainer(max_epochs=3, num_sanity_val_steps=0)
