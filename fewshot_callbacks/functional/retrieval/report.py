@@ -137,6 +137,12 @@ def notes_on(vectors: Vectors, relevant: Int[Tensor, "queries"], tied: Bool[Tens
         notes.append(f"{without_match} of {queries} queries have no match and are left out of every mean.")
     if collapsed and queries > 1:
         notes.append("The embeddings have collapsed: all are the same vector, and every ranking is at chance level.")
+    if _are_packed(vectors):
+        notes.append(
+            "The embeddings look like bytes that hold 8 bits of a code each, and are compared as numbers, which says nothing "
+            "of codes. Unpack these, np.unpackbits(x, axis=1), or np.unpackbits(x.view(np.uint8) ^ 128, axis=1) of int8, and "
+            "pass similarity='hamming'."
+        )
     if zero:
         notes.append(f"{zero} embeddings have length zero: their cosine similarity to everything is 0.")
     if ties > 0.01 * queries and not collapsed:
@@ -150,6 +156,28 @@ def _zero_vectors(vectors: Vectors) -> int:
         return 0
     norms = vectors.norms[:1] if vectors.are_read else vectors.norms  # items in files are not looked at all at once
     return int(vectors.processes.summed(np.array([(side == 0).sum() for side in norms])).max())
+
+
+# Rows in which bytes of packed bits are looked for, and fewest bytes that tell.
+PACKED_ROWS, LEAST_BYTES = 1024, 1024
+# A quarter of the bytes of random bits lie in the outer quarter of their range; of numbers that were quantised to int8 by
+# their range a hundredth do, and of pixels most.
+PACKED_SHARE = 0.15, 0.4
+
+
+def _are_packed(vectors: Vectors) -> bool:
+    """Return whether the rows of all processes look like bytes of 8 bits each. Collective."""
+    rows = vectors.pairs.queries[:PACKED_ROWS]
+    looks = False
+    if vectors.similarity != "hamming" and rows.size >= LEAST_BYTES and bool((rows == np.rint(rows)).all()):
+        lowest, highest = float(rows.min()), float(rows.max())
+        middle = -0.5 if lowest < 0 else 127.5
+        is_byte = middle - 127.5 <= lowest and highest <= middle + 127.5
+        share = float((np.abs(rows - middle) > 96).mean())
+        looks = is_byte and PACKED_SHARE[0] < share < PACKED_SHARE[1]
+    has_other = len(rows) > 0 and not looks
+    any_looks, any_other = vectors.processes.largest([float(looks), float(has_other)])
+    return bool(any_looks) and not any_other
 
 
 def _have_collapsed(vectors: Vectors) -> bool:

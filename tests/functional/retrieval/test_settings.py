@@ -285,3 +285,25 @@ def test_bits_that_sentence_transformers_has_packed_are_refused_with_what_unpack
     assert unpacked.shape == (60, 64)
     assert (np.packbits(unpacked, axis=1) == bits).all()
     assert evaluate_retrieval(unpacked, labels, **options).mAP > 0
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
+def test_packed_bits_that_are_compared_as_numbers_are_noted(similarity):
+    """Numbers that were quantised to bytes, and pixels, raise no alarm."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(200, 64, generator=generator).numpy()
+    packed = np.packbits(numbers > 0, axis=1)
+    low, high = numbers.min(0), numbers.max(0)
+    quantised = (255 * (numbers - low) / (high - low) - 128).astype(np.int8)
+    pixels = np.where(numbers > 1, 200, 0).astype(np.uint8)
+    labels = np.arange(200) % 20
+
+    def has_note(embeddings):
+        report = evaluate_retrieval(embeddings, labels, similarity=similarity, metrics=("mAP",), label_groups="auto")
+        return any("8 bits of a code each" in note for note in report.notes)
+
+    assert has_note(packed)
+    assert has_note((packed.astype(np.int16) - 128).astype(np.int8))
+    assert not has_note(quantised)
+    assert not has_note(pixels)
+    assert not has_note(numbers)
