@@ -139,9 +139,9 @@ def notes_on(vectors: Vectors, relevant: Int[Tensor, "queries"], tied: Bool[Tens
         notes.append("The embeddings have collapsed: all are the same vector, and every ranking is at chance level.")
     if _are_packed(vectors):
         notes.append(
-            "The embeddings look like bytes that hold 8 bits of a code each, and are compared as numbers, which says nothing "
-            "of codes. Unpack these, np.unpackbits(x, axis=1), or np.unpackbits(x.view(np.uint8) ^ 128, axis=1) of int8, and "
-            "pass similarity='hamming'."
+            "The embeddings look like bytes that hold 8 bits of a code each, and are compared as numbers, which says "
+            "nothing of codes. Unpack these, np.unpackbits(x, axis=1), or np.unpackbits(x.view(np.uint8) ^ 128, axis=1) of "
+            "int8, and pass similarity='hamming'."
         )
     if zero:
         notes.append(f"{zero} embeddings have length zero: their cosine similarity to everything is 0.")
