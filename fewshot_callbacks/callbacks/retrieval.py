@@ -72,7 +72,7 @@ _GALLERY = "gallery=1, the index or the name of the loader, or gallery='is_galle
 OF_FUNCTIONS = {
     **dict.fromkeys(GROUPS, _EXCLUDE),
     "groups": f"{_EXCLUDE}; groups of classes for Grouped Recall are label_groups=[[0, 1, 2], [3, 4, 5]]",
-    **dict.fromkeys(("query_ids", "gallery_ids"), _IDS),
+    **dict.fromkeys(IDS, _IDS),
     **dict.fromkeys(("gallery_labels", "is_gallery"), _GALLERY),
     "embeddings": "source='encoder', a submodule, or source=('embeddings', 'labels'), keys of the step's output",
 }
@@ -446,8 +446,8 @@ class RetrievalMonitor(EvaluationMonitor):
             output or of the batch, or a function of (outputs, batch), with a boolean for each item: whether it is of the
             gallery.
         loaders: Index or name of the loader that is measured, or several, such as `("retrieval",)` where the steps of
-            another loader give no embeddings. By default all are measured. A gallery
-            need not be named here. The keys of a single set have no ending.
+            another loader give no embeddings. By default all are measured. A gallery need not be named here. The keys of a
+            single set have no ending.
         exclude: Entries of the step's output or of the batch, such as `("person", "camera")`, or positions in the batch,
             such as `(1, 2)`: a candidate that equals the query in all of them is ignored, neither hit nor miss. They make
             the `query_groups` and `gallery_groups` of `evaluate_retrieval`.
