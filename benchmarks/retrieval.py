@@ -186,9 +186,9 @@ def ours(two_sets: bool = False, more: Sequence[str] = (), **engine: Any) -> Cal
     def prepare(data: Data, setting: Setting) -> Ready:
         from fewshot_callbacks import evaluate_retrieval  # noqa: PLC0415
         from fewshot_callbacks.engine.options import engine_options  # noqa: PLC0415
-        from fewshot_callbacks.engine.vectors import largest_code  # noqa: PLC0415
+        from fewshot_callbacks.engine.int8 import largest_exact_int8  # noqa: PLC0415
 
-        if engine.get("precision") == "bytes" and not largest_code():
+        if engine.get("precision") == "int8" and not largest_exact_int8():
             raise UnavailableError("torch has no exact products of bytes here")
         options: dict[str, Any] = {}
         if more:
@@ -360,13 +360,13 @@ ROWS = {
         Row("floor-tf32", "the same in TF32", product(torch.float32, tf32=True), cuda=True, cpu=False),
         Row("floor-half", "the same in bfloat16", product(torch.bfloat16), cuda=True),
         Row("ours-auto", "evaluate_retrieval, all metrics", ours(), cuda=True),
-        Row("ours-bytes", "the same, products of bytes", ours(precision="bytes")),
+        Row("ours-bytes", "the same, products of bytes", ours(precision="int8")),
         Row("ours-float16", "the same, products in float16, on a GPU", ours(precision="float16"), cuda=True, cpu=False),
         Row("ours-float32", "the same, products in float32", ours(precision="float32"), cuda=True),
         Row("ours-float64", "the same, products in float64", ours(precision="float64"), cuda=True),
         Row("ours-opis", "the same, and threshold consistency", ours(more=("opis@fmr0.1", "opis_gap@fmr0.1"))),
         Row("ours-two-sets", "the same, queries and gallery given apart", ours(two_sets=True), cuda=True),
-        Row("ours-plain", "the same, counting by PyTorch operations, as on a GPU", ours(plain=True)),
+        Row("ours-plain", "the same, counting by PyTorch operations, as on a GPU", ours(as_on_device=True)),
         Row("grouped", "grouped_recall alone, groups of 10 classes", grouped),
         Row("codes", "evaluate_retrieval of their signs", binary_codes),
         Row("argsort", "rows sorted in chunks, mAP alone", argsort, cuda=True),

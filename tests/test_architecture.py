@@ -123,8 +123,9 @@ def test_every_test_file_says_what_it_holds():
 
 ENGINE = PACKAGE / "engine"
 LINE = (
-    *("options", "compiled", "layout", "exact", "relevance", "counting", "device", "candidate_buffer", "vectors"),
-    *("chunks", "observers", "backends", "tiles", "thresholds", "ranks"),
+    *("options", "compiled", "layout", "exact", "relevance", "counting", "device", "candidate_buffer"),
+    *("operands", "int8", "duplicates", "vectors"),
+    *("chunks", "exchange", "gallery", "observers", "backends", "tile_operands", "tiles", "thresholds", "ranks"),
     *("pooled", "distinct", "precision", "evaluation", "nearest"),
 )
 """The modules of the engine in an order in which each imports those before it alone: so it can be read."""

@@ -53,7 +53,9 @@ def evaluated(rows, labels, journal=None, *, after=None, **options):
     return report, seen
 
 
-@pytest.mark.parametrize("engine", [{}, {"batch": 3000}, {"collected": 50, "grid_size": 20}, {"precision": "bytes"}])
+@pytest.mark.parametrize(
+    "engine", [{}, {"batch_counters": 3000}, {"buffer_pairs": 50, "grid_size": 20}, {"precision": "int8"}]
+)
 def test_what_was_killed_goes_on(tmp_path, engine):
     known, _ = evaluated(VECTORS, LABELS, engine=engine)
     for after in (0.0, 0.5, 0.95):

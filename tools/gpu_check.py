@@ -77,7 +77,7 @@ class Setting:
         """Evaluate on the device; without one, by the operations that would run there."""
         if not self.small:
             return evaluate_retrieval(*arguments, device=self.device, **options)
-        with engine_options(plain=True):
+        with engine_options(as_on_device=True):
             return evaluate_retrieval(*arguments, **options)
 
     def seconds(self, work: Callable[[], Any]) -> float:

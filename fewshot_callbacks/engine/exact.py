@@ -42,7 +42,7 @@ MEMBERS, MEMBERS_BYTES = 64, 2**18
 PARTIALS = 64
 
 
-# Rows of queries or items: float32 or float64, or int8 for codes of -1 and +1.
+# Rows of queries or items: float32 or float64, or int8 for binary codes of -1 and +1.
 Rows = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int8]
 
 
@@ -59,7 +59,7 @@ class Pairs(NamedTuple):
     gallery_first_duplicate: NDArray[np.int64]  # (items,)
     kind: int  # COSINE, DOT or EUCLIDEAN
     single: bool  # whether components have 24 bits or less, so that float64 holds their products
-    whole: bool  # whether estimates are exact scores: sums of small integers
+    exact_estimates: bool  # whether estimates are exact scores, since they are sums of small integers
     unit: float  # power of two by which scores are multiplied
 
     def turned(self) -> Pairs:
@@ -190,7 +190,7 @@ def _sum(left, right, distance, single, work):
 def _bound(pairs, i, j, high):
     """Return a bound on the error of the sum of a pair, by the first two rows of the table at the top of this file."""
     size = high if pairs.kind == EUCLIDEAN else pairs.query_norm[i, 0] * pairs.gallery_norm[j, 0]
-    return 0.0 if pairs.whole else (pairs.queries.shape[1] + LANES + 8.0) ** 2 * 2.0**-104 * size
+    return 0.0 if pairs.exact_estimates else (pairs.queries.shape[1] + LANES + 8.0) ** 2 * 2.0**-104 * size
 
 
 @kernel
@@ -375,7 +375,7 @@ def plain_sum(left, right, distance):
 
 
 @kernel
-def close_score(pairs, i, j):
+def float64_score(pairs, i, j):
     """Return the score by a sum in float64, and a bound on its error.
 
     The bound is that of Higham, section 3.1, with 16 roundings beside those of the sum.

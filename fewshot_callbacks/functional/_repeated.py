@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
-from fewshot_callbacks.engine.vectors import row_hashes
+from fewshot_callbacks.engine.duplicates import row_hashes
 from fewshot_callbacks.functional._reading import default_mode, number_distinct
 from fewshot_callbacks.stored import Stored
 

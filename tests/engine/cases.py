@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.cases import made
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
-PRECISIONS = ("bytes", "float16", "float32", "float64")
+PRECISIONS = ("int8", "float16", "float32", "float64")
 
 
 @st.composite
@@ -18,11 +18,11 @@ def engines(draw):
         "precision": draw(st.sampled_from([None, *PRECISIONS])),
         "height": height,
         "width": None if height is None else height * draw(st.sampled_from([1, 3])),
-        "batch": draw(st.sampled_from([None, None, 1, 40])),
+        "batch_counters": draw(st.sampled_from([None, None, 1, 40])),
         "grid_size": draw(st.sampled_from([None, None, 2, 20])),
-        "collected": draw(st.sampled_from([None, None, 4, 60])),
+        "buffer_pairs": draw(st.sampled_from([None, None, 4, 60])),
         "threads": draw(st.sampled_from([1, 2, 3])),
-        "plain": draw(st.sampled_from([False, False, True])),
+        "as_on_device": draw(st.sampled_from([False, False, True])),
     }
 
 

@@ -45,7 +45,7 @@ def run(call, embeddings, labels, memory_mb):
     return evaluate_retrieval(embeddings, labels, memory_mb=memory_mb)
 
 
-for first in ("bytes", "float32", "float64", None):  # loads libraries and compiled code
+for first in ("int8", "float32", "float64", None):  # loads libraries and compiled code
     for call in ("nearest", "near_duplicates", "evaluate"):
         with engine_options(precision=first):
             run(call, *data(600, 25, 32), 2)
@@ -87,7 +87,7 @@ MORE_CASES = (
     ("evaluate", 6_000, 4, 128, 64, None),
     ("evaluate", 6_000, 4, 128, 64, "float64"),
     ("evaluate", 10_000, 20, 16, 32, None),  # classes of 500
-    ("evaluate", 12_000, 226, 128, 64, "bytes"),
+    ("evaluate", 12_000, 226, 128, 64, "int8"),
     ("evaluate", 4_000, 75, 32, 34, None),
     ("evaluate", 4_000, 75, 32, 16, None),
     ("evaluate", 4_000, 2, 8, 16, None),

@@ -39,9 +39,9 @@ def signs(items, bits, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("form", "bits", "plain"), sampled_product(FORMS, [3, 16, 33, 64, 130], [False, True], count=6)
+    ("form", "bits", "as_on_device"), sampled_product(FORMS, [3, 16, 33, 64, 130], [False, True], count=6)
 )
-def test_cosine_and_distance_rank_codes_as_hamming_does(form, bits, plain):
+def test_cosine_and_distance_rank_codes_as_hamming_does(form, bits, as_on_device):
     """d_H = K/4 |u - v|^2 of codes scaled to length 1 = K/2 (1 - cos) = (K - b.b') / 2, so that every metric is the same."""
     codes, sets = signs(180, bits), dict(FORMS[form])
     if "gallery_labels" in sets:
@@ -51,7 +51,7 @@ def test_cosine_and_distance_rank_codes_as_hamming_does(form, bits, plain):
         options = EVERYTHING | {"similarity": similarity, "memory_mb": memory_mb}
         return evaluate_retrieval(codes, LABELS, **sets, **options)
 
-    with engine_options(plain=plain):
+    with engine_options(as_on_device=as_on_device):
         hamming = found("hamming")
         others = {name: found(name) for name in ("cosine", "dot", "euclidean")} | {"in batches": found("hamming", 0.5)}
     assert hamming.is_estimate is (form == "a sample")

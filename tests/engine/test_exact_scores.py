@@ -12,7 +12,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.engine.exact import close_score
+from fewshot_callbacks.engine.exact import float64_score
 from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Lists, Relevance
@@ -244,10 +244,10 @@ def test_no_estimate_is_off_by_more_than_the_error_of_its_row_and_column(similar
             made = of(left.astype(dtype), gallery, similarity)
             exact = exact_rows(made)
             for precision in ("float32", "float64", *made.precisions()):
-                for on in (None, torch.device("cpu"))[: 1 + (precision != "bytes")]:
+                for on in (None, torch.device("cpu"))[: 1 + (precision != "int8")]:
                     off = np.abs(estimates_of(made, precision, mutual=gallery is None, on=on) - exact)
-                    assert (off <= made.error(precision)[:, None]).all(), precision
-                    assert gallery is not None or (off <= made.error(precision, -1)).all(), precision
+                    assert (off <= made.error_bounds(precision)[:, None]).all(), precision
+                    assert gallery is not None or (off <= made.error_bounds(precision, -1)).all(), precision
 
 
 @pytest.mark.parametrize("dim", [3, 64, 700])
@@ -264,7 +264,7 @@ def test_errors_are_those_of_the_theory(similarity, dim):
     for precision, roundoff in (("float16", 2.0**-11), ("float32", 2.0**-24), ("float64", 2.0**-53)):
         # of the sum (Higham, section 3.1), of each operand and of the result
         terms = {"float16": 2}.get(precision, dim + 2) * roundoff
-        error = made.error(precision)
+        error = made.error_bounds(precision)
         assert (error >= terms / (1 - terms) * lengths).all()
         most = 1.2 * terms + 16 * roundoff + 1e-13 + dim * 2.0**-22 * (precision == "float16")
         assert (error <= most * lengths).all()
@@ -278,7 +278,7 @@ def test_the_score_in_float64_is_as_close_as_it_says(similarity, dtype):
         made = of(two[:17].copy(), two[17:].copy(), similarity)
         exact = exact_rows(made)
         for i, j in np.ndindex(exact.shape):
-            score, error = close_score(made.pairs, i, j)
+            score, error = float64_score(made.pairs, i, j)
             assert abs(Fraction(score) - Fraction(exact[i, j])) <= Fraction(error), kind
             assert error <= 1e-13
 
@@ -297,15 +297,17 @@ def test_some_queries_or_other_items_have_the_scores_and_bounds_of_the_whole(sim
         whole = of(queries, gallery, similarity)
         exact = exact_rows(whole)
         for coded in (False, True):
-            if coded and "bytes" in whole.precisions():
-                whole.error("bytes")  # what was made of all rows serves their parts
+            if coded and "int8" in whole.precisions():
+                whole.error_bounds("int8")  # what was made of all rows serves their parts
             visited, taken = whole.with_gallery(whole.pairs.gallery[others], 30), whole.take(some, others)
             parts = ((visited, exact[:, others], slice(None)), (taken, exact[np.ix_(some, others)], some))
             for part, wanted, chosen in parts:
                 assert np.array_equal(exact_rows(part), wanted)
                 assert np.array_equal(part.to_user(wanted), whole.to_user(wanted))
                 for precision in ("float32", "float64", *whole.precisions()):
-                    assert np.array_equal(part.error(precision), whole.error(precision)[chosen])
-                    assert not one_set or np.array_equal(part.error(precision, -1), whole.error(precision, -1)[others])
+                    assert np.array_equal(part.error_bounds(precision), whole.error_bounds(precision)[chosen])
+                    assert not one_set or np.array_equal(
+                        part.error_bounds(precision, -1), whole.error_bounds(precision, -1)[others]
+                    )
                     off = np.abs(estimates_of(part, precision) - wanted)
-                    assert (off <= part.error(precision)[:, None]).all()
+                    assert (off <= part.error_bounds(precision)[:, None]).all()

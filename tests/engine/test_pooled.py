@@ -17,12 +17,12 @@ from tests.engine.oracles import evaluated, scores_of
 
 ROADS = (
     {},
-    {"precision": "bytes", "grid_size": 20, "collected": 60, "threads": 2},
-    {"precision": "bytes", "grid_size": 16, "collected": 4},
-    {"precision": "float32", "collected": 200, "height": 16},
-    {"precision": "float64", "grid_size": 40, "batch": 40, "collected": 500},
-    {"precision": "float64", "collected": 4, "batch": 1, "height": 16},
-    {"plain": True, "grid_size": 20, "collected": 60},
+    {"precision": "int8", "grid_size": 20, "buffer_pairs": 60, "threads": 2},
+    {"precision": "int8", "grid_size": 16, "buffer_pairs": 4},
+    {"precision": "float32", "buffer_pairs": 200, "height": 16},
+    {"precision": "float64", "grid_size": 40, "batch_counters": 40, "buffer_pairs": 500},
+    {"precision": "float64", "buffer_pairs": 4, "batch_counters": 1, "height": 16},
+    {"as_on_device": True, "grid_size": 20, "buffer_pairs": 60},
     {"memory": 10**5, "threads": 2},
 )
 """From all that is asked being known after one pass, to nothing being known."""
@@ -180,19 +180,19 @@ def test_operating_points_of_any_case(case, road, bounds):
         check_decisions(case, request, **road)
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_threshold_that_no_float32_holds(plain):
+@pytest.mark.parametrize("as_on_device", [False, True])
+def test_a_threshold_that_no_float32_holds(as_on_device):
     """It lies as far from scores of 1e-80 as that; what is no negative is -inf, and does not reach it either."""
     values = [2.0, -2.0, -3.0, 3.0, -3.0, 0.0, -3.0, -1.0, 0.0, -1.0, -1.0, -3.0, -3.0, -3.0, -3.0]
     queries, labels = 1e-40 * torch.tensor(values)[:, None], torch.arange(15).clip(1)
     case = {"queries": queries, "query_labels": labels, "similarity": "dot"}
-    check_decisions(case, request_for(case), plain=plain, collected=4)
+    check_decisions(case, request_for(case), as_on_device=as_on_device, buffer_pairs=4)
 
 
-@pytest.mark.parametrize("precision", ["bytes", "float64"])
+@pytest.mark.parametrize("precision", ["int8", "float64"])
 def test_far_more_pairs_than_are_collected(precision):
     """Labels that say nothing: each relevant score is a possible threshold, and negatives lie around all of them."""
     case = pooled_case("hard", "cosine", 700, 35)
     case["query_labels"] = case["query_labels"][torch.randperm(700)]
-    check_decisions(case, request_for(case), precision=precision, collected=3000, threads=2)
-    check_decisions(case, request_for(case), precision=precision, collected=300, grid_size=300)
+    check_decisions(case, request_for(case), precision=precision, buffer_pairs=3000, threads=2)
+    check_decisions(case, request_for(case), precision=precision, buffer_pairs=300, grid_size=300)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.distributed.processes import ALONE, Alone, RemoteError
-from fewshot_callbacks.engine.chunks import CHUNKS, gather_in_item_order
+from fewshot_callbacks.engine.chunks import LEAST_CHUNKS, gather_in_item_order
 from fewshot_callbacks.engine.evaluation import Evaluation
 from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.engine.options import computing, engine_options
@@ -114,16 +114,16 @@ def test_the_report_is_that_of_one_process(case, options, road, count, seed, twi
 
 
 @pytest.mark.parametrize(
-    ("items", "memory_mb", "plain", "noise"),
+    ("items", "memory_mb", "as_on_device", "noise"),
     [(1500, 256, False, 3.0), (120, 0.5, False, 0.3), (120, 0.5, False, 3.0), (120, 256, True, 0.3)],
 )
-def test_larger_sets(items, memory_mb, plain, noise):
+def test_larger_sets(items, memory_mb, as_on_device, noise):
     """Enough pairs for a sample to choose how they are counted; or, with little memory, too many for one batch."""
     classes = items // 10
     labels = torch.arange(items) % classes
     sets = {"embeddings": torch.randn(classes, 24)[labels] + noise * torch.randn(items, 24), "labels": labels}
     for count in (2, 3):
-        with engine_options(plain=plain):
+        with engine_options(as_on_device=as_on_device):
             assert_like_one(spread(items, count, 3), sets, **EVERYTHING | {"memory_mb": memory_mb, "label_groups": 5})
 
 
@@ -230,7 +230,7 @@ def test_no_process_is_sent_more_than_a_chunk_of_a_part():
         return processes.most_received
 
     for largest in in_threads(count, work):
-        assert 0 < largest <= 1.2 * items / count / CHUNKS * dim  # groups of labels cannot be cut to size
+        assert 0 < largest <= 1.2 * items / count / LEAST_CHUNKS * dim  # groups of labels cannot be cut to size
 
 
 @dataclass

@@ -13,15 +13,15 @@ from tests.engine.cases import PRECISIONS, SIMILARITIES, cases, engines, labels_
 from tests.engine.oracles import Truth, counted, evaluated, prepared, scores_of, true_scores, truth_of
 
 ROADS = (
-    {"precision": "bytes", "height": 16, "threads": 3},
-    {"precision": "bytes", "height": 20, "width": 40, "batch": 45},
-    {"precision": "float32", "height": 5, "threads": 2, "batch": 1},
+    {"precision": "int8", "height": 16, "threads": 3},
+    {"precision": "int8", "height": 20, "width": 40, "batch_counters": 45},
+    {"precision": "float32", "height": 5, "threads": 2, "batch_counters": 1},
     {"precision": "float64", "height": 32, "threads": 2, "memory": 10**5},
     {"precision": "float32", "memory": 10**4},
-    {"precision": "float32", "plain": True, "height": 16, "width": 48},
-    {"precision": "float64", "plain": True, "batch": 30},
-    {"precision": "float16", "plain": True, "height": 24, "width": 17},
-    {"request": PooledRequest((0.5,)), "collected": 4, "threads": 2},
+    {"precision": "float32", "as_on_device": True, "height": 16, "width": 48},
+    {"precision": "float64", "as_on_device": True, "batch_counters": 30},
+    {"precision": "float16", "as_on_device": True, "height": 24, "width": 17},
+    {"request": PooledRequest((0.5,)), "buffer_pairs": 4, "threads": 2},
 )
 
 
@@ -44,7 +44,7 @@ def test_borders_of_runs_of_estimates_are_crossed(kind):
     truth = truth_of(case).counts()
     for precision in PRECISIONS:
         assert counted(case, precision=precision, height=300, width=600) == truth
-        assert counted(case, precision=precision, batch=600, threads=2) == truth
+        assert counted(case, precision=precision, batch_counters=600, threads=2) == truth
 
 
 @pytest.mark.parametrize("relevant", [64, 127, 257])
@@ -56,7 +56,7 @@ def test_many_relevant_items(relevant):
     truth = truth_of(case).counts()
     for precision in PRECISIONS:
         assert counted(case, precision=precision, height=100) == truth
-    assert counted(case, plain=True) == truth
+    assert counted(case, as_on_device=True) == truth
 
 
 @pytest.mark.exhaustive
@@ -139,7 +139,7 @@ def test_the_ends_of_float64(scale, similarity):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_thresholds_as_far_away_as_an_estimate_can_be_off(precision, similarity):
     """Candidates at the error of the precision from the one threshold, a little nearer and a little further."""
-    of_halves = {"bytes": 2.0**-7, "float16": 2.0**-11}
+    of_halves = {"int8": 2.0**-7, "float16": 2.0**-11}
     roundoff = (of_halves | {"float32": 2.0**-24, "float64": 2.0**-53})[precision]
     step = np.array([0.0, 1e-9, 0.25, 0.5, 0.99, 1.0, 1.01, 1.5, 2.0, 2.1, 3.1, 4.0, 8.0, 15.0, 20.0])
     value = np.concatenate([[0.5, 0.5, 0.125], 0.5 + roundoff * np.concatenate([-step, step])])
@@ -152,19 +152,19 @@ def test_thresholds_as_far_away_as_an_estimate_can_be_off(precision, similarity)
     for dtype in (torch.float64, torch.float32):
         case |= {"queries": case["queries"].to(dtype), "gallery": case["gallery"].to(dtype)}
         truth = truth_of(case).counts()
-        for plain in (False, True):
-            assert counted(case, precision=precision, plain=plain) == truth
+        for as_on_device in (False, True):
+            assert counted(case, precision=precision, as_on_device=as_on_device) == truth
 
 
 def test_few_distinct_rows_whose_scores_do_not_fit_are_counted_one_by_one():
     rows, labels = torch.randn(32, 6).repeat(10, 1), torch.arange(320) % 11
     case = {"queries": rows, "query_labels": labels, "similarity": "cosine"}
     assert [has_few(*prepared(case), memory) for memory in (10**7, 10**4)] == [True, False]
-    assert counted(case, memory=10**4) == counted(case, batch=500) == truth_of(case).counts()
+    assert counted(case, memory=10**4) == counted(case, batch_counters=500) == truth_of(case).counts()
 
 
 @pytest.mark.parametrize(("noise", "dtype"), [(1e-4, np.float32), (1e-7, np.float32), (1e-15, np.float64)])
-@pytest.mark.parametrize("precision", [None, "bytes", "float64"])
+@pytest.mark.parametrize("precision", [None, "int8", "float64"])
 def test_rows_that_are_all_but_equal(noise, dtype, precision):
     """So many that a sample chooses the precision: most estimates are too close to thresholds."""
     rng = np.random.default_rng(0)

@@ -149,7 +149,7 @@ def test_an_interrupt_before_all_threads_have_started_stays_one(monkeypatch):
 
 
 @pytest.mark.parametrize("raised", [None, RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("road", [{"height": 16, "batch": 64}, {"plain": True}])
+@pytest.mark.parametrize("road", [{"height": 16, "batch_counters": 64}, {"as_on_device": True}])
 def test_torch_is_set_as_before(raised, road):
     """While the engine computes it has one thread, and products of float32 are what they are called."""
 
@@ -174,7 +174,12 @@ def test_torch_is_set_as_before(raised, road):
 
 
 AROUND = {"autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16), "inference": torch.inference_mode}
-AROUND_ROADS = ({"threads": 2}, {"plain": True}, {"batch": 50, "collected": 10}, {"precision": "float64"})
+AROUND_ROADS = (
+    {"threads": 2},
+    {"as_on_device": True},
+    {"batch_counters": 50, "buffer_pairs": 10},
+    {"precision": "float64"},
+)
 
 
 @pytest.mark.parametrize(

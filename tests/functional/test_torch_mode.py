@@ -125,8 +125,8 @@ def results(similarity, items):
 
 
 def of_all():
-    for plain in (False, True):
-        with engine_options(plain=plain):
+    for as_on_device in (False, True):
+        with engine_options(as_on_device=as_on_device):
             for similarity in ("cosine", "dot", "euclidean"):
                 for items in sets:
                     yield list(results(similarity, items))

@@ -293,7 +293,7 @@ def thinned(pooled: PooledPairs, known: Sequence[tuple[float, int, int]] = ()) -
     user_low, user_high = vectors.to_user(np.array([low, high]))
     beyond = user_high + 1e-6 * max(user_high - user_low, abs(user_high), 1e-30)  # an edge above all
     edges = np.unique(np.linspace(user_low, beyond, BINS + 1))
-    if vectors.pairs.whole:  # a bin for each distance, or for several; the last edge lies above all
+    if vectors.pairs.exact_estimates:  # a bin for each distance, or for several; the last edge lies above all
         step = math.ceil((user_high - user_low + 1) / BINS)
         edges = np.arange(user_low, user_high + step + 0.5, step)
     even = np.minimum(
@@ -317,7 +317,9 @@ def thinned(pooled: PooledPairs, known: Sequence[tuple[float, int, int]] = ()) -
     counted = np.array([vectors.to_user(fine[chosen]), tp[chosen], fp[chosen]])
     counted = np.concatenate([counted, np.array(known).reshape(-1, 3).T], axis=1)
     thresholds, accepted, matched = counted[:, np.argsort(counted[0], kind="stable")]
-    reach = vectors.to_user(fine[chosen] + negatives.error) - vectors.to_user(fine[chosen] - negatives.error)
+    reach = vectors.to_user(fine[chosen] + negatives.error_bound) - vectors.to_user(
+        fine[chosen] - negatives.error_bound
+    )
     return PairCounts(
         thresholds,
         accepted.astype(np.int64),
@@ -327,7 +329,7 @@ def thinned(pooled: PooledPairs, known: Sequence[tuple[float, int, int]] = ()) -
         edges,
         -np.diff(tp[bins]),
         -np.diff(fp[bins]),
-        float(reach.max()) if negatives.error else 0.0,
+        float(reach.max()) if negatives.error_bound else 0.0,
         float(vectors.to_user(np.array([negatives.cutoff]))[0]) if math.isfinite(negatives.cutoff) else -math.inf,
     )
 

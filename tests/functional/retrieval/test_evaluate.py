@@ -78,7 +78,7 @@ def test_larger_sets_equal_a_sorted_reference(noise):
 @settings(max_examples=20, deadline=None)
 @given(
     st.integers(0, 2**32), st.integers(3, 60), st.sampled_from([0.0, 0.5, 2.0]), st.booleans(),
-    st.sampled_from(SIMILARITIES), st.sampled_from([{"threads": 1}, {"precision": "bytes"}, {"precision": "float64"}]),
+    st.sampled_from(SIMILARITIES), st.sampled_from([{"threads": 1}, {"precision": "int8"}, {"precision": "float64"}]),
 )  # fmt: skip
 def test_order_memory_threads_and_precision_do_not_change_a_bit(seed, items, noise, two_sets, similarity, engine):
     generator = torch.Generator().manual_seed(seed)

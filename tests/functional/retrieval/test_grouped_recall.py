@@ -225,7 +225,7 @@ def test_an_evaluation_and_one_of_a_sample_find_the_same_in_any_budget(similarit
     grouped = grouped_recall(*data, **options, k=(1, 3))
     assert grouped.dropped_labels == 3
     assert grouped_recall(*data, **options, k=(1, 3), memory_mb=0.01) == grouped  # a few groups at a time
-    for plain, drawn in ((False, None), (False, 50), (True, None)):
-        with engine_options(plain=plain):
+    for as_on_device, drawn in ((False, None), (False, 50), (True, None)):
+        with engine_options(as_on_device=as_on_device):
             asked = ("mAP", "grouped_recall@1", "grouped_recall@3")
             assert evaluate_retrieval(*data, **options, metrics=asked, max_queries=drawn).grouped == grouped

@@ -48,11 +48,11 @@ PAIRS = st.lists(
     st.tuples(st.sampled_from([-2, -1, -0.5, 0, 0.25, 1, 2, 3, 4, 5]), st.booleans()), min_size=1, max_size=30
 ).filter(lambda pairs: any(hit for _, hit in pairs))
 RATES = st.lists(st.fractions(0, 1, max_denominator=30).filter(lambda rate: 0 < rate < 1).map(float), max_size=4)
-FEW = {"grid_size": 2, "collected": 2}
+FEW = {"grid_size": 2, "buffer_pairs": 2}
 """Room for so little that pairs are counted and listed again."""
 
 
-@pytest.mark.parametrize("options", [{}, {"plain": True}, FEW, {"precision": "bytes", **FEW}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"as_on_device": True}, FEW, {"precision": "int8", **FEW}], ids=str)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=PAIRS, low=BOUNDS, high=BOUNDS, rates=RATES)
 @example(pairs=[(4, 1), (3, 0), (2, 1), (2, 0), (1, 0), (0, 0)], low=0.0, high=math.inf, rates=[0.5])
@@ -100,11 +100,11 @@ def scores_of_pairs(vectors, labels, similarity):
     return scores[same & others].sort().values.numpy(), scores[~same].sort().values.numpy()
 
 
-@pytest.mark.parametrize(("similarity", "plain"), [("cosine", False), ("dot", True), ("euclidean", False)])
-def test_counts_are_those_of_all_pairs_and_the_operating_points_are_among_them(similarity, plain):
+@pytest.mark.parametrize(("similarity", "as_on_device"), [("cosine", False), ("dot", True), ("euclidean", False)])
+def test_counts_are_those_of_all_pairs_and_the_operating_points_are_among_them(similarity, as_on_device):
     vectors, labels = made(400, 34, noise=0.8)
     asked = (*DEFAULT_METRICS, "recall@precision0.5")
-    with engine_options(plain=plain):
+    with engine_options(as_on_device=as_on_device):
         report = evaluate_retrieval(vectors, labels, similarity=similarity, metrics=asked)
     counts, (relevant, irrelevant) = report.pair_counts, scores_of_pairs(vectors, labels, similarity)
     assert (counts.relevant, counts.irrelevant) == (len(relevant), len(irrelevant))
@@ -124,7 +124,7 @@ def test_counts_are_those_of_all_pairs_and_the_operating_points_are_among_them(s
 
 def test_what_a_screen_has_not_counted_is_estimated_from_a_sample_and_said():
     vectors, labels = made(1200, 100, noise=0.3)
-    with engine_options(collected=2**14):
+    with engine_options(buffer_pairs=2**14):
         counts = evaluate_retrieval(vectors, labels).pair_counts
     _, irrelevant = scores_of_pairs(vectors, labels, "cosine")
     true = count_reaching(irrelevant, counts.thresholds)

@@ -1,0 +1,149 @@
+"""The exchange: each process receives the items of all others, one remote chunk at a time.
+
+A score of a symmetric set counts for both of its items. If these belong to two processes, one of the two computes the
+score, and counts for the item of the other one as well (`RemoteCounter`). So each score is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from numpy.typing import NDArray
+
+from fewshot_callbacks.engine.chunks import Chunk, ChunkPlan, all_queries
+from fewshot_callbacks.engine.vectors import Vectors
+from fewshot_callbacks.journal import Arrays, Record
+
+
+@runtime_checkable
+class RemoteCounter(Protocol):
+    """An observer that also counts for the queries of other processes.
+
+    A pair of two processes of a symmetric set is computed in one of them, but counts for both of its items. So the items
+    of a remote chunk bring their thresholds along, and take their counts home.
+    """
+
+    def export_thresholds(self, queries: slice) -> Arrays:
+        """Return the thresholds of some queries of this process, to be sent."""
+
+    def import_thresholds(self, chunk: Chunk, thresholds: Arrays) -> None:
+        """Start counting for the items of a remote chunk, which have these thresholds."""
+
+    def export_counts(self) -> Arrays:
+        """Return the counts of the items of the remote chunk, to be sent back."""
+
+    def import_counts(self, queries: slice, counts: Arrays) -> None:
+        """Add what another process has counted for some queries of this process."""
+
+
+class _Round(NamedTuple):
+    """One round of the exchange, in which each process sends all its items to one other process."""
+
+    destination: int
+    # rank of the process whose items are received
+    source: int
+    # number of the first item of the source, in the numbering of this process: that of `gather_in_item_order`
+    first_item: int
+    # step of the first chunk
+    first_step: int
+
+
+class RemoteExchange:
+    """Receives the items of all other processes, and sends the items of this one to them. All methods are collective.
+
+    Args:
+        vectors: Queries and gallery of this process.
+        plan: How the items of all processes are cut into chunks.
+        counter: Counts for the items of remote chunks.
+        symmetric: Whether queries and gallery are one set whose scores are symmetric.
+    """
+
+    def __init__(self, vectors: Vectors, plan: ChunkPlan, counter: RemoteCounter | None, *, symmetric: bool) -> None:
+        self.vectors = vectors
+        self.plan = plan
+        self.counter = counter
+        self.symmetric = symmetric
+        self.processes = vectors.processes
+
+    def chunks(self, first_step: int, record: Record | None) -> Iterator[Chunk]:
+        """Yield the remote chunks from a step on."""
+        plan = self.plan
+        for this_round in self._rounds():
+            steps_done = min(plan.chunks, max(0, first_step - this_round.first_step))
+            remaining = range(steps_done, plan.chunks)
+            own_chunks = self.vectors.read(plan.slice_of(self.vectors.items, chunk) for chunk in remaining)
+            for chunk, (own_items, own_rows) in zip(remaining, own_chunks, strict=True):
+                if record is not None:
+                    record.reached(this_round.first_step + chunk)
+                yield from self._swap(this_round, chunk, own_items, own_rows)
+
+    def _rounds(self) -> Iterator[_Round]:
+        """Yield the rounds: in round r, items go r ranks down."""
+        rank = self.processes.rank
+        count = self.processes.count
+        first_item = self.vectors.items
+        for number in range(1, count):
+            source = (rank + number) % count
+            first_step = 1 + self.plan.disk_steps + (number - 1) * self.plan.chunks
+            yield _Round((rank - number) % count, source, first_item, first_step)
+            first_item += self.plan.items[source]
+
+    def _swap(self, this_round: _Round, chunk: int, own_items: slice, own_rows: NDArray[Any]) -> Iterator[Chunk]:
+        """Send a chunk of own items and yield the one that is received, if any; then send its counts back."""
+        destination, source, first_item, _ = this_round
+        outgoing = self._with_thresholds(own_items, own_rows)
+        received = self._exchange(outgoing, destination, source)
+        counts: Arrays | None = None
+        if received is not None:
+            rows, *thresholds = received
+            first = first_item + self.plan.slice_of(self.plan.items[source], chunk).start
+            queries = self._queries_compared_here(chunk, source)
+            remote = Chunk(self.vectors.with_gallery(rows, first), first, False, queries, self.counter is not None)
+            if self.counter is not None:
+                self.counter.import_thresholds(remote, thresholds)
+            yield remote
+            if self.counter is not None:
+                counts = self.counter.export_counts()
+            del remote, rows, thresholds, received  # before counts and the next chunk are received
+        if self.counter is not None:
+            own_counts = self._exchange(counts, source, destination)
+            if own_counts is not None:
+                self.counter.import_counts(own_items, own_counts)
+
+    def _with_thresholds(self, own_items: slice, own_rows: NDArray[Any]) -> Arrays | None:
+        """Return the arrays that travel with some items; None without an item."""
+        if len(own_rows) == 0:
+            return None
+        thresholds = [] if self.counter is None else self.counter.export_thresholds(own_items)
+        return [own_rows, *thresholds]
+
+    def _queries_compared_here(self, chunk: int, source: int) -> slice:
+        """Return the queries that are compared here with a chunk of another process: half of them in a symmetric set.
+
+        Both processes receive the items of the other. Each pair is computed in one of them, named by its rank:
+
+                                       items of the higher rank
+                                       first half    second half
+            items of the   first half    lower         higher
+            lower rank    second half    higher        lower
+
+        So each process computes half of the pairs, and about the same number with every chunk that it receives. In a
+        symmetric set the queries are the items. So the row where the second half of the queries begins here is the first
+        item of the chunk `half` that this process sends.
+        """
+        if not self.symmetric:
+            return all_queries(self.vectors)
+        half = self.plan.chunks // 2
+        queries = len(self.vectors.pairs.queries)
+        middle = self.plan.slice_of(queries, half).start
+        in_first_half = chunk < half
+        is_lower_rank = self.processes.rank < source
+        return slice(0, middle) if in_first_half == is_lower_rank else slice(middle, queries)
+
+    def _exchange(self, arrays: Arrays | None, destination: int, source: int) -> Arrays | None:
+        """Send arrays to one process and return those that another one sends; None stands for nothing."""
+        tensors = None if arrays is None else [torch.from_numpy(array) for array in arrays]
+        received = self.processes.exchange(tensors, destination, source)
+        return None if received is None else [tensor.numpy() for tensor in received]

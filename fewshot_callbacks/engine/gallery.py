@@ -1,0 +1,39 @@
+"""The whole gallery of all processes, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fewshot_callbacks.engine.chunks import Chunk, ChunkPlan, all_queries, disk_chunks
+from fewshot_callbacks.engine.exchange import RemoteCounter, RemoteExchange
+from fewshot_callbacks.engine.vectors import Vectors
+from fewshot_callbacks.journal import Record
+
+
+def gallery_chunks(
+    vectors: Vectors,
+    *,
+    symmetric: bool = False,
+    counter: RemoteCounter | None = None,
+    record: Record | None = None,
+) -> Iterator[Chunk]:
+    """Yield the whole gallery: rows in memory, rows on disk, rows of the other processes. Collective.
+
+    A consumer must drop each chunk before it asks for the next one. Then at most one chunk is in memory at a time, beside
+    the rows of this process.
+
+    Args:
+        vectors: Queries and gallery of this process.
+        symmetric: Whether queries and gallery are one set whose scores are symmetric; each pair is then in the queries of
+            one chunk of one process only.
+        counter: Counts for the items of remote chunks.
+        record: Journal entry of this pass. The steps that it names as done are skipped. Step 0 is the rows in memory, then
+            come the chunks on disk, then the remote chunks.
+    """
+    first_step = 0 if record is None else record.part
+    if first_step == 0:
+        yield Chunk(vectors, 0, symmetric, all_queries(vectors))
+        first_step = 1
+    plan = ChunkPlan.of(vectors)
+    yield from disk_chunks(vectors, plan, first_step, record)
+    yield from RemoteExchange(vectors, plan, counter, symmetric=symmetric).chunks(first_step, record)

@@ -1,0 +1,94 @@
+"""Operands: the two factors of a product of floats, and how far such a product can be from the exact score."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fewshot_callbacks.engine.compiled import kernel
+from fewshot_callbacks.engine.options import Precision
+
+# The type of the components of an operand.
+DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+# Largest relative error of one rounded operation.
+ROUNDOFF: dict[str, float] = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
+# Columns that `place_rows` adds to a row. Those of a query and of an item give minus the squared distance in one product.
+NO_COLUMNS, QUERY_COLUMNS, ITEM_COLUMNS = 0, 1, 2
+
+
+class Operand(NamedTuple):
+    """One factor of a product.
+
+    An estimate is the product of a row of the queries and a row of the items. Products of int8 are integers. There the
+    estimate is `product * (query_scale * item_scale) + (query_offset + item_offset)`.
+    """
+
+    rows: Tensor  # (rows, columns)
+    scale: NDArray[np.float32] | None = None  # (rows,) of int8
+    offset: NDArray[np.float32] | None = None  # (rows,) of int8
+
+    def part(self, chosen: Any) -> Operand:
+        """Return some of its rows.
+
+        Args:
+            chosen: A slice, or an array of row numbers.
+        """
+        is_slice = isinstance(chosen, slice)
+        rows = self.rows[chosen] if is_slice else self.rows.index_select(0, torch.from_numpy(chosen))
+        if self.scale is None or self.offset is None:
+            return Operand(rows)
+        return Operand(rows, self.scale[chosen], self.offset[chosen])
+
+
+def float_error_bounds(
+    precision: Precision, columns: int, factor: int, sizes: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return how far a product of floats can be from the exact score.
+
+    A sum of `columns` products is rounded in any order (Higham, section 3.1); 12 more roundings are for the operands,
+    their norms and this formula. Operands in float16 add their own rounding, 2.1 units, and 2**-25 for components that
+    are too small for it; a GPU may cut off where it sums them.
+
+    Args:
+        precision: float16, float32 or float64.
+        columns: Components of a row of an operand.
+        factor: The number of times that a product counts: 2 for distances, else 1.
+        sizes: (rows,) for each row, the largest product of its norm with that of another row.
+    """
+    is_half = precision == "float16"
+    roundoff = min(ROUNDOFF[precision], 2.0**-24)  # float16 is summed in float32
+    of_sum = (2 if is_half else 1) * roundoff * (columns + 12)
+    relative = 1.02 * of_sum / (1 - of_sum) + 2.0**-50
+    if is_half:
+        relative += 2.1 * ROUNDOFF["float16"]
+        tiniest = math.sqrt(columns) * 2.0**-23  # on either side, of rows no longer than 1
+    else:
+        tiniest = columns * (2.0**-960 if precision == "float64" else 2.0**-120)
+    return factor * relative * sizes + tiniest
+
+
+@kernel
+def place_rows(values, centre, divisors, extra, out):
+    """Move rows to a centre and divide them; -|q - g|**2 = 2 q.g - |q|**2 - |g|**2 in one product of two more columns.
+
+    Args:
+        values: (rows, dim).
+        centre: (dim,).
+        divisors: (rows,).
+        extra: `NO_COLUMNS`, `QUERY_COLUMNS` or `ITEM_COLUMNS`.
+        out: (rows, dim or dim + 2).
+    """
+    dim = values.shape[1]
+    for r in range(values.shape[0]):
+        square, divisor = 0.0, divisors[r]
+        for k in range(dim):
+            value = (np.float64(values[r, k]) - centre[k]) / divisor
+            square += value * value
+            out[r, k] = 2 * value if extra == QUERY_COLUMNS else value
+        if extra != NO_COLUMNS:
+            out[r, dim], out[r, dim + 1] = (-square, -1.0) if extra == QUERY_COLUMNS else (1.0, square)

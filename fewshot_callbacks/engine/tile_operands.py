@@ -1,0 +1,134 @@
+"""Where the operands of tiles come from: computed once and cached, or recomputed for each tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+from fewshot_callbacks.engine.backends import TileBackend
+from fewshot_callbacks.engine.operands import Operand
+from fewshot_callbacks.engine.options import Precision
+from fewshot_callbacks.engine.vectors import GALLERY, QUERIES, Vectors
+
+# Returns the operand of some items of a chunk, given where they lie in the chunk, and the room of the thread that asks.
+ItemRows = Callable[[slice, Operand | None], Operand]
+
+
+@runtime_checkable
+class TileOperands(Protocol):
+    """The operands of all tiles, of which a tile takes some rows."""
+
+    def new_room(self, rows: int) -> Operand | None:
+        """Return the room in which one thread recomputes some rows; None if it never does."""
+
+    def query_rows(self, rows: slice, room: Operand | None) -> Operand:
+        """Return the operand of some queries, which may lie in the room of the thread that asks."""
+
+    def items_of(self, vectors: Vectors) -> ItemRows:
+        """Return a function that returns the operand of some items of a chunk.
+
+        Args:
+            vectors: The vectors of the chunk.
+        """
+
+    def in_float16(self) -> TileOperands | None:
+        """Return the same operands in float16, if they can be converted; None if they have to be computed."""
+
+
+def tile_operands(vectors: Vectors, precision: Precision, backend: TileBackend, *, cached: bool) -> TileOperands:
+    """Return the operands of the tiles of some vectors.
+
+    Args:
+        vectors: Queries and gallery.
+        precision: Precision of the products.
+        backend: Multiplies them.
+        cached: Whether they are computed once and kept in memory. Operands in int8 have to be.
+    """
+    if not cached:
+        return RecomputedOperands(vectors, precision, backend)
+    queries = backend.place(vectors.operand(QUERIES, precision))
+    items = queries if vectors.sides == 1 else backend.place(vectors.operand(GALLERY, precision))
+    return CachedOperands(vectors, precision, backend, queries, items)
+
+
+class CachedOperands:
+    """Operands that are computed once. That of a chunk which is not in memory lives as long as the chunk.
+
+    Args:
+        vectors: Queries and gallery.
+        precision: Precision of the products.
+        backend: Multiplies them.
+        queries: The operand of all queries.
+        items: The operand of all items in memory; the same object if one operand serves as both.
+    """
+
+    def __init__(
+        self, vectors: Vectors, precision: Precision, backend: TileBackend, queries: Operand, items: Operand
+    ) -> None:
+        self._vectors = vectors
+        self._precision: Precision = precision
+        self._backend = backend
+        self._queries = queries
+        self._items = items
+
+    def new_room(self, rows: int) -> None:
+        """Return nothing: no operand is recomputed."""
+
+    def query_rows(self, rows: slice, room: Operand | None) -> Operand:
+        """Return the operand of some queries."""
+        return self._queries.part(rows)
+
+    def items_of(self, vectors: Vectors) -> ItemRows:
+        """Return a function that returns the operand of some items of a chunk. It is computed here if it is not cached."""
+        in_memory = vectors is self._vectors
+        items = self._items if in_memory else self._backend.place(vectors.operand(GALLERY, self._precision))
+
+        def item_rows(rows: slice, room: Operand | None) -> Operand:
+            return items.part(rows)
+
+        return item_rows
+
+    def in_float16(self) -> CachedOperands:
+        """Return the same operands in float16. One operand that serves as both stays one."""
+        queries = Operand(self._queries.rows.half())
+        items = queries if self._items is self._queries else Operand(self._items.rows.half())
+        return CachedOperands(self._vectors, "float16", self._backend, queries, items)
+
+
+class RecomputedOperands:
+    """Operands that are computed for each tile, in the room of a thread.
+
+    Args:
+        vectors: Queries and gallery.
+        precision: Precision of the products: one of floats.
+        backend: Multiplies them.
+    """
+
+    def __init__(self, vectors: Vectors, precision: Precision, backend: TileBackend) -> None:
+        self._vectors = vectors
+        self._precision: Precision = precision
+        self._backend = backend
+
+    def new_room(self, rows: int) -> Operand:
+        """Return the room in which one thread recomputes some rows."""
+        return self._vectors.new_operand(rows, self._precision)
+
+    def query_rows(self, rows: slice, room: Operand | None) -> Operand:
+        """Return the operand of some queries, in a room if there is one."""
+        return self._compute(self._vectors, QUERIES, rows, room)
+
+    def items_of(self, vectors: Vectors) -> ItemRows:
+        """Return a function that returns the operand of some items of a chunk, in a room if there is one."""
+        return partial(self._compute, vectors, GALLERY)
+
+    def in_float16(self) -> None:
+        """Return nothing: there is no operand to convert."""
+
+    def _compute(self, vectors: Vectors, side: int, rows: slice, room: Operand | None) -> Operand:
+        number = rows.stop - rows.start
+        if room is None:
+            room = self.new_room(number)
+        computed = room.part(slice(0, number))
+        vectors.fill(side, rows, computed)
+        return self._backend.place(computed)
