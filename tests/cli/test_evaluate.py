@@ -371,7 +371,7 @@ def test_files_larger_than_the_budget_are_read_piece_by_piece(parts, capsys):
 SLURM = """
 import os, socket, sys
 import lightning.fabric.plugins.environments.slurm  # once, before the processes are forked
-from fewshot_callbacks import journal
+from fewshot_callbacks.files import journal
 from fewshot_callbacks.cli import evaluate
 from fewshot_callbacks.cli.main import main
 
