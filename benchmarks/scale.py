@@ -100,7 +100,7 @@ def share(name: str, options: argparse.Namespace, values: dict[str, float], stat
 def main() -> None:
     """Make the data, run each row, and print the table."""
     if sys.argv[1:3] == ["--row", "share"]:
-        journal.EVERY = 1.0  # a minute is longer than most of these
+        journal.INTERVAL = 1.0  # a minute is longer than most of these
         sys.exit(fewshot(sys.argv[3:]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=200_000)

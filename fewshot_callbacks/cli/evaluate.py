@@ -26,7 +26,7 @@ from fewshot_callbacks import __version__
 from fewshot_callbacks.cli.options import COLUMNS, in_shell
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
-from fewshot_callbacks.files.journal import Journal, kept
+from fewshot_callbacks.files.journal import Journal, journaling
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.dynamics import without_nan
 from fewshot_callbacks.functional.retrieval import (
@@ -90,7 +90,7 @@ def run(options: Namespace) -> None:
         check_same_items(arrays, others, options)
     other: RetrievalReport | None = None
     journal = None if options.resume is None else journal_of(options, processes, arrays, others)
-    with kept(journal):
+    with journaling(journal):
         report = evaluate_arrays(arrays, options, processes)
         if others is not None:
             other = evaluate_arrays(others, options, processes)
