@@ -185,8 +185,8 @@ def ours(two_sets: bool = False, more: Sequence[str] = (), **engine: Any) -> Cal
 
     def prepare(data: Data, setting: Setting) -> Ready:
         from fewshot_callbacks import evaluate_retrieval  # noqa: PLC0415
-        from fewshot_callbacks.engine.options import engine_options  # noqa: PLC0415
         from fewshot_callbacks.engine.int8 import largest_exact_int8  # noqa: PLC0415
+        from fewshot_callbacks.engine.options import engine_options  # noqa: PLC0415
 
         if engine.get("precision") == "int8" and not largest_exact_int8():
             raise UnavailableError("torch has no exact products of bytes here")

@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fewshot_callbacks import Shards, evaluate_retrieval, journal
+from fewshot_callbacks import Shards, evaluate_retrieval
 from fewshot_callbacks.cli.main import main as fewshot
+from fewshot_callbacks.files import journal
 
 METRICS = ("mAP", "recall@1", "f1", "recall@precision0.95")
 OF_A_CLASS = 50
@@ -99,7 +100,7 @@ def share(name: str, options: argparse.Namespace, values: dict[str, float], stat
 def main() -> None:
     """Make the data, run each row, and print the table."""
     if sys.argv[1:3] == ["--row", "share"]:
-        journal.EVERY = 1.0  # a minute is longer than most of these
+        journal.INTERVAL = 1.0  # a minute is longer than most of these
         sys.exit(fewshot(sys.argv[3:]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=200_000)

@@ -14,19 +14,29 @@ PACKAGE, TESTS = ROOT / "fewshot_callbacks", ROOT / "tests"
 TEST_FILES = sorted(TESTS.rglob("test_*.py"))
 
 BELOW = {
+    "system": set(),
     "distributed": set(),
-    "engine": {"distributed"},
-    "functional": {"engine", "distributed"},
+    "files": {"system", "distributed"},
+    "sources": {"files", "system"},
+    "engine": {"sources", "files", "distributed", "system"},
+    "functional": {"engine", "sources", "files", "distributed", "system"},
     "losses": {"functional"},
     "metrics": {"functional", "distributed"},
-    "plots": {"functional"},
-    "report": {"plots", "functional"},
-    "data": {"functional"},
-    "protonet": {"metrics", "losses", "functional", "distributed"},
-    "callbacks": {"report", "plots", "metrics", "functional", "distributed", "protonet"},
-    "cli": {"callbacks", "report", "plots", "protonet", "data", "losses", "metrics", "functional", "distributed"},
+    "plots": {"functional", "files", "system"},
+    "report": {"plots", "functional", "files", "system"},
+    "data": {"functional", "files", "system"},
+    "trainer": {"distributed"},
+    "protonet": {"trainer", "metrics", "losses", "functional", "distributed", "system"},
+    "callbacks": {"protonet", "trainer", "report", "plots", "metrics", "functional", "files", "distributed", "system"},
+    "cli": {
+        *("callbacks", "protonet", "trainer", "data", "report", "plots", "metrics", "losses", "functional"),
+        *("sources", "files", "distributed", "system"),
+    },
 }
-"""Layer -> the layers that it may import."""
+"""Layer, a folder or a module at the top of the package, -> the layers that it may import."""
+
+ENTRIES = {"__init__", "__main__"}
+"""Modules at the top of the package that are no layer: what is imported, and what is run."""
 
 
 @functools.cache
@@ -45,14 +55,16 @@ def modules_of(node):
 
 
 def imports(package=PACKAGE):
-    """(file, layer of the file, imported module) of every import of the package in itself."""
+    """(file, layer of the file, imported module) of every import of the package in itself, by a file of a layer."""
     for file in sorted(package.rglob("*.py")):
-        layer = file.relative_to(package).parts[0]
+        layer = file.relative_to(package).parts[0].removesuffix(".py")
+        if layer in ENTRIES:
+            continue
         for node in nodes(file, ast.ImportFrom, ast.Import):
             assert getattr(node, "level", 0) == 0, f"{file} imports from a dot: write the name of the package"
             for module in modules_of(node):
                 parts = module.split(".")
-                if parts[0] == "fewshot_callbacks" and len(parts) > 1 and {layer, parts[1]} <= set(BELOW):
+                if parts[0] == "fewshot_callbacks" and parts[1:] not in ([], ["__version__"]):
                     yield file.relative_to(package), layer, ".".join(parts[1:])
 
 
@@ -61,7 +73,7 @@ def wrong_imports(package=PACKAGE):
     wrong = set()
     for file, layer, module in imports(package):
         target, _, inside = module.partition(".")
-        if target != layer and target not in BELOW[layer]:
+        if target != layer and target not in BELOW.get(layer, ()):
             wrong.add(f"{file} imports {target}")
         inside = inside.split(".")[0]
         if layer == target == "engine" and inside in LINE and LINE.index(inside) >= LINE.index(file.stem):
@@ -69,9 +81,36 @@ def wrong_imports(package=PACKAGE):
     return sorted(wrong)
 
 
-def test_every_folder_is_a_layer():
-    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert folders == set(BELOW)
+def outside_of_layers(package=PACKAGE):
+    """Folders and modules at the top of the package that are no layer."""
+    folders = {path.parent.name for path in package.glob("*/*.py")}
+    modules = {path.stem for path in package.glob("*.py")} - ENTRIES
+    return sorted((folders | modules) - set(BELOW))
+
+
+def test_every_module_belongs_to_a_layer():
+    assert outside_of_layers() == []
+
+
+def test_every_layer_is_a_folder_or_a_module():
+    there = {path.stem for path in PACKAGE.glob("*.py")} | {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert set(BELOW) <= there
+
+
+@pytest.mark.parametrize("file", ["helpers.py", "helpers/new.py"])
+def test_a_planted_module_without_a_layer_is_found(file, tmp_path):
+    planted = tmp_path / file
+    planted.parent.mkdir(exist_ok=True)
+    planted.touch()
+    assert outside_of_layers(tmp_path) == ["helpers"]
+
+
+def test_layers_stand_above_those_that_they_import():
+    """So none imports itself through others."""
+    layers = list(BELOW)
+    assert [
+        (layer, other) for layer in layers for other in BELOW[layer] if other not in layers[: layers.index(layer)]
+    ] == []
 
 
 def test_imports_point_down():
@@ -87,18 +126,26 @@ def test_imports_point_down():
         ("callbacks/new.py", "from fewshot_callbacks.engine import ranks", "callbacks/new.py imports engine"),
         ("callbacks/new.py", "def f():\n    from fewshot_callbacks import engine", "callbacks/new.py imports engine"),
         ("callbacks/new.py", "from fewshot_callbacks.engine.ranks import RankBlock", "callbacks/new.py imports engine"),
+        ("metrics.py", "from fewshot_callbacks import cli", "metrics.py imports cli"),
+        ("files/new.py", "from fewshot_callbacks.sources import Shards", "files/new.py imports sources"),
+        ("sources/new.py", "from fewshot_callbacks.engine import ranks", "sources/new.py imports engine"),
+        ("trainer/new.py", "from fewshot_callbacks import protonet", "trainer/new.py imports protonet"),
+        ("functional/new.py", "from fewshot_callbacks import helpers", "functional/new.py imports helpers"),
         ("engine/exact.py", "from fewshot_callbacks.engine import ranks", "engine/exact.py imports ranks"),
         ("engine/exact.py", "import fewshot_callbacks.engine.ranks as r", "engine/exact.py imports ranks"),
     ],
 )
 def test_a_planted_import_is_found(file, line, said, tmp_path):
     planted = tmp_path / file
-    planted.parent.mkdir()
+    planted.parent.mkdir(exist_ok=True)
     planted.write_text(f"{line}\n")
     assert wrong_imports(tmp_path) == [said]
 
 
-@pytest.mark.parametrize("layer", ["distributed", "engine", "functional", "losses", "plots", "report"])
+WITHOUT_LIGHTNING = ["system", "distributed", "files", "sources", "engine", "functional", "losses", "plots", "report"]
+
+
+@pytest.mark.parametrize("layer", WITHOUT_LIGHTNING)
 def test_the_maths_knows_no_lightning(layer):
     for file in (PACKAGE / layer).rglob("*.py"):
         imported = {name.split(".")[0] for node in nodes(file, ast.ImportFrom, ast.Import) for name in modules_of(node)}

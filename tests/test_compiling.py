@@ -10,16 +10,17 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 import fewshot_callbacks.functional  # noqa: F401 - imports all loops
-from fewshot_callbacks._compiling import words_of
-from fewshot_callbacks._kept_loops import described
 from fewshot_callbacks.engine import compiled
+from fewshot_callbacks.system.compile_notice import words_of
+from fewshot_callbacks.system.loop_cache import described
 
 FORKED = """
 import multiprocessing, os, sys
 from pathlib import Path
 import torch
-from fewshot_callbacks import _compiling, discriminant_ratio
-_compiling.AFTER = 0.0  # a machine may need less than two seconds
+from fewshot_callbacks import discriminant_ratio
+from fewshot_callbacks.system import compile_notice
+compile_notice.AFTER = 0.0  # a machine may need less than two seconds
 
 def measured(dtype):
     assert float(discriminant_ratio(torch.arange(12, dtype=dtype).sqrt().reshape(6, 2), torch.arange(6) // 3)) > 0

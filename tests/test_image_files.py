@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
-from fewshot_callbacks._image_files import image_size, images_below, read_image
+from fewshot_callbacks.files.images import image_size, list_images, read_image
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I;16B"])
@@ -51,4 +51,4 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("os.scandir", refused)
     with pytest.raises(PermissionError, match="owl"):
-        images_below([tmp_path / "owl"])
+        list_images([tmp_path / "owl"])

@@ -13,8 +13,8 @@ import torch
 from fewshot_callbacks import Shards
 from fewshot_callbacks.distributed.processes import ALONE
 from fewshot_callbacks.engine.options import engine_options
+from fewshot_callbacks.files.journal import Journal, journaling
 from fewshot_callbacks.functional import Share, evaluate_retrieval
-from fewshot_callbacks.journal import Journal, kept
 from tests.reports import assert_same
 from tests.thread_processes import in_threads
 
@@ -28,8 +28,8 @@ METRICS = ("mAP", "recall@1", "f1", "recall@precision0.9", "eer", "auc_pr", "gro
 def often(monkeypatch):
     """Write at one in some forty moments at which that can be done: each look at the clock is a second later."""
     clock = SimpleNamespace(monotonic=itertools.count().__next__)
-    for name, value in (("time", clock), ("EVERY", 40), ("RARELY", 0)):
-        monkeypatch.setattr(f"fewshot_callbacks.journal.{name}", value)
+    for name, value in (("time", clock), ("INTERVAL", 40), ("COST_FACTOR", 0)):
+        monkeypatch.setattr(f"fewshot_callbacks.files.journal.{name}", value)
 
 
 def journal_of(folder, processes=ALONE):
@@ -48,7 +48,7 @@ def evaluated(rows, labels, journal=None, *, after=None, **options):
         if after is not None and done > after * total:
             raise Killed
 
-    with kept(journal), engine_options(height=32, width=32, **options.pop("engine", {})):
+    with journaling(journal), engine_options(height=32, width=32, **options.pop("engine", {})):
         report = evaluate_retrieval(rows, labels, metrics=METRICS, progress=progress, **options)
     return report, seen
 
@@ -81,7 +81,7 @@ def test_pieces_of_files_are_not_read_again(tmp_path):
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_processes_go_on_from_a_moment_that_all_have(tmp_path, monkeypatch, stored):
-    monkeypatch.setattr("fewshot_callbacks.journal.EVERY", 0)  # between parts alone, which are few
+    monkeypatch.setattr("fewshot_callbacks.files.journal.INTERVAL", 0)  # between steps alone, which are few
     known, _ = evaluated(VECTORS.half() if stored else VECTORS, LABELS)
 
     def work(process, after=None):

@@ -1,12 +1,12 @@
 """Lightning callbacks: they collect embeddings in a running Trainer, evaluate them and log the results."""
 
-from fewshot_callbacks._extras import lacks
 from fewshot_callbacks.callbacks.discriminant_ratio import DiscriminantRatioMonitor
 from fewshot_callbacks.callbacks.embedding_health import EmbeddingHealthMonitor
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, LabelSource
 from fewshot_callbacks.callbacks.generalization_gap import GeneralizationGapMonitor
 from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
 from fewshot_callbacks.callbacks.training_dynamics import TrainingDynamicsMonitor
+from fewshot_callbacks.system.extras import missing_extra
 
 # What logs numbers alone needs neither Matplotlib nor Pillow, and stays usable where the extra is not installed.
 try:
@@ -15,7 +15,7 @@ try:
     from fewshot_callbacks.callbacks.report import ReportWriter
     from fewshot_callbacks.callbacks.score_plots import ScorePlots
 except ModuleNotFoundError as missing:
-    __getattr__ = lacks(__name__, "report", missing)
+    __getattr__ = missing_extra(__name__, "report", missing)
 
 __all__ = [
     "DiscriminantRatioMonitor",

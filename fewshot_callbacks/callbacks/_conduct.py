@@ -11,9 +11,9 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 from tqdm.auto import tqdm
 
-from fewshot_callbacks._trainer import warn
 from fewshot_callbacks.distributed.processes import RemoteError
 from fewshot_callbacks.distributed.torch_distributed import broadcast_object
+from fewshot_callbacks.trainer.warning import warn
 
 
 class UsageError(ValueError):

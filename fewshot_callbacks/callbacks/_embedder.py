@@ -11,7 +11,6 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from fewshot_callbacks._trainer import evaluating, on_device
 from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, check_submodule, describe, follow, hooks_ignored
 from fewshot_callbacks.distributed.torch_distributed import process_count
@@ -19,6 +18,8 @@ from fewshot_callbacks.functional._reading import Labels, as_labels, joined_labe
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+from fewshot_callbacks.trainer.loaders import move_batch
+from fewshot_callbacks.trainer.side_effects import evaluation_mode
 
 # How a batch becomes embeddings outside a step: the name of a submodule that is called with the batch's inputs, if need
 # be with a path in its output (`"encoder:pooler_output"`), or a function of (module, batch) that returns embeddings, or
@@ -56,7 +57,7 @@ class Embedder:
 
     def in_evaluation(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
         """Embed a batch in evaluation mode, beside the step: callbacks that listen to a submodule do not hear it."""
-        with hooks_ignored(), evaluating(module):
+        with hooks_ignored(), evaluation_mode(module):
             return self(trainer, module, batch)
 
     def _called(self, module: LightningModule, batch: Any) -> Any:
@@ -215,9 +216,9 @@ class TrainingClasses:
             return store
         words = "Embedding training classes"
         # Other monitors may wait for the embeddings of a step.
-        with hooks_ignored(), evaluating(module), evaluation_progress(trainer, words, unit="batch") as progress:
+        with hooks_ignored(), evaluation_mode(module), evaluation_progress(trainer, words, unit="batch") as progress:
             for number, batch in enumerate(loader):
-                store.append(*embed(trainer, module, on_device(trainer, batch)))
+                store.append(*embed(trainer, module, move_batch(trainer, batch)))
                 progress(number + 1, len(loader))
         return store
 

@@ -12,14 +12,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from fewshot_callbacks._trainer import (
-    evaluation_loaders,
-    log_of_all,
-    names_logged,
-    unpadded_length,
-    weights_mark,
-    why_not_dealt,
-)
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._watched_keys import Better, look_for_misspelt_keys, look_for_wrong_modes
@@ -27,6 +19,9 @@ from fewshot_callbacks.callbacks.embeddings import TRAINING_STEP, EmbeddingReade
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
 from fewshot_callbacks.functional._reading import Labels
 from fewshot_callbacks.functional.retrieval.settings import several
+from fewshot_callbacks.trainer.loaders import evaluation_loaders, unknown_order_reason, unpadded_length
+from fewshot_callbacks.trainer.logs import log_synced_values, logged_names
+from fewshot_callbacks.trainer.weights import weight_fingerprints
 
 # Indices or names of loaders, or one of them.
 Loaders = int | str | Sequence[int | str]
@@ -45,7 +40,7 @@ class EvaluationMonitor(Callback, ABC):
     """
 
     loaders: Loaders | None = None
-    _weights: list[int]  # see `weights_mark`
+    _weights: list[int]  # see `weight_fingerprints`
     _has_training_items: bool  # they were embedded in this validation, or could not be
     _training_error: Exception | None
     _remedy_for_two = "Keep one of them."
@@ -156,7 +151,7 @@ class EvaluationMonitor(Callback, ABC):
             self._look_at_keys(trainer)  # where the loaders were not known before
         self._begin()
         if self._needs_training_items(trainer):
-            self._weights = weights_mark(pl_module)
+            self._weights = weight_fingerprints(pl_module)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -192,9 +187,9 @@ class EvaluationMonitor(Callback, ABC):
         if not is_first or not self._needs_training_items(trainer):
             return
         if not self._has_training_items:
-            self._weights = weights_mark(trainer.lightning_module)
+            self._weights = weight_fingerprints(trainer.lightning_module)
             self._try_training_items(trainer)
-        elif self._weights != weights_mark(trainer.lightning_module):
+        elif self._weights != weight_fingerprints(trainer.lightning_module):
             raise UsageError(self._changed_weights())
 
     def _try_training_items(self, trainer: Trainer) -> None:
@@ -219,7 +214,7 @@ class EvaluationMonitor(Callback, ABC):
             UsageError: If the weights may not be those of the steps of other ranks.
         """
         if self._needs_training_items(trainer) and not self._has_training_items and not self._failed:
-            if self._weights != weights_mark(trainer.lightning_module):
+            if self._weights != weight_fingerprints(trainer.lightning_module):
                 raise UsageError(self._changed_weights())
             self._try_training_items(trainer)
         if self._training_error is not None:
@@ -280,8 +275,8 @@ class EvaluationMonitor(Callback, ABC):
         self, trainer: Trainer, module: LightningModule, values: Mapping[str, float], shown: str | None = None
     ) -> None:
         """Log the values of a set, which are equal on all ranks; warn if others have logged one of their keys."""
-        self._tell_logged_twice(values.keys() & names_logged(trainer))
-        log_of_all(module, values, shown)
+        self._tell_logged_twice(values.keys() & logged_names(trainer))
+        log_synced_values(module, values, shown)
 
     def _tell_logged_twice(self, keys: Iterable[str]) -> None:
         for key in sorted(keys)[:1]:
@@ -309,7 +304,7 @@ class EvaluationMonitor(Callback, ABC):
             return None
         dataloader, items = list(evaluation_loaders(trainer).values())[loader], self._seen[loader]
         # All learn the reason of any: whether items are left out must be the same decision everywhere.
-        everywhere = gather_objects((why_not_dealt(dataloader, self._batches[loader], items), items))
+        everywhere = gather_objects((unknown_order_reason(dataloader, self._batches[loader], items), items))
         reason = next((reason for reason, _ in everywhere if reason is not None), None)
         if reason is None:
             return unpadded_length(dataloader)

@@ -17,9 +17,10 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
-from fewshot_callbacks._own_files import SEARCHED_BYTES, WRITER, is_picture_content
-from fewshot_callbacks._trainer import random_states_kept, run_folder
 from fewshot_callbacks.callbacks._conduct import FailurePolicy
+from fewshot_callbacks.files.outputs import SEARCHED_BYTES, WRITER, is_picture_content
+from fewshot_callbacks.trainer.logs import run_folder
+from fewshot_callbacks.trainer.side_effects import preserved_random_states
 
 # A figure, or what draws it when it is needed.
 Drawing = Figure | Callable[[], Figure]
@@ -40,7 +41,7 @@ def log_figures(trainer: Trainer, figures: Mapping[str, Drawing], policy: Failur
     """
     if not trainer.is_global_zero:
         return
-    with random_states_kept():
+    with preserved_random_states():
         for key, drawing in figures.items():
             name = _accepted(key)
             with policy.going_on("drawing", f"The picture {name!r} could not be drawn"):

@@ -11,7 +11,6 @@ from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 
-from fewshot_callbacks._trainer import log_of_all
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, Schedule, UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing, log_figures
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names, Viewer
@@ -20,6 +19,7 @@ from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.plots.panels import LONGEST, Scale, to_picture
 from fewshot_callbacks.report import Items, Model
+from fewshot_callbacks.trainer.logs import log_synced_values
 
 SHARE_KEY = "pictures/share_of_time"
 
@@ -201,7 +201,7 @@ class PictureCallback(Viewer):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the share of the time that all pictures have taken."""
         if self._logs_share and not trainer.sanity_checking:
-            log_of_all(pl_module, {SHARE_KEY: self.schedule.watch.share})  # largest on the process that draws
+            log_synced_values(pl_module, {SHARE_KEY: self.schedule.watch.share})  # largest on the process that draws
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule, stage: Any = None) -> None:
         """Forget what was kept for the pictures, also when the run was stopped."""

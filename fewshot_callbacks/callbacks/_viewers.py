@@ -12,12 +12,12 @@ from jaxtyping import Float, Int
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._reading import sets_in
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.metrics.embedding_store import Shard
+from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 # A label as it was given, or the columns of an item's multi-label targets.
 Label: TypeAlias = int | str | tuple[int, ...]

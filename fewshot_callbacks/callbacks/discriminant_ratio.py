@@ -8,7 +8,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders, why_not_dealt
 from fewshot_callbacks.callbacks._embedder import Embed
 from fewshot_callbacks.callbacks._evaluation import BatchMonitor, Loaders, step_of
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
@@ -17,6 +16,7 @@ from fewshot_callbacks.functional._reading import Labels, non_finite_rows
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, batch_ratios, ratio_of_set, unit_rows
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
 from fewshot_callbacks.metrics.embedding_store import refuse_another_form
+from fewshot_callbacks.trainer.loaders import evaluation_loaders, unknown_order_reason
 
 
 class DiscriminantRatioMonitor(BatchMonitor):
@@ -156,7 +156,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
         if self.normalize:
             embeddings = unit_rows(embeddings.double())
         dataloader = list(evaluation_loaders(trainer).values())[loader]
-        if why_not_dealt(dataloader, self._batches[loader], first + len(codes)) is None:
+        if unknown_order_reason(dataloader, self._batches[loader], first + len(codes)) is None:
             # leave out what a DistributedSampler repeats, to even out the ranks, at the end
             mine = len(range(trainer.global_rank, len(dataloader.sampler.dataset), process_count()))
             fresh = slice(max(0, mine - first))

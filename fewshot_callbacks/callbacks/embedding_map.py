@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fewshot_callbacks._trainer import random_states_kept
 from fewshot_callbacks.callbacks._conduct import check_at_least
 from fewshot_callbacks.callbacks._loggers import Drawing, log_embedding
 from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback
@@ -22,6 +21,7 @@ from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.plots.embedding_map import MOST_CLASSES, Method, Projection, embedding_map, project
 from fewshot_callbacks.plots.panels import Scale
+from fewshot_callbacks.trainer.side_effects import preserved_random_states
 
 # Pixels of the side of a picture in TensorBoard's projector.
 THUMBNAIL = 32
@@ -125,7 +125,7 @@ def _thumbnails(picture: Callable[[int], Any], places: Sequence[int]) -> Float[T
         thumbnail = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "lightgrey")
         # An item without a picture is shown by its place alone. Transforms of the data set may draw random numbers,
         # and a run with maps must not differ from one without.
-        with suppress(Exception), random_states_kept():
+        with suppress(Exception), preserved_random_states():
             shown = picture(place)
             if not isinstance(shown, str):
                 whole = Image.fromarray((255 * shown.repeat(3 // shown.shape[2], 2)).round().astype(np.uint8))

@@ -10,7 +10,6 @@ from typing import Any, Unpack
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from fewshot_callbacks._trainer import evaluation_loaders
 from fewshot_callbacks.callbacks._conduct import Schedule, UsageError, check_at_least
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder, TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, loader_index, no_such_loader, step_of
@@ -27,6 +26,7 @@ from fewshot_callbacks.functional.retrieval import (
 )
 from fewshot_callbacks.functional.retrieval.settings import GroupedOptions
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 # Where the numbers of items of a class differ by more than this factor, recall cannot be compared.
 UNEVEN = 1.5

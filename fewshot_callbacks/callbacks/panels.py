@@ -12,7 +12,6 @@ from jaxtyping import Int, UInt64
 from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 
-from fewshot_callbacks._trainer import items_of_batches
 from fewshot_callbacks.callbacks._conduct import check_at_least
 from fewshot_callbacks.callbacks._loggers import Drawing
 from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback, has_index
@@ -22,6 +21,7 @@ from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, Scale, retrieval_panels
 from fewshot_callbacks.report import Items
 from fewshot_callbacks.report.findings import confident_mistakes, worst_queries
+from fewshot_callbacks.trainer.loaders import sample_count
 
 # First part of the keys of a set, and the name of a loader.
 Source = tuple[str, str]
@@ -243,7 +243,7 @@ class KeptImages:
             batch: What the step was given.
         """
         self._batches += 1
-        if self.has_index and positions.stop == items_of_batches(self.loader, self._batches):
+        if self.has_index and positions.stop == sample_count(self.loader, self._batches):
             return
         self.has_index = False  # several embeddings of an item, or several items of a sample
         processes = all_processes()

@@ -9,14 +9,14 @@ from pathlib import Path
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from fewshot_callbacks._own_files import free_or_own, is_report
-from fewshot_callbacks._trainer import run_folder
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing
 from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
+from fewshot_callbacks.files.outputs import free_path, is_report
 from fewshot_callbacks.plots.panels import Scale
 from fewshot_callbacks.report import ReportSettings, write_report
+from fewshot_callbacks.trainer.logs import run_folder
 
 
 class ReportWriter(PictureCallback):
@@ -108,7 +108,7 @@ class ReportWriter(PictureCallback):
     def _replaceable(self, path: Path) -> Path:
         """Return a path, or another name beside it where it holds a file that is no report."""
         # Of what is no file, `write_report` says so.
-        chosen = free_or_own(path, is_report) if path.is_file() else path
+        chosen = free_path(path, is_report) if path.is_file() else path
         if chosen != path:
             fact = f"ReportWriter: {path} is no report of this package and is left as it is."
             self._policy.warn(f"{fact} The report is {chosen.name} beside it.", kind=str(path))

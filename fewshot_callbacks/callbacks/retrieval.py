@@ -15,7 +15,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError, evaluation_progress, without_digits
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder, TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks._evaluation import (
@@ -58,6 +57,7 @@ from fewshot_callbacks.functional.retrieval import (
 )
 from fewshot_callbacks.functional.retrieval.settings import UnknownSettingError, several
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
+from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 # Name of the number of queries without a match, which is logged beside the metrics once there are any.
 UNMATCHED = "queries_without_match"

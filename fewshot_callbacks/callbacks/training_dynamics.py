@@ -11,8 +11,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fewshot_callbacks._own_files import free_or_own
-from fewshot_callbacks._trainer import run_folder, without_side_effects
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError, check_at_least
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks.embeddings import (
@@ -23,6 +21,7 @@ from fewshot_callbacks.callbacks.embeddings import (
     Source,
     hooks_ignored,
 )
+from fewshot_callbacks.files.outputs import free_path
 from fewshot_callbacks.functional._reading import Labels
 from fewshot_callbacks.functional.dynamics import (
     Centering,
@@ -32,6 +31,8 @@ from fewshot_callbacks.functional.dynamics import (
     episode_in,
     training_dynamics,
 )
+from fewshot_callbacks.trainer.logs import run_folder
+from fewshot_callbacks.trainer.side_effects import without_side_effects
 
 FILE = "training_dynamics.json"
 LOGGED = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")
@@ -368,7 +369,7 @@ class TrainingDynamicsMonitor(Callback):
 
     def _path_in_run(self, path: Path) -> Path:
         """Return a path, or another name beside it where it holds something that is no earlier part of this history."""
-        chosen = free_or_own(path, lambda file: is_earlier_part(file, self._resumed))
+        chosen = free_path(path, lambda file: is_earlier_part(file, self._resumed))
         if chosen != path:
             fact = f"{type(self).__name__}: {path} was not written in this run and is left as it is."
             self._policy.warn(f"{fact} The training dynamics are in {chosen.name} beside it.")

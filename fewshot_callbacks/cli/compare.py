@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
-from fewshot_callbacks._file_names import is_made_by_system
-from fewshot_callbacks._terminal import as_text
 from fewshot_callbacks.cli.evaluate import comparison_table, differences_as_dict
+from fewshot_callbacks.files.names import is_system_name
 from fewshot_callbacks.functional.dynamics import DynamicsHistory, compare_dynamics, without_nan
 from fewshot_callbacks.functional.episodes import EpisodeAccuracy
 from fewshot_callbacks.functional.retrieval import RetrievalReport, compare_reports
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
+from fewshot_callbacks.system.terminal import as_text
 
 RECORD = "training.json"
 
@@ -102,7 +102,7 @@ def checkpoints_below(folder: Path) -> list[Path]:
     return [
         file
         for file in sorted(folder.rglob("*.ckpt"))
-        if file.exists() and not any(map(is_made_by_system, file.relative_to(folder).parts))
+        if file.exists() and not any(map(is_system_name, file.relative_to(folder).parts))
     ]
 
 

@@ -20,12 +20,12 @@ from matplotlib.patches import Patch
 from rich.console import Console
 from rich.table import Table
 
-from fewshot_callbacks._terminal import as_text
 from fewshot_callbacks.cli.compare import Tested, result_of
 from fewshot_callbacks.cli.evaluate import NARROW
 from fewshot_callbacks.cli.fit import command, quiet_lightning
 from fewshot_callbacks.data import Glyphs
 from fewshot_callbacks.plots.style import BAND, GREY, METHODS, draw_band, in_house_style, new_figure, save
+from fewshot_callbacks.system.terminal import as_text
 
 RESULTS = "results.json"
 # Names the files of a demo, with their hashes: nothing else is ever replaced.

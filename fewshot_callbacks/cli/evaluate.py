@@ -23,10 +23,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks._terminal import as_text, note, print_notes
 from fewshot_callbacks.cli.options import COLUMNS, in_shell
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.files.journal import Journal, journaling
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.dynamics import without_nan
 from fewshot_callbacks.functional.retrieval import (
@@ -40,9 +40,10 @@ from fewshot_callbacks.functional.retrieval import (
 )
 from fewshot_callbacks.functional.retrieval.inputs import of_shards
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
-from fewshot_callbacks.journal import Journal, kept
-from fewshot_callbacks.sources import ChosenRows, Shards, found_files, size_and_time
-from fewshot_callbacks.stored import Stored
+from fewshot_callbacks.sources import ChosenRows, Shards
+from fewshot_callbacks.sources.shard_files import file_stamp, find_shards
+from fewshot_callbacks.sources.stored_rows import StoredRows
+from fewshot_callbacks.system.terminal import as_text, note, print_notes
 
 # The arrays that commands read.
 PER_ITEM = (
@@ -89,7 +90,7 @@ def run(options: Namespace) -> None:
         check_same_items(arrays, others, options)
     other: RetrievalReport | None = None
     journal = None if options.resume is None else journal_of(options, processes, arrays, others)
-    with kept(journal):
+    with journaling(journal):
         report = evaluate_arrays(arrays, options, processes)
         if others is not None:
             other = evaluate_arrays(others, options, processes)
@@ -195,7 +196,7 @@ def journal_of(options: Namespace, processes: Processes, arrays: Arrays, others:
         ValueError: The folder holds the state of another evaluation, or anything else; of all processes.
     """
     files = [file for file in (options.file, options.against) if file is not None]
-    found = {str(file): [[str(part), *size_and_time(part)] for part in found_files(str(file))] for file in files}
+    found = {str(file): [[str(part), *file_stamp(part)] for part in find_shards(str(file)).files] for file in files}
     settings = {
         name: str(vars(options)[name])
         for name in (*OPTIONS, *COLUMNS, "unknown", "at_least")
@@ -206,7 +207,7 @@ def journal_of(options: Namespace, processes: Processes, arrays: Arrays, others:
     for name in COLUMNS:
         column = vars(options).get(name)
         if column is not None and column.lower().endswith(".npy"):
-            of[f"--{name}"] = _digest_of_files(found_files(column))
+            of[f"--{name}"] = _digest_of_files(find_shards(column).files)
     if options.judgements is not None:
         of["judgements"] = _digest_of_files([options.judgements])
     of |= {name: _digest_of_array(values) for name, values in arrays.items() if name not in VECTORS}
@@ -512,7 +513,7 @@ def moments_of(rows: Any, labels: Any) -> ClassMoments:
     if isinstance(rows, np.ndarray):
         return ClassMoments.of(torch.as_tensor(rows), labels)
     moments = ClassMoments.nothing(rows.shape[1])
-    for some, part in Stored(rows, PIECES_OF_J).pieces():
+    for some, part in StoredRows(rows, PIECES_OF_J).pieces():
         moments = moments.merge(ClassMoments.of(part, labels[some]))
     return moments
 

@@ -24,13 +24,13 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from fewshot_callbacks._terminal import printable
-from fewshot_callbacks._trainer import run_folder
 from fewshot_callbacks.cli.compare import CONFIGURATION, RECORD, TrainingRecord, best_checkpoint, checkpoints_below
 from fewshot_callbacks.cli.main import Terminated
 from fewshot_callbacks.cli.options import configurations, explained, nearest
 from fewshot_callbacks.data import FewShotDataModule
 from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
+from fewshot_callbacks.system.terminal import printable
+from fewshot_callbacks.trainer.logs import run_folder
 
 # The monitors, the checkpoint of the best mAP, and TensorBoard logs in `runs/`.
 DEFAULTS = Path(__file__).with_name("defaults.yaml")

@@ -13,10 +13,10 @@ from traceback import walk_tb
 from typing import Any, TextIO
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks._extras import needs
-from fewshot_callbacks._terminal import printable
 from fewshot_callbacks.cli import options as options_of
 from fewshot_callbacks.cli.options import nearest
+from fewshot_callbacks.system.extras import required_extra
+from fewshot_callbacks.system.terminal import printable
 
 COMMANDS = {
     "demo": "train both heads and soft AP on the glyphs, and compare them",
@@ -147,7 +147,9 @@ def _run(words: list[str]) -> int:
     else:
         options = options_of.parse(command, words[1:])
     try:
-        with needs("cli" if command in ("compare", "evaluate", "plan", "trials") else "all", f"fewshot {command}"):
+        with required_extra(
+            "cli" if command in ("compare", "evaluate", "plan", "trials") else "all", f"fewshot {command}"
+        ):
             module = import_module(f"fewshot_callbacks.cli.{command if command in options_of.PARSERS else 'fit'}")
         module.run(options)
         return 0

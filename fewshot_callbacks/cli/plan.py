@@ -11,10 +11,10 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from fewshot_callbacks._terminal import print_notes
 from fewshot_callbacks.functional.retrieval import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.sources import Shards
-from fewshot_callbacks.stored import Stored
+from fewshot_callbacks.sources.stored_rows import StoredRows
+from fewshot_callbacks.system.terminal import print_notes
 
 # What an evaluation of one set takes, in matrix products of all pairs: benchmarks/README.md.
 USUAL_RATIOS = (0.4, 2.0)
@@ -72,13 +72,13 @@ def reading_speed(shards: Shards) -> float:
     """Rows per second that are read from the middle of the files and converted, measured just now."""
     rows = max(1, min(len(shards), int(TIMED_BYTES / (4 * shards.shape[1]))))
     middle, started = (len(shards) - rows) // 2, time.perf_counter()
-    Stored(shards, math.inf).read(slice(middle, middle + rows))
+    StoredRows(shards, math.inf).read(slice(middle, middle + rows))
     return rows / (time.perf_counter() - started)
 
 
 def product_speed(dim: int) -> float:
     """Floating-point operations per second of a float32 matrix product on this machine, measured just now."""
-    import torch  # noqa: PLC0415 - the plan as JSON needs none
+    import torch  # noqa: PLC0415 - the plan as JSON required_extra none
 
     # Longer rows take no longer for an operation, and with many components both would not fit into memory.
     dim = min(dim, LONGEST_ROWS)

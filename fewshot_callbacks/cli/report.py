@@ -13,9 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from fewshot_callbacks._file_names import as_on_disk
-from fewshot_callbacks._own_files import free_or_own, is_report
-from fewshot_callbacks._terminal import as_text, note, printable
 from fewshot_callbacks.cli.evaluate import (
     Arrays,
     check_same_items,
@@ -25,9 +22,12 @@ from fewshot_callbacks.cli.evaluate import (
     load_arrays,
 )
 from fewshot_callbacks.cli.options import in_shell
+from fewshot_callbacks.files.names import paths_on_disk
+from fewshot_callbacks.files.outputs import free_path, is_report
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.report import Items, Model, ReportSettings, check_writable, pictures_of_files, write_report
 from fewshot_callbacks.report.items import find_images
+from fewshot_callbacks.system.terminal import as_text, note, printable
 
 # The name of a report that was given none.
 UNNAMED = Path("report.html")
@@ -87,7 +87,7 @@ def run(options: Namespace) -> None:
 
 def _output(options: Namespace) -> Path:
     """Return the path that was given, whatever lies there, or else a name that replaces nothing but a report."""
-    return free_or_own(UNNAMED, is_report) if options.output is None else options.output
+    return free_path(UNNAMED, is_report) if options.output is None else options.output
 
 
 def _summary(report: RetrievalReport) -> str:
@@ -141,7 +141,7 @@ def _files(paths: NDArray[Any] | None, items: int, file: Path, folder: Path | No
         where = f"'{start}paths' of {file} holds {len(found):,} files"
     elif folder is not None:
         listed = find_images(folder)
-        found, skipped = listed.files, listed.what_was_skipped()
+        found, skipped = listed.files, listed.describe_skipped()
         where = f"{folder} holds {len(found):,} images" + (f" ({skipped})" if skipped else "")
         if skipped:
             print(f"note: {printable(folder)}: {skipped}.", file=sys.stderr)
@@ -171,7 +171,9 @@ def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
             "them with --images, --gallery_images or --train_images."
         )
     files = [base / path for path in named]
-    spelt = {name: there for name, there in as_on_disk(files, base).items() if _lies_in(base, there.relative_to(base))}
+    spelt = {
+        name: there for name, there in paths_on_disk(files, base).items() if _lies_in(base, there.relative_to(base))
+    }
     return [spelt.get(name, name) for name in files]
 
 

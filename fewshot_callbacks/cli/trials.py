@@ -11,11 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fewshot_callbacks._extras import needs
-from fewshot_callbacks._own_files import is_picture
-from fewshot_callbacks._terminal import as_text, note
 from fewshot_callbacks.cli.evaluate import load_arrays
 from fewshot_callbacks.cli.options import in_shell
+from fewshot_callbacks.files.outputs import is_picture
 from fewshot_callbacks.functional.retrieval import asked_metric
 from fewshot_callbacks.functional.verification import (
     TRIAL_METRICS,
@@ -25,6 +23,8 @@ from fewshot_callbacks.functional.verification import (
     read_trials,
     trial_scores,
 )
+from fewshot_callbacks.system.extras import required_extra
+from fewshot_callbacks.system.terminal import as_text, note
 
 # Names of what `trial_figures` draws, known before anything is drawn.
 FIGURES = ("det", "scores")
@@ -113,7 +113,7 @@ def report_table(report: TrialReport, title: str) -> Table:
 
 def show(report: TrialReport, trials: TrialList, scores: Any, options: Namespace) -> None:
     """Write what --figures and --report ask for: PNG files, and one HTML file."""
-    with needs("report", "fewshot trials --figures and --report"):
+    with required_extra("report", "fewshot trials --figures and --report"):
         from fewshot_callbacks.plots import save  # noqa: PLC0415 - for those who want figures
         from fewshot_callbacks.report import trial_figures, write_trials  # noqa: PLC0415
 

@@ -1,9 +1,9 @@
 """Data sets, the batches that a network is trained on, and the LightningDataModule that serves them."""
 
-from fewshot_callbacks._extras import lacks
 from fewshot_callbacks.data.data_module import FewShotDataModule
 from fewshot_callbacks.data.dataset import FewShotDataset
 from fewshot_callbacks.data.samplers import ClassBalanced, ClassBalancedBatchSampler, Episodes, EpisodicBatchSampler
+from fewshot_callbacks.system.extras import missing_extra
 
 # Samplers and the data module need no image package, and stay usable where the extra is not installed.
 try:
@@ -15,7 +15,7 @@ try:
     from fewshot_callbacks.data.mini_imagenet import MiniImageNet
     from fewshot_callbacks.data.omniglot import Omniglot
 except ModuleNotFoundError as missing:
-    __getattr__ = lacks(__name__, "vision", missing)
+    __getattr__ = missing_extra(__name__, "vision", missing)
 
 __all__ = [
     "CUB200",

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from fewshot_callbacks._file_names import composed
-from fewshot_callbacks._text_files import read_lines
 from fewshot_callbacks.data.dataset import Split
 from fewshot_callbacks.data.image_set import ImageItem, ImageSet, PhotoTransform, in_splits, required
+from fewshot_callbacks.files.names import composed_form
+from fewshot_callbacks.files.text import read_lines
 
 FOLDER = "CUB_200_2011"
 SOURCE = (
@@ -150,5 +150,5 @@ def _numbered(file: Path) -> dict[int, str]:
             )
         if int(number) in table:
             raise ValueError(f"Line {line.number} of {file} has the number {number} again. Unpack {SOURCE} again.")
-        table[int(number)] = composed(rest[0])
+        table[int(number)] = composed_form(rest[0])
     return table

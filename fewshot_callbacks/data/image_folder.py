@@ -6,8 +6,6 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from fewshot_callbacks._file_names import composed
-from fewshot_callbacks._image_files import ENDINGS, folders_in, images_below
 from fewshot_callbacks.data.dataset import Split, seeded_draw
 from fewshot_callbacks.data.image_set import (
     ImageItem,
@@ -18,6 +16,8 @@ from fewshot_callbacks.data.image_set import (
     named,
     refuse_shared,
 )
+from fewshot_callbacks.files.images import ENDINGS, list_folders, list_images
+from fewshot_callbacks.files.names import composed_form
 
 # Logos, words and signs are others when they are mirrored, and nobody knows what the folder holds.
 _TRANSFORM = PhotoTransform(flip=0.0)
@@ -124,7 +124,7 @@ def _split_folders(root: Path, wanted: Mapping[Split, str]) -> dict[Split, list[
     for split, name in wanted.items():
         if not (root / name).is_dir():
             instead = " or val_folder=None for no validation" if split == "val" else ""
-            classes = {folder.name for folder in folders_in(root)} - set(wanted.values())
+            classes = {folder.name for folder in list_folders(root)} - set(wanted.values())
             shares = (
                 f" To split the {counted(len(classes), 'folder')} in it as classes, pass val_share=0.2 and "
                 "test_share=0.2 (--data.dataset.val_share 0.2 --data.dataset.test_share 0.2)."
@@ -174,10 +174,10 @@ def _listed_classes(root: Path) -> list[ImageItem]:
     if not root.is_dir():
         raise FileNotFoundError(f"There is no folder {root}. It should hold one folder of images per class.")
     of_systems = Counter[str]()
-    classes = folders_in(root, of_systems)
+    classes = list_folders(root, of_systems)
     if not classes:
         raise ValueError(f"{root} holds no class: no folder is in it. Put the images of each class in a folder there.")
-    found = images_below(classes, root)
+    found = list_images(classes, root)
     found.of_systems.update(of_systems)
     empty = [folder.name for folder, files in zip(classes, found.of_folders, strict=True) if not files]
     if empty:
@@ -185,8 +185,8 @@ def _listed_classes(root: Path) -> list[ImageItem]:
             f"{named(empty, 'class')} of {len(classes)} in {root} without an image. Add images "
             f"({', '.join(ENDINGS)}) or remove the folder{'s' if len(empty) > 1 else ''}."
         )
-    if skipped := found.what_was_skipped():
+    if skipped := found.describe_skipped():
         rank_zero_info(f"{root}: {skipped}. Images end in {', '.join(ENDINGS)}.")
     named_files = zip(classes, found.of_folders, strict=True)
     # One name for a class, in whichever form of Unicode a disk or an archive keeps it.
-    return [ImageItem(file, composed(folder.name)) for folder, files in named_files for file in files]
+    return [ImageItem(file, composed_form(folder.name)) for folder, files in named_files for file in files]

@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from fewshot_callbacks._file_names import as_on_disk
-from fewshot_callbacks._image_files import colour, read_image
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
+from fewshot_callbacks.files.images import parse_colour, read_image
+from fewshot_callbacks.files.names import paths_on_disk
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class ImageSet(FewShotDataset):
     ) -> None:
         if not memory_mb >= 0:
             raise ValueError(f"memory_mb is {memory_mb}. Use 0 to keep no decoded images, 512 for half a gigabyte.")
-        colour(background)  # refused here, and not in a worker at the first transparent image
+        parse_colour(background)  # refused here, and not in a worker at the first transparent image
         self.transform, self._mode, self._no_validation = transform, mode, no_validation
         self.background = background
         self.splits = tuple(items)
@@ -380,7 +380,7 @@ def in_splits(
     twice = [file for file, times in Counter(item.file for _, item in listed).items() if times > 1]
     what = f"{len(twice):,} of the images of {lists} are listed twice, and would count twice"
     refuse_any([Path(os.path.relpath(file, folder)).as_posix() for file in twice], what, f"{fix}.", ValueError)
-    found_files = as_on_disk([Path(item.file) for _, item in listed], folder)
+    found_files = paths_on_disk([Path(item.file) for _, item in listed], folder)
     missing = [item.file for _, item in listed if Path(item.file) not in found_files]
     if not partial:
         names = [Path(os.path.relpath(file, folder)).as_posix() for file in missing]

@@ -12,8 +12,6 @@ from jaxtyping import Int
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from fewshot_callbacks._file_names import composed, spelling, those_of_systems
-from fewshot_callbacks._image_files import PictureSize, entries_of, folders_in, image_size, refuse_second_links
 from fewshot_callbacks.data.dataset import SPLITS, Split, split_of
 from fewshot_callbacks.data.image_set import (
     ImageItem,
@@ -25,6 +23,8 @@ from fewshot_callbacks.data.image_set import (
     refuse_any,
     required,
 )
+from fewshot_callbacks.files.images import PictureSize, image_size, list_entries, list_folders, refuse_second_links
+from fewshot_callbacks.files.names import composed_form, describe_system_names, spelling_key
 
 FOLDER = "LogoDet-3K"
 SOURCE = "LogoDet-3K.zip from the page of LogoDet-3K (https://github.com/Wangjing1551/LogoDet-3K-Dataset)"
@@ -267,18 +267,18 @@ class _Found:
 def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
     """All annotated boxes; refuses an incomplete set unless it may be `partial`."""
     of_systems = Counter[str]()
-    categories = folders_in(required(folder, fix), of_systems)
+    categories = list_folders(required(folder, fix), of_systems)
     there = {category.name.casefold() for category in categories}
     absent = [category for category in CATEGORIES if category.casefold() not in there]
     if not partial:
         refuse_any(absent, f"{len(absent)} of the {len(CATEGORIES)} categories are not in {folder}", fix)
     found = _Found([], 0, [], [], of_systems)
     for category in categories:
-        for brand in folders_in(category, of_systems):
+        for brand in list_folders(category, of_systems):
             _read_brand(brand, found)
     refuse_second_links(sorted({Path(item.file) for item in found.items}))
     if of_systems:
-        rank_zero_info(f"{folder}: {those_of_systems(of_systems)}.")
+        rank_zero_info(f"{folder}: {describe_system_names(of_systems)}.")
     if not partial:
         missing, unreadable = len(found.missing), counted(len(found.unreadable), "unreadable file")
         refuse_any(found.missing, f"{folder} holds {counted(missing, 'annotation')} without its image", fix)
@@ -289,7 +289,7 @@ def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
 def _read_brand(folder: Path, found: _Found) -> None:
     """Add what the annotations of a folder say."""
     # One listing of the folder instead of a question for each of its images; endings may be in upper case.
-    names = {spelling(entry.name): entry.name for entry in entries_of(folder, found.of_systems)}
+    names = {spelling_key(entry.name): entry.name for entry in list_entries(folder, found.of_systems)}
     for xml in sorted(name for name in names if name.endswith(".xml")):
         jpg = names.get(xml.removesuffix(".xml") + ".jpg")
         read = folder / names[xml]
@@ -306,7 +306,7 @@ def _read_brand(folder: Path, found: _Found) -> None:
         sees_stored = size.stored != size.upright and _size(annotation) == size.stored
         for thing in annotation.findall("object"):
             name, box = (
-                composed(" ".join((thing.findtext("name") or "").split())),
+                composed_form(" ".join((thing.findtext("name") or "").split())),
                 _box(thing, size, sees_stored=sees_stored),
             )
             if not name or box is None:

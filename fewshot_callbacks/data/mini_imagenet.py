@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fewshot_callbacks._file_names import composed
-from fewshot_callbacks._text_files import read_lines
 from fewshot_callbacks.data.dataset import Split
 from fewshot_callbacks.data.image_set import ImageItem, ImageSet, PhotoTransform, in_splits, refuse_shared, required
+from fewshot_callbacks.files.names import composed_form
+from fewshot_callbacks.files.text import read_lines
 
 LISTS = (
     "train.csv, val.csv and test.csv of Ravi and Larochelle (data/miniImagenet in "
@@ -91,4 +91,4 @@ def _rows(file: Path) -> list[tuple[str, str]]:
     for number, row in lines:
         if len(row) != 2 or not all(row):
             raise ValueError(f"Line {number} of {file} is {row}, not a file name and a label. Put {LISTS} there.")
-    return [(composed(name), composed(label)) for _, (name, label) in lines]
+    return [(composed_form(name), composed_form(label)) for _, (name, label) in lines]

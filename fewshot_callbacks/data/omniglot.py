@@ -12,8 +12,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fewshot_callbacks._file_names import composed, those_of_systems
-from fewshot_callbacks._image_files import entries_of, folders_in, refuse_second_links
 from fewshot_callbacks.data.dataset import Split
 from fewshot_callbacks.data.image_set import (
     ImageItem,
@@ -23,6 +21,8 @@ from fewshot_callbacks.data.image_set import (
     named,
     required,
 )
+from fewshot_callbacks.files.images import list_entries, list_folders, refuse_second_links
+from fewshot_callbacks.files.names import composed_form, describe_system_names
 
 FOLDER = "omniglot-py"
 BACKGROUND, EVALUATION = "images_background", "images_evaluation"
@@ -164,15 +164,17 @@ def _drawings(parent: Path, name: str, *, partial: bool) -> list[ImageItem]:
     folder = required(parent / name, f"{fix}, or pass download=True.")
     of_systems = Counter[str]()
     found = {
-        composed(f"{alphabet.name}/{character.name}"): [
-            character / entry.name for entry in entries_of(character, of_systems) if entry.name.lower().endswith(".png")
+        composed_form(f"{alphabet.name}/{character.name}"): [
+            character / entry.name
+            for entry in list_entries(character, of_systems)
+            if entry.name.lower().endswith(".png")
         ]
-        for alphabet in folders_in(folder, of_systems)
-        for character in folders_in(alphabet, of_systems)
+        for alphabet in list_folders(folder, of_systems)
+        for character in list_folders(alphabet, of_systems)
     }
     refuse_second_links([file for files in found.values() for file in files])
     if of_systems:
-        rank_zero_info(f"{folder}: {those_of_systems(of_systems)}.")
+        rank_zero_info(f"{folder}: {describe_system_names(of_systems)}.")
     if not partial:
         fix += " again, or pass partial=True to use what is there."
         incomplete = [character for character, drawings in found.items() if len(drawings) != DRAWINGS]

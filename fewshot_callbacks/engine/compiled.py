@@ -8,8 +8,8 @@ from typing import Any
 try:
     import numba
 
-    from fewshot_callbacks._compiling import announce_compiling
-    from fewshot_callbacks._kept_loops import keep_on_disk
+    from fewshot_callbacks.system.compile_notice import announce_compiling
+    from fewshot_callbacks.system.loop_cache import cache_on_disk
 except Exception as error:  # numba fails in many ways: not installed, or for another Python, NumPy or processor
     raise ImportError(
         "fewshot_callbacks needs numba, which compiles its loops, and it cannot be loaded "
@@ -27,7 +27,7 @@ def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that compiles a function at its first call, and keeps the result on disk where it can."""
 
     def compiled(function: Callable[..., Any]) -> Any:
-        return keep_on_disk(numba.njit(**OPTIONS | options)(function))
+        return cache_on_disk(numba.njit(**OPTIONS | options)(function))
 
     return compiled
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.chunks import Chunk, ChunkPlan, all_queries
 from fewshot_callbacks.engine.vectors import Vectors
-from fewshot_callbacks.journal import Arrays, Record
+from fewshot_callbacks.files.journal import Arrays, PassRecord
 
 
 @runtime_checkable
@@ -67,7 +67,7 @@ class RemoteExchange:
         self.symmetric = symmetric
         self.processes = vectors.processes
 
-    def chunks(self, first_step: int, record: Record | None) -> Iterator[Chunk]:
+    def chunks(self, first_step: int, record: PassRecord | None) -> Iterator[Chunk]:
         """Yield the remote chunks from a step on."""
         plan = self.plan
         for this_round in self._rounds():
@@ -76,7 +76,7 @@ class RemoteExchange:
             own_chunks = self.vectors.read(plan.slice_of(self.vectors.items, chunk) for chunk in remaining)
             for chunk, (own_items, own_rows) in zip(remaining, own_chunks, strict=True):
                 if record is not None:
-                    record.reached(this_round.first_step + chunk)
+                    record.begin_step(this_round.first_step + chunk)
                 yield from self._swap(this_round, chunk, own_items, own_rows)
 
     def _rounds(self) -> Iterator[_Round]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fewshot_callbacks.engine.chunks import Chunk, ChunkPlan, all_queries, disk_chunks
 from fewshot_callbacks.engine.exchange import RemoteCounter, RemoteExchange
 from fewshot_callbacks.engine.vectors import Vectors
-from fewshot_callbacks.journal import Record
+from fewshot_callbacks.files.journal import PassRecord
 
 
 def gallery_chunks(
@@ -15,7 +15,7 @@ def gallery_chunks(
     *,
     symmetric: bool = False,
     counter: RemoteCounter | None = None,
-    record: Record | None = None,
+    record: PassRecord | None = None,
 ) -> Iterator[Chunk]:
     """Yield the whole gallery: rows in memory, rows on disk, rows of the other processes. Collective.
 
@@ -30,7 +30,7 @@ def gallery_chunks(
         record: Journal entry of this pass. The steps that it names as done are skipped. Step 0 is the rows in memory, then
             come the chunks on disk, then the remote chunks.
     """
-    first_step = 0 if record is None else record.part
+    first_step = 0 if record is None else record.step
     if first_step == 0:
         yield Chunk(vectors, 0, symmetric, all_queries(vectors))
         first_step = 1

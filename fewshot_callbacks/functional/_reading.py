@@ -24,7 +24,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewshot_callbacks.stored import Stored
+from fewshot_callbacks.sources.stored_rows import StoredRows
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -157,7 +157,7 @@ def check_embeddings(embeddings: Tensor, name: str, call: str) -> None:
     refuse_non_finite(non_finite_rows(embeddings), len(embeddings), name, call)
 
 
-def check_matrix(embeddings: Tensor | Stored, name: str, call: str) -> None:
+def check_matrix(embeddings: Tensor | StoredRows, name: str, call: str) -> None:
     """Refuse anything but a non-empty, floating-point (items, dim) matrix; its values may be NaN."""
     if embeddings.ndim != 2:
         hint = (
@@ -212,9 +212,9 @@ def refuse_non_finite(bad: Tensor, items: int, name: str, call: str, where: str 
         )
 
 
-def non_finite_rows(embeddings: Tensor | Stored) -> Tensor:
+def non_finite_rows(embeddings: Tensor | StoredRows) -> Tensor:
     """Find the indices of rows with NaN or Inf, in slices: one mask of the whole matrix would take a quarter of it."""
-    if isinstance(embeddings, Stored):
+    if isinstance(embeddings, StoredRows):
         return torch.cat([some.start + non_finite_rows(rows) for some, rows in embeddings.pieces()])
     if embeddings.dtype in (torch.float32, torch.float64) and bool(embeddings.sum().isfinite()):
         return torch.empty(0, dtype=torch.int64, device=embeddings.device)  # the sum of all, a third of the time

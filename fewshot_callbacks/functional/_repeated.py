@@ -22,7 +22,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.duplicates import row_hashes
 from fewshot_callbacks.functional._reading import default_mode, number_distinct
-from fewshot_callbacks.stored import Stored
+from fewshot_callbacks.sources.stored_rows import StoredRows
 
 Ints = NDArray[np.int64]
 
@@ -50,7 +50,7 @@ def first_of_each(ids: Int[Tensor, "items"]) -> Int[Tensor, "different"]:
     return number_distinct(ids)[1].sort().values
 
 
-def sketches(embeddings: Tensor | Stored) -> Float[Tensor, "items numbers"]:
+def sketches(embeddings: Tensor | StoredRows) -> Float[Tensor, "items numbers"]:
     """Return a few numbers for each row whose distances are about those of the rows: a random projection."""
     generator = torch.Generator().manual_seed(0)
     signs = 2.0 * torch.randint(2, (embeddings.shape[1], SKETCH), generator=generator).double() - 1
@@ -104,14 +104,14 @@ class Side(NamedTuple):
     labels: Int[np.ndarray, "items"]
 
 
-def hashes_of(rows: Tensor | Stored, dtype: torch.dtype) -> Ints:
+def hashes_of(rows: Tensor | StoredRows, dtype: torch.dtype) -> Ints:
     """Return the hash of each row as a row of this type, which is the same for equal rows of any type."""
-    if isinstance(rows, Stored):
+    if isinstance(rows, StoredRows):
         return np.concatenate([np.empty(0, np.int64), *(hashes_of(part, dtype) for part in _pieces(rows))])
     return row_hashes(rows.to(dtype).contiguous().numpy())
 
 
-def _pieces(rows: Stored) -> Iterable[Tensor]:
+def _pieces(rows: StoredRows) -> Iterable[Tensor]:
     return (part for _, part in rows.pieces())
 
 
@@ -179,7 +179,7 @@ def are_telling(queries: Side, items: Side, copies: Ints, *, one_set: bool) -> B
     return telling
 
 
-def count_coarse(rows: Tensor | Stored, labels: Ints, hashes: Ints) -> Int[np.ndarray, "4"]:
+def count_coarse(rows: Tensor | StoredRows, labels: Ints, hashes: Ints) -> Int[np.ndarray, "4"]:
     """Return what says whether the numbers of some rows are coarse.
 
     Args:
@@ -191,7 +191,7 @@ def count_coarse(rows: Tensor | Stored, labels: Ints, hashes: Ints) -> Int[np.nd
         Of pairs of different rows of one class the equal numbers, and all numbers, but for those that are the most
         frequent of their column, such as the zeros of a rectifier; rows whose numbers are all of one size, and all rows.
     """
-    if isinstance(rows, Stored):  # a part that is read in one go
+    if isinstance(rows, StoredRows):  # a part that is read in one go
         some = slice(0, min(len(rows), rows.piece))
         rows, labels, hashes = rows.read(some), labels[some], hashes[some]
     order = np.lexsort((hashes, labels))
@@ -236,7 +236,7 @@ class Copies:
         items: Side,
         itself: Ints | None,
         exclusions: Sequence[tuple[Ints, Ints]],
-        own: tuple[Tensor | Stored, Ints],
+        own: tuple[Tensor | StoredRows, Ints],
         processes: Processes,
         *,
         as_codes: bool,

@@ -14,8 +14,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshot_callbacks._compiling import announce_compiling
-from fewshot_callbacks._kept_loops import keep_on_disk
+from fewshot_callbacks.system.compile_notice import announce_compiling
+from fewshot_callbacks.system.loop_cache import cache_on_disk
 
 announce_compiling()
 
@@ -25,7 +25,7 @@ _compile = numba.njit(nogil=True, error_model="numpy", fastmath={"reassoc", "con
 
 def _kernel(function: Callable[..., Any]) -> Any:
     """Compile a function at its first call, and keep the result on disk where that can be done."""
-    return keep_on_disk(_compile(function))
+    return cache_on_disk(_compile(function))
 
 
 # 2^64 divided by the golden ratio, the multiplier of Fibonacci hashing (Knuth, TAOCP 3, section 6.4).

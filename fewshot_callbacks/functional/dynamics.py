@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks._extras import needs
-from fewshot_callbacks._terminal import as_text
 from fewshot_callbacks.functional._reading import as_labels, as_tensor, refuse_unknown
 from fewshot_callbacks.functional.episodes import split_episodes
+from fewshot_callbacks.system.extras import required_extra
+from fewshot_callbacks.system.terminal import as_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -407,7 +407,7 @@ class DynamicsComparison:
 
     def table(self) -> Table:
         """Make a table for rich, with the paper's columns; p-values below 0.01 are bold, with a star."""
-        with needs("cli", "DynamicsComparison.table"):
+        with required_extra("cli", "DynamicsComparison.table"):
             from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only for those who print
             from rich.table import Table  # noqa: PLC0415
 
@@ -436,7 +436,7 @@ class DynamicsComparison:
         return table
 
     def __str__(self) -> str:
-        with needs("cli", "print(compare_dynamics(...))"):
+        with required_extra("cli", "print(compare_dynamics(...))"):
             from rich.console import Console  # noqa: PLC0415 - only for those who print
 
         console = Console(width=80, no_color=True, force_terminal=False, color_system=None)
@@ -492,7 +492,7 @@ def compare_dynamics(
 
 
 def _compared(first: DynamicsHistory, second: DynamicsHistory, name: str) -> MeasureComparison:
-    from scipy.stats import fisher_exact, mannwhitneyu  # noqa: PLC0415 - half a second that only a comparison needs
+    from scipy.stats import fisher_exact, mannwhitneyu  # noqa: PLC0415 - half a second that only a comparison required_extra
 
     a, b = (values[values.isfinite()] for values in (first.values(name), second.values(name)))
     some = len(a) > 0 and len(b) > 0

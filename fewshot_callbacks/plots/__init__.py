@@ -1,8 +1,8 @@
 """Figures of results: queries with their neighbours, scores of pairs, the embedding as a map. Results in, figures out."""
 
-from fewshot_callbacks._extras import needs
+from fewshot_callbacks.system.extras import required_extra
 
-with needs("report", "fewshot_callbacks.plots"):
+with required_extra("report", "fewshot_callbacks.plots"):
     import matplotlib  # noqa: F401
 
 from fewshot_callbacks.functional.retrieval.operating_points import PairCounts

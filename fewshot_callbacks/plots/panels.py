@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 from torch import Tensor
 
-from fewshot_callbacks._image_files import as_seen, has_known_range, upright
+from fewshot_callbacks.files.images import as_seen, has_known_range, upright
 from fewshot_callbacks.plots import style
 from fewshot_callbacks.plots.style import in_house_style, new_figure, readable, shorten, width_of, wrap
 

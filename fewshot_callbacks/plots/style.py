@@ -20,7 +20,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.typing import LineStyleType
 from PIL import Image
 
-from fewshot_callbacks._own_files import WRITER
+from fewshot_callbacks.files.outputs import WRITER
 from fewshot_callbacks.functional.statistics import student_interval
 
 # Fonts of the common systems for what DejaVu Sans, which comes with matplotlib, does not hold.

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fewshot_callbacks._extras import needs
+from fewshot_callbacks.system.extras import required_extra
 
 ConvolutionInit = Literal["pytorch", "he_fan_out"]
 
@@ -125,7 +125,7 @@ def resnet18(in_channels: int = 3) -> nn.Module:
         >>> resnet18(in_channels=1).eval()(torch.zeros(2, 1, 32, 32)).shape
         torch.Size([2, 512])
     """
-    with needs("vision", "resnet18"):
+    with required_extra("vision", "resnet18"):
         from torchvision import models  # noqa: PLC0415 - slow to import, and needed by this backbone alone
 
     _check_channels(in_channels)

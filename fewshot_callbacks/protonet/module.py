@@ -12,7 +12,6 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from fewshot_callbacks._trainer import evaluating, evaluation_loaders, unpadded_length, warn
 from fewshot_callbacks.functional.episodes import (
     EpisodeAccuracy,
     EpisodeProtocol,
@@ -31,6 +30,9 @@ from fewshot_callbacks.protonet.evaluation import (
     summarize_batches,
 )
 from fewshot_callbacks.protonet.heads import DistanceRatioHead, Representation, check_representation, make_head
+from fewshot_callbacks.trainer.loaders import evaluation_loaders, unpadded_length
+from fewshot_callbacks.trainer.side_effects import evaluation_mode
+from fewshot_callbacks.trainer.warning import warn
 
 # Largest ln rho: above it rho is infinite in float32.
 LARGEST = math.log(torch.finfo(torch.float32).max)
@@ -289,7 +291,7 @@ class ProtoNet(LightningModule):
         return SupportClassifier(self.head, self.representation, embed=self._embed_for_use).fit(images, labels)
 
     def _embed_for_use(self, images: Tensor) -> Tensor:
-        with evaluating(self):
+        with evaluation_mode(self):
             embeddings: Tensor = self(images.to(self.device))
         return embeddings
 

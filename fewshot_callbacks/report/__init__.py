@@ -1,8 +1,8 @@
 """Writes a report of an evaluation as one self-contained HTML file."""
 
-from fewshot_callbacks._extras import needs
+from fewshot_callbacks.system.extras import required_extra
 
-with needs("report", "fewshot_callbacks.report"):
+with required_extra("report", "fewshot_callbacks.report"):
     import jinja2  # noqa: F401
     import PIL  # noqa: F401
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from fewshot_callbacks._image_files import colour
+from fewshot_callbacks.files.images import parse_colour
 from fewshot_callbacks.functional.neighbours import Neighbours, near_duplicates, nearest
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.functional.suspects import Suspects, suspects
@@ -66,7 +66,7 @@ class ReportSettings:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        colour(self.background)
+        parse_colour(self.background)
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, str):

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fewshot_callbacks._image_files import (
+from fewshot_callbacks.files.images import (
     ENDINGS,
-    FoundFiles,
+    FoundImages,
     as_seen,
-    folders_in,
     has_known_range,
-    images_below,
+    list_folders,
+    list_images,
     read_image,
 )
 
@@ -82,17 +82,17 @@ def image_files(folder: Path) -> list[Path]:
     return find_images(folder).files
 
 
-def find_images(folder: Path) -> FoundFiles:
+def find_images(folder: Path) -> FoundImages:
     """List the images of a folder as `image_files` does, and count the files that were skipped."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
     of_systems = Counter[str]()
-    classes = folders_in(folder, of_systems)
-    found = images_below(classes or [folder], folder if classes else None, IMAGE_ENDINGS)
+    classes = list_folders(folder, of_systems)
+    found = list_images(classes or [folder], folder if classes else None, IMAGE_ENDINGS)
     if classes:  # else they are counted with the images
         found.of_systems.update(of_systems)
     if not found.files:
-        skipped = found.what_was_skipped()
+        skipped = found.describe_skipped()
         raise ValueError(
             f"{folder} holds no image ({', '.join(IMAGE_ENDINGS)}){f'; {skipped}' if skipped else ''}. Pass the folder that "
             "holds them."

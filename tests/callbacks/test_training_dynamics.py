@@ -19,10 +19,10 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from fewshot_callbacks._trainer import without_side_effects
 from fewshot_callbacks.callbacks import TrainingDynamicsMonitor
 from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, training_dynamics
 from fewshot_callbacks.protonet import ProtoNet
+from fewshot_callbacks.trainer.side_effects import without_side_effects
 from tests.callbacks.models import SHOTS, Backbone, EveryBatch, episode_items, episodes, protonet, said, trainer
 from tests.functional.dynamics.slow_dynamics import slow_dynamics
 

@@ -371,18 +371,18 @@ def test_files_larger_than_the_budget_are_read_piece_by_piece(parts, capsys):
 SLURM = """
 import os, socket, sys
 import lightning.fabric.plugins.environments.slurm  # once, before the processes are forked
-from fewshot_callbacks import journal
+from fewshot_callbacks.files import journal
 from fewshot_callbacks.cli import evaluate
 from fewshot_callbacks.cli.main import main
 
-journal.EVERY = journal.RARELY = 0
-write, left = journal.Record.write, [0]
-def killed(record, arrays):
-    write(record, arrays)
+journal.INTERVAL = journal.COST_FACTOR = 0
+write, left = journal.StateFiles.write, [0]
+def killed(files, position, arrays):
+    write(files, position, arrays)
     left[0] -= 1
     if left[0] == 0 and os.environ["SLURM_PROCID"] == "1":
         os.kill(os.getpid(), 9)
-journal.Record.write = killed
+journal.StateFiles.write = killed
 
 numbers = {"JOB_ID": 17, "STEP_ID": 0, "NTASKS_PER_NODE": 2, "NODEID": 0, "NODELIST": "127.0.0.1"}
 for step, (writings, tasks) in enumerate([(3, 2), (0, 1), (0, 2)]):
@@ -397,7 +397,7 @@ for step, (writings, tasks) in enumerate([(3, 2), (0, 1), (0, 2)]):
                 os.dup2(os.open(f"{step}.{rank}.{name}", os.O_WRONLY | os.O_CREAT), number)
             own = numbers | {"NTASKS": tasks, "PROCID": rank, "LOCALID": rank}
             os.environ |= {f"SLURM_{name}": str(number) for name, number in own.items()}
-            left[0], journal.EVERY = writings, 60 * (writings == 0)  # what is not killed need not write
+            left[0], journal.INTERVAL = writings, 60 * (writings == 0)  # what is not killed need not write
             sys.exit(main())
     print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 """

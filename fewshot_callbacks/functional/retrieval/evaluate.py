@@ -55,7 +55,7 @@ from fewshot_callbacks.functional.statistics import (
     macro_mean,
     macro_mean_interval,
 )
-from fewshot_callbacks.stored import in_memory
+from fewshot_callbacks.sources.stored_rows import in_memory
 
 _CALL = "evaluate_retrieval"
 

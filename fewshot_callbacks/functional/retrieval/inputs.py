@@ -46,7 +46,7 @@ from fewshot_callbacks.functional._repeated import (
 )
 from fewshot_callbacks.functional.retrieval import relevance as given_relevance
 from fewshot_callbacks.sources import ChosenRows, Shards
-from fewshot_callbacks.stored import Stored, in_memory, is_source
+from fewshot_callbacks.sources.stored_rows import StoredRows, in_memory, is_source
 
 # Share of the budget beyond which rows of files are not loaded.
 LOADED_SHARE = 0.25
@@ -90,9 +90,9 @@ class RetrievalInputs:
     Labels, ids and groups are those of all processes: one number for each item, little compared with its vector.
     """
 
-    queries: Tensor | Stored
+    queries: Tensor | StoredRows
     """the query vectors of this process; codes as int8 of -1 and +1"""
-    gallery: Tensor | Stored
+    gallery: Tensor | StoredRows
     """the gallery vectors of this process, with one set the same tensor as the queries"""
     query_labels: Int[Tensor, "queries"]
     """labels of the queries of all processes"""
@@ -121,7 +121,7 @@ class RetrievalInputs:
     @property
     def is_one_set(self) -> bool:
         """Whether the queries are the gallery, all of it, in memory."""
-        return self.same_set and self.drawn is None and not isinstance(self.gallery, Stored)
+        return self.same_set and self.drawn is None and not isinstance(self.gallery, StoredRows)
 
     def vectors(self, similarity: Similarity, threads: int) -> Vectors:
         """Return both sets as they are compared."""
@@ -231,7 +231,7 @@ class RetrievalInputs:
         queries, gallery = self.queries, self.gallery
         if self.same_set or self.drawn is not None or self.given is not None or not given:
             return self
-        if isinstance(queries, Stored) or isinstance(gallery, Stored):
+        if isinstance(queries, StoredRows) or isinstance(gallery, StoredRows):
             return self
         if not all(torch.equal(*sides) for sides in ((self.query_labels, self.gallery_labels), *given)):
             return self
@@ -544,7 +544,7 @@ def _check_relevance(
 class _Part:
     """What this process holds of the queries or of the gallery, with the labels of all."""
 
-    vectors: Tensor | Stored
+    vectors: Tensor | StoredRows
     # labels of the items of all processes
     labels: Labels
     # index of each item among all
@@ -557,8 +557,8 @@ class _Part:
     def only(self, counted: Int[Tensor, "counted"], memory: float) -> _Part:
         """Return the part of some of all items, ascending; they are numbered anew."""
         here = torch.isin(self.places, counted)
-        if isinstance(self.vectors, Stored):
-            vectors: Tensor | Stored = Stored(_SomeRows(self.vectors, here.numpy()), memory)
+        if isinstance(self.vectors, StoredRows):
+            vectors: Tensor | StoredRows = StoredRows(_SomeRows(self.vectors, here.numpy()), memory)
         else:
             vectors = self.vectors[here]
         labels = Labels(self.labels.codes[counted], self.labels.words)
@@ -575,7 +575,7 @@ class _SomeRows:
         mask: (rows,) Which of them.
     """
 
-    def __init__(self, rows: Stored, mask: Bool[np.ndarray, "rows"]) -> None:
+    def __init__(self, rows: StoredRows, mask: Bool[np.ndarray, "rows"]) -> None:
         self._all, self._rows = rows, np.flatnonzero(mask)
         self.shape, self.dtype = (len(self._rows), rows.dim), rows.dtype
 
@@ -599,9 +599,9 @@ def _part(
     may_stay = name == "gallery" or not in_memory
     size = 4.0 * math.prod(vectors.shape) if may_stay and not as_codes and len(vectors.shape) == 2 else 0.0
     if any(processes.gather(size > (LOADED_SHARE if is_read else COPIED_SHARE) * memory)) and size:
-        vectors = Stored(vectors, memory) if is_read or vectors.is_floating_point() else vectors
+        vectors = StoredRows(vectors, memory) if is_read or vectors.is_floating_point() else vectors
     elif is_read:
-        stored = Stored(vectors, memory)  # a source need not have a length
+        stored = StoredRows(vectors, memory)  # a source need not have a length
         vectors = stored.read(slice(0, len(stored)))
     items, dim = len(vectors) if vectors.ndim else 0, 0
     if items or processes.count == 1:  # one of several may hold nothing
@@ -609,7 +609,7 @@ def _part(
             vectors = signs(vectors, name, call)
         else:
             check_matrix(vectors, name, call)
-            vectors = vectors if isinstance(vectors, Stored) else computable(vectors)
+            vectors = vectors if isinstance(vectors, StoredRows) else computable(vectors)
         dim = vectors.shape[1]
     label_name = "labels" if name == "embeddings" else "gallery_labels"
     own_labels = read_labels(labels, items, label_name, _nouns(name, as_codes=as_codes), call, sets=True)
@@ -626,7 +626,7 @@ def _part(
     }
     refuse_words_beside_integers(call, some)
     dtype = functools.reduce(torch.promote_types, (holder[3] for holder in holders))
-    if not isinstance(vectors, Stored):
+    if not isinstance(vectors, StoredRows):
         vectors = vectors.to(dtype) if items else torch.empty(0, holders[0][2], dtype=dtype)
     counts = [held[0] for held in known]
     length, first = sum(counts), sum(counts[: processes.rank])
@@ -641,10 +641,10 @@ def _part(
     return _Part(vectors, of_all, places, length, hashes)
 
 
-def _checked_rows(rows: Tensor | Stored, *, as_codes: bool) -> tuple[Int[Tensor, "bad"], NDArray[np.int64] | None]:
+def _checked_rows(rows: Tensor | StoredRows, *, as_codes: bool) -> tuple[Int[Tensor, "bad"], NDArray[np.int64] | None]:
     """Return the indices of rows with NaN or Inf and, of rows that are read, the hash of each, from the same reading."""
     nothing = torch.empty(0, dtype=torch.int64)
-    if not isinstance(rows, Stored):
+    if not isinstance(rows, StoredRows):
         return nothing if as_codes else non_finite_rows(rows), None
     bad, hashes = [nothing], [np.empty(0, np.int64)]
     for some, values in rows.pieces():
@@ -653,9 +653,11 @@ def _checked_rows(rows: Tensor | Stored, *, as_codes: bool) -> tuple[Int[Tensor,
     return torch.cat(bad), np.concatenate(hashes)
 
 
-def _of_one_type(queries: Tensor | Stored, items: Tensor | Stored) -> tuple[Tensor | Stored, Tensor | Stored]:
+def _of_one_type(
+    queries: Tensor | StoredRows, items: Tensor | StoredRows
+) -> tuple[Tensor | StoredRows, Tensor | StoredRows]:
     """Return rows in memory in the type that holds both."""
-    if isinstance(queries, Stored) or isinstance(items, Stored):
+    if isinstance(queries, StoredRows) or isinstance(items, StoredRows):
         return queries, items
     common = torch.promote_types(queries.dtype, items.dtype)
     return queries.to(common), items.to(common)

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
 
-from fewshot_callbacks._file_names import composed
-from fewshot_callbacks._text_files import Line, read_lines
 from fewshot_callbacks.engine.relevance import Lists
+from fewshot_callbacks.files.names import composed_form
+from fewshot_callbacks.files.text import Line, read_lines
 from fewshot_callbacks.functional._reading import as_tensor
 
 # Ids that a message shows.
@@ -535,11 +535,11 @@ def _places(call: str, name: str, ids: Iterable[Any], wanted: Iterable[Any]) -> 
 
 def _places_in_other_forms(ids: Iterable[Any], missing: set[Any]) -> dict[Any, int]:
     """Return the row of each word that only one id spells, in the other normal form of Unicode."""
-    forms = {composed(word): word for word in missing if isinstance(word, str) and not word.isascii()}
+    forms = {composed_form(word): word for word in missing if isinstance(word, str) and not word.isascii()}
     rows: dict[Any, list[int]] = {word: [] for word in forms.values()}
     for row, one in enumerate(_listed(ids) if forms else ()):
-        if isinstance(one, str) and composed(one) in forms:
-            rows[forms[composed(one)]].append(row)
+        if isinstance(one, str) and composed_form(one) in forms:
+            rows[forms[composed_form(one)]].append(row)
     return {word: found[0] for word, found in rows.items() if len(found) == 1}
 
 

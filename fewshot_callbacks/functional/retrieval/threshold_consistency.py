@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from fewshot_callbacks._terminal import printable
 from fewshot_callbacks.engine.evaluation import PooledPairs
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.retrieval.operating_points import false_match_rate
+from fewshot_callbacks.system.terminal import printable
 
 # Thresholds of a range: at least so many, and fewer than twice as many. OPIS was within 2 % of that of 700 thresholds.
 FEWEST = 16

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fewshot_callbacks._file_names import composed
-from fewshot_callbacks._terminal import printable
-from fewshot_callbacks._text_files import Line, read_lines
+from fewshot_callbacks.files.names import composed_form
+from fewshot_callbacks.files.text import Line, read_lines
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
+from fewshot_callbacks.system.terminal import printable
 
 _CALL = "read_trials"
 _FORMS = (
@@ -80,7 +80,7 @@ class TrialList:
         if self.items is None:
             raise ValueError("TrialList.rows: this list has scores, and no items. Pass its scores to evaluate_trials.")
         place: dict[str, int] = {}
-        names = [composed(str(name)) for name in ids]
+        names = [composed_form(str(name)) for name in ids]
         # whole names overrule the names of files; of two items with one name neither is taken for the other
         for spelt in ([PurePosixPath(name).stem for name in names], names):
             count = Counter(spelt)
@@ -130,7 +130,7 @@ def read_trials(path: str | Path) -> TrialList:
     if not path.is_file():
         raise ValueError(f"{_CALL}: {path} does not exist, or is no file. Pass a list of trials.")
     try:
-        lines = [line._replace(text=composed(line.text)) for line in read_lines(path)]
+        lines = [line._replace(text=composed_form(line.text)) for line in read_lines(path)]
     except ValueError as error:
         raise ValueError(f"{_CALL}: {error} {_FORMS}") from None
     if not lines:

@@ -19,7 +19,7 @@ def _explained(extra: str, what: str, missing: ModuleNotFoundError) -> ModuleNot
 
 
 @contextmanager
-def needs(extra: str, what: str) -> Iterator[None]:
+def required_extra(extra: str, what: str) -> Iterator[None]:
     """Say which extra brings a package for which the block asks in vain.
 
     Args:
@@ -35,7 +35,7 @@ def needs(extra: str, what: str) -> Iterator[None]:
         raise _explained(extra, what, missing) from missing
 
 
-def lacks(package: str, extra: str, missing: ModuleNotFoundError) -> Callable[[str], Any]:
+def missing_extra(package: str, extra: str, missing: ModuleNotFoundError) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package that could not import all of its public names.
 
     Args:

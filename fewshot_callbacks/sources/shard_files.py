@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fewshot_callbacks._file_names import is_made_by_system, natural, those_of_systems
+from fewshot_callbacks.files.names import describe_system_names, is_system_name, natural_sort_key
 
 ENDINGS = (".npy", ".npz", ".parquet", ".arrow", ".feather", ".safetensors")
 KINDS = ", ".join(ENDINGS)
@@ -75,6 +75,12 @@ def find_shards(paths: Any) -> ShardFiles:
     return found
 
 
+def file_stamp(file: Path) -> tuple[int, int]:
+    """Return what changes when a file is written anew."""
+    stat = file.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
 def _files_of_folder(folder: Path, found: ShardFiles) -> list[Path]:
     """List the shards of a folder by the numbers in their names.
 
@@ -95,7 +101,7 @@ def _files_of_folder(folder: Path, found: ShardFiles) -> list[Path]:
     hidden = [file for file in shards if file.name.startswith(_NOT_DATA)]
     if hidden:
         names = Counter(file.name for file in hidden)
-        found.passed_over.append(f"{folder}: {those_of_systems(names)}")
+        found.passed_over.append(f"{folder}: {describe_system_names(names)}")
     files = _without_repeats([file for file in shards if not file.name.startswith(_NOT_DATA)], found, asked_for="")
     kinds = sorted({file.suffix.lower() for file in files})
     if len(kinds) != 1:
@@ -119,13 +125,13 @@ def _files_of_glob(pattern: str, found: ShardFiles) -> list[Path]:
         file = Path(match)
         if file.is_dir() or not (file.is_symlink() or file.is_file()):
             continue
-        names = [part for part in file.parts[literal:] if is_made_by_system(part) and part[:1] not in meant]
+        names = [part for part in file.parts[literal:] if is_system_name(part) and part[:1] not in meant]
         if names:
             of_systems[names[0]] += 1
         else:
             files.append(file)
     if of_systems:
-        found.passed_over.append(f"{pattern}: {those_of_systems(of_systems)}")
+        found.passed_over.append(f"{pattern}: {describe_system_names(of_systems)}")
     if not files:
         raise ValueError(f"{pattern} is no file, and as a glob it matches none. Pass a file, a folder or a glob.")
     return _without_repeats(files, found, asked_for=parts[-1])
@@ -133,7 +139,7 @@ def _files_of_glob(pattern: str, found: ShardFiles) -> list[Path]:
 
 def _without_repeats(files: Iterable[Path], found: ShardFiles, *, asked_for: str) -> list[Path]:
     """Return files in the order of their numbers: each once, and without the copies that the package datasets keeps."""
-    files = sorted(files, key=lambda file: natural(str(file)))
+    files = sorted(files, key=lambda file: natural_sort_key(str(file)))
     for file in files:
         _refuse_broken_link(file)
     files = _without_caches(files, found, asked_for)

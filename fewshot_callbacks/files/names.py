@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from fewshot_callbacks._terminal import printable
+from fewshot_callbacks.system.terminal import printable
 
 # What macOS, Windows, NAS boxes, file systems and interpreters put beside the files of their users; in lower case.
 _MADE_BY_SYSTEMS = frozenset(
@@ -26,24 +26,24 @@ _MADE_BY_SYSTEMS = frozenset(
 _NAMED_AT_MOST = 5
 
 
-def is_made_by_system(name: str) -> bool:
+def is_system_name(name: str) -> bool:
     """Whether a name is one that systems and not people give: a hidden one, or one that is known.
 
     Hidden are names that begin with a dot, such as `.DS_Store`, `.ipynb_checkpoints`, and `._photo.jpg`, in which macOS
     keeps the attributes of `photo.jpg`.
 
     Examples:
-        >>> [is_made_by_system(name) for name in ("._photo.jpg", "Thumbs.db", "__MACOSX", "photo.jpg")]
+        >>> [is_system_name(name) for name in ("._photo.jpg", "Thumbs.db", "__MACOSX", "photo.jpg")]
         [True, True, True, False]
     """
     return name.startswith(".") or name.casefold() in _MADE_BY_SYSTEMS
 
 
-def those_of_systems(names: Counter[str]) -> str:
+def describe_system_names(names: Counter[str]) -> str:
     """Count what was passed over in words; nothing if that is nothing.
 
     Examples:
-        >>> those_of_systems(Counter({".DS_Store": 2, "__MACOSX": 1}))
+        >>> describe_system_names(Counter({".DS_Store": 2, "__MACOSX": 1}))
         '3 names that systems make are passed over: .DS_Store 2, __MACOSX 1'
     """
     total = names.total()
@@ -56,11 +56,11 @@ def those_of_systems(names: Counter[str]) -> str:
     return f"{total:,} {what} passed over: {', '.join(named)}{more}"
 
 
-def natural(name: str) -> tuple[tuple[tuple[int, int], ...], str]:
+def natural_sort_key(name: str) -> tuple[tuple[tuple[int, int], ...], str]:
     """Return the key that sorts numbered names by their numbers, and all others by their letters.
 
     Examples:
-        >>> sorted(["part-10", "part-2", "part-02b"], key=natural)
+        >>> sorted(["part-10", "part-2", "part-02b"], key=natural_sort_key)
         ['part-2', 'part-02b', 'part-10']
     """
     # A number is one letter, in the place of the digits. The name itself decides between 2 and 02.
@@ -71,7 +71,7 @@ def natural(name: str) -> tuple[tuple[tuple[int, int], ...], str]:
     return tuple(itertools.chain.from_iterable(pieces)), name
 
 
-def composed(name: str) -> str:
+def composed_form(name: str) -> str:
     """Return a name in the composed form of Unicode.
 
     macOS writes an é as an e and an accent, other systems as one letter; archives and lists keep either.
@@ -79,7 +79,7 @@ def composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def as_on_disk(files: Iterable[Path], top: Path) -> dict[Path, Path]:
+def paths_on_disk(files: Iterable[Path], top: Path) -> dict[Path, Path]:
     """Return the files that are there, as the disk spells them.
 
     A list may have another form of Unicode, or another case in the ending.
@@ -92,7 +92,7 @@ def as_on_disk(files: Iterable[Path], top: Path) -> dict[Path, Path]:
     @functools.cache
     def inside(folder: Path) -> dict[str, str]:  # quicker than a question for each file
         names = os.listdir(folder) if folder.is_dir() else []
-        return {spelling(name): name for name in names} | {name: name for name in names}
+        return {spelling_key(name): name for name in names} | {name: name for name in names}
 
     @functools.cache
     def on_disk(path: Path) -> Path | None:
@@ -102,18 +102,18 @@ def as_on_disk(files: Iterable[Path], top: Path) -> dict[Path, Path]:
         if folder is None:
             return None
         names = inside(folder)
-        name = names.get(path.name) or names.get(spelling(path.name))
+        name = names.get(path.name) or names.get(spelling_key(path.name))
         return None if name is None else folder / name
 
     return {file: path for file in files if (path := on_disk(file)) is not None}
 
 
-def spelling(name: str) -> str:
+def spelling_key(name: str) -> str:
     """Return what two spellings of a file have in common: the composed form, its ending in lower case.
 
     Examples:
-        >>> spelling("Owl.JPG"), spelling("Owl.jpg")
+        >>> spelling_key("Owl.JPG"), spelling_key("Owl.jpg")
         ('Owl.jpg', 'Owl.jpg')
     """
-    stem, ending = os.path.splitext(composed(name))
+    stem, ending = os.path.splitext(composed_form(name))
     return stem + ending.lower()

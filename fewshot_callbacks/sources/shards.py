@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewshot_callbacks._extras import needs
-from fewshot_callbacks._file_names import composed
-from fewshot_callbacks._shard_files import ENDINGS, find_shards
-from fewshot_callbacks.stored import DTYPES
+from fewshot_callbacks.files.names import composed_form
+from fewshot_callbacks.sources.shard_files import ENDINGS, file_stamp, find_shards
+from fewshot_callbacks.sources.stored_rows import DTYPES
+from fewshot_callbacks.system.extras import required_extra
 
 # Rows of Parquet that are decoded at once: 4 MB of 256 float32, enough for the calls around them to cost little.
 _BATCH = 4096
@@ -118,7 +118,7 @@ class Shards:
     ) -> None:
         found = find_shards(paths)
         self.files = tuple(found.files)
-        self._stats = [size_and_time(file) for file in self.files]
+        self._stats = [file_stamp(file) for file in self.files]
         self._lock = Lock()
         self._opened = lru_cache(_KEPT_OPEN)(self._open)
         given = {"labels": labels, "ids": ids, "groups": groups, "queries": queries}
@@ -220,7 +220,7 @@ class Shards:
             _ShardError: It is not the file that was opened before.
         """
         file = self.files[index]
-        if size_and_time(file) != self._stats[index]:
+        if file_stamp(file) != self._stats[index]:
             raise _ShardError(
                 "was changed after it had been opened. Open the shards again, once nobody writes to them."
             )
@@ -232,7 +232,7 @@ class Shards:
         Raises:
             ValueError: It has not one entry for each row, or parts are of different kinds or shapes.
         """
-        for file in found_files(value) if _is_npy(value) else ():
+        for file in find_shards(value).files if _is_npy(value) else ():
             with _reading(file):
                 parts.append(_copied(_named(_npy(file), "embeddings", name)))
         if len({(part.dtype.kind == "U", part.shape[1:]) for part in parts}) > 1:  # NumPy joins words and numbers
@@ -277,10 +277,10 @@ def _refuse_two_spellings(name: str, words: NDArray[Any]) -> None:
         return
     spellings: dict[str, str] = {}
     for word in np.unique(words).tolist():
-        other = spellings.setdefault(composed(word), word)
+        other = spellings.setdefault(composed_form(word), word)
         if other != word:
             raise ValueError(
-                f"{name} hold {composed(word)!r} in two forms of Unicode, {other!a} and {word!a}, which would be two "
+                f"{name} hold {composed_form(word)!r} in two forms of Unicode, {other!a} and {word!a}, which would be two "
                 "values. Write one of them, such as unicodedata.normalize('NFC', word)."
             )
 
@@ -338,21 +338,6 @@ def _reading(file: Path) -> Iterator[None]:
             raise
         what = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{file} is damaged or cut off, or no {file.suffix} file ({what}). Write it again.") from error
-
-
-def found_files(paths: Any) -> list[Path]:
-    """List the files of a path, a folder, a glob or several of these, in the order of their rows.
-
-    Raises:
-        ValueError: There are none, one is of an unknown kind, a link that leads nowhere, or listed twice.
-    """
-    return find_shards(paths).files
-
-
-def size_and_time(file: Path) -> tuple[int, int]:
-    """Return what changes when a file is written anew."""
-    stat = file.stat()
-    return stat.st_size, stat.st_mtime_ns
 
 
 def _is_npy(value: Any) -> bool:
@@ -627,7 +612,7 @@ def _decoded(column: Any) -> Any:
 
 
 def _parquet(file: Path) -> _Arrays:
-    with needs("files", "a .parquet file"):
+    with required_extra("files", "a .parquet file"):
         parquet = import_module("pyarrow.parquet")
     opened = parquet.ParquetFile(file, buffer_size=_BUFFER)
     groups = opened.num_row_groups
@@ -641,7 +626,7 @@ def _parquet(file: Path) -> _Arrays:
 
 def _arrow(file: Path) -> _Arrays:
     """Open a file of Arrow's, or a stream, which has no index: both are read from their beginning, which skips but heads."""
-    with needs("files", f"a {file.suffix} file"):
+    with required_extra("files", f"a {file.suffix} file"):
         arrow = import_module("pyarrow")
     with file.open("rb") as stream:
         is_file = stream.read(6) == b"ARROW1"
@@ -664,7 +649,7 @@ def _arrow(file: Path) -> _Arrays:
 
 
 def _safetensors(file: Path) -> _Arrays:
-    with needs("files", "a .safetensors file"):
+    with required_extra("files", "a .safetensors file"):
         opened = import_module("safetensors").safe_open(file, framework="pt")
 
     def read(name: str, start: int, stop: int) -> Any:

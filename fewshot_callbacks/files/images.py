@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageColor
 
-from fewshot_callbacks._file_names import is_made_by_system, those_of_systems
-from fewshot_callbacks._terminal import printable
+from fewshot_callbacks.files.names import describe_system_names, is_system_name
+from fewshot_callbacks.system.terminal import printable
 
 # Those of torchvision's ImageFolder.
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -107,12 +107,12 @@ def _opaque(image: Image.Image, background: str) -> Image.Image:
         return image
     layer = image.convert("RGBA")
     # `convert` takes the info along, and a transparent colour that is opaque by now
-    seen = Image.alpha_composite(Image.new("RGBA", layer.size, colour(background)), layer).convert("RGB")
+    seen = Image.alpha_composite(Image.new("RGBA", layer.size, parse_colour(background)), layer).convert("RGB")
     seen.info = {key: value for key, value in image.info.items() if key != "transparency"}
     return seen
 
 
-def colour(background: str) -> tuple[int, ...]:
+def parse_colour(background: str) -> tuple[int, ...]:
     """Return the red, green and blue of a colour.
 
     Raises:
@@ -210,7 +210,7 @@ def has_known_range(image: Image.Image) -> bool:
 
 
 @dataclass
-class FoundFiles:
+class FoundImages:
     """The images below some folders.
 
     Attributes:
@@ -228,11 +228,11 @@ class FoundFiles:
         """The images of all folders."""
         return [file for files in self.of_folders for file in files]
 
-    def what_was_skipped(self) -> str:
+    def describe_skipped(self) -> str:
         """Count what was passed over: `3 files skipped: .gif 2, .avif 1`; nothing if that is nothing.
 
         Examples:
-            >>> FoundFiles(skipped=Counter({".avif": 1, ".gif": 2})).what_was_skipped()
+            >>> FoundImages(skipped=Counter({".avif": 1, ".gif": 2})).describe_skipped()
             '3 files skipped: .gif 2, .avif 1'
         """
         total, said = self.skipped.total(), []
@@ -241,11 +241,11 @@ class FoundFiles:
             more = ", ..." if len(self.skipped) > _NAMED_AT_MOST else ""
             said = [f"{total:,} file{'' if total == 1 else 's'} skipped: {', '.join(named)}{more}"]
         if self.of_systems:
-            said.append(those_of_systems(self.of_systems))
+            said.append(describe_system_names(self.of_systems))
         return printable("; ".join(said))
 
 
-def entries_of(folder: Path, of_systems: Counter[str] | None = None) -> list[os.DirEntry[str]]:
+def list_entries(folder: Path, of_systems: Counter[str] | None = None) -> list[os.DirEntry[str]]:
     """List what is in a folder by the names; a listing comes in the order of the file system.
 
     Args:
@@ -254,16 +254,16 @@ def entries_of(folder: Path, of_systems: Counter[str] | None = None) -> list[os.
     """
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     if of_systems is not None:
-        of_systems.update(entry.name for entry in entries if is_made_by_system(entry.name))
-    return [entry for entry in entries if not is_made_by_system(entry.name)]
+        of_systems.update(entry.name for entry in entries if is_system_name(entry.name))
+    return [entry for entry in entries if not is_system_name(entry.name)]
 
 
-def folders_in(folder: Path, of_systems: Counter[str] | None = None) -> list[Path]:
-    """List the folders in a folder by their names, as `entries_of` does."""
-    return [folder / entry.name for entry in entries_of(folder, of_systems) if entry.is_dir()]
+def list_folders(folder: Path, of_systems: Counter[str] | None = None) -> list[Path]:
+    """List the folders in a folder by their names, as `list_entries` does."""
+    return [folder / entry.name for entry in list_entries(folder, of_systems) if entry.is_dir()]
 
 
-def images_below(folders: Sequence[Path], root: Path | None = None, endings: Sequence[str] = ENDINGS) -> FoundFiles:
+def list_images(folders: Sequence[Path], root: Path | None = None, endings: Sequence[str] = ENDINGS) -> FoundImages:
     """Find the images of folders, and of all folders in them, in the order of torchvision's ImageFolder.
 
     Links are followed. A folder or an image that is reached a second time, as by a link to a folder that it lies in, is
@@ -281,7 +281,7 @@ def images_below(folders: Sequence[Path], root: Path | None = None, endings: Seq
         ValueError: A folder or an image is reached twice; names both ways.
         OSError: A folder may not be read.
     """
-    seen, found = {} if root is None else {os.path.realpath(root): root}, FoundFiles()
+    seen, found = {} if root is None else {os.path.realpath(root): root}, FoundImages()
     for folder in folders:
         found.of_folders.append(list(_images_of(folder, seen, tuple(endings), found)))
     refuse_second_links(found.files)
@@ -306,7 +306,7 @@ def refuse_second_links(files: Sequence[Path]) -> None:
         read[real] = link
 
 
-def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...], found: FoundFiles) -> Iterator[Path]:
+def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...], found: FoundImages) -> Iterator[Path]:
     waiting, inside = [top], []
     while waiting:
         folder = waiting.pop()
@@ -315,7 +315,7 @@ def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...], found
         if real in seen:
             raise ValueError(f"{folder} leads to {real}, which is read as {seen[real]} already: {_TWICE}")
         seen[real] = folder
-        entries = entries_of(folder, found.of_systems)
+        entries = list_entries(folder, found.of_systems)
         inside.append((str(folder), entries))
         waiting += [folder / entry.name for entry in entries if entry.is_dir()]
     # torchvision sorts folders by their whole path, whatever their depth, and then the names in each.

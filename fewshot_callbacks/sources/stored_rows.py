@@ -1,9 +1,4 @@
-"""Rows of embeddings that stay where they are, in a file or a smaller type: a thread reads some of them ahead.
-
-A *source* of embeddings is whatever has three members: `shape`, which is (rows, dim); `dtype`, of NumPy or PyTorch; and
-`[start:stop]`, which reads these rows as an array or a tensor. Arrays, tensors, memory maps, and data sets of h5py and zarr
-are sources as they are, and so are `Shards`.
-"""
+"""Rows of embeddings that stay where they are, in a file or a smaller type: a thread reads some of them ahead."""
 
 from __future__ import annotations
 
@@ -34,7 +29,7 @@ RESIDENT_SHARE, READ_SHARE, PIECES = 0.2, 0.3, 4
 LEAST_ROWS = 64
 
 
-class Stored:
+class StoredRows:
     """Some neighbouring rows of a source: of what has `shape`, `dtype` and slices.
 
     Args:
@@ -140,9 +135,9 @@ def _is_mapped(source: Any) -> bool:
     return isinstance(rows, mmap)
 
 
-def in_memory(rows: Tensor | Stored) -> Tensor:
+def in_memory(rows: Tensor | StoredRows) -> Tensor:
     """Return rows as a tensor, which a file may hold."""
-    return rows.mapped() if isinstance(rows, Stored) else rows
+    return rows.mapped() if isinstance(rows, StoredRows) else rows
 
 
 def spans(start: int, stop: int, rows: int) -> list[slice]:

@@ -31,7 +31,7 @@ from numba.core.caching import FunctionCache
 from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 
-from fewshot_callbacks._compiling import say_once
+from fewshot_callbacks.system.compile_notice import say_once
 
 # Stands at the beginning of every file that is written here.
 MARK = b"fewshot_callbacks compiled loop 1\n"
@@ -48,12 +48,12 @@ class _UnknownDependencyError(Exception):
     """Raised where it is not known what a loop depends on."""
 
 
-def keep_on_disk(loop: Any) -> Any:
+def cache_on_disk(loop: Any) -> Any:
     """Let a loop be loaded from the disk where it is kept, and be kept where it was compiled; return the loop."""
     if not isinstance(loop, Dispatcher):  # NUMBA_DISABLE_JIT, for debuggers: nothing is compiled
         return loop
     try:
-        loop._cache = KeptLoops(loop)  # type: ignore[attr-defined]
+        loop._cache = LoopCache(loop)  # type: ignore[attr-defined]
     except RuntimeError:  # no folder can be written: neither beside the module, nor the user's, nor NUMBA_CACHE_DIR
         warnings.warn(
             "numba finds no folder in which it can keep the compiled loops of fewshot_callbacks: each process compiles "
@@ -63,7 +63,7 @@ def keep_on_disk(loop: Any) -> Any:
     return loop
 
 
-class KeptLoops(FunctionCache):
+class LoopCache(FunctionCache):
     """What numba asks for a compiled loop; a file for each combination of types, in the folder that numba chooses.
 
     Args:

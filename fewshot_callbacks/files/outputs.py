@@ -30,7 +30,7 @@ def is_picture_content(beginning: bytes) -> bool:
     return _MARK_OF_PICTURES in beginning[:SEARCHED_BYTES]
 
 
-def free_or_own(path: Path, is_own: Callable[[Path], bool]) -> Path:
+def free_path(path: Path, is_own: Callable[[Path], bool]) -> Path:
     """Return the first of `name`, `name-2`, `name-3`, ... that is free, or that of an own file.
 
     Args:

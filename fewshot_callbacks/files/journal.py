@@ -1,0 +1,417 @@
+"""The state of a long evaluation in a folder, from which an evaluation goes on after it was killed.
+
+What a pass over tiles counts are sums. So a pass may stop between two tiles, write the state of its observers, and go on.
+Passes are numbered. Everything between them is computed again from the same data, with the same result.
+
+Several processes write at a position that all have reached. Each keeps the state before it as well, since one process may be
+killed before the others: all go on from the latest position of which every process has a state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewshot_callbacks.distributed.processes import Processes
+
+Arrays = list[NDArray[Any]]
+
+# Seconds between the end of a write and the next one, at least.
+INTERVAL = 60.0
+# After a write that took t seconds, the next one comes `COST_FACTOR * t` seconds later, if that is more than `INTERVAL`: so
+# writing takes at most a twentieth of the time.
+COST_FACTOR = 20
+
+# Begins the name of every file that is written here, and stands at the beginning of its content.
+MARK = "fewshot_callbacks_state"
+# The mark is in the first so many bytes of a file: in a zip file it stands behind 30 others.
+HEAD_BYTES = 64
+_STATE_NAME = re.compile(rf"{MARK}-(?P<rank>\d+)(\.json|\.\d+(\.before)?\.npz)(\.[0-9a-f]+\.new)?|{MARK}\.folder")
+
+
+class Position(NamedTuple):
+    """How far a pass is: all steps before `step` are done, and the first `tiles` tiles of it."""
+
+    step: int = 0
+    tiles: int = 0
+
+
+# Number of the step that follows all steps of a pass.
+_AFTER_ALL_STEPS = 2**31
+
+
+class Journal:
+    """The states that an evaluation writes into a folder.
+
+    A folder that holds anything else is refused. So no file is removed or overwritten that was not written here.
+
+    Args:
+        folder: Where states are written. It is made if it does not exist.
+        description: What is evaluated, in plain values. An evaluation of anything else is refused.
+        processes: Those that evaluate together.
+
+    Raises:
+        ValueError: The folder holds the state of another evaluation, and the message names what differs; or it holds a file
+            that is no state, or a damaged one.
+    """
+
+    def __init__(self, folder: Path, description: Mapping[str, Any], processes: Processes) -> None:
+        self.folder = folder
+        self.processes = processes
+        self._timer = WriteTimer()
+        # number of passes and choices that have begun
+        self._entries = 0
+        plain = json.loads(json.dumps(dict(description), default=str))
+        # A part of every key: the state of another evaluation is never read, even if its description is lost.
+        self._fingerprint = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+        _refuse_foreign_files(folder)
+        file = folder / f"{MARK}-{processes.rank}.json"
+        if file.is_file():
+            self._refuse_another_evaluation(_read_description(file), plain)
+        else:
+            _make_folder(folder)
+            _write_whole(file, lambda opened: opened.write(json.dumps({MARK: plain}).encode()))
+
+    def begin_pass(self, key: str, state: Callable[[], Arrays]) -> tuple[PassRecord, Arrays]:
+        """Return the record of the next pass, and the state from which the pass goes on. Collective.
+
+        Args:
+            key: What is counted in this pass. A state with another key is passed over.
+            state: Returns the state between two tiles.
+
+        Returns:
+            The record; and what `state` returned at the position of the record, [] if the pass begins anew.
+        """
+        files = self._next_files(key)
+        position, arrays = files.read()
+        return PassRecord(files, position, state), arrays
+
+    def recorded_choice(self, choose: Callable[[], str]) -> str:
+        """Return what was chosen here before the evaluation was killed; otherwise choose, and write it. Collective."""
+        files = self._next_files("choice")
+        position, arrays = files.read()
+        if arrays:
+            return str(arrays[0])
+        choice = np.array(choose())
+        files.write(position, [choice])
+        return str(choice)
+
+    def remove(self) -> None:
+        """Delete the files of this process; also the folder, if it was made here and no process has a file in it."""
+        files = [file for file, rank in self._state_files().items() if rank == str(self.processes.rank)]
+        # The description comes last: it says of which evaluation the others are.
+        for file in sorted(files, key=lambda file: file.suffix == ".json"):
+            file.unlink(missing_ok=True)
+        # The folder is listed again: of several processes that end at the same time, the last one finds no state.
+        folder_mark = self.folder / f"{MARK}.folder"
+        if self._state_files() or not folder_mark.exists():
+            return
+        folder_mark.unlink(missing_ok=True)
+        with suppress(OSError):  # another process was faster, or somebody has put a file there
+            self.folder.rmdir()
+
+    def _next_files(self, key: str) -> StateFiles:
+        """Return the files of the next pass or choice."""
+        self._entries += 1
+        name = f"{MARK}-{self.processes.rank}.{self._entries}"
+        return StateFiles(self.folder, name, f"{self._fingerprint} {key}", self.processes, self._timer)
+
+    def _refuse_another_evaluation(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        """Refuse an evaluation of anything else than what was evaluated before.
+
+        Raises:
+            ValueError: Names what differs.
+        """
+        names = dict.fromkeys((*before, *now))
+        differences = [
+            f"{name} ({before.get(name)}, now {now.get(name)})" for name in names if before.get(name) != now.get(name)
+        ]
+        if differences:
+            raise ValueError(
+                f"{self.folder} holds the state of another evaluation, by its {', '.join(differences)}. Delete the folder "
+                "to begin anew, or name another one."
+            )
+
+    def _state_files(self) -> dict[Path, str]:
+        """Return the files of states in the folder, each with the rank of the process that wrote it."""
+        try:
+            matches = {file: _STATE_NAME.fullmatch(file.name) for file in self.folder.iterdir()}
+        except FileNotFoundError:  # another process has removed the folder
+            return {}
+        ranks = {file: match["rank"] for file, match in matches.items() if match is not None}
+        return {file: rank for file, rank in ranks.items() if rank is not None}
+
+
+_current: ContextVar[Journal | None] = ContextVar("journal", default=None)
+
+
+def current_journal() -> Journal | None:
+    """Return the journal of the `journaling` block around the call; None where nothing is written."""
+    return _current.get()
+
+
+@contextmanager
+def journaling(journal: Journal | None) -> Iterator[None]:
+    """Write what is evaluated inside the block into a journal; delete its files if the block ends without an error.
+
+    Args:
+        journal: Where states are written; None to write nothing.
+    """
+    token = _current.set(journal)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+    if journal is None:
+        return
+    try:
+        journal.remove()
+    except OSError as error:  # the result is worth more than a tidy disk
+        warnings.warn(f"The state of the evaluation could not be removed: {error}.", stacklevel=2)
+
+
+class PassRecord:
+    """How far one pass is, and when its state is written.
+
+    Args:
+        files: Where the state is written.
+        position: Where the pass begins.
+        state: Returns the state between two tiles.
+    """
+
+    def __init__(self, files: StateFiles, position: Position, state: Callable[[], Arrays]) -> None:
+        self._files = files
+        self._position = position
+        self._state = state
+
+    @property
+    def step(self) -> int:
+        """The step that the pass is in."""
+        return self._position.step
+
+    def begin_step(self, step: int) -> None:
+        """Note that all steps before this one are done; write the state if it is due. Collective."""
+        if self._enter(step):
+            self._write_if(self._files.timer.is_due())
+
+    def finish(self) -> None:
+        """Note that all steps are done; write the state if it is due, or if an earlier one was written. Collective.
+
+        Otherwise the pass would go on from the earlier one.
+        """
+        if self._enter(_AFTER_ALL_STEPS):
+            self._write_if(self._files.timer.is_due() or self._files.exist())
+
+    def until_due(self, tiles: Iterable[Any]) -> Iterator[Iterator[Any]]:
+        """Yield the remaining tiles of a step in groups; the state is written between two groups.
+
+        All tiles of a group have to be done before the next group is asked for.
+
+        Args:
+            tiles: All tiles of the step, also those that are done.
+        """
+        remaining = islice(tiles, self._position.tiles, None)
+        tile = next(remaining, None)
+        while tile is not None:
+            yield self._group(chain([tile], remaining))
+            tile = next(remaining, None)
+            if tile is not None:
+                self._files.write(self._position, self._state())
+
+    def _group(self, tiles: Iterator[Any]) -> Iterator[Any]:
+        """Yield tiles until the state is due. Several processes write between two steps alone, all at the same position."""
+        is_alone = self._files.processes.count == 1
+        for tile in tiles:
+            yield tile
+            self._position = self._position._replace(tiles=self._position.tiles + 1)
+            if is_alone and self._files.timer.is_due():
+                return
+
+    def _enter(self, step: int) -> bool:
+        """Move to the beginning of a step; return whether the pass was not there before."""
+        position = Position(step)
+        if position <= self._position:  # the pass goes on from there
+            return False
+        self._position = position
+        return True
+
+    def _write_if(self, is_due: bool) -> None:
+        """Write the state in all processes if it is due in one of them. Collective."""
+        (due,) = self._files.processes.largest([float(is_due)])
+        if due:
+            self._files.write(self._position, self._state())
+
+
+class StateFiles:
+    """The files in which one process writes the state of one pass: the latest state, and the one before it.
+
+    Args:
+        folder: The folder of the journal.
+        name: Begins the names of the files.
+        key: What the state belongs to.
+        processes: Those that evaluate together.
+        timer: Is told how long a write took.
+    """
+
+    def __init__(self, folder: Path, name: str, key: str, processes: Processes, timer: WriteTimer) -> None:
+        self.processes = processes
+        self.timer = timer
+        self._key = key
+        self._latest = folder / f"{name}.npz"
+        self._before = folder / f"{name}.before.npz"
+
+    def exist(self) -> bool:
+        """Return whether a state was written."""
+        return self._latest.exists()
+
+    def read(self) -> tuple[Position, Arrays]:
+        """Return the latest position of which all processes have a state, and this state. Collective.
+
+        The first position and [] if there is none.
+        """
+        states = [state for state in map(self._read_file, (self._latest, self._before)) if state is not None]
+        positions = self.processes.gather([position for position, _ in states])
+        common = set(positions[0]).intersection(*positions[1:])
+        if not common:
+            return Position(), []
+        latest = max(common)
+        return next(state for state in states if state[0] == latest)
+
+    def write(self, position: Position, arrays: Arrays) -> None:
+        """Write a state. A kill at any moment leaves the state before, or this one; a full disk is a warning."""
+        started = time.monotonic()
+        # The mark is the first of them, and so stands at the beginning of the file.
+        named = {MARK: np.array(self._key), "position": np.array(position)}
+        try:
+            _write_whole(self._latest, lambda file: np.savez(file, *arrays, allow_pickle=False, **named), self._before)
+        except OSError as error:  # what has been computed is worth more than a second copy of it
+            warnings.warn(f"The state of the evaluation could not be written: {error}. It goes on.", stacklevel=2)
+        self.timer.restart(started)
+
+    def _read_file(self, file: Path) -> tuple[Position, Arrays] | None:
+        """Return the position and the state of a file; None if it does not exist, is damaged, or has another key."""
+        try:
+            with file.open("rb") as opened, np.load(opened, allow_pickle=False) as content:
+                if str(content[MARK]) != self._key:
+                    return None
+                position = Position(*content["position"].tolist())
+                return position, [content[f"arr_{number}"] for number in range(len(content.files) - 2)]
+        except Exception:  # zipfile and NumPy promise no class of error for a damaged file
+            return None
+
+
+class WriteTimer:
+    """Says when a state is due: `INTERVAL` seconds after the last write, or later if that took long."""
+
+    def __init__(self) -> None:
+        self._next_write = time.monotonic() + INTERVAL
+
+    def is_due(self) -> bool:
+        """Return whether the next state should be written now."""
+        return time.monotonic() >= self._next_write
+
+    def restart(self, started: float) -> None:
+        """Wait anew, after a write that began at a time of `time.monotonic` and ends now."""
+        now = time.monotonic()
+        self._next_write = now + max(INTERVAL, COST_FACTOR * (now - started))
+
+
+# ---------------------------------------------------------------------------------------------------- files in the folder
+
+
+def _refuse_foreign_files(folder: Path) -> None:
+    """Check that a folder does not exist, or holds nothing but states.
+
+    Raises:
+        ValueError: It holds something else; names the first such file.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is a file. Name a new folder, or an empty one.")
+    for file in sorted(folder.iterdir()):
+        if _STATE_NAME.fullmatch(file.name) is None:
+            raise ValueError(
+                f"{folder} holds {file.name}, which is no state of an evaluation, and would not be safe there. Name a new "
+                "folder, or an empty one."
+            )
+        with suppress(FileNotFoundError):  # another process has just given it its name
+            if not _has_mark(file):
+                raise _damaged(file)
+
+
+def _has_mark(file: Path) -> bool:
+    """Return whether a file begins as a state does. An empty one does: a process was about to write it.
+
+    Raises:
+        FileNotFoundError: Another process has given it another name meanwhile.
+    """
+    if not stat.S_ISREG(file.stat().st_mode):
+        return False
+    with file.open("rb") as opened:
+        head = opened.read(HEAD_BYTES)
+    return not head or MARK.encode() in head
+
+
+def _damaged(file: Path) -> ValueError:
+    return ValueError(
+        f"{file.parent} holds {file.name}, which was damaged. Delete the folder to begin anew, or name another one."
+    )
+
+
+def _read_description(file: Path) -> dict[str, Any]:
+    """Return of which evaluation the states of a process are.
+
+    Raises:
+        ValueError: The file was damaged.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return dict(content[MARK].items())
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _damaged(file) from error
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder if it does not exist, and note in it that it was made here."""
+    with suppress(FileExistsError):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+        (folder / f"{MARK}.folder").write_text(f"{MARK}: the folder is removed with the last state in it.")
+
+
+def _write_whole(path: Path, write: Callable[[BinaryIO], Any], before: Path | None = None) -> None:
+    """Write a file on the disk. A kill leaves the older file or the whole new one.
+
+    Args:
+        path: The file.
+        write: Writes its content.
+        before: Name that the older file is given; by default it is replaced.
+    """
+    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")  # a second process may write the same one
+    try:
+        with new.open("xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if before is not None and path.exists():
+            path.replace(before)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise

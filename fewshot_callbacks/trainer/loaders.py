@@ -1,0 +1,68 @@
+"""The loaders of the validation or test that runs, and the order in which samplers deal their samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import DistributedSampler
+
+from fewshot_callbacks.distributed.torch_distributed import process_count
+
+
+def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
+    """The loaders of the validation or test that runs now, in the order of `dataloader_idx`, by name.
+
+    Loaders that were given as a dictionary keep their keys; those of a list, or nested ones, are `dataloader_idx_0` and
+    so on. A `CombinedLoader` that draws from several at a time is one stream of batches, and so is one loader.
+    """
+    # Not `Trainer.val_dataloaders`: in `validate` after `fit` it still gives the loaders of `fit`.
+    others: dict[Any, Any] = {TrainerFn.TESTING: trainer.test_loop, TrainerFn.VALIDATING: trainer.validate_loop}
+    loop = others.get(trainer.state.fn, trainer.fit_loop.epoch_loop.val_loop)
+    combined = loop._combined_loader
+    if combined is None:
+        return {}
+    if combined._mode != "sequential":
+        return {"dataloader_idx_0": combined}
+    if isinstance(combined.iterables, dict) and len(combined.iterables) == len(combined.flattened):
+        return {str(name): loader for name, loader in combined.iterables.items()}
+    return {f"dataloader_idx_{i}": loader for i, loader in enumerate(combined.flattened)}
+
+
+def unpadded_length(loader: Any) -> int | None:
+    """Number of items that a `DistributedSampler` deals to all ranks before it pads; None without such a sampler."""
+    sampler = getattr(loader, "sampler", None)
+    if not isinstance(sampler, DistributedSampler) or sampler.num_replicas != process_count():
+        return None
+    return len(sampler.dataset)  # type: ignore[arg-type]
+
+
+def unknown_order_reason(loader: Any, batches: int, items: int) -> str | None:
+    """Say why the i-th of this rank's items need not be the i-th that a `DistributedSampler` dealt to it; None if it is.
+
+    Args:
+        loader: The loader.
+        batches: How many of its batches this rank was given.
+        items: How many embeddings these gave.
+    """
+    sampler = getattr(loader, "sampler", None)
+    if not isinstance(sampler, DistributedSampler):
+        return f"the sampler ({type(sampler).__name__}) is not Lightning's DistributedSampler"
+    if sampler.num_replicas != process_count():
+        return f"there are {process_count()} processes, and the sampler is set up for {sampler.num_replicas}"
+    wanted = sample_count(loader, batches)
+    return None if wanted == items else f"its steps gave {items} embeddings for {wanted} samples"
+
+
+def sample_count(loader: Any, batches: int) -> int:
+    """Number of samples that a loader of one sampler gives in `batches` batches (of 1 without a batch size)."""
+    size = getattr(loader, "batch_size", None)
+    return min(batches * (1 if size is None else size), len(loader.sampler))
+
+
+def move_batch(trainer: Trainer, batch: Any) -> Any:
+    """A batch of a loader that Lightning does not know, brought where and as it brings those that it knows."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)

@@ -1,0 +1,43 @@
+"""Values in the logs of a run, the names under which they stand there, and the folder of the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from fewshot_callbacks.distributed.torch_distributed import process_count
+
+
+def log_synced_values(module: LightningModule, values: Mapping[str, float], shown: str | None = None) -> None:
+    """Log values of an epoch that are equal on all ranks, or of which the largest counts; one is shown in the bar."""
+    options: dict[str, Any] = {"on_step": False, "on_epoch": True, "add_dataloader_idx": False, "batch_size": 1}
+    if process_count() > 1:  # a maximum, so that Lightning does not warn of values that it has not reduced
+        options |= {"sync_dist": True, "reduce_fx": "max"}
+    for key, value in values.items():
+        module.log(key, value, prog_bar=key == shown, **options)
+
+
+def logged_names(trainer: Trainer) -> set[str]:
+    """Return the names under which a value of this epoch has been logged so far."""
+    results = trainer._results
+    if results is None:
+        return set()
+    logged = [each for each in results.values() if not each.has_reset and each.meta.on_epoch]
+    return {results._forked_name(each, on_step=False)[0] for each in logged}
+
+
+def run_folder(trainer: Trainer, logger: Any = None) -> str:
+    """Find the folder of the run by a logger, by default the first one.
+
+    Not `Trainer.log_dir`, for which all ranks have to ask together.
+    """
+    logger = next(iter(trainer.loggers), None) if logger is None else logger
+    if logger is None:
+        return trainer.default_root_dir
+    if logger.log_dir is not None:
+        return str(logger.log_dir)
+    # of a logger whose runs share a folder
+    return os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name), str(logger.version))

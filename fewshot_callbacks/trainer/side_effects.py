@@ -1,0 +1,71 @@
+"""Blocks after which a module and the random states are what they were before."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import nn
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """No gradients and all submodules in evaluation mode inside the block; then each in its own mode, as before.
+
+    The random states are what they were, too.
+    """
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with preserved_random_states(), torch.no_grad():
+            yield
+    finally:
+        # Set directly: `train(mode)` sets the submodules as well, and a module may override it, to keep some of them
+        # frozen.
+        for part, training in modes:
+            part.training = training
+
+
+@contextmanager
+def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
+    """Make forward passes as in a training step, without side effects.
+
+    Submodules stay in the modes that they are in, and no gradient is taken. Afterwards the buffers (running statistics)
+    and the random states are what they were, to the last bit. Inside, the random states start from `seed`: two blocks
+    with one seed draw the same dropout.
+    """
+    buffers = [
+        (part._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+    ]
+    try:
+        with preserved_random_states(), torch.no_grad():
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002 - the global state is what a module may draw from
+            yield
+    finally:
+        with torch.no_grad():
+            for holder, name, buffer, copy in buffers:
+                holder[name] = buffer  # a module may have put another in its place
+                if buffer is not None and copy is not None:
+                    buffer.copy_(copy)
+
+
+@contextmanager
+def preserved_random_states() -> Iterator[None]:
+    """Afterwards the random states are what they were, also after an error."""
+    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None  # which `isolate_rng` leaves out
+    keeping = isolate_rng()
+    keeping.__enter__()
+    try:
+        yield
+    finally:
+        keeping.__exit__(None, None, None)  # told of an error, it would leave the states as they are
+        if mps is not None:
+            torch.mps.set_rng_state(mps)
