@@ -79,6 +79,17 @@ def test_pieces_of_files_are_not_read_again(tmp_path):
     assert seen[0] > 0.5 * seen[-1]
 
 
+def test_a_state_of_other_chunks_is_counted_again(tmp_path):
+    """With another budget rows travel in other chunks, so that a step which was done is another one."""
+    rows = VECTORS.numpy().astype(np.float16)
+    known, _ = evaluated(rows, LABELS, memory_mb=0.05)
+    for memory_mb in (0.05, 0.03):
+        with pytest.raises(Killed):
+            evaluated(rows, LABELS, journal_of(tmp_path), after=0.7, memory_mb=memory_mb)
+    report, _ = evaluated(rows, LABELS, journal_of(tmp_path), memory_mb=0.02)
+    assert report.metrics == known.metrics
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_processes_go_on_from_a_moment_that_all_have(tmp_path, monkeypatch, stored):
     monkeypatch.setattr("fewshot_callbacks.files.journal.INTERVAL", 0)  # between steps alone, which are few

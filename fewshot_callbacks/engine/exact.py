@@ -14,7 +14,7 @@ pair, wherever its rows lie, or one for each item that several queries are compa
 | --- | --- |
 | `(dim + LANES + 8)**2 2**-104` of a sum | `dim + LANES + 2` errors of 2**-53, added up in twice as many roundings |
 | of what size | the product of the norms, for a dot product (Cauchy and Schwarz); a squared distance itself |
-| in it, of a distance | rests three times as large, and the square of a difference's own error, which is left out |
+| it covers, for a squared distance | rests that are three times as large, and the square of a difference's own error |
 | `2**-97` of a cosine | two norms, at most 2**-99 each; their product and the quotient in 106 bits, below 2**-100 each |
 | `(dim + 8)**2 2**-105` of a cosine | the squared norms, sums of `dim` terms of one sign |
 | `2**-98` of a distance | the square root of a number of 106 bits: at most 2**-99, and its use |
@@ -175,14 +175,14 @@ def _summing(term):
 
 _dot_single, _dots_single = _summing(_single_product)
 _dot_double, _dots_double = _summing(two_product)
-_distance, _distances = _summing(_squared_difference)
+_squared_distance, _squared_distances = _summing(_squared_difference)
 
 
 @kernel
-def _sum(left, right, distance, single, work):
+def _sum(left, right, of_differences, single, work):
     """Return a dot product, or a squared distance, which is not negative, as high + low."""
-    if distance:
-        return _distance(left, right, work)
+    if of_differences:
+        return _squared_distance(left, right, work)
     return _dot_single(left, right, work) if single else _dot_double(left, right, work)
 
 
@@ -207,7 +207,7 @@ def _grow(partials, count, value):
 
 
 @kernel
-def _expand(left, right, distance, partials):
+def _expand(left, right, of_differences, partials):
     """Write a dot product or a squared distance as numbers that do not overlap, the smallest first; return their number.
 
     Their sum is the dot product or squared distance without any rounding.
@@ -215,7 +215,7 @@ def _expand(left, right, distance, partials):
     count = 0
     for k in range(left.shape[0]):
         x, y, beyond = np.float64(left[k]), np.float64(right[k]), 0.0
-        if distance:
+        if of_differences:
             x, beyond = two_sum(x, -y)
             y = x
         for one, two in ((x, y), (2.0 * x, beyond), (beyond, beyond)):
@@ -347,12 +347,12 @@ def _round(pairs, i, j, high, low, error, finish):
 @kernel
 def exact_score(pairs, i, j, work):
     """Return the exact score of one pair."""
-    left, right, distance = pairs.queries[i], pairs.gallery[j], pairs.kind == EUCLIDEAN
-    high, low = _sum(left, right, distance, pairs.single, work)
+    left, right, of_differences = pairs.queries[i], pairs.gallery[j], pairs.kind == EUCLIDEAN
+    high, low = _sum(left, right, of_differences, pairs.single, work)
     score = _round(pairs, i, j, high, low, _bound(pairs, i, j, high), False)
     if math.isnan(score):
-        count = _expand(left, right, distance, work[2])
-        if distance:
+        count = _expand(left, right, of_differences, work[2])
+        if of_differences:
             root = _rounded_root(work[2], count)
             return 0.0 - root * root * pairs.unit
         high, low = _rounded_sum(work[2], count)
@@ -361,10 +361,10 @@ def exact_score(pairs, i, j, work):
 
 
 @any_order
-def plain_sum(left, right, distance):
+def plain_sum(left, right, of_differences):
     """Return the dot product or minus the squared distance of two rows, in float64 and any order."""
     total = 0.0
-    if distance:
+    if of_differences:
         for k in range(left.shape[0]):
             difference = np.float64(left[k]) - np.float64(right[k])
             total -= difference * difference
@@ -421,7 +421,7 @@ def exact_scores_beside(pairs, i, items, first_item, members, first, out, work):
     # has room for it.
     last = first - (first - items.shape[0]) // LANES * LANES
     if pairs.kind == EUCLIDEAN:
-        _distances(left, members, first, last, work)
+        _squared_distances(left, members, first, last, work)
     elif pairs.single:
         _dots_single(left, members, first, last, work)
     else:

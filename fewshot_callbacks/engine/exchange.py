@@ -45,7 +45,7 @@ class _Round(NamedTuple):
     # rank of the process whose items are received
     source: int
     # number of the first item of the source, in the numbering of this process: that of `gather_in_item_order`
-    first_item: int
+    first_item_of_source: int
     # step of the first chunk
     first_step: int
 
@@ -73,7 +73,7 @@ class RemoteExchange:
         for this_round in self._rounds():
             steps_done = min(plan.chunks, max(0, first_step - this_round.first_step))
             remaining = range(steps_done, plan.chunks)
-            own_chunks = self.vectors.read(plan.slice_of(self.vectors.items, chunk) for chunk in remaining)
+            own_chunks = self.vectors.read(plan.slice_of(self.processes.rank, chunk) for chunk in remaining)
             for chunk, (own_items, own_rows) in zip(remaining, own_chunks, strict=True):
                 if record is not None:
                     record.begin_step(this_round.first_step + chunk)
@@ -92,15 +92,17 @@ class RemoteExchange:
 
     def _swap(self, this_round: _Round, chunk: int, own_items: slice, own_rows: NDArray[Any]) -> Iterator[Chunk]:
         """Send a chunk of own items and yield the one that is received, if any; then send its counts back."""
-        destination, source, first_item, _ = this_round
+        destination, source, first_item_of_source, _ = this_round
         outgoing = self._with_thresholds(own_items, own_rows)
         received = self._exchange(outgoing, destination, source)
         counts: Arrays | None = None
         if received is not None:
             rows, *thresholds = received
-            first = first_item + self.plan.slice_of(self.plan.items[source], chunk).start
+            first_item = first_item_of_source + self.plan.slice_of(source, chunk).start
             queries = self._queries_compared_here(chunk, source)
-            remote = Chunk(self.vectors.with_gallery(rows, first), first, False, queries, self.counter is not None)
+            remote = Chunk(
+                self.vectors.with_gallery(rows, first_item), first_item, False, queries, self.counter is not None
+            )
             if self.counter is not None:
                 self.counter.import_thresholds(remote, thresholds)
             yield remote
@@ -108,6 +110,7 @@ class RemoteExchange:
                 counts = self.counter.export_counts()
             del remote, rows, thresholds, received  # before counts and the next chunk are received
         if self.counter is not None:
+            # Counts go the opposite way: home to the process that sent the items.
             own_counts = self._exchange(counts, source, destination)
             if own_counts is not None:
                 self.counter.import_counts(own_items, own_counts)
@@ -130,14 +133,14 @@ class RemoteExchange:
             lower rank    second half    higher        lower
 
         So each process computes half of the pairs, and about the same number with every chunk that it receives. In a
-        symmetric set the queries are the items. So the row where the second half of the queries begins here is the first
+        symmetric set the queries are the items. So the query where the second half of the queries begins here is the first
         item of the chunk `half` that this process sends.
         """
         if not self.symmetric:
             return all_queries(self.vectors)
         half = self.plan.chunks // 2
         queries = len(self.vectors.pairs.queries)
-        middle = self.plan.slice_of(queries, half).start
+        middle = self.plan.slice_of(self.processes.rank, half).start
         in_first_half = chunk < half
         is_lower_rank = self.processes.rank < source
         return slice(0, middle) if in_first_half == is_lower_rank else slice(middle, queries)

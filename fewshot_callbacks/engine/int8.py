@@ -22,7 +22,7 @@ class Int8Operand(NamedTuple):
     """An operand in int8, and what rounding to integers has left of its rows."""
 
     operand: Operand
-    remainders: NDArray[np.float64]  # (rows,) upper bound of the norm of row - scale * integers
+    remainder_norms: NDArray[np.float64]  # (rows,) upper bound of the norm of the remainder, row - scale * integers
 
     def part(self, chosen: slice | NDArray[np.int64]) -> Int8Operand:
         """Return some of its rows.
@@ -30,36 +30,38 @@ class Int8Operand(NamedTuple):
         Args:
             chosen: A slice, or an array of row numbers.
         """
-        return Int8Operand(self.operand.part(chosen), self.remainders[chosen])
+        return Int8Operand(self.operand.part(chosen), self.remainder_norms[chosen])
 
 
 def int8_error_bounds(
-    remainders: NDArray[np.float64],
+    remainder_norms: NDArray[np.float64],
     lengths: NDArray[np.float64],
-    largest_remainder: float,
+    largest_remainder_norm: float,
     longest: float,
-    factor: int,
+    product_weight: int,
     sizes: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Return how far an estimate from a product of int8 can be from the exact score.
 
-    With q' and g' for the rounded rows, |q.g - q'.g'| <= |q - q'| |g| + |q'| |g - g'| (Cauchy and Schwarz); 2**-20 is for
-    the scales, which are rounded to float32. The product of the integers is exact.
+    With q' and g' for the rounded rows, |q.g - q'.g'| <= |q - q'| |g| + |q'| |g - g'| (Cauchy and Schwarz), where |q'| is at
+    most the length of q and the norm of its remainder. The product of the integers is exact. `scale_product` rounds a few
+    times in float32, which 2**-20 of the largest estimate covers: lengths are at most 1, so that this one exceeds `sizes` by
+    little more than `largest_remainder_norm`.
 
     Args:
-        remainders: (rows,) norm of what rounding has left of each row.
+        remainder_norms: (rows,) norm of the remainder of each row.
         lengths: (rows,) norm of each row.
-        largest_remainder: Largest norm of what rounding has left of an item.
+        largest_remainder_norm: Largest norm of the remainder of an item.
         longest: Largest norm of an item.
-        factor: The number of times that a product counts: 2 for distances, else 1.
+        product_weight: The number of times that a product counts: 2 for distances, else 1.
         sizes: (rows,) for each row, the largest product of its norm with that of an item.
     """
-    rounded = remainders * longest + (lengths + remainders) * largest_remainder
-    return factor * (rounded + 2.0**-20 * (sizes + largest_remainder))
+    rounded = remainder_norms * longest + (lengths + remainder_norms) * largest_remainder_norm
+    return product_weight * (rounded + 2.0**-20 * (sizes + largest_remainder_norm))
 
 
 @kernel
-def round_rows(values, centre, divisors, largest, factor, squared, tables, work):
+def round_rows(values, centre, divisors, largest, weight, has_offsets, tables, work):
     """Round rows, moved to a centre and divided, to integers times a scale.
 
     Args:
@@ -67,25 +69,25 @@ def round_rows(values, centre, divisors, largest, factor, squared, tables, work)
         centre: (dim,).
         divisors: (rows,).
         largest: Largest integer.
-        factor: 2 for an operand whose products count twice, else 1.
-        squared: Whether minus the squared norm is added to each estimate.
-        tables: (rows, dim) the integers; (rows,) scales, offsets, and norms of what rounding leaves.
+        weight: 2 for an operand whose products count twice, else 1.
+        has_offsets: Whether minus the squared norm is added to each estimate.
+        tables: (rows, dim) the integers; (rows,) scales, offsets, and norms of remainders.
         work: (dim,) to work in.
     """
-    integers, scales, offsets, remainders = tables
+    integers, scales, offsets, remainder_norms = tables
     for r in range(values.shape[0]):
         row, rounded, divisor, top = values[r], integers[r], divisors[r], 0.0
         for k in range(row.shape[0]):
             work[k] = (np.float64(row[k]) - centre[k]) / divisor
         for k in range(row.shape[0]):
             top = max(top, abs(work[k]))
-        offsets[r] = -exact.plain_sum(work, work, False) if squared else 0.0
+        offsets[r] = -exact.plain_sum(work, work, False) if has_offsets else 0.0
         scale = np.float64(np.float32(max(top / largest, 2.0**-100)))  # which float32 still divides by
         for k in range(row.shape[0]):
             nearest = min(max(np.rint(work[k] / scale), -largest), largest)
             rounded[k] = np.int8(nearest)
             work[k] -= nearest * scale
-        scales[r], remainders[r] = factor * scale, np.sqrt(exact.plain_sum(work, work, False))
+        scales[r], remainder_norms[r] = weight * scale, np.sqrt(exact.plain_sum(work, work, False))
 
 
 @kernel

@@ -46,18 +46,18 @@ class Operand(NamedTuple):
 
 
 def float_error_bounds(
-    precision: Precision, columns: int, factor: int, sizes: NDArray[np.float64]
+    precision: Precision, columns: int, product_weight: int, sizes: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return how far a product of floats can be from the exact score.
 
     A sum of `columns` products is rounded in any order (Higham, section 3.1); 12 more roundings are for the operands,
-    their norms and this formula. Operands in float16 add their own rounding, 2.1 units, and 2**-25 for components that
-    are too small for it; a GPU may cut off where it sums them.
+    their norms and this formula. Operands in float16 add their own rounding, 2.1 times its roundoff, and 2**-25 for
+    components that are too small for it; a GPU may cut off where it sums them.
 
     Args:
         precision: float16, float32 or float64.
         columns: Components of a row of an operand.
-        factor: The number of times that a product counts: 2 for distances, else 1.
+        product_weight: The number of times that a product counts: 2 for distances, else 1.
         sizes: (rows,) for each row, the largest product of its norm with that of another row.
     """
     is_half = precision == "float16"
@@ -69,7 +69,7 @@ def float_error_bounds(
         tiniest = math.sqrt(columns) * 2.0**-23  # on either side, of rows no longer than 1
     else:
         tiniest = columns * (2.0**-960 if precision == "float64" else 2.0**-120)
-    return factor * relative * sizes + tiniest
+    return product_weight * relative * sizes + tiniest
 
 
 @kernel

@@ -1,4 +1,8 @@
-"""Where the operands of tiles come from: computed once and cached, or recomputed for each tile."""
+"""Where the operands of tiles come from: computed once and cached, or recomputed for each tile.
+
+Whoever holds the `Estimates` holds the cached operands of floats. Operands in int8 belong to the `Vectors`, whose error
+bounds depend on them, until `free_int8_operands`.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ def tile_operands(vectors: Vectors, precision: Precision, backend: TileBackend, 
 
 
 class CachedOperands:
-    """Operands that are computed once. That of a chunk which is not in memory lives as long as the chunk.
+    """Operands that are computed once. That of a chunk from disk or from another process lives as long as the chunk.
 
     Args:
         vectors: Queries and gallery.

@@ -311,3 +311,15 @@ def test_some_queries_or_other_items_have_the_scores_and_bounds_of_the_whole(sim
                     )
                     off = np.abs(estimates_of(part, precision) - wanted)
                     assert (off <= part.error_bounds(precision)[:, None]).all()
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_what_a_part_finds_out_first_is_not_taken_for_that_of_the_whole(similarity):
+    rows = vectors("real", 40, 24).astype(np.float32)
+    with computing():
+        whole, other = of(rows, None, similarity), of(rows, None, similarity)
+        if "int8" not in whole.precisions():
+            pytest.skip("This processor does not multiply int8.")
+        chosen = np.arange(1)
+        whole.take(chosen, chosen).error_bounds("int8")
+        assert np.array_equal(whole.error_bounds("int8"), other.error_bounds("int8"))

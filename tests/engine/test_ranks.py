@@ -6,7 +6,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from fewshot_callbacks.engine.distinct import has_few
+from fewshot_callbacks.engine.layout import plan_layout
+from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.engine.ranks import PairCounter
 from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
 from tests.cases import sampled_product
 from tests.engine.cases import PRECISIONS, SIMILARITIES, cases, engines, labels_of, vectors
@@ -173,3 +177,14 @@ def test_rows_that_are_all_but_equal(noise, dtype, precision):
     truth = scores_of(case).counts()
     assert counted(case, precision=precision) == truth
     assert precision is not None or counted(case, request=PooledRequest((0.5,))) == truth
+
+
+def test_counts_of_all_pairs_of_several_processes_fit_their_counters():
+    """The queries of one process meet the items of all: more than 2**31 pairs in all, even where its own pairs are few."""
+    case = one_set("real", 20, 8)
+    with computing():
+        vectors_of_case, relevance = prepared(case)
+        estimates = Estimates(vectors_of_case, relevance, "float32", plan_layout(10**7, 20, 20, 8, 20))
+        estimates.total_items = 2**31
+        counter, _ = PairCounter(estimates, np.array([0.5])).new_workspace()
+        assert counter.flush().hits.dtype == np.int64
