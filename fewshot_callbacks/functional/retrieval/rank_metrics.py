@@ -545,8 +545,8 @@ def trapezoid_average_precision(ranks: RankBlock, ties: Ties = "expected") -> Fl
     """Return AP as the area under the precision-recall curve by trapezoids, as the Oxford and Paris benchmarks do.
 
     It is the sum over the relevant items of the mean of the precisions at their rank and just before it (1 before the first
-    rank), divided by R (Philbin, Chum, Isard, Sivic and Zisserman, "Object retrieval with large vocabularies and fast spatial
-    matching", CVPR 2007). It differs from average precision.
+    rank), divided by R (Philbin, Chum, Isard, Sivic and Zisserman, "Object retrieval with large vocabularies and fast
+    spatial matching", CVPR 2007). It differs from average precision.
 
     Args:
         ranks: The ranks of some queries.
