@@ -1,4 +1,4 @@
-"""What an embedding shows without a ranking: whether it has collapsed, how many directions it uses, who is whose neighbour.
+"""The health of an embedding without a ranking: whether it has collapsed, how many directions it uses, which items are hubs.
 
 | number | definition | source |
 | --- | --- | --- |
@@ -12,7 +12,8 @@
 | `hubness` | skewness of N_k, how often an item is among the k nearest of others | Radovanović et al., JMLR 2010 |
 | `intrinsic_dimension` | (n - 1) / sum of log(r2 / r1), r1 and r2 the distances of the two nearest | Facco et al., "TwoNN", 2017 |
 
-The first five come from moments, of which those of disjoint sets merge in any order. The last two come from one search.
+All but the last three come from moments, which can be merged over disjoint sets in any order, and `uniformity` from pairs of
+a sample. `hubness` and `intrinsic_dimension` come from one search of neighbours.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,17 +50,21 @@ from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
 
 _CALL = "embedding_health"
-# Indices of the eigenvalues, from 1, that the decay is fitted to: the first ones are those of the classes, and the last
-# ones of a long spectrum are noise.
+# Indices of the eigenvalues, from 1, that the decay is fitted to: the first ones show the classes, and the last ones of a
+# long spectrum are noise.
 DECAY = (3, 100)
 # Fewer points do not show a slope.
 FEWEST_EIGENVALUES = 3
-# Rows that are turned into float64 at a time.
+# Rows that are converted to float64 at a time.
 TILE = 2048
-# Means of classes that are compared with as many at a time.
+# A block of class means that is compared with another block at a time.
 CLASSES_AT_ONCE = 512
-# Items whose pairs give the uniformity of a larger set: half a million pairs, in 8 MB.
+# Size of the sample whose pairs give the uniformity of a larger set: half a million pairs, in 8 MB.
 SAMPLE = 1024
+# Largest hubs that a report lists.
+SHOWN_HUBS = 5
+# A variance below this is rounding.
+LEAST_VARIANCE = 1e-20
 # Squared distances of means below this share of their squared lengths are computed from the differences.
 NEAR = 1e-6
 # Means of classes that differ by less than this share of their length may differ by the rounding of float64 alone.
@@ -67,8 +72,10 @@ ROUNDING_OF_MEANS = 1e-14
 # Where vectors differ by less than this share of their length, only float32's rounding is left of them.
 ROUNDING = 1e-6
 # Ranks below this are a collapse: in docs/embedding_health.md all networks that collapsed had fewer in the end, and no
-# other had. It takes ten times as many dimensions and items to tell.
-FEWEST_DIRECTIONS, FEWEST_TO_JUDGE = 5, 50
+# other had.
+FEWEST_DIRECTIONS = 5
+# An embedding of fewer dimensions or items is not judged.
+FEWEST_TO_JUDGE = 50
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ class Moments:
 
     @classmethod
     def of(cls, items: Float[Tensor, "items dim"]) -> Moments:
-        """Compute the moments of at least one item."""
+        """Return the moments of at least one item."""
         origin = items[0].double()
         shifted = items - origin  # float64, whatever the items are
         offset = shifted.mean(dim=0)
@@ -100,12 +107,12 @@ class Moments:
         return cls(len(items), origin, offset, _gram(shifted))
 
     def merge(self, other: Moments) -> Moments:
-        """Merge the moments of two sets."""
+        """Return the moments of the union of two disjoint sets."""
         count = self.count + other.count
-        step = (other.origin - self.origin) + (other.offset - self.offset)
-        apart = step.outer(step) * (self.count * other.count / count)
+        step = (other.origin - self.origin) + (other.offset - self.offset)  # from one mean to the other
+        between = step.outer(step) * (self.count * other.count / count)
         offset = self.offset + step * (other.count / count)
-        return Moments(count, self.origin, offset, self.scatter + other.scatter + apart)
+        return Moments(count, self.origin, offset, self.scatter + other.scatter + between)
 
     @property
     def mean(self) -> Float[Tensor, "dim"]:
@@ -114,46 +121,49 @@ class Moments:
 
     @cached_property
     def eigenvalues(self) -> Float[Tensor, "rank"]:
-        """Those of the scatter matrix that are more than rounding, the largest first."""
+        """Eigenvalues of the scatter matrix that are more than rounding, the largest first."""
         return _positive(self.scatter)
 
     def rankme(self) -> float:
-        """Compute RankMe, from 1 to the smaller of items and dimensions; NaN if all items are 0."""
-        second = self.scatter + self.count * self.mean.outer(self.mean)
-        singular = _positive(second).sqrt()
+        """Return RankMe, from 1 to the smaller of items and dimensions; NaN if all items are 0."""
+        second_moment = self.scatter + self.count * self.mean.outer(self.mean)
+        singular = _positive(second_moment).sqrt()
         missing = max(0, min(self.count, len(self.mean)) - len(singular))
         return _entropy_rank(torch.cat([singular, singular.new_zeros(missing)]), 1e-7)
 
     def effective_rank(self) -> float:
-        """Compute the effective rank of the covariance, at least 1; NaN if all items are equal."""
+        """Return the effective rank of the covariance, at least 1; NaN if all items are equal."""
         return _entropy_rank(self.eigenvalues, 0.0)
 
     def spectral_decay(self) -> float:
-        """Compute how fast the eigenvalues of the covariance fall; NaN where there are too few of them."""
+        """Return how fast the eigenvalues of the covariance fall; NaN where there are too few of them."""
         first, last = DECAY
-        values = self.eigenvalues[first - 1 : last].log()
-        if len(values) < FEWEST_EIGENVALUES:
+        logs = self.eigenvalues[first - 1 : last].log()
+        if len(logs) < FEWEST_EIGENVALUES:
             return math.nan
-        index = torch.arange(first, first + len(values), dtype=torch.float64, device=values.device).log()
-        index = index - index.mean()
-        return -float((index @ values) / (index @ index))
+        log_index = torch.arange(first, first + len(logs), dtype=torch.float64, device=logs.device).log()
+        centred = log_index - log_index.mean()
+        return -float((centred @ logs) / (centred @ centred))
 
     @property
     def spread(self) -> float:
-        """Length of the deviations from the mean, root mean square, relative to that of the items."""
+        """Root mean square length of the deviations from the mean, relative to that of the items; 0 if all items are 0."""
         deviation = float(self.scatter.trace())
         total = deviation + self.count * float(self.mean.square().sum())
         return math.sqrt(deviation / total) if total else 0.0
 
 
 def _gram(rows: Float[Tensor, "items dim"]) -> Float[Tensor, "dim dim"]:
-    """Multiply the columns of a matrix with each other."""
+    """Return the products of the columns of a matrix with each other."""
     dim = rows.shape[1]
-    found, step = rows.new_empty(dim, dim), max(1, -(-dim // 4))
-    for at in range(0, dim, step):  # what lies below the diagonal is known
-        block = rows[:, at : at + step].T @ rows[:, at:]
-        found[at : at + step, at:], found[at:, at : at + step] = block, block.T
-    return found
+    products = rows.new_empty(dim, dim)
+    step = max(1, -(-dim // 4))
+    for first in range(0, dim, step):
+        # The products below the diagonal are those above it.
+        block = rows[:, first : first + step].T @ rows[:, first:]
+        products[first : first + step, first:] = block
+        products[first:, first : first + step] = block.T
+    return products
 
 
 def _positive(matrix: Float[Tensor, "dim dim"]) -> Float[Tensor, "rank"]:
@@ -163,6 +173,7 @@ def _positive(matrix: Float[Tensor, "dim dim"]) -> Float[Tensor, "rank"]:
 
 
 def _entropy_rank(values: Float[Tensor, "n"], floor: float) -> float:
+    """Return exp of the entropy of the shares of some descending values, plus a floor; NaN if all are 0."""
     if not len(values) or float(values[0]) == 0:
         return math.nan
     share = values / values.sum() + floor
@@ -171,9 +182,9 @@ def _entropy_rank(values: Float[Tensor, "n"], floor: float) -> float:
 
 @dataclass(frozen=True)
 class EmbeddingHealth:
-    """What an embedding shows without a ranking; a number is NaN where it cannot be computed, and a note says why.
+    """The result of `embedding_health`; a number is NaN where it cannot be computed, and a note says why.
 
-    None of the numbers has an interval but the uniformity of a sample. `print` shows them in a table.
+    Only the uniformity of a sample has an interval. `print` shows the numbers in a table.
 
     Examples:
         >>> import torch
@@ -229,37 +240,44 @@ class EmbeddingHealth:
 
     @property
     def collapse(self) -> str | None:
-        """Say that the embedding has collapsed, with the number that shows it; None if it has not (see `collapse_of`)."""
+        """A sentence on the collapse, with the number that shows it; None if there is none (see `collapse_of`)."""
         return collapse_of(self.items, self.dim, self.classes, self.rankme, self.effective_rank, self.spread)
 
     def __str__(self) -> str:
         """Return a table with a number a line, and the notes."""
         head = f"{self.items:,} items, {self.dim} dimensions"
-        head += "" if self.classes is None else f", {self.classes:,} classes with two items and more"
+        if self.classes is not None:
+            head += f", {self.classes:,} classes with two items and more"
         lines = [head, *(f"{name:<20} {value:10.4g}" for name, value in self.metrics().items())]
         if self.hubs:
-            lines.append("largest hubs         " + ", ".join(f"{item} ({number:g})" for item, number in self.hubs))
-        return "\n".join([*lines, *filter(None, [self.collapse]), *self.notes])
+            hubs = ", ".join(f"{item} ({number:g})" for item, number in self.hubs)
+            lines.append(f"largest hubs         {hubs}")
+        if self.collapse is not None:
+            lines.append(self.collapse)
+        return "\n".join([*lines, *self.notes])
 
     def __repr__(self) -> str:
         return str(self)
 
 
 def names_of(*, labels: bool, k: int | None) -> list[str]:
-    """List the numbers that there are with or without labels, with or without neighbours."""
+    """Return the names of the numbers that there are, with or without labels, with or without neighbours."""
     names = ["rankme", "effective_rank", "spectral_decay", "uniformity"]
-    names += ["nc1", "cdnv", "alignment"] if labels else []
-    return names + (["hubness", "antihubs", "intrinsic_dimension"] if k is not None else [])
+    if labels:
+        names += ["nc1", "cdnv", "alignment"]
+    if k is not None:
+        names += ["hubness", "antihubs", "intrinsic_dimension"]
+    return names
 
 
 def collapse_of(
     items: int, dim: int, classes: int | None, rankme: float, effective_rank: float, spread: float
 ) -> str | None:
-    """Say that an embedding has collapsed, to a point or to few directions; None if it has not.
+    """Return a sentence on an embedding that has collapsed to a point or to few directions; None if it has not.
 
-    A point: what items differ by is the rounding of float32. Few directions: of many that there are, both RankMe, which a
-    mean far from the origin lowers, and the effective rank, which outliers lower, show fewer than 5. That is sound for
-    few classes, which may lie in a direction each: up to 10 are not judged.
+    A point: items differ by the rounding of float32 alone. Few directions: both RankMe and the effective rank are below 5,
+    though there are many dimensions and items. A mean far from the origin lowers the first alone, and outliers the second.
+    Embeddings of up to 10 classes are not judged, since each class may well lie in one direction.
     """
     if items > 1 and spread < ROUNDING:
         return (
@@ -284,9 +302,9 @@ def embedding_health(
     normalize: bool = False,
     share: Share = EVERYTHING,
 ) -> EmbeddingHealth:
-    """Compute what an embedding shows without a ranking (see the module docstring).
+    """Compute numbers that show the health of an embedding without a ranking (see the module docstring). Collective.
 
-    The numbers do not depend on the order of the items, and on the number of processes in the last digits alone; all but
+    The numbers do not depend on the order of the items. The number of processes changes their last digits alone. All but
     the neighbours take one matrix of (dim, dim) beyond the embeddings.
 
     Args:
@@ -320,26 +338,33 @@ def embedding_health(
             _CALL, {"k": k, "normalize": normalize, "labels": presence(labels), "query_places": places}
         )
         rows, codes = _read(embeddings, labels, share)
-        # float64 is scaled, whose squares may overflow; a power of two costs no digit
-        largest = float(rows.abs().max()) if rows.dtype == torch.float64 and rows.numel() else 0.0
-        unit = 2.0 ** math.frexp(max(processes.gather(largest)))[1]
-        everyone = processes.gather(_moments(rows, codes, unit, normalize=normalize))
-        moments, classes, of_units = (_merged(each) for each in zip(*everyone, strict=True))
+        moments, class_moments = _moments_of_all(rows, codes, processes, normalize=normalize)
         if normalize:
             rows = unit_rows(rows.double()).to(rows.dtype)
-        rows = rows.reshape(len(rows), len(moments.mean))  # of a process without items, too
-        found: dict[str, Any] = {"items": moments.count, "dim": len(moments.mean), "k": k, "notes": []}
-        _of_moments(moments, found)
-        if classes is not None:
-            _of_classes(moments, classes, of_units, found)
-        _of_sample(rows, processes, found)
+        dim = len(moments.mean)
+        rows = rows.reshape(len(rows), dim)  # a process without items may not know the dimension
+        findings = [_from_moments(moments)]
+        if class_moments is not None:
+            findings.append(_from_classes(moments, class_moments))
+        findings.append(_from_pairs(rows, moments.count, processes))
         if k is not None:
-            _of_neighbours(rows, share, k, found)
-    return EmbeddingHealth(**found | {"notes": tuple(found["notes"])})
+            findings.append(_from_neighbours(rows, moments.count, share, k))
+    fields: dict[str, Any] = {}
+    for finding in findings:
+        fields |= finding.fields
+    notes = tuple(note for finding in findings for note in finding.notes)
+    return EmbeddingHealth(items=moments.count, dim=dim, k=k, notes=notes, **fields)
+
+
+class _Findings(NamedTuple):
+    """Some fields of `EmbeddingHealth`, and notes on those that are NaN."""
+
+    fields: dict[str, Any]
+    notes: list[str]
 
 
 def _read(embeddings: Any, labels: Any, share: Share) -> tuple[Tensor, Tensor | None]:
-    """Read rows that can be computed with, and the codes of their labels; a process of several may have none. Collective."""
+    """Return rows that can be computed with, and codes of their labels. A process of several may have none. Collective."""
     rows, processes = as_tensor(embeddings, "embeddings", _CALL).cpu(), share.processes
     items = len(rows) if rows.ndim else 0
     if items or processes.count == 1:
@@ -360,204 +385,368 @@ def _read(embeddings: Any, labels: Any, share: Share) -> tuple[Tensor, Tensor | 
     return computable(rows), None if read is None else read.codes
 
 
-def _moments(
+# ----------------------------------------------------------------------------------------------------------------- moments
+
+
+class _MomentsOfClasses(NamedTuple):
+    """The moments of each class, of the items and of the items as unit vectors."""
+
+    items: ClassMoments
+    units: ClassMoments
+
+
+def _moments_of_all(
+    rows: Tensor, codes: Tensor | None, processes: Processes, *, normalize: bool
+) -> tuple[Moments, _MomentsOfClasses | None]:
+    """Return the moments of the items of all processes, and of each class if there are labels. Collective."""
+    # Float64 is scaled, since its squares may overflow; a power of two costs no digit.
+    largest = float(rows.abs().max()) if rows.dtype == torch.float64 and rows.numel() else 0.0
+    unit = 2.0 ** math.frexp(max(processes.gather(largest)))[1]
+    everyone = processes.gather(_own_moments(rows, codes, unit, normalize=normalize))
+    moments, of_items, of_units = (_merged(parts) for parts in zip(*everyone, strict=True))
+    return moments, None if of_items is None else _MomentsOfClasses(of_items, of_units)
+
+
+def _own_moments(
     rows: Tensor, codes: Tensor | None, unit: float, *, normalize: bool
 ) -> tuple[Moments | None, ClassMoments | None, ClassMoments | None]:
-    """Return the moments of all rows, of each class, and of each class as unit vectors; None where there are none."""
+    """Return the moments of the rows of this process, of each class, and of each class as unit vectors; None without rows.
+
+    Args:
+        rows: (items, dim).
+        codes: (items,) the class of each item; None without labels, and without moments of classes.
+        unit: Length that is taken as 1.
+        normalize: Whether rows are scaled to length 1 instead.
+    """
     if not len(rows):
         return None, None, None
-    parts = (unit_rows(part.double()) if normalize else part / unit for part in rows.split(TILE))
-    moments = reduce(Moments.merge, (Moments.of(part) for part in parts))
+    tiles = (unit_rows(tile.double()) if normalize else tile / unit for tile in rows.split(TILE))
+    moments = reduce(Moments.merge, (Moments.of(tile) for tile in tiles))
     if codes is None:
         return moments, None, None
     lengths = torch.from_numpy(_scatter_kernel.lengths(rows.numpy()))
     of_units = _class_moments(rows, codes, lengths)
-    return moments, of_units if normalize else _class_moments(rows, codes, torch.full_like(lengths, unit)), of_units
+    of_items = of_units if normalize else _class_moments(rows, codes, torch.full_like(lengths, unit))
+    return moments, of_items, of_units
 
 
 def _class_moments(
     rows: Float[Tensor, "items dim"], codes: Int[Tensor, "items"], lengths: Float[Tensor, "items"]
 ) -> ClassMoments:
-    """Return the moments of each class of rows that are divided by their lengths, from one reading of the rows."""
+    """Return the moments of each class of rows that are divided by some lengths, from one reading of the rows."""
     present, number, counts = codes.unique(return_inverse=True, return_counts=True)
     origin = number.sort(stable=True).indices[counts.cumsum(0) - counts]  # the first item of each class
-    given = (each.numpy() for each in (rows, lengths, number, origin))
-    sums, squares = map(torch.from_numpy, _scatter_kernel.class_sums(*given))
-    offsets = sums / counts[:, None]
-    # The origin is an item: what is subtracted is at most n times what is left, and its rounding n 2^-53 of it.
-    scatter = (squares - counts * offsets.square().sum(dim=1)).clamp(min=0)
+    sums, squares = _scatter_kernel.class_sums(rows.numpy(), lengths.numpy(), number.numpy(), origin.numpy())
+    offsets = torch.from_numpy(sums) / counts[:, None]
+    # The origin is an item: what is subtracted is at most n times the remaining scatter, and its rounding n 2^-53 of it.
+    scatter = (torch.from_numpy(squares) - counts * offsets.square().sum(dim=1)).clamp(min=0)
     return ClassMoments(present.long(), counts, rows[origin].double() / lengths[origin, None], offsets, scatter.sqrt())
 
 
 def _merged(parts: Sequence[Any]) -> Any:
-    """Merge the moments that are there; None for none."""
-    given = [part for part in parts if part is not None]
-    return reduce(lambda one, other: one.merge(other), given) if given else None
+    """Return the merged moments of the processes that have some; None for none."""
+    present = [part for part in parts if part is not None]
+    return reduce(lambda merged, part: merged.merge(part), present) if present else None
 
 
-def _of_moments(moments: Moments, found: dict[str, Any]) -> None:
-    found |= {"rankme": moments.rankme(), "effective_rank": moments.effective_rank(), "spread": moments.spread}
-    found["spectral_decay"] = moments.spectral_decay()
-    if math.isnan(found["rankme"]):
-        found["notes"].append("rankme is NaN: all embeddings are zero.")
-    if math.isnan(found["effective_rank"]):
-        why = "there is a single item" if moments.count == 1 else "all embeddings are equal"
-        found["notes"].append(f"effective_rank and spectral_decay are NaN: {why}.")
-    elif math.isnan(found["spectral_decay"]):
-        found["notes"].append(
+def _from_moments(moments: Moments) -> _Findings:
+    """Return the numbers that need neither labels nor neighbours, except the uniformity."""
+    rankme = moments.rankme()
+    effective_rank = moments.effective_rank()
+    spectral_decay = moments.spectral_decay()
+    notes = []
+    if math.isnan(rankme):
+        notes.append("rankme is NaN: all embeddings are zero.")
+    if math.isnan(effective_rank):
+        reason = "there is a single item" if moments.count == 1 else "all embeddings are equal"
+        notes.append(f"effective_rank and spectral_decay are NaN: {reason}.")
+    elif math.isnan(spectral_decay):
+        notes.append(
             f"spectral_decay is NaN: the covariance has {len(moments.eigenvalues)} eigenvalues that are more than "
             f"rounding, and the slope needs {DECAY[0] + FEWEST_EIGENVALUES - 1}."
         )
+    fields = {"rankme": rankme, "effective_rank": effective_rank, "spectral_decay": spectral_decay}
+    return _Findings(fields | {"spread": moments.spread}, notes)
 
 
-def _of_classes(moments: Moments, classes: ClassMoments, of_units: ClassMoments, found: dict[str, Any]) -> None:
-    several = classes.counts > 1
-    found["classes"] = number = int(several.sum())
+# ----------------------------------------------------------------------------------------------------------------- classes
+
+
+def _from_classes(moments: Moments, class_moments: _MomentsOfClasses) -> _Findings:
+    """Return the numbers that compare items of one class, and classes with two items and more."""
+    is_repeated = class_moments.items.counts > 1
+    number = int(is_repeated.sum())
     if not number:
-        found["notes"].append("nc1, cdnv and alignment are NaN: no class has two items.")
-        return
-    if number < len(several):
-        found["notes"].append(
-            f"nc1, cdnv and alignment are of the {number:,} classes with two items and more; {len(several) - number:,} have "
-            "one."
+        return _Findings({"classes": 0}, ["nc1, cdnv and alignment are NaN: no class has two items."])
+    fields: dict[str, Any] = {"classes": number, "alignment": _alignment(class_moments.units)}
+    notes = []
+    if number < len(is_repeated):
+        notes.append(
+            f"nc1, cdnv and alignment are of the {number:,} classes with two items and more; "
+            f"{len(is_repeated) - number:,} have one."
         )
-    pairs = (of_units.counts * (of_units.counts - 1)).sum()
-    found["alignment"] = float(2 * (of_units.counts * of_units.scatter).sum() / pairs)
     if number < 2:
-        found["notes"].append("nc1 and cdnv are NaN: they compare classes, and one class has two items and more.")
-        return
-    counts, means = classes.counts.double(), classes.means - moments.mean
+        notes.append("nc1 and cdnv are NaN: they compare classes, and one class has two items and more.")
+        return _Findings(fields, notes)
+    counts = class_moments.items.counts.double()
+    means = class_moments.items.means - moments.mean
     within = moments.scatter - _gram(means * counts.sqrt()[:, None])
-    counts, means = counts[several], means[several]
-    apart = means - (counts / counts.sum()) @ means
-    values, directions = torch.linalg.eigh(_gram(apart) / number)
-    kept = values > values[-1] * len(values) * torch.finfo(values.dtype).eps
-    values, directions = values[kept], directions[:, kept]
-    if not len(values):
-        found["notes"].append("nc1 and cdnv are NaN: all classes have the same mean.")
-        return
-    nc1 = float(((within @ directions) * directions).sum(dim=0).div(values).sum() / counts.sum() / number)
-    found["nc1"] = max(0.0, nc1)  # where each class is a point, rounding may lie below
+    counts = counts[is_repeated]
+    means = means[is_repeated]
+    centred = means - (counts / counts.sum()) @ means
+    nc1 = _nc1(within, counts, centred)
+    if nc1 is None:
+        notes.append("nc1 and cdnv are NaN: all classes have the same mean.")
+        return _Findings(fields, notes)
     rounding = (ROUNDING_OF_MEANS * float(moments.mean.norm())) ** 2
-    found["cdnv"] = _distance_normalized_variance(apart, classes.scatter[several] / counts, rounding)
-    if math.isnan(found["cdnv"]):
-        found["notes"].append("cdnv is NaN: two classes are one point, so that it divides 0 by 0.")
-    if math.isinf(found["cdnv"]):
-        found["notes"].append("cdnv is infinite: two classes have the same mean.")
+    cdnv = _distance_normalized_variance(centred, class_moments.items.scatter[is_repeated] / counts, rounding)
+    if math.isnan(cdnv):
+        notes.append("cdnv is NaN: two classes are one point, so that it divides 0 by 0.")
+    if math.isinf(cdnv):
+        notes.append("cdnv is infinite: two classes have the same mean.")
+    return _Findings(fields | {"nc1": nc1, "cdnv": cdnv}, notes)
+
+
+def _alignment(units: ClassMoments) -> float:
+    """Return the mean squared distance of two items of a class, given the moments of unit vectors."""
+    pairs = (units.counts * (units.counts - 1)).sum()
+    return float(2 * (units.counts * units.scatter).sum() / pairs)
+
+
+def _nc1(
+    within: Float[Tensor, "dim dim"], counts: Float[Tensor, "classes"], centred: Float[Tensor, "classes dim"]
+) -> float | None:
+    """Return tr(S_W pinv(S_B)) / classes; None if all class means are equal but for rounding.
+
+    Args:
+        within: Scatter within the classes, summed over items.
+        counts: Number of items of each class.
+        centred: Mean of each class, less the mean of their items.
+    """
+    classes = len(counts)
+    values, directions = torch.linalg.eigh(_gram(centred) / classes)
+    is_positive = values > values[-1] * len(values) * torch.finfo(values.dtype).eps
+    values = values[is_positive]
+    directions = directions[:, is_positive]
+    if not len(values):
+        return None
+    nc1 = float(((within @ directions) * directions).sum(dim=0).div(values).sum() / counts.sum() / classes)
+    return max(0.0, nc1)  # where each class is a point, rounding may be negative
 
 
 def _distance_normalized_variance(
-    means: Float[Tensor, "classes dim"], variance: Float[Tensor, "classes"], rounding: float
+    means: Float[Tensor, "classes dim"], variances: Float[Tensor, "classes"], rounding: float
 ) -> float:
-    """Average the variance of a class over its squared distance to another one, over all ordered pairs.
+    """Return the mean, over all ordered pairs of classes, of the variance of a class over their squared distance.
 
     Args:
         means: Mean of each class, less that of all items.
-        variance: Mean squared distance of the items of each class to its mean.
+        variances: Mean squared distance of the items of each class to its mean.
         rounding: Squared distance that means may have by rounding alone, beside that of their own lengths.
     """
     total = 0.0
-    parts = [part.split(CLASSES_AT_ONCE) for part in (means, means.square().sum(dim=1), variance)]
-    for place, (some, of_some, varied) in enumerate(zip(*parts, strict=True)):
-        for others, of_others, also in zip(*(part[place:] for part in parts), strict=True):
-            lengths = of_some[:, None] + of_others
-            squared = torch.addmm(lengths, some, others.T, alpha=-2)
-            # a small difference of two long means has lost its digits in the product
-            for near in (squared <= NEAR * lengths).nonzero().split(max(1, TILE * CLASSES_AT_ONCE // some.shape[1])):
-                one, other = near.T
-                squared[one, other] = (some[one] - others[other]).square().sum(dim=1)
-            squared.masked_fill_(squared <= rounding + ROUNDING_OF_MEANS**2 * lengths, 0.0)
-            ratios = (varied[:, None] + also) / squared
-            total += float((ratios.triu(1) if others is some else ratios).sum())
+    blocks = torch.arange(len(means)).split(CLASSES_AT_ONCE)
+    squares = means.square().sum(dim=1)
+    for number, left in enumerate(blocks):
+        for right in blocks[number:]:
+            lengths = squares[left][:, None] + squares[right]
+            distances = _squared_distances(means[left], means[right], lengths)
+            distances.masked_fill_(distances <= rounding + ROUNDING_OF_MEANS**2 * lengths, 0.0)
+            ratios = (variances[left][:, None] + variances[right]) / distances
+            if right is left:
+                ratios = ratios.triu(1)
+            total += float(ratios.sum())
     return total / (len(means) * (len(means) - 1))
 
 
-def _of_sample(rows: Float[Tensor, "items dim"], processes: Processes, found: dict[str, Any]) -> None:
-    """Find the uniformity, of all pairs of some items: drawn by their places in an order that their bits decide."""
-    items = found["items"]
-    if items > SAMPLE:
-        keys = processes.gather(_keys(rows))
-        first = sum(len(held) for held in keys[: processes.rank])
-        drawn = torch.randperm(items, generator=torch.Generator().manual_seed(0))[:SAMPLE]
-        drawn = torch.cat(keys).argsort(stable=True)[drawn] - first
-        rows = rows[drawn[(drawn >= 0) & (drawn < len(rows))].sort().values]
-    units = unit_rows(torch.cat(processes.gather(rows.double())))
-    found |= {"uniformity": math.nan, "uniformity_interval": UNKNOWN}
+def _squared_distances(
+    left: Float[Tensor, "left dim"], right: Float[Tensor, "right dim"], lengths: Float[Tensor, "left right"]
+) -> Float[Tensor, "left right"]:
+    """Return squared distances, given the sum of the squared lengths of each pair."""
+    distances = torch.addmm(lengths, left, right.T, alpha=-2)
+    # A small difference of two long means has lost its digits in the product.
+    near = (distances <= NEAR * lengths).nonzero()
+    for pairs in near.split(max(1, TILE * CLASSES_AT_ONCE // left.shape[1])):
+        rows, columns = pairs.T
+        distances[rows, columns] = (left[rows] - right[columns]).square().sum(dim=1)
+    return distances
+
+
+# -------------------------------------------------------------------------------------------------------------- uniformity
+
+
+def _from_pairs(rows: Float[Tensor, "items dim"], items: int, processes: Processes) -> _Findings:
+    """Return the uniformity and its interval, from all pairs of the items or of a sample. Collective.
+
+    Args:
+        rows: Rows of this process.
+        items: Number of items of all processes.
+        processes: All processes.
+    """
+    units = unit_rows(torch.cat(processes.gather(_sampled(rows, items, processes).double())))
     number = len(units)
     if number < 2:
-        found["notes"].append("uniformity is NaN: a single item has no pair.")
-        return
-    length = units.square().sum(dim=1)
-    kernel = (length[:, None] + length - 2 * units @ units.T).clamp_(min=0).mul_(-2).exp_().fill_diagonal_(0.0)
-    of_item = kernel.sum(dim=1)
-    total = of_item.sum()
-    found["uniformity"] = value = min(0.0, float((total / (number * (number - 1))).log()))
-    if number == items:
-        found["uniformity_interval"] = Interval(value, value)
-        return
-    # jackknife over items, of which a sample without repetition leaves a part
-    without = ((total - 2 * of_item) / ((number - 1) * (number - 2))).log()
-    variance = float((without - without.mean()).square().sum()) * (number - 1) / number * (1 - number / items)
-    reach = normal_quantile(0.95) * math.sqrt(variance)
-    found["uniformity_interval"] = Interval(value - reach, value + reach)
+        fields = {"uniformity": math.nan, "uniformity_interval": UNKNOWN}
+        return _Findings(fields, ["uniformity is NaN: a single item has no pair."])
+    lengths = units.square().sum(dim=1)
+    kernel = (lengths[:, None] + lengths - 2 * units @ units.T).clamp_(min=0).mul_(-2).exp_().fill_diagonal_(0.0)
+    sum_of_item = kernel.sum(dim=1)
+    total = sum_of_item.sum()
+    uniformity = min(0.0, float((total / (number * (number - 1))).log()))
+    reach = 0.0 if number == items else _reach_of_sample(sum_of_item, total, items)
+    interval = Interval(uniformity - reach, uniformity + reach)
+    return _Findings({"uniformity": uniformity, "uniformity_interval": interval}, [])
+
+
+def _sampled(rows: Float[Tensor, "items dim"], items: int, processes: Processes) -> Float[Tensor, "sampled dim"]:
+    """Return the rows of this process in a random sample of all items, or all rows of a small set. Collective.
+
+    The sample does not depend on the order of the items: it is drawn from an order that the bits of the rows decide.
+    """
+    if items <= SAMPLE:
+        return rows
+    keys = processes.gather(_keys(rows))
+    first = sum(len(of_process) for of_process in keys[: processes.rank])
+    drawn = torch.randperm(items, generator=torch.Generator().manual_seed(0))[:SAMPLE]
+    number = torch.cat(keys).argsort(stable=True)[drawn] - first
+    return rows[number[(number >= 0) & (number < len(rows))].sort().values]
 
 
 def _keys(rows: Float[Tensor, "items dim"]) -> Int[Tensor, "items"]:
-    """Return a number for each row that its bits decide: equal rows have equal ones, others other ones by chance."""
+    """Return a hash of the bits of each row."""
     bits = rows.view(torch.int32 if rows.dtype == torch.float32 else torch.int64)
     factors = torch.randint(2**31 - 1, (rows.shape[1],), generator=torch.Generator().manual_seed(1)).to(bits.dtype)
-    parts = [(part * factors).sum(dim=1) for part in bits.split(TILE)]  # what overflows, wraps
-    return torch.cat(parts) * 0x5851F42D4C957F2D  # spreads what differs in a few bits
+    sums = [(tile * factors).sum(dim=1) for tile in bits.split(TILE)]  # an overflow wraps around
+    return torch.cat(sums) * 0x5851F42D4C957F2D  # rows that differ in few bits get keys far apart
 
 
-def _of_neighbours(rows: Float[Tensor, "items dim"], share: Share, k: int, found: dict[str, Any]) -> None:
-    """Find hubness and intrinsic dimension, from one search among the distinct rows."""
-    items, processes, notes = found["items"], share.processes, found["notes"]
+def _reach_of_sample(sum_of_item: Float[Tensor, "sample"], total: Float[Tensor, ""], items: int) -> float:
+    """Return half the width of the 95 % interval of the uniformity of all pairs: a jackknife over the sampled items.
+
+    Args:
+        sum_of_item: Sum of the kernel over the pairs of each sampled item.
+        total: Sum over all items.
+        items: Number of all items, from which the sample was drawn without repetition.
+    """
+    number = len(sum_of_item)
+    without_item = ((total - 2 * sum_of_item) / ((number - 1) * (number - 2))).log()
+    deviations = float((without_item - without_item.mean()).square().sum())
+    variance = deviations * (number - 1) / number * (1 - number / items)
+    return normal_quantile(0.95) * math.sqrt(variance)
+
+
+# -------------------------------------------------------------------------------------------------------------- neighbours
+
+
+def _from_neighbours(rows: Float[Tensor, "items dim"], items: int, share: Share, k: int) -> _Findings:
+    """Return hubness and intrinsic dimension, from one search among the distinct rows. Collective.
+
+    Args:
+        rows: Rows of this process.
+        items: Number of items of all processes.
+        share: The items of this process.
+        k: Number of neighbours.
+    """
     if items <= k:
-        notes.append(
+        note = (
             f"hubness, antihubs and intrinsic_dimension are NaN: {k} neighbours need more than {items} items. Pass k of at "
             "most the number of other items."
         )
-        return
-    held = processes.gather((rows, share.query_places))
-    whole = torch.cat([part for part, _ in held]) + 0.0  # of two zeros of different sign
-    if share.query_places is not None:
-        whole = whole[torch.cat([torch.as_tensor(places) for _, places in held]).argsort()]
-    with computing() as threads:
-        vectors, alike = Vectors(whole, None, "euclidean", threads=threads), np.zeros(items, np.int64)
-        first, number, counts = np.unique(vectors.pairs.query_first_duplicate, return_inverse=True, return_counts=True)
-        own = np.arange(processes.rank, len(first), processes.count)
-        often, logs = np.zeros(len(first)), list[float]()
-        search = NeighbourSearch(
-            whole, None, alike, alike, np.arange(len(alike)), "euclidean", memory_bytes(_CALL, None)
-        )
-        for some, votes in search.votes(vectors, first[own], k) if len(own) else ():
-            [portion], equal = votes.portions([k]), counts[own[some]]
-            often += np.bincount(votes.row, portion * votes.items * equal[votes.query], len(first))
-            logs += _log_ratios(votes, equal)
-    found["duplicates"] = int((counts[number] > 1).sum())
-    everyone = processes.gather((often, logs))
-    ratios = [ratio for _, some in everyone for ratio in some]
-    total = math.fsum(ratios)
-    found["intrinsic_dimension"] = (len(ratios) - 1) / total if len(ratios) > 1 and total > 0 else math.nan
-    if math.isnan(found["intrinsic_dimension"]):
+        return _Findings({}, [note])
+    rows_of_all = _rows_of_all(rows, share)
+    found = _search_neighbours(rows_of_all, share.processes, k)
+    notes = []
+    dimension = _intrinsic_dimension(found.log_ratios)
+    if math.isnan(dimension):
         notes.append(
             "intrinsic_dimension is NaN: no item has two nearest neighbours at different distances other than 0."
         )
-    named = torch.from_numpy((sum(part for part, _ in everyone) / counts)[number])
-    found["antihubs"] = float((named == 0).double().mean())
-    largest = named.argsort(descending=True, stable=True)[:5].tolist()
-    found["hubs"] = tuple((item, float(named[item])) for item in largest)
-    apart = named - named.mean()
-    variance = float(apart.square().mean())
-    found["hubness"] = float(apart.pow(3).mean()) / variance**1.5 if variance > 1e-20 else math.nan  # beyond rounding
-    if math.isnan(found["hubness"]):
+    hubness = _skewness(found.times_named)
+    if math.isnan(hubness):
         notes.append("hubness is NaN: all items are neighbours equally often.")
+    largest = found.times_named.argsort(descending=True, stable=True)[:SHOWN_HUBS].tolist()
+    fields = {
+        "duplicates": found.duplicates,
+        "intrinsic_dimension": dimension,
+        "antihubs": float((found.times_named == 0).double().mean()),
+        "hubs": tuple((item, float(found.times_named[item])) for item in largest),
+        "hubness": hubness,
+    }
+    return _Findings(fields, notes)
 
 
-def _log_ratios(votes: Votes, equal: Int[np.ndarray, "queries"]) -> list[float]:
-    """Return the logs of the second over the first distance, of queries without an equal item."""
-    first = np.flatnonzero(votes.begins)[equal == 1]
-    following = np.where(votes.items[first] > 1, first, np.minimum(first + 1, len(votes.score) - 1))
-    ratios: list[float] = np.log(votes.score[following] / votes.score[first]).tolist()
+def _rows_of_all(rows: Float[Tensor, "items dim"], share: Share) -> Float[Tensor, "all_items dim"]:
+    """Return the rows of all processes, in the order of their places. Collective."""
+    parts = share.processes.gather((rows, share.query_places))
+    rows_of_all = torch.cat([part for part, _ in parts]) + 0.0  # so that -0.0 equals 0.0 bit for bit
+    if share.query_places is None:
+        return rows_of_all
+    places = torch.cat([torch.as_tensor(places) for _, places in parts])
+    return rows_of_all[places.argsort()]
+
+
+class _NeighbourCounts(NamedTuple):
+    """What a search of the neighbours of all items has found."""
+
+    times_named: Float[Tensor, "items"]
+    """how often each item is among the k nearest of others"""
+    log_ratios: list[float]
+    """log of the second over the first distance of each item without an equal item"""
+    duplicates: int
+    """number of items with an equal item"""
+
+
+def _search_neighbours(rows: Float[Tensor, "items dim"], processes: Processes, k: int) -> _NeighbourCounts:
+    """Return how often each item is a neighbour. Each process searches for its share of the distinct rows. Collective."""
+    items = len(rows)
+    one_class = np.zeros(items, np.int64)
+    search = NeighbourSearch(rows, None, one_class, one_class, np.arange(items), "euclidean", memory_bytes(_CALL, None))
+    log_ratios: list[float] = []
+    with computing() as threads:
+        vectors = Vectors(rows, None, "euclidean", threads=threads)
+        first, row_of_item, copies = np.unique(
+            vectors.pairs.query_first_duplicate, return_inverse=True, return_counts=True
+        )
+        own = np.arange(processes.rank, len(first), processes.count)
+        times_named = np.zeros(len(first))
+        for part, votes in search.votes(vectors, first[own], k) if len(own) else ():
+            [portion] = votes.portions([k])
+            copies_of_query = copies[own[part]]
+            times_named += np.bincount(votes.row, portion * votes.items * copies_of_query[votes.query], len(first))
+            log_ratios += _log_ratios(votes, copies_of_query)
+    everyone = processes.gather((times_named, log_ratios))
+    # The copies of a row share its places.
+    times_named_of_item = sum(part for part, _ in everyone) / copies
+    return _NeighbourCounts(
+        times_named=torch.from_numpy(times_named_of_item[row_of_item]),
+        log_ratios=[ratio for _, ratios in everyone for ratio in ratios],
+        duplicates=int((copies[row_of_item] > 1).sum()),
+    )
+
+
+def _log_ratios(votes: Votes, copies: Int[np.ndarray, "queries"]) -> list[float]:
+    """Return the logs of the second over the first distance, for queries without an equal item.
+
+    Args:
+        votes: The neighbours of some queries.
+        copies: Number of items that equal each query, itself included.
+    """
+    nearest = np.flatnonzero(votes.begins)[copies == 1]
+    following = np.minimum(nearest + 1, len(votes.score) - 1)
+    # Where several items share the nearest row, the second neighbour is as near as the first.
+    second = np.where(votes.items[nearest] > 1, nearest, following)
+    ratios: list[float] = np.log(votes.score[second] / votes.score[nearest]).tolist()
     return ratios
+
+
+def _intrinsic_dimension(log_ratios: list[float]) -> float:
+    """Return the dimension by TwoNN; NaN if there is a single ratio, or if all distances are equal."""
+    total = math.fsum(log_ratios)
+    return (len(log_ratios) - 1) / total if len(log_ratios) > 1 and total > 0 else math.nan
+
+
+def _skewness(values: Float[Tensor, "items"]) -> float:
+    """Return the skewness of some values; NaN if all are equal but for rounding."""
+    deviations = values - values.mean()
+    variance = float(deviations.square().mean())
+    return float(deviations.pow(3).mean()) / variance**1.5 if variance > LEAST_VARIANCE else math.nan

@@ -40,9 +40,9 @@ from fewshot_callbacks.functional.retrieval.settings import memory_bytes, severa
 from fewshot_callbacks.functional.statistics import SAME, Interval, clustered_mean_interval, exact_mean, normal_quantile
 
 _CALL = "knn_accuracy"
-# Of the classes with the most votes, among which the right one may be.
+# Suffix of a metric, and among how many classes with the most votes the right one has to be.
 PLACES = {"": 1, "_top5": 5}
-# Neighbours that vote at once, which takes some 150 bytes for each.
+# Votes that are in memory at the same time, with some 150 bytes each.
 VOTES_AT_ONCE = 2**20
 
 KNN_METRICS = (
@@ -89,32 +89,40 @@ class KnnReport(Values):
 
 
 class Votes(NamedTuple):
-    """Neighbours of some queries, those of each together, the nearest first, and all that are as near as the last."""
+    """The votes of the neighbours of some queries: those of one query together, the nearest first.
+
+    A vote is that of a row of the bank for one class. All rows that are as near as the last neighbour have votes.
+    """
 
     query: Int[np.ndarray, "votes"]
     row: Int[np.ndarray, "votes"]
-    """number of each neighbour's row among the distinct ones"""
+    """number of the neighbour's row among the distinct rows of the bank"""
     voted: Int[np.ndarray, "votes"]
-    """class of each neighbour"""
+    """class that is voted for"""
     score: Float[np.ndarray, "votes"]
+    """similarity of query and neighbour"""
     items: Int[np.ndarray, "votes"]
-    """items of the bank that are this neighbour: equal rows of one class, without the query itself"""
+    """number of items of the bank that cast this vote: those of the class with this row, without the query itself"""
 
     @property
     def begins(self) -> Bool[np.ndarray, "votes"]:
-        """Whether a neighbour is the nearest of its query."""
+        """Whether a vote is the first of its query."""
         return np.append(True, self.query[1:] != self.query[:-1])
 
     def portions(self, ks: Sequence[int]) -> Iterator[Float[np.ndarray, "votes"]]:
-        """Yield, for each k, the share of a place that each item gets: 1, or less where it is as near as the last of k."""
+        """Yield, for each k, the share of one of the k places that each item gets.
+
+        It is 1 for the nearest items. Items that tie for the last places share these, and all others get 0.
+        """
         begins = self.begins
-        is_new = begins | np.append(True, self.score[1:] != self.score[:-1])
-        level = np.cumsum(is_new) - 1  # of equal scores
-        size = np.bincount(level, self.items)
-        before = np.cumsum(size) - size
-        before -= before[level[begins]][self.query[is_new]]
+        is_new_score = begins | np.append(True, self.score[1:] != self.score[:-1])
+        # A level holds the votes of one query with equal scores.
+        level = np.cumsum(is_new_score) - 1
+        items = np.bincount(level, self.items)
+        nearer = np.cumsum(items) - items
+        nearer -= nearer[level[begins]][self.query[is_new_score]]
         for k in ks:
-            yield np.clip((k - before) / np.maximum(size, 1), 0, 1)[level]
+            yield np.clip((k - nearer) / np.maximum(items, 1), 0, 1)[level]
 
 
 @default_mode()
@@ -174,118 +182,43 @@ def knn_accuracy(
         tensor([1., 1., 0.], dtype=torch.float64)
     """
     with share.processes.together():
-        return _accuracy(
-            embeddings,
-            labels,
-            bank,
-            bank_labels,
-            ids=ids,
-            bank_ids=bank_ids,
-            k=k,
-            temperature=temperature,
-            similarity=similarity,
-            confidence=confidence,
-            memory_mb=memory_mb,
-            share=share,
+        ks, temperature = _checked(k, temperature, confidence, memory_mb)
+        settings: dict[str, object] = {"k": ks, "temperature": temperature, "similarity": similarity}
+        settings |= {"confidence": confidence, "memory_mb": memory_mb}
+        arrays = {"bank": bank, "ids": ids, "bank_ids": bank_ids}
+        arrays |= {"query_places": share.query_places, "gallery_places": share.gallery_places}
+        present = {name: presence(array) for name, array in arrays.items()}
+        share.processes.refuse_other_calls(_CALL, settings | present)
+        _check_sides(bank, bank_labels, ids, bank_ids)
+        queries, notes = _counted(
+            _whole(share.processes, "embeddings", "labels", embeddings, labels, share.query_places, ids)
         )
-
-
-def _accuracy(
-    embeddings: Any,
-    labels: Any,
-    bank: Any | None,
-    bank_labels: Any | None,
-    *,
-    ids: Any | None,
-    bank_ids: Any | None,
-    k: Any,
-    temperature: Any | None,
-    similarity: Similarity,
-    confidence: float,
-    memory_mb: float | None,
-    share: Share,
-) -> KnnReport:
-    """Compute what `knn_accuracy` returns. Collective."""
-    ks, temperature = _checked(k, temperature, confidence, memory_mb)
-    settings: dict[str, object] = {"k": ks, "temperature": temperature, "similarity": similarity}
-    settings |= {"confidence": confidence, "memory_mb": memory_mb}
-    arrays = {"bank": bank, "ids": ids, "bank_ids": bank_ids}
-    arrays |= {"query_places": share.query_places, "gallery_places": share.gallery_places}
-    given = {name: presence(array) for name, array in arrays.items()}
-    share.processes.refuse_other_calls(_CALL, settings | given)
-    _check_sides(bank, bank_labels, ids, bank_ids)
-    queries, notes = _counted(
-        _whole(share.processes, "embeddings", "labels", embeddings, labels, share.query_places, ids)
-    )
-    rows, own_labels = queries.rows, queries.labels
-    others, other_labels, itself = rows, own_labels, torch.arange(len(rows))
-    if bank is not None:
-        of_bank, notes_on_bank = _counted(
-            _whole(share.processes, "bank", "bank_labels", bank, bank_labels, share.gallery_places, bank_ids)
-        )
-        notes += notes_on_bank
-        others, other_labels = of_bank.rows, of_bank.labels
-        itself = _places_of(queries.ids, of_bank.ids, len(rows))
-    refuse_words_beside_integers(_CALL, {"labels": own_labels, "bank_labels": other_labels})
-    compared = compared_sets(_CALL, ("embeddings", "bank"), rows, None if bank is None else others, similarity)
-    classes, of_others = (
-        torch.cat([own_labels.codes, other_labels.codes]).unique(return_inverse=True)[1].split([len(rows), len(others)])
-    )
-    is_own = (itself >= 0) & (of_others[itself] == classes)
-    same = torch.bincount(of_others, minlength=int(classes.max()) + 1)[classes] - is_own.long()
-    if not bool((same > 0).any()):
-        raise ValueError(
-            f"{_CALL}: none of the {len(rows)} queries has a candidate of its label, so no vote can be right. Pass a bank "
-            "with labels of the queries, or none for leave-one-out."
-        )
-    candidates = len(others) - int(bool((itself >= 0).any()))
-    voters = NeighbourSearch(
-        *compared, classes.numpy(), of_others.numpy(), itself.numpy(), similarity, memory_bytes(_CALL, memory_mb)
-    )
-    copies = voters.copies()
-    if copies.is_noted:
-        notes.append(copies.note("A copy is the nearest of all, and votes for the right label", _cure(bank)))
-    kept = same > 0
-    per_query = _values_of_all(voters, ks, candidates, temperature, share.processes)
-    per_query = {key: values.masked_fill(~kept, math.nan) for key, values in per_query.items()}
-    return _report(per_query, classes, kept, candidates, confidence, notes)
-
-
-def _values_of_all(
-    voters: NeighbourSearch, ks: Sequence[int], candidates: int, temperature: float | None, processes: Processes
-) -> dict[str, Float[Tensor, "queries"]]:
-    """Return the value of each query, by metric; NaN where k is larger than the bank. Each process searches for its share.
-
-    Collective.
-    """
-    queries = len(voters.rows)
-    own = np.arange(processes.rank, queries, processes.count)
-    hits = voters.hits(own, [each for each in ks if each <= candidates], temperature)
-    places = torch.cat([torch.from_numpy(each) for each in processes.gather(own)])
-    per_query = {}
-    for each in dict.fromkeys(ks):
-        for name in PLACES:
-            key, whole = f"knn@{each}{name}", torch.full((queries,), math.nan, dtype=torch.float64)
-            if each <= candidates:
-                whole[places] = torch.from_numpy(np.concatenate(processes.gather(hits[key])))
-            per_query[key] = whole
-    return per_query
-
-
-def _check_sides(bank: Any, bank_labels: Any, ids: Any, bank_ids: Any) -> None:
-    """Refuse what belongs together, and is not there together."""
-    if (bank is None) != (bank_labels is None):
-        raise ValueError(f"{_CALL}: bank and bank_labels belong together. Pass both, or neither for leave-one-out.")
-    if bank_ids is not None and (bank is None or ids is None):
-        missing = "bank" if bank is None else "ids"
-        raise ValueError(f"{_CALL}: bank_ids without {missing}. Pass ids= alone for one set, and both for a bank.")
+        voters = None
+        if bank is not None:
+            voters, notes_on_bank = _counted(
+                _whole(share.processes, "bank", "bank_labels", bank, bank_labels, share.gallery_places, bank_ids)
+            )
+            notes += notes_on_bank
+        neighbours = _neighbour_search(queries, voters, similarity, memory_bytes(_CALL, memory_mb))
+        has_match = neighbours.candidates_of_own_class() > 0
+        if not has_match.any():
+            raise ValueError(
+                f"{_CALL}: none of the {len(queries.rows)} queries has a candidate of its label, so no vote can be right. "
+                "Pass a bank with labels of the queries, or none for leave-one-out."
+            )
+        copies = neighbours.copies()
+        if copies.is_noted:
+            notes.append(copies.note("A copy is the nearest of all, and votes for the right label", _cure(bank)))
+        per_query = _values_of_all(neighbours, ks, temperature, share.processes)
+        return _report(per_query, neighbours, torch.from_numpy(has_match), confidence, notes)
 
 
 def _checked(
     k: Any, temperature: Any | None, confidence: float, memory_mb: float | None
 ) -> tuple[list[int], float | None]:
-    """Return the numbers of neighbours and the temperature, if all settings are right."""
-    ks = [positive_whole(_CALL, "k", each, "Pass numbers of neighbours, such as (10, 20).") for each in several(k)]
+    """Return the numbers of neighbours and the temperature, if all settings are valid."""
+    fix = "Pass numbers of neighbours, such as (10, 20)."
+    ks = [positive_whole(_CALL, "k", number, fix) for number in several(k)]
     if not ks:
         raise ValueError(f"{_CALL}: k is empty. Pass at least one number of neighbours, such as (10, 20).")
     memory_bytes(_CALL, memory_mb)
@@ -295,41 +228,20 @@ def _checked(
     return ks, positive_number(_CALL, "temperature", temperature, "Pass 0.07, or None for equal weights.")
 
 
-def _report(
-    per_query: dict[str, Float[Tensor, "queries"]],
-    classes: Int[Tensor, "queries"],
-    kept: Tensor,
-    candidates: int,
-    confidence: float,
-    notes: list[str],
-) -> KnnReport:
-    """Average over the queries that are kept."""
-    left_out = int((~kept).sum())
-    too_large = [key.removeprefix("knn@") for key, of in per_query.items() if of.isnan().all() and "_" not in key]
-    if left_out:
-        notes.append(f"{left_out} of {len(kept)} queries are left out: no candidate has their label.")
-    if too_large:
-        notes.append(
-            f"Only {candidates} items can vote, so that the values of k = {', '.join(too_large)} are NaN: pass a larger "
-            f"bank, or k of at most {candidates}."
-        )
-    return KnnReport(
-        values={key: exact_mean(of[kept]) for key, of in per_query.items()},
-        intervals={key: clustered_mean_interval(of, classes, confidence) for key, of in per_query.items()},
-        confidence=confidence,
-        queries=int(kept.sum()),
-        left_out=left_out,
-        bank=candidates,
-        notes=tuple(notes),
-        per_query=per_query,
-    )
+def _check_sides(bank: Any, bank_labels: Any, ids: Any, bank_ids: Any) -> None:
+    """Refuse arguments without those that belong to them."""
+    if (bank is None) != (bank_labels is None):
+        raise ValueError(f"{_CALL}: bank and bank_labels belong together. Pass both, or neither for leave-one-out.")
+    if bank_ids is not None and (bank is None or ids is None):
+        missing = "bank" if bank is None else "ids"
+        raise ValueError(f"{_CALL}: bank_ids without {missing}. Pass ids= alone for one set, and both for a bank.")
 
 
 def _whole(processes: Processes, name: str, labels_name: str, rows: Any, labels: Any, places: Any, ids: Any) -> _Items:
     """Return the items of all processes, in the order of their places. Collective.
 
     Args:
-        processes: Those that make the call together.
+        processes: The processes that make the call together.
         name: Name of the vectors, for messages.
         labels_name: Name of the labels, for messages.
         rows: Vectors of this process.
@@ -393,30 +305,115 @@ def _counted(items: _Items) -> tuple[_Items, list[str]]:
     return items.only(first), [] if note is None else [note]
 
 
-def _places_of(ids: Tensor | None, others: Tensor | None, number: int) -> Int[Tensor, "queries"]:
-    """Return the place of each id among others; -1 where it is not there, or none are given."""
-    if ids is None or others is None:
-        return torch.full((number,), -1)
-    ordered, order = others.sort()
-    at = torch.searchsorted(ordered, ids).clamp(max=len(others) - 1)
-    return torch.where(ordered[at] == ids, order[at], -1)
+def _neighbour_search(queries: _Items, voters: _Items | None, similarity: Similarity, memory: float) -> NeighbourSearch:
+    """Return the search of queries among the items that vote.
+
+    Args:
+        queries: The queries.
+        voters: The bank; None for the queries themselves.
+        similarity: How they are compared.
+        memory: Budget of the search, in bytes.
+    """
+    rows, own_labels = queries.rows, queries.labels
+    others = rows if voters is None else voters.rows
+    other_labels = own_labels if voters is None else voters.labels
+    refuse_words_beside_integers(_CALL, {"labels": own_labels, "bank_labels": other_labels})
+    compared = compared_sets(_CALL, ("embeddings", "bank"), rows, None if voters is None else others, similarity)
+    classes, of_others = (
+        torch.cat([own_labels.codes, other_labels.codes]).unique(return_inverse=True)[1].split([len(rows), len(others)])
+    )
+    itself = torch.arange(len(rows)) if voters is None else _places_of(queries.ids, voters.ids, len(rows))
+    return NeighbourSearch(*compared, classes.numpy(), of_others.numpy(), itself.numpy(), similarity, memory)
+
+
+def _places_of(ids: Tensor | None, bank_ids: Tensor | None, queries: int) -> Int[Tensor, "queries"]:
+    """Return the index of the item of the bank with the id of each query; -1 if there is none, or no ids."""
+    if ids is None or bank_ids is None:
+        return torch.full((queries,), -1)
+    ordered, order = bank_ids.sort()
+    place = torch.searchsorted(ordered, ids).clamp(max=len(bank_ids) - 1)
+    return torch.where(ordered[place] == ids, order[place], -1)
 
 
 def _cure(bank: Any) -> str:
+    """Return how a user leaves out copies."""
     if bank is None:
         return "pass ids=, which names each item, and the first of each is counted"
     return "leave out the bank if it holds the queries, or pass ids= and bank_ids=, so that no item votes for itself"
 
 
+def _values_of_all(
+    neighbours: NeighbourSearch, ks: Sequence[int], temperature: float | None, processes: Processes
+) -> dict[str, Float[Tensor, "queries"]]:
+    """Return the value of each query, by metric; NaN where k is larger than the bank. Collective.
+
+    Each process searches the neighbours of its share of the queries.
+    """
+    queries = len(neighbours.rows)
+    own = np.arange(processes.rank, queries, processes.count)
+    hits = neighbours.hits(own, [k for k in ks if k <= neighbours.candidates], temperature)
+    places = torch.cat([torch.from_numpy(part) for part in processes.gather(own)])
+    per_query = {}
+    for k in dict.fromkeys(ks):
+        for suffix in PLACES:
+            key = f"knn@{k}{suffix}"
+            values = torch.full((queries,), math.nan, dtype=torch.float64)
+            if k <= neighbours.candidates:
+                values[places] = torch.from_numpy(np.concatenate(processes.gather(hits[key])))
+            per_query[key] = values
+    return per_query
+
+
+def _report(
+    per_query: dict[str, Float[Tensor, "queries"]],
+    neighbours: NeighbourSearch,
+    has_match: Bool[Tensor, "queries"],
+    confidence: float,
+    notes: list[str],
+) -> KnnReport:
+    """Return the report of the queries that have a candidate of their label.
+
+    Args:
+        per_query: Value of each query, by metric.
+        neighbours: Queries and bank.
+        has_match: Whether a candidate has the label of each query.
+        confidence: Confidence level of the intervals.
+        notes: Notes so far.
+    """
+    candidates = neighbours.candidates
+    classes = torch.from_numpy(neighbours.classes)
+    per_query = {key: values.masked_fill(~has_match, math.nan) for key, values in per_query.items()}
+    left_out = int((~has_match).sum())
+    if left_out:
+        notes.append(f"{left_out} of {len(has_match)} queries are left out: no candidate has their label.")
+    undefined = [key for key, values in per_query.items() if values.isnan().all()]
+    too_large = [key.removeprefix("knn@") for key in undefined if "_" not in key]
+    if too_large:
+        notes.append(
+            f"Only {candidates} items can vote, so that the values of k = {', '.join(too_large)} are NaN: pass a larger "
+            f"bank, or k of at most {candidates}."
+        )
+    return KnnReport(
+        values={key: exact_mean(values[has_match]) for key, values in per_query.items()},
+        intervals={key: clustered_mean_interval(values, classes, confidence) for key, values in per_query.items()},
+        confidence=confidence,
+        queries=int(has_match.sum()),
+        left_out=left_out,
+        bank=candidates,
+        notes=tuple(notes),
+        per_query=per_query,
+    )
+
+
 @dataclass(frozen=True)
 class NeighbourSearch:
-    """Finds who votes for whom.
+    """Finds the nearest items of a bank for each query, and what they vote for.
 
     Attributes:
         rows: (queries, dim).
         bank: (bank, dim) items; None for the queries themselves.
-        classes: Of the queries, numbered from 0 on with those of the bank.
-        of_bank: Classes of the bank.
+        classes: Class of each query, numbered from 0 on together with those of the bank.
+        bank_classes: Class of each item of the bank.
         itself: Index of the item of the bank that each query is, and that does not vote for it; -1 for none.
         similarity: How they are compared.
         memory: Budget of a search, in bytes.
@@ -425,10 +422,22 @@ class NeighbourSearch:
     rows: Tensor
     bank: Tensor | None
     classes: Int[np.ndarray, "queries"]
-    of_bank: Int[np.ndarray, "bank"]
+    bank_classes: Int[np.ndarray, "bank"]
     itself: Int[np.ndarray, "queries"]
     similarity: Similarity
     memory: float
+
+    @property
+    def candidates(self) -> int:
+        """Number of items that may vote for a query."""
+        return len(self.bank_classes) - int(bool((self.itself >= 0).any()))
+
+    def candidates_of_own_class(self) -> Int[np.ndarray, "queries"]:
+        """Return the number of candidates of each query that have its class."""
+        is_own = (self.itself >= 0) & (self.bank_classes[self.itself] == self.classes)
+        of_class = np.bincount(self.bank_classes, minlength=int(self.classes.max()) + 1)
+        candidates: Int[np.ndarray, "queries"] = of_class[self.classes] - is_own
+        return candidates
 
     def copies(self) -> Copies:
         """Return the copies of each query in the bank."""
@@ -439,91 +448,201 @@ class NeighbourSearch:
         own, as_codes = (bank, places), self.similarity == "hamming"
         if self.bank is None:
             return Copies.among(queries, queries, self.itself, [], own, ALONE, as_codes=as_codes)
-        items = Side(hashes_of(bank, dtype), self.of_bank)
+        items = Side(hashes_of(bank, dtype), self.bank_classes)
         return Copies.among(queries, items, None, [(self.itself, places)], own, ALONE, as_codes=as_codes)
 
     def hits(
-        self, queries: Int[np.ndarray, "queries"], ks: list[int], temperature: float | None
-    ) -> dict[str, Float[np.ndarray, "queries"]]:
-        """Return the value of each of some queries, by metric."""
-        out = {f"knn@{k}{name}": np.zeros(len(queries)) for k in ks for name in PLACES}
-        if not out or not len(queries):
-            return out
+        self, queries: Int[np.ndarray, "chosen"], ks: list[int], temperature: float | None
+    ) -> dict[str, Float[np.ndarray, "chosen"]]:
+        """Return the value of some queries, by metric.
+
+        Args:
+            queries: Index of each of them.
+            ks: Numbers of neighbours that vote, each at most the number of candidates.
+            temperature: Of the weights of the votes; None for equal weights.
+        """
+        hits = {f"knn@{k}{suffix}": np.zeros(len(queries)) for k in ks for suffix in PLACES}
+        if not hits or not len(queries):
+            return hits
         with computing() as threads:
             vectors = Vectors(self.rows, self.bank, self.similarity, threads=threads)
-            # equal rows of one class have equal values: a model that has collapsed is not searched for each of its items
-            alike = vectors.pairs.query_first_duplicate[queries] * (self.classes.max() + 1) + self.classes[queries]
-            if self.bank is not None:  # what does not vote for one of them may vote for another
-                alike = alike * (len(self.of_bank) + 1) + self.itself[queries] + 1
-            _, first, back = np.unique(alike, return_index=True, return_inverse=True)
-            for some, votes in self.votes(vectors, queries[first], max(ks)):
-                for key, of_some in _hits(votes, self.classes[queries[first][some]], ks, temperature).items():
-                    out[key][some] = of_some
-        return {key: values[back] for key, values in out.items()}
+            _, first, inverse = np.unique(self._kinds(vectors, queries), return_index=True, return_inverse=True)
+            searched = queries[first]
+            for part, votes in self.votes(vectors, searched, max(ks)):
+                for key, values in _hits(votes, self.classes[searched[part]], ks, temperature).items():
+                    hits[key][part] = values
+        return {key: values[inverse] for key, values in hits.items()}
+
+    def _kinds(self, vectors: Vectors, queries: Int[np.ndarray, "chosen"]) -> Int[np.ndarray, "chosen"]:
+        """Return a number for each query; queries with equal numbers have equal values, and one of them is searched.
+
+        So the items of a model that has collapsed are searched once, not each on its own.
+        """
+        duplicates = vectors.pairs.query_first_duplicate[queries]
+        kinds: Int[np.ndarray, "chosen"] = duplicates * (self.classes.max() + 1) + self.classes[queries]
+        if self.bank is not None:
+            # An item of the bank that does not vote for one of two equal queries may vote for the other.
+            kinds = kinds * (len(self.bank_classes) + 1) + self.itself[queries] + 1
+        return kinds
 
     def votes(
-        self, vectors: Vectors, queries: Int[np.ndarray, "queries"], k: int
-    ) -> Iterator[tuple[Int[np.ndarray, "some"], Votes]]:
-        """Yield some of the queries, by index, and their neighbours, with all that are as near as the k-th.
+        self, vectors: Vectors, queries: Int[np.ndarray, "chosen"], k: int
+    ) -> Iterator[tuple[Int[np.ndarray, "part"], Votes]]:
+        """Yield positions among the queries, and the votes of their k nearest neighbours and of all that tie with the last.
 
-        Equal rows of the bank are searched once. Where more than k rows tie, a second search has room for all of them.
+        Equal rows of the bank are searched once. Where more rows tie than there is room for, one more search has room for
+        all of them.
+
+        Args:
+            vectors: Queries and bank.
+            queries: Index of each query.
+            k: Number of neighbours.
         """
-        distinct, row = np.unique(vectors.pairs.gallery_first_duplicate, return_inverse=True)
-        places = slice(None) if len(distinct) == len(row) else distinct
-        names = int(self.of_bank.max()) + 1
-        pairs, count = np.unique(row * names + self.of_bank, return_counts=True)
-        of_row, voted = np.divmod(pairs, names)
-        start = np.searchsorted(of_row, np.arange(len(distinct) + 1))
-        alone, most = np.bincount(row) == 1, int(np.diff(start).max())
-        item = self.itself[queries]
-        own = np.where((item >= 0) & alone[row[item]], row[item], -1)
-        todo, room, step = np.arange(len(queries)), k, len(queries)
-        while len(todo):
+        bank = _DistinctRows.of(vectors.pairs.gallery_first_duplicate, self.bank_classes)
+        own_items = self.itself[queries]
+        self_match = bank.self_matches(own_items)
+        waiting = np.arange(len(queries))
+        room = k
+        step = len(queries)
+        while len(waiting):
+            # number of rows of each query that tie with its last neighbour, and that there is no room for
             beyond = np.zeros(len(queries), np.int64)
-            for part in _split(todo, step):
-                found, scores, beyond[part] = search(
-                    vectors, queries[part], places, own[part], [], min(room, len(distinct)), self.memory
+            for part in _split(waiting, step):
+                rows, scores, beyond[part] = search(
+                    vectors,
+                    queries[part],
+                    bank.searched(),
+                    self_match[part],
+                    [],
+                    min(room, bank.number),
+                    self.memory,
                 )
-                for some in _split(np.flatnonzero(beyond[part] == 0), VOTES_AT_ONCE // min(len(pairs), room * most)):
-                    there = found[some] >= 0
-                    query, near = np.nonzero(there)[0], found[some][there]
-                    length = np.diff(start)[near]
-                    at = np.repeat(start[near] - np.cumsum(length) + length, length) + np.arange(length.sum())
-                    query, items = np.repeat(query, length), count[at]
-                    itself = item[part[some]][query]
-                    is_own = (of_row[at] == row[itself]) & (voted[at] == self.of_bank[itself])
-                    items = items - (is_own & (itself >= 0))
-                    score = np.repeat(scores.numpy()[some][there], length)
-                    yield part[some], Votes(query, of_row[at], voted[at], score, items)
-            todo, room = np.flatnonzero(beyond), room + int(beyond.max())
+                complete = np.flatnonzero(beyond[part] == 0)
+                for block in _split(complete, VOTES_AT_ONCE // bank.most_votes(room)):
+                    own = own_items[part[block]]
+                    yield part[block], self._votes_of(bank, own, rows[block], scores.numpy()[block])
+            waiting = np.flatnonzero(beyond)
+            room += int(beyond.max())
             step = VOTES_AT_ONCE // room
 
+    def _votes_of(
+        self,
+        bank: _DistinctRows,
+        own_items: Int[np.ndarray, "chosen"],
+        rows: Int[np.ndarray, "chosen k"],
+        scores: Float[np.ndarray, "chosen k"],
+    ) -> Votes:
+        """Return the votes of the neighbours of some queries.
 
-def _split(index: Int[np.ndarray, "queries"], step: int) -> list[Int[np.ndarray, "_"]]:
-    """Split queries into parts."""
+        Args:
+            bank: The distinct rows of the bank.
+            own_items: Item of the bank that each query is; -1 for none.
+            rows: Neighbours of each query, the nearest first; -1 where there are fewer.
+            scores: Similarity of each neighbour.
+        """
+        is_neighbour = rows >= 0
+        neighbours = rows[is_neighbour]
+        entry, length = bank.entries_of(neighbours)
+        query = np.repeat(np.nonzero(is_neighbour)[0], length)
+        itself = own_items[query]
+        is_own_row = bank.rows[entry] == bank.row_of_item[itself]
+        is_own_class = bank.classes[entry] == self.bank_classes[itself]
+        items = bank.items[entry] - (is_own_row & is_own_class & (itself >= 0))
+        score = np.repeat(scores[is_neighbour], length)
+        return Votes(query, bank.rows[entry], bank.classes[entry], score, items)
+
+
+class _DistinctRows(NamedTuple):
+    """The distinct rows of a bank, and one entry for each class among the items with the same row.
+
+    The entries of row n are those from `offsets[n]` to `offsets[n + 1]`.
+    """
+
+    first_items: Int[np.ndarray, "rows"]
+    """lowest index of an item with each row"""
+    row_of_item: Int[np.ndarray, "bank"]
+    offsets: Int[np.ndarray, "offsets"]
+    rows: Int[np.ndarray, "entries"]
+    classes: Int[np.ndarray, "entries"]
+    items: Int[np.ndarray, "entries"]
+    """number of items of the class with this row"""
+
+    @classmethod
+    def of(cls, first_duplicate: Int[np.ndarray, "bank"], bank_classes: Int[np.ndarray, "bank"]) -> _DistinctRows:
+        """Return the distinct rows, given the first duplicate of each item, and its class."""
+        first_items, row_of_item = np.unique(first_duplicate, return_inverse=True)
+        classes = int(bank_classes.max()) + 1
+        pairs, items = np.unique(row_of_item * classes + bank_classes, return_counts=True)
+        row_of_entry, class_of_entry = np.divmod(pairs, classes)
+        offsets = np.searchsorted(row_of_entry, np.arange(len(first_items) + 1))
+        return cls(first_items, row_of_item, offsets, row_of_entry, class_of_entry, items)
+
+    @property
+    def number(self) -> int:
+        """Number of distinct rows."""
+        return len(self.first_items)
+
+    def searched(self) -> Int[np.ndarray, "rows"] | slice:
+        """Return the items that are searched; a slice if these are all, so that no row is copied."""
+        return slice(None) if self.number == len(self.row_of_item) else self.first_items
+
+    def most_votes(self, rows: int) -> int:
+        """Return the largest number of votes that so many rows can have."""
+        return min(len(self.rows), rows * int(np.diff(self.offsets).max()))
+
+    def self_matches(self, items: Int[np.ndarray, "queries"]) -> Int[np.ndarray, "queries"]:
+        """Return the row of each item if no other item has it, else -1: a row that others share is a candidate."""
+        rows = self.row_of_item[items]
+        is_single = np.bincount(self.row_of_item) == 1
+        return np.where((items >= 0) & is_single[rows], rows, -1)
+
+    def entries_of(
+        self, rows: Int[np.ndarray, "neighbours"]
+    ) -> tuple[Int[np.ndarray, "votes"], Int[np.ndarray, "neighbours"]]:
+        """Return the entries of some rows, one row after the other, and the number of entries of each."""
+        length = np.diff(self.offsets)[rows]
+        shift = self.offsets[rows] - np.cumsum(length) + length
+        return np.repeat(shift, length) + np.arange(length.sum()), length
+
+
+def _split(positions: Int[np.ndarray, "queries"], step: int) -> list[Int[np.ndarray, "_"]]:
+    """Return positions in parts of some length."""
     step = max(1, step)
-    return [index[first : first + step] for first in range(0, len(index), step)]
+    return [positions[first : first + step] for first in range(0, len(positions), step)]
 
 
 def _hits(
     votes: Votes, own: Int[np.ndarray, "queries"], ks: list[int], temperature: float | None
 ) -> dict[str, Float[np.ndarray, "queries"]]:
-    """Return of each query with votes the share of the orders of ties in which its own class is among the first."""
-    query, score, weight = votes.query, votes.score, np.ones(len(votes.query))
+    """Return the share of the orders of ties in which the class of each query is among the first, by metric.
+
+    Args:
+        votes: Votes for these queries, each of which has some.
+        own: Class of each query.
+        ks: Numbers of neighbours that vote.
+        temperature: Of the weights of the votes; None for equal weights.
+    """
+    query = votes.query
+    weight = np.ones(len(query))
     if temperature is not None:
-        weight = np.exp((score - score[votes.begins][query]) / temperature)  # at most 1: nothing overflows
+        # Relative to the nearest neighbour a weight is at most 1, and nothing overflows.
+        nearest = votes.score[votes.begins][query]
+        weight = np.exp((votes.score - nearest) / temperature)
+    # A tally is the sum of the votes for one class in one query.
     classes = int(max(own.max(), votes.voted.max())) + 1
-    named, ballot = np.unique(query * classes + votes.voted, return_inverse=True)
-    voter = named // classes
+    tallies, tally_of_vote = np.unique(query * classes + votes.voted, return_inverse=True)
+    query_of_tally = tallies // classes
     wanted = np.arange(len(own)) * classes + own
-    place = np.minimum(np.searchsorted(named, wanted), len(named) - 1)
-    has = named[place] == wanted
-    found = {}
+    own_tally = np.minimum(np.searchsorted(tallies, wanted), len(tallies) - 1)
+    has_votes = tallies[own_tally] == wanted
+    hits = {}
     for k, portion in zip(ks, votes.portions(ks), strict=True):
-        total = np.bincount(ballot, portion * votes.items * weight)
-        mine = np.where(has, total[place], 0.0)
-        more = np.bincount(voter, total > mine[voter] * (1 + SAME), len(own))
-        equal = np.bincount(voter, np.abs(total - mine[voter]) <= mine[voter] * SAME, len(own))
-        for name, first in PLACES.items():
-            found[f"knn@{k}{name}"] = np.where(mine > 0, np.clip((first - more) / np.maximum(equal, 1), 0, 1), 0.0)
-    return found
+        total = np.bincount(tally_of_vote, portion * votes.items * weight)
+        own_total = np.where(has_votes, total[own_tally], 0.0)
+        compared = own_total[query_of_tally]
+        more = np.bincount(query_of_tally, total > compared * (1 + SAME), len(own))
+        equal = np.bincount(query_of_tally, np.abs(total - compared) <= compared * SAME, len(own))
+        for suffix, places in PLACES.items():
+            chance = np.clip((places - more) / np.maximum(equal, 1), 0, 1)
+            hits[f"knn@{k}{suffix}"] = np.where(own_total > 0, chance, 0.0)
+    return hits

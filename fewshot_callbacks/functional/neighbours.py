@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,128 +36,7 @@ from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 
 # Neighbours of a query that `print` shows.
 SHOWN_NEIGHBOURS = 5
-
-
-def compared_sets(
-    call: str, names: tuple[str, str], a: Any, b: Any, similarity: Similarity
-) -> tuple[Tensor, Tensor | None]:
-    """Check two sets of vectors, or codes; None for b stays None.
-
-    Args:
-        call: The public function, for messages.
-        names: Of the two arguments.
-        a: (items, dim) vectors or binary codes.
-        b: Others; None to compare a with itself.
-        similarity: How they will be compared.
-
-    Raises:
-        ValueError: If they are not finite matrices of equal dimension.
-    """
-    check_similarity(similarity)
-    left = _vectors(call, names[0], a, similarity)
-    if b is None:
-        return left, None
-    right = _vectors(call, names[1], b, similarity)
-    if left.shape[1] != right.shape[1]:
-        raise ValueError(
-            f"{call}: {names[0]} have dimension {left.shape[1]}, {names[1]} {right.shape[1]}. Both must come from the same "
-            "model."
-        )
-    return left, right
-
-
-def scores_of(vectors: Vectors, scores: Floats) -> Float[Tensor, "*shape"]:
-    """Return scores as a user reads them; NaN for -inf."""
-    return torch.from_numpy(np.where(np.isinf(scores), np.nan, vectors.to_user(scores)))
-
-
-def search(
-    vectors: Vectors, queries: Ints, items: Any, own: Ints, exclusions: Any, k: int, memory: float
-) -> tuple[Ints, Float[Tensor, "queries k"], Ints]:
-    """Return the first k of some items for some queries, their scores, and how many more tie with the last.
-
-    Args:
-        vectors: Of all queries and items.
-        queries: Index of each.
-        items: Their indices, or a slice of all, which are not copied.
-        own: Which of the items each query is; -1 for none.
-        exclusions: As in `engine.nearest.nearest_items`.
-        k: How many.
-        memory: Budget in bytes.
-    """
-    if not (isinstance(items, slice) and np.array_equal(queries, np.arange(len(vectors.pairs.queries)))):
-        vectors = vectors.take(queries, items)
-        vectors.one_set = False  # `own` says who is no candidate: a row that stands for several items is one
-    found, scores, left_out = nearest_items(vectors, own.astype(np.int32), exclusions, k, memory)
-    return found, scores_of(vectors, scores), left_out
-
-
-def positive_whole(
-    call: str, name: str, value: Any, fix: str, *, least: int = 1, most: int | None = LARGEST_RANK
-) -> int:
-    """Return a whole number of any library.
-
-    Raises:
-        ValueError: If it is none, below `least` or above `most`.
-    """
-    whole = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else None
-    if whole is None or whole < least:
-        raise ValueError(f"{call}: {name}={value!r} must be a whole number of at least {least}. {fix}")
-    if most is not None and whole > most:
-        raise ValueError(f"{call}: {name}={value!r} must be at most {most}. {fix}")
-    return int(whole)
-
-
-def positive_number(call: str, name: str, value: Any, fix: str) -> float:
-    """Return a positive, finite number of any library.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    number = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
-    if isinstance(number, bool) or not (isinstance(number, int | float) and 0 < number < math.inf):
-        raise ValueError(f"{call}: {name}={value!r} must be a positive number. {fix}")
-    return float(number)
-
-
-def chosen(call: str, queries: Any, items: int, name: str = "queries") -> Int[Tensor, "queries"]:
-    """Return the indices of chosen queries, which are an argument of this name; None chooses all.
-
-    Raises:
-        ValueError: If they are not indices, or out of range.
-    """
-    if queries is None:
-        return torch.arange(items)
-    index = as_tensor(queries, name, call).cpu()
-    if not index.numel():
-        raise ValueError(f"{call}: {name} is empty. Pass the index of at least one of the {items} embeddings.")
-    if index.ndim == 1 and index.dtype == torch.bool and len(index) == items:
-        index = index.nonzero().flatten()
-    if index.ndim != 1 or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-        raise ValueError(
-            f"{call}: {name} must be indices of embeddings, one-dimensional integers, or a mask of all {items}; got shape "
-            f"{tuple(index.shape)} of {index.dtype}. Pass a list of indices, such as [0, 5]."
-        )
-    index = index.long()
-    wrong = index[(index < 0) | (index >= items)]
-    if len(wrong):
-        raise ValueError(
-            f"{call}: {name} holds {int(wrong[0])}, but embeddings has {items} items. Pass indices from 0 to {items - 1}."
-        )
-    if not len(index):
-        raise ValueError(f"{call}: {name} chooses none of the {items} embeddings. Pass at least one index.")
-    return index
-
-
-def _vectors(call: str, name: str, value: Any, similarity: Similarity) -> Tensor:
-    """Return vectors, or codes of -1 and +1, that can be compared."""
-    vectors = as_tensor(value, name, call).cpu()
-    if similarity == "hamming":
-        return signs(vectors, name, call)
-    check_embeddings(vectors, name, call)
-    return computable(vectors)
-
-
+# The public function, for messages.
 _CALL = "nearest"
 
 
@@ -192,22 +72,27 @@ class Neighbours:
 
     def __str__(self) -> str:
         """Return a table of the first queries with their neighbours, the closest first, and the score of each."""
-        most = self.indices.shape[1]
-        columns = ("query", *map(str, range(1, 1 + min(most, SHOWN_NEIGHBOURS))))
+        k = self.indices.shape[1]
+        shown = min(k, SHOWN_NEIGHBOURS)
         rows = []
-        for place, query in enumerate(self.queries.tolist()[:SHOWN_ROWS]):
-            cells = []
-            for column in range(len(columns) - 1):
-                item, score = int(self.indices[place, column]), float(self.scores[place, column])
-                mark = "*" if self.relevant is not None and bool(self.relevant[place, column]) else ""
-                cells.append("-" if item < 0 else f"{item}{mark} ({score:.4f})")
-            rows.append((str(query), *cells))
-        head = f"{len(self):,} queries with {most:,} neighbours each, and the score of each in brackets"
-        if most > SHOWN_NEIGHBOURS:
+        for row, query in enumerate(self.queries.tolist()[:SHOWN_ROWS]):
+            rows.append((str(query), *(self._cell(row, rank) for rank in range(shown))))
+        head = f"{len(self):,} queries with {k:,} neighbours each, and the score of each in brackets"
+        if k > SHOWN_NEIGHBOURS:
             head += f"; the first {SHOWN_NEIGHBOURS} are shown"
         if self.relevant is not None:
             head += "; * has the query's label"
-        return "\n".join([head, *table(columns, rows, len(self))])
+        ranks = [str(rank) for rank in range(1, 1 + shown)]
+        return "\n".join([head, *table(("query", *ranks), rows, len(self))])
+
+    def _cell(self, row: int, rank: int) -> str:
+        """Return a neighbour with its score, as it stands in a table."""
+        item = int(self.indices[row, rank])
+        if item < 0:
+            return "-"
+        is_relevant = self.relevant is not None and bool(self.relevant[row, rank])
+        mark = "*" if is_relevant else ""
+        return f"{item}{mark} ({float(self.scores[row, rank]):.4f})"
 
     def __repr__(self) -> str:
         return str(self)
@@ -295,68 +180,44 @@ def nearest(
     k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10.")
     memory = memory_bytes(_CALL, memory_mb)
     rows, gallery_rows = compared_sets(_CALL, ("embeddings", "gallery"), embeddings, gallery, similarity)
-    items = len(rows)
-    others = items if gallery_rows is None else len(gallery_rows)
-    refuse_ids_of_two_sets(_CALL, ids, one_set=gallery is None)
-    codes_of_ids = None if ids is None else check_labels(ids, items, "ids", "embeddings", _CALL)
-    names = ("query_ids", "gallery_ids", "query_groups", "gallery_groups")
-    given = dict(zip(names, (query_ids, gallery_ids, query_groups, gallery_groups), strict=True))
-    codes = exclusion_codes(_CALL, gallery is None, items, others, **given)
-    own_ids, item_ids = (codes_of_ids if gallery is None else codes[name] for name in ("query_ids", "gallery_ids"))
-    first = None if item_ids is None else first_of_each(item_ids)
-    index = first_of_each(own_ids) if queries is None and own_ids is not None else chosen(_CALL, queries, items)
-    exclusions = [
-        (of_query.numpy()[index.numpy()], of_item.numpy())
-        for kind in ("ids", "groups")
-        if (of_query := codes[f"query_{kind}"]) is not None and (of_item := codes[f"gallery_{kind}"]) is not None
-    ]
-    of_queries, of_items = _labels(labels, gallery, gallery_labels, items, others)
-    own = some = index.numpy()
-    searched: Any = slice(None)
-    if first is not None:
-        searched = first.numpy()
-        exclusions = [(of_query, of_item[searched]) for of_query, of_item in exclusions]
-    if codes_of_ids is not None and first is not None:
-        own = _places_among(codes_of_ids[index], codes_of_ids[first])
+    sizes = (len(rows), len(rows) if gallery_rows is None else len(gallery_rows))
+    exclusions = {"query_ids": query_ids, "gallery_ids": gallery_ids}
+    exclusions |= {"query_groups": query_groups, "gallery_groups": gallery_groups}
+    rules = _read_rules(ids, exclusions, sizes, one_set=gallery is None)
+    index = rules.chosen_queries(queries, len(rows))
+    query_labels, item_labels = _labels(labels, gallery, gallery_labels, sizes)
+    query_rows = index.numpy()
+    self_match = rules.self_matches(index)
     if gallery_rows is not None:
-        rows, some, own = rows[index], np.arange(len(index)), np.full(len(index), -1)
+        rows = rows[index]
+        query_rows = np.arange(len(index))
+        self_match = np.full(len(index), -1)
+    codes = rules.exclusions_of(index)
     with computing() as threads:
         vectors = Vectors(rows, gallery_rows, similarity, threads=threads)
-        found, read, left_out = search(vectors, some, searched, own, exclusions, k, memory)
+        found, scores, left_out = search(vectors, query_rows, rules.candidates(), self_match, codes, k, memory)
     if not bool((found >= 0).any()):
-        raise ValueError(
-            f"{_CALL}: none of the {len(index)} queries has a candidate. "
-            + ("Pass a second item, or a gallery." if not exclusions else "Ids or groups exclude the whole gallery.")
-        )
-    indices = torch.from_numpy(found).long()
-    if first is not None:
-        indices = torch.where(indices >= 0, first[indices], -1)
+        fix = "Ids or groups exclude the whole gallery." if codes else "Pass a second item, or a gallery."
+        raise ValueError(f"{_CALL}: none of the {len(index)} queries has a candidate. {fix}")
+    indices = rules.gallery_indices(torch.from_numpy(found).long())
     relevant = None
-    if of_queries is not None and of_items is not None:
-        relevant = (indices >= 0) & (of_items[indices] == of_queries[index][:, None])
-    beyond = torch.from_numpy(left_out)
-    return Neighbours(index, indices, read, _tied(read, beyond), beyond, relevant)
-
-
-def _places_among(ids: Int[Tensor, "queries"], distinct: Int[Tensor, "items"]) -> Int[np.ndarray, "queries"]:
-    """Return the place of each id among distinct ones, which hold them all."""
-    order = distinct.argsort()
-    places: Int[np.ndarray, "queries"] = order[torch.searchsorted(distinct[order], ids)].numpy()
-    return places
-
-
-def _tied(scores: Float[Tensor, "queries k"], left_out: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
-    """Return which of descending scores are not the only ones."""
-    same = scores.diff(dim=1) == 0
-    nothing = torch.zeros(len(scores), 1, dtype=torch.bool)
-    tied = torch.cat([same, nothing], dim=1) | torch.cat([nothing, same], dim=1)
-    return tied | ((scores == scores[:, -1:]) & (left_out > 0)[:, None])
+    if query_labels is not None and item_labels is not None:
+        relevant = (indices >= 0) & (item_labels[indices] == query_labels[index][:, None])
+    tied_beyond = torch.from_numpy(left_out)
+    return Neighbours(index, indices, scores, _tied(scores, tied_beyond), tied_beyond, relevant)
 
 
 def _labels(
-    labels: Any, gallery: Any, gallery_labels: Any, items: int, others: int
+    labels: Any, gallery: Any, gallery_labels: Any, sizes: tuple[int, int]
 ) -> tuple[Int[Tensor, "items"] | None, Int[Tensor, "gallery"] | None]:
-    """Return the labels of both sides as numbers; None without labels."""
+    """Return the labels of both sides as numbers; None without labels.
+
+    Args:
+        labels: Labels of the embeddings.
+        gallery: None for one set.
+        gallery_labels: Labels of the gallery items.
+        sizes: Number of embeddings and of gallery items.
+    """
     if (gallery_labels is not None) != (labels is not None and gallery is not None):
         raise ValueError(
             f"{_CALL}: labels, gallery and gallery_labels do not fit together. With a gallery, pass both labels and "
@@ -364,14 +225,97 @@ def _labels(
         )
     if labels is None:
         return None, None
-    of_queries: Labels = read_labels(labels, items, "labels", "embeddings", _CALL)
+    of_queries: Labels = read_labels(labels, sizes[0], "labels", "embeddings", _CALL)
     if gallery is None:
         return of_queries.codes, of_queries.codes
-    of_items = read_labels(gallery_labels, others, "gallery_labels", "gallery items", _CALL)
+    of_items = read_labels(gallery_labels, sizes[1], "gallery_labels", "gallery items", _CALL)
     (left, right), _ = numbered(_CALL, {"labels": of_queries, "gallery_labels": of_items})
     return left, right
 
 
+class _Rules(NamedTuple):
+    """Ids and groups: which items are candidates, and for whom they are not."""
+
+    query_ids: Int[Tensor, "items"] | None
+    # (gallery,) index of the first gallery item of each id, the only one that is a candidate; None without ids
+    first_items: Int[Tensor, "candidates"] | None
+    # ids and groups of both sides, by the name of the argument
+    codes: dict[str, Tensor | None]
+    # queries and gallery are one set
+    one_set: bool
+
+    def chosen_queries(self, queries: Any, items: int) -> Int[Tensor, "queries"]:
+        """Return the indices of the queries: those that a user chooses, or the first item of each id."""
+        if queries is None and self.query_ids is not None:
+            return first_of_each(self.query_ids)
+        return chosen_indices(_CALL, queries, items)
+
+    def candidates(self) -> Ints | slice:
+        """Return the indices of the gallery items that may be candidates, or a slice of all."""
+        return slice(None) if self.first_items is None else self.first_items.numpy()
+
+    def gallery_indices(self, positions: Int[Tensor, "queries k"]) -> Int[Tensor, "queries k"]:
+        """Return the gallery indices of items, given their positions among the candidates; -1 stays -1."""
+        if self.first_items is None:
+            return positions
+        return torch.where(positions >= 0, self.first_items[positions], -1)
+
+    def self_matches(self, index: Int[Tensor, "queries"]) -> Int[np.ndarray, "queries"]:
+        """Return the position among the candidates of the item that each query is, in one set."""
+        if not self.one_set or self.query_ids is None or self.first_items is None:
+            return index.numpy()
+        return _positions(self.query_ids[index], self.query_ids[self.first_items])
+
+    def exclusions_of(self, index: Int[Tensor, "queries"]) -> list[tuple[Ints, Ints]]:
+        """Return the codes of some queries and of all candidates, for ids and for groups, as far as there are any."""
+        exclusions = []
+        for kind in ("ids", "groups"):
+            of_queries = self.codes[f"query_{kind}"]
+            of_items = self.codes[f"gallery_{kind}"]
+            if of_queries is not None and of_items is not None:
+                exclusions.append((of_queries.numpy()[index.numpy()], of_items.numpy()[self.candidates()]))
+        return exclusions
+
+
+def _read_rules(ids: Any, exclusions: dict[str, Any], sizes: tuple[int, int], *, one_set: bool) -> _Rules:
+    """Return the rules that ids and groups make.
+
+    Args:
+        ids: Identity of each item of one set, or None.
+        exclusions: Ids and groups of both sides, by the name of the argument; None where there are none.
+        sizes: Number of embeddings and of gallery items.
+        one_set: Whether both are one set.
+    """
+    refuse_ids_of_two_sets(_CALL, ids, one_set=one_set)
+    ids_of_set = None if ids is None else check_labels(ids, sizes[0], "ids", "embeddings", _CALL)
+    codes = exclusion_codes(_CALL, one_set, *sizes, **exclusions)
+    query_ids = ids_of_set if one_set else codes["query_ids"]
+    item_ids = ids_of_set if one_set else codes["gallery_ids"]
+    first_items = None if item_ids is None else first_of_each(item_ids)
+    return _Rules(query_ids, first_items, codes, one_set)
+
+
+def _positions(ids: Int[Tensor, "queries"], distinct: Int[Tensor, "items"]) -> Int[np.ndarray, "queries"]:
+    """Return the position of each id among distinct ids, which hold them all."""
+    order = distinct.argsort()
+    positions: Int[np.ndarray, "queries"] = order[torch.searchsorted(distinct[order], ids)].numpy()
+    return positions
+
+
+def _tied(scores: Float[Tensor, "queries k"], left_out: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
+    """Return whether another candidate has the same score.
+
+    Args:
+        scores: Descending for each query.
+        left_out: Number of candidates that are not listed and have the last score.
+    """
+    equals_next = scores.diff(dim=1) == 0
+    no_neighbour = torch.zeros(len(scores), 1, dtype=torch.bool)
+    tied = torch.cat([equals_next, no_neighbour], dim=1) | torch.cat([no_neighbour, equals_next], dim=1)
+    return tied | ((scores == scores[:, -1:]) & (left_out > 0)[:, None])
+
+
+# Lowest and highest threshold of each similarity, and advice for another one.
 _RANGES = {
     "cosine": (-1.0, 1.0, "Cosines lie in [-1, 1]: pass one such as 0.98."),
     "dot": (-math.inf, math.inf, "Pass a finite dot product."),
@@ -408,12 +352,15 @@ class NearDuplicates:
 
     def __str__(self) -> str:
         """Return a table of the pairs with the highest scores."""
-        columns = (self.first, self.second, self.scores)
-        shown = zip(*(column[:SHOWN_ROWS].tolist() for column in columns), strict=True)
-        rows = [(str(first), str(second), f"{score:.4f}") for first, second, score in shown]
         head = f"{self.total:,} pairs with a score of at least {self.min_score:g}"
-        head += f", of which {len(self):,} are listed" if self.left_out else ""
-        return "\n".join([head, *(table(("first", "second", "score"), rows, len(self)) if rows else ())])
+        if self.left_out:
+            head += f", of which {len(self):,} are listed"
+        if not len(self):
+            return head
+        shown = slice(SHOWN_ROWS)
+        columns = (self.first[shown].tolist(), self.second[shown].tolist(), self.scores[shown].tolist())
+        rows = [(str(first), str(second), f"{score:.4f}") for first, second, score in zip(*columns, strict=True)]
+        return "\n".join([head, *table(("first", "second", "score"), rows, len(self))])
 
     def __repr__(self) -> str:
         return str(self)
@@ -478,8 +425,13 @@ def near_duplicates(
     with computing() as threads:
         vectors = Vectors(left, right, similarity, threads=threads)
         (rows, columns, scores), total = pairs_from(vectors, float(vectors.from_user(threshold)), most, memory)
-    first, second = torch.from_numpy(rows), torch.from_numpy(columns)
-    return NearDuplicates(first, second, scores_of(vectors, scores), total, threshold)
+    return NearDuplicates(
+        first=torch.from_numpy(rows),
+        second=torch.from_numpy(columns),
+        scores=scores_of(vectors, scores),
+        total=total,
+        min_score=threshold,
+    )
 
 
 def _threshold(min_score: Any, similarity: Similarity) -> float:
@@ -488,7 +440,155 @@ def _threshold(min_score: Any, similarity: Similarity) -> float:
     try:
         threshold = float(min_score)
     except (TypeError, ValueError):
-        threshold = math.nan
+        threshold = math.nan  # refused below
     if not (low <= threshold <= high and math.isfinite(threshold)):
         raise ValueError(f"near_duplicates: no {similarity} score is compared with min_score={min_score!r}. {fix}")
     return threshold
+
+
+# ------------------------------------------------------------------------------- shared with other functions on neighbours
+
+
+def compared_sets(
+    call: str, names: tuple[str, str], a: Any, b: Any, similarity: Similarity
+) -> tuple[Tensor, Tensor | None]:
+    """Return two sets of vectors, or of codes of -1 and +1, that can be compared; None for b stays None.
+
+    Args:
+        call: The public function, for messages.
+        names: Names of the two arguments.
+        a: (items, dim) vectors or binary codes.
+        b: (others, dim) vectors or binary codes; None to compare a with itself.
+        similarity: How they will be compared.
+
+    Raises:
+        ValueError: If they are not finite matrices of equal dimension.
+    """
+    check_similarity(similarity)
+    left = _vectors(call, names[0], a, similarity)
+    if b is None:
+        return left, None
+    right = _vectors(call, names[1], b, similarity)
+    if left.shape[1] != right.shape[1]:
+        raise ValueError(
+            f"{call}: {names[0]} have dimension {left.shape[1]}, {names[1]} {right.shape[1]}. Both must come from the same "
+            "model."
+        )
+    return left, right
+
+
+def scores_of(vectors: Vectors, scores: Floats) -> Float[Tensor, "*shape"]:
+    """Return exact scores in the units of the data; NaN for -inf."""
+    return torch.from_numpy(np.where(np.isinf(scores), np.nan, vectors.to_user(scores)))
+
+
+def search(
+    vectors: Vectors,
+    queries: Ints,
+    items: Ints | slice,
+    self_match: Ints,
+    exclusions: Sequence[tuple[Ints, Ints]],
+    k: int,
+    memory: float,
+) -> tuple[Ints, Float[Tensor, "queries k"], Ints]:
+    """Return positions of the first k candidates of some queries, their scores, and how many more tie with the last.
+
+    Args:
+        vectors: All queries and items.
+        queries: (queries,) index of each query.
+        items: Indices of the items to search, or a slice of all, which are not copied.
+        self_match: (queries,) position among the items that each query is; -1 for none.
+        exclusions: Codes of the queries and of the items, for each reason to exclude, as in `engine.nearest.nearest_items`.
+        k: Number of candidates.
+        memory: Budget in bytes.
+    """
+    is_whole = isinstance(items, slice) and np.array_equal(queries, np.arange(len(vectors.pairs.queries)))
+    if not is_whole:
+        vectors = vectors.take(queries, items)
+        # Only `self_match` excludes: a row that stands for several items is a candidate of itself.
+        vectors.one_set = False
+    found, scores, left_out = nearest_items(vectors, self_match.astype(np.int32), exclusions, k, memory)
+    return found, scores_of(vectors, scores), left_out
+
+
+def positive_whole(
+    call: str, name: str, value: Any, fix: str, *, least: int = 1, most: int | None = LARGEST_RANK
+) -> int:
+    """Return a value of any library as a whole number.
+
+    Args:
+        call: The public function, for messages.
+        name: Name of the argument.
+        value: What the caller passed.
+        fix: Advice, for messages.
+        least: The smallest allowed number.
+        most: The largest allowed number; None for no limit.
+
+    Raises:
+        ValueError: If the value is no whole number, or out of range.
+    """
+    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    whole = value.__index__() if is_whole else None
+    if whole is None or whole < least:
+        raise ValueError(f"{call}: {name}={value!r} must be a whole number of at least {least}. {fix}")
+    if most is not None and whole > most:
+        raise ValueError(f"{call}: {name}={value!r} must be at most {most}. {fix}")
+    return int(whole)
+
+
+def positive_number(call: str, name: str, value: Any, fix: str) -> float:
+    """Return a value of any library as a positive, finite number; see `positive_whole` for the arguments.
+
+    Raises:
+        ValueError: If the value is no such number.
+    """
+    is_scalar_array = hasattr(value, "item") and np.ndim(value) == 0
+    number = value.item() if is_scalar_array else value
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    if not (is_number and 0 < number < math.inf):
+        raise ValueError(f"{call}: {name}={value!r} must be a positive number. {fix}")
+    return float(number)
+
+
+def chosen_indices(call: str, queries: Any, items: int, name: str = "queries") -> Int[Tensor, "queries"]:
+    """Return the indices of the embeddings that an argument chooses.
+
+    Args:
+        call: The public function, for messages.
+        queries: Indices, or a mask of all embeddings; None chooses all.
+        items: Number of embeddings.
+        name: Name of the argument.
+
+    Raises:
+        ValueError: If the argument holds no indices, or some out of range.
+    """
+    if queries is None:
+        return torch.arange(items)
+    index = as_tensor(queries, name, call).cpu()
+    if not index.numel():
+        raise ValueError(f"{call}: {name} is empty. Pass the index of at least one of the {items} embeddings.")
+    if index.ndim == 1 and index.dtype == torch.bool and len(index) == items:
+        index = index.nonzero().flatten()
+    if index.ndim != 1 or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+        raise ValueError(
+            f"{call}: {name} must be indices of embeddings, one-dimensional integers, or a mask of all {items}; got shape "
+            f"{tuple(index.shape)} of {index.dtype}. Pass a list of indices, such as [0, 5]."
+        )
+    index = index.long()
+    outside = index[(index < 0) | (index >= items)]
+    if len(outside):
+        raise ValueError(
+            f"{call}: {name} holds {int(outside[0])}, but embeddings has {items} items. Pass indices from 0 to {items - 1}."
+        )
+    if not len(index):
+        raise ValueError(f"{call}: {name} chooses none of the {items} embeddings. Pass at least one index.")
+    return index
+
+
+def _vectors(call: str, name: str, value: Any, similarity: Similarity) -> Tensor:
+    """Return vectors, or codes of -1 and +1, that can be compared."""
+    vectors = as_tensor(value, name, call).cpu()
+    if similarity == "hamming":
+        return signs(vectors, name, call)
+    check_embeddings(vectors, name, call)
+    return computable(vectors)

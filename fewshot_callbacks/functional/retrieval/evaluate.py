@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Unpack
 
@@ -14,7 +14,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes, presence
-from fewshot_callbacks.engine.evaluation import Evaluation, Matches
+from fewshot_callbacks.engine.evaluation import Evaluation, Matches, PooledPairs
 from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.engine.relevance import Relevance as Candidates
@@ -57,7 +57,16 @@ from fewshot_callbacks.functional.statistics import (
 )
 from fewshot_callbacks.sources.stored_rows import in_memory
 
+# The public function, for messages.
 _CALL = "evaluate_retrieval"
+# Metrics that depend on grades, with their gain.
+GAINS: dict[str, Gain] = {"ndcg@{k}": "exponential", "ndcg@{k}_linear": "linear"}
+# Ranks that each thread sums at once: 8 MB.
+RANKS_AT_ONCE = 2**20
+# Sources of metrics that need the counts of all pairs together.
+OF_PAIRS = ("pairs", "classes")
+# Metrics by which pictures and pages order the queries: each report has them for each query.
+ALWAYS = ("mAP", "mrr")
 
 
 class NothingToRetrieveError(ValueError):
@@ -176,22 +185,18 @@ def _refuse_other_calls(
 
 
 def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: Progress | None) -> RetrievalReport:
-    """Draw the queries, rank all pairs, summarise; the report is the same in every process."""
+    """Return the report of some inputs, without its duration; it is the same in every process. Collective."""
     processes = inputs.processes
-    asked = _draw(inputs, settings)
+    sample = _draw(inputs, settings)
     device = compute_device(_CALL, "cpu" if settings.similarity == "hamming" else settings.device)
-    if settings.memory_mb is None and device.type == "cuda":  # half of what is free there
-        budget = torch.cuda.mem_get_info(device)[0] // 2
-    else:
-        budget = memory_bytes(_CALL, settings.memory_mb)
+    budget = _budget(settings, device)
     with computing() as threads:
-        ranked = asked.as_one_set()
-        vectors = ranked.vectors(settings.similarity, threads)
-        relevance, grades, absent = ranked.relevance()
+        sets = sample.as_one_set()
+        vectors = sets.vectors(settings.similarity, threads)
+        relevance, grades, absent = sets.relevance()
+        copies = _own_copies(sample, settings)
+        per_query = _PerQuery(relevance, grades, absent, len(sets.gallery_labels), settings, copies)
         request = _request(settings)
-        copies = _own_copies(asked, settings)
-        per_query = _PerQuery(relevance, grades, absent, len(ranked.gallery_labels), settings, copies)
-        counted = settings.threshold is not None or any(one.metric.source in OF_PAIRS for one in settings.asked())
         evaluation = Evaluation(
             vectors,
             relevance,
@@ -199,49 +204,67 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             device=None if device.type == "cpu" else device,
             progress=progress,
         )
-        result = evaluation.run(per_query.add, forecast=request.foresee if counted else None, places=per_query.graded)
-        matches, pairs = result.matches, result.pooled
+        result = evaluation.run(
+            per_query.add,
+            forecast=request.foresee if _needs_all_pairs(settings) else None,
+            places=per_query.graded,
+        )
+        matches = result.matches
+        pairs = result.pooled
         del result
         if any(asked.metric.source == "prototypes" for asked in settings.asked()):
-            per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, asked, settings)
-        per_query.gather(processes, asked.share.queries, len(asked.query_labels))
+            per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, sample, settings)
+        per_query.gather(processes, sample.share.queries, len(sample.query_labels))
         if not bool(per_query.has_candidate.any()):
-            raise NothingToRetrieveError(_no_match(asked))
-        pooled = None if pairs is None else decide(pairs, request)
-        own, classes = asked.own_query_labels.numpy(), asked.query_labels.unique().numpy()
-        consistency = {}
-        if pairs is not None:  # always, if there are rates
-            consistency = {
-                rate: threshold_consistency(pairs, own, classes, asked.label_names, rate)
-                for rate in settings.consistency_rates
-            }
+            raise NothingToRetrieveError(_no_match(sample))
+        pooled = None
+        consistency: dict[float, ThresholdConsistency] = {}
+        if pairs is not None:
+            pooled = decide(pairs, request)
+            consistency = _consistency(pairs, sample, settings.consistency_rates)
         del pairs  # collected pairs and cached scores take most of the budget
-        notes = notes_on(vectors, per_query.relevant, per_query.tied)
-        if inputs.given is not None:
-            notes += inputs.given.notes + _note_of_grades(inputs.given, settings)
-        if pooled is not None:
-            others = pooled.pair_counts.irrelevant
-            notes += note_of_rates("match", request.false_match_rates, others, "irrelevant pairs")
-        notes += [note for rate, found in consistency.items() for note in found.notes(rate)]
-        notes[:0] = asked.notes_on_repeated_items(per_query.effect_of_copies())
+        notes = _notes_on_sample(inputs, sample, settings)
+        notes += sample.notes_on_repeated_items(per_query.effect_of_copies())
+        notes += notes_on(vectors, per_query.relevant, per_query.tied)
+        notes += _notes_on_values(inputs.given, settings, pooled, consistency)
         memory_note = _memory_note(evaluation, processes, budget)
-        if asked.drawn is not None:
-            notes.insert(
-                0,
-                f"An estimate: {len(asked.drawn):,} of {len(inputs.query_labels):,} queries were drawn (seed "
-                f"{settings.seed}); the intervals show its uncertainty. Grouped Recall is computed for all queries.",
-            )
-        of_all = asked.drawn is None
-        grouped = _grouped(notes, ranked if of_all else inputs, settings, matches if of_all else None, threads)
-        return _summarised(inputs, asked, settings, per_query, pooled, consistency, grouped, tuple(notes), memory_note)
+        if sample.drawn is None:
+            grouped, note_on_groups = _grouped(sets, settings, matches, threads)
+        else:
+            grouped, note_on_groups = _grouped(inputs, settings, None, threads)
+        notes += note_on_groups
+        return _summarised(inputs, sample, settings, per_query, pooled, consistency, grouped, tuple(notes), memory_note)
+
+
+def _budget(settings: RetrievalSettings, device: torch.device) -> float:
+    """Return the memory budget in bytes; by default half of the free memory of a GPU."""
+    if settings.memory_mb is None and device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // 2
+    return memory_bytes(_CALL, settings.memory_mb)
+
+
+def _needs_all_pairs(settings: RetrievalSettings) -> bool:
+    """Return whether a metric or the threshold needs the counts of all pairs together."""
+    return settings.threshold is not None or any(asked.metric.source in OF_PAIRS for asked in settings.asked())
+
+
+def _consistency(
+    pairs: PooledPairs, sample: RetrievalInputs, rates: Sequence[float]
+) -> dict[float, ThresholdConsistency]:
+    """Return the threshold consistency for each largest false match rate. Collective."""
+    own = sample.own_query_labels.numpy()
+    classes = sample.query_labels.unique().numpy()
+    return {rate: threshold_consistency(pairs, own, classes, sample.label_names, rate) for rate in rates}
 
 
 def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInputs:
     """Return the inputs with the queries that are evaluated: all, or `max_queries`, of each class in proportion to its size.
 
-    Systematic sampling: every n-th query of those sorted by class, in random order within a class, from a random start.
+    Systematic sampling: queries are sorted by class, in random order within a class; every n-th is drawn, from a random
+    start.
     """
-    labels, count = inputs.query_labels, settings.max_queries
+    labels = inputs.query_labels
+    count = settings.max_queries
     if count is None or count >= len(labels):
         return inputs
     generator = torch.Generator().manual_seed(settings.seed)
@@ -252,31 +275,59 @@ def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInpu
     return inputs.sample(by_class[places].sort().values)
 
 
-def _own_copies(asked: RetrievalInputs, settings: RetrievalSettings) -> Int[Tensor, "own"] | None:
-    """Return the number of copies of each query of this process; None where no note will say what they do.
+def _own_copies(sample: RetrievalInputs, settings: RetrievalSettings) -> Int[Tensor, "own"] | None:
+    """Return the number of copies of each query of this process; None if no note will say how they change values.
 
     By an inner product, a longer vector may score higher than the copy of a query, so that ranks do not show the copies.
     """
-    if asked.copies is None or not asked.copies.is_noted or settings.similarity == "dot":
+    if sample.copies is None or not sample.copies.is_noted or settings.similarity == "dot":
         return None
-    return torch.from_numpy(asked.copies.counts)[asked.share.queries]
+    return torch.from_numpy(sample.copies.counts)[sample.share.queries]
 
 
 def _request(settings: RetrievalSettings) -> PooledRequest:
     """Return the settings of the pooled metrics."""
     return PooledRequest(
-        settings.parameters("recall@precision{p}"),
-        settings.threshold_bounds or (-math.inf, math.inf),
-        () if settings.threshold is None else (settings.threshold,),
-        settings.parameters("fnmr@fmr{p}"),
-        "eer" in settings.metrics,
-        "auc_pr" in settings.metrics,
+        precisions=settings.parameters("recall@precision{p}"),
+        bounds=settings.threshold_bounds or (-math.inf, math.inf),
+        thresholds=() if settings.threshold is None else (settings.threshold,),
+        false_match_rates=settings.parameters("fnmr@fmr{p}"),
+        equal_error_rate="eer" in settings.metrics,
+        average_precision="auc_pr" in settings.metrics,
     )
+
+
+def _notes_on_sample(inputs: RetrievalInputs, sample: RetrievalInputs, settings: RetrievalSettings) -> list[str]:
+    """Return a note on a sample of the queries."""
+    if sample.drawn is None:
+        return []
+    return [
+        f"An estimate: {len(sample.drawn):,} of {len(inputs.query_labels):,} queries were drawn (seed "
+        f"{settings.seed}); the intervals show its uncertainty. Grouped Recall is computed for all queries."
+    ]
+
+
+def _notes_on_values(
+    given: Relevance | None,
+    settings: RetrievalSettings,
+    pooled: PooledDecisions | None,
+    consistency: Mapping[float, ThresholdConsistency],
+) -> list[str]:
+    """Return notes on a relevance that was given, on rates of few pairs, and on thresholds of classes."""
+    notes: list[str] = []
+    if given is not None:
+        notes += given.notes + _note_of_grades(given, settings)
+    if pooled is not None:
+        rates = settings.parameters("fnmr@fmr{p}")
+        notes += note_of_rates("match", rates, pooled.pair_counts.irrelevant, "irrelevant pairs")
+    for rate, of_rate in consistency.items():
+        notes += of_rate.notes(rate)
+    return notes
 
 
 def _summarised(
     inputs: RetrievalInputs,
-    asked: RetrievalInputs,
+    sample: RetrievalInputs,
     settings: RetrievalSettings,
     per_query: _PerQuery,
     pooled: PooledDecisions | None,
@@ -285,21 +336,26 @@ def _summarised(
     notes: tuple[str, ...],
     memory_note: str | None,
 ) -> RetrievalReport:
-    """Take the values that were asked for, and their intervals."""
-    labels, confidence = asked.query_labels, settings.confidence
+    """Return the report with the values that are asked for, and their intervals."""
+    labels = sample.query_labels
+    confidence = settings.confidence
     sources: dict[str, Any] = {"pairs": pooled, "classes": consistency, "groups": grouped}
     values: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
-    for wanted in settings.asked():
-        key, metric = wanted.key, wanted.metric
+    for asked in settings.asked():
+        key = asked.key
+        metric = asked.metric
         if metric.source in ("ranks", "prototypes"):
-            of_queries = per_query.values[wanted.of_queries]
-            values[key], intervals[key] = mean_over_queries(wanted, of_queries, labels, confidence)
-        elif (source := sources[metric.source]) is not None:
-            assert metric.value is not None
-            values[key] = metric.value(source, **wanted.parameters)
-            if metric.source == "groups":
-                intervals[key] = source.intervals[wanted.parameters["k"]]
+            of_queries = per_query.values[asked.of_queries]
+            values[key], intervals[key] = mean_over_queries(asked, of_queries, labels, confidence)
+            continue
+        source = sources[metric.source]
+        if source is None:
+            continue
+        assert metric.value is not None
+        values[key] = metric.value(source, **asked.parameters)
+        if metric.source == "groups":
+            intervals[key] = source.intervals[asked.parameters["k"]]
     return RetrievalReport(
         values=values,
         pooled=pooled,
@@ -308,87 +364,71 @@ def _summarised(
         intervals=intervals,
         confidence=confidence,
         queries=len(labels),
-        gallery=len(asked.gallery_labels),
+        gallery=len(sample.gallery_labels),
         classes=0 if inputs.given is not None else len(inputs.query_labels.unique()),
         queries_without_match=int((per_query.relevant == 0).sum()),
         queries_with_ties=int(per_query.tied.sum()),
-        queries_with_copies=0 if asked.copies is None else asked.copies.queries,
-        is_estimate=asked.drawn is not None,
+        queries_with_copies=0 if sample.copies is None else sample.copies.queries,
+        is_estimate=sample.drawn is not None,
         similarity=settings.similarity,
         ties=settings.ties,
         notes=notes,
         memory_note=memory_note,
         per_query=per_query.values,
         query_labels=labels,
-        drawn=asked.drawn,
-        counted=asked.counted,
-        label_names=asked.label_names,
+        drawn=sample.drawn,
+        counted=sample.counted,
+        label_names=sample.label_names,
         seconds=math.nan,
     )
 
 
 def _grouped(
-    notes: list[str], sets: RetrievalInputs, settings: RetrievalSettings, matches: Matches | None, threads: int
-) -> GroupedRecall | None:
-    """Compute Grouped Recall; where that cannot be, add a note, for the other metrics stand without it.
+    sets: RetrievalInputs, settings: RetrievalSettings, matches: Matches | None, threads: int
+) -> tuple[GroupedRecall | None, list[str]]:
+    """Return Grouped Recall, or a note on why it is left out: the other metrics stand without it. Collective.
 
     Args:
-        notes: Those of the report, to which one may be added.
         sets: Queries and gallery.
-        settings: Those of the evaluation.
+        settings: Settings of the evaluation.
         matches: The best matches of all queries; None if only some of the queries were evaluated.
-        threads: To compute with.
+        threads: Number of threads to compute with.
     """
     if not settings.grouped_k:
-        return None
+        return None, []
     size = settings.group_size
     distinct = len(sets.query_labels.unique())
     if size is not None and distinct < 2 * size:
-        if settings.sets_groups or settings.names_grouped_recall:
-            notes.append(_note_of_few_classes(settings, size, distinct))
-        return None
+        is_wanted = settings.sets_groups or settings.names_grouped_recall
+        return None, [_note_of_few_classes(settings, size, distinct)] if is_wanted else []
     try:
         splits = choose_groups(_CALL, sets, settings)
     except ValueError as error:
-        notes.append(f"Grouped Recall is left out. {error}")
-        return None
+        return None, [f"Grouped Recall is left out. {error}"]
     try:
-        return search_groups(sets, splits, settings, matches, threads)
+        return search_groups(sets, splits, settings, matches, threads), []
     except GroupWithoutMatchError as error:
-        notes.append(str(error))
-        return None
+        return None, [str(error)]
 
 
 def _note_of_few_classes(settings: RetrievalSettings, size: int, distinct: int) -> str:
-    """Write why there is no Grouped Recall, and what gives one.
+    """Return why there is no Grouped Recall, and what gives one.
 
     Args:
-        settings: Those of the evaluation.
+        settings: Settings of the evaluation.
         size: The number of labels in a group.
         distinct: The number of labels of the queries.
     """
     groups = f"{size} labels (label_groups='auto')" if settings.chooses_group_size else f"label_groups={size} labels"
-    # two groups of two labels are the fewest
+    # At least two groups of two labels are needed.
     fix = f"Use label_groups <= {distinct // 2}." if distinct >= 4 else "Pass label_groups=None."
     return f"Grouped Recall is left out: two groups of {groups} need {2 * size}, and the queries have {distinct}. {fix}"
-
-
-# Metrics that grades matter to, with their gain.
-GAINS: dict[str, Gain] = {"ndcg@{k}": "exponential", "ndcg@{k}_linear": "linear"}
-# Places of ranks that each thread sums at once: 8 MB.
-PLACES_AT_ONCE = 2**20
-
-# Sources of metrics that need the counts of all pairs together.
-OF_PAIRS = ("pairs", "classes")
-
-# What pictures and pages order the queries by; each report has it for each query.
-ALWAYS = ("mAP", "mrr")
 
 
 def mean_over_queries(
     asked: Asked, values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float
 ) -> tuple[float, Interval]:
-    """Average the queries that have a value, or the means of their classes; with the interval."""
+    """Return the mean over the queries that have a value, or over the means of their classes, and its interval."""
     if asked.is_macro:
         return macro_mean(values, labels), macro_mean_interval(values, labels, confidence)
     present = ~values.isnan()
@@ -396,7 +436,16 @@ def mean_over_queries(
 
 
 class _PerQuery:
-    """The metrics of each query, filled block by block."""
+    """The metrics of each query, filled block by block.
+
+    Args:
+        relevance: Relevant items of each query of this process.
+        grades: Grade of each entry of their lists; None if all are 1.
+        absent: Relevant items that are not in the gallery; None if there are none.
+        items: Number of gallery items.
+        settings: Settings of the evaluation.
+        copies: Number of copies of each query; None if no note says how they change values.
+    """
 
     def __init__(
         self,
@@ -407,10 +456,15 @@ class _PerQuery:
         settings: RetrievalSettings,
         copies: Int[Tensor, "queries"] | None = None,
     ) -> None:
-        self.lists, self.grades, self.items, self.ties = relevance.relevant, grades, items, settings.ties
+        self.lists = relevance.relevant
+        self.grades = grades
         self.absent = absent
-        every = [asked_metric(key) for key in ALWAYS] + settings.asked()
-        self.metrics = {asked.of_queries: asked for asked in every if asked.metric.source == "ranks"}
+        self.items = items
+        self.ties = settings.ties
+        self.copies = copies
+        # metrics that come from ranks, by the key of the mean over queries
+        keys = [asked_metric(key) for key in ALWAYS] + settings.asked()
+        self.metrics = {asked.of_queries: asked for asked in keys if asked.metric.source == "ranks"}
         queries = len(self.lists.start)
         self.values: dict[str, Float[Tensor, "queries"]] = {
             name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in self.metrics
@@ -418,19 +472,18 @@ class _PerQuery:
         self.relevant: Int[Tensor, "queries"] = torch.zeros(queries, dtype=torch.int64)
         self.has_candidate = torch.zeros(queries, dtype=torch.bool)
         self.tied = torch.zeros(queries, dtype=torch.bool)
-        # number of copies of each query, and recall@1 with and without them; None where that will not be said
-        self.copies = copies
-        self.of_copies: Float[Tensor, "two queries"] | None = None
+        # recall@1 of each query with its copies, and without them
+        self.recalls_of_copies: Float[Tensor, "two queries"] | None = None
         if copies is not None:
-            self.of_copies = torch.full((2, queries), torch.nan, dtype=torch.float64)
+            self.recalls_of_copies = torch.full((2, queries), torch.nan, dtype=torch.float64)
 
     @property
     def graded(self) -> bool:
-        """Whether grades matter."""
+        """Whether a metric depends on grades."""
         return self.grades is not None and any(asked.metric.pattern in GAINS for asked in self.metrics.values())
 
     def add(self, ranks: RankBlock) -> None:
-        """Compute the metrics of the queries of a block; several threads do this, each for queries of its own."""
+        """Compute the metrics of the queries of a block. Several threads call it at once, each for its own queries."""
         index = ranks.queries.cpu()
         self.has_candidate[index] = ranks.relevant.cpu() > 0
         if self.absent is not None:
@@ -448,57 +501,69 @@ class _PerQuery:
                 assert asked.metric.value is not None
                 self.values[name][index] = asked.metric.value(ranks, ties=self.ties, **asked.parameters).cpu()
         self.tied[index] = depends_on_ties(ranks).cpu()
-        if self.copies is not None and self.of_copies is not None:
+        if self.copies is not None and self.recalls_of_copies is not None:
             copies = self.copies[index].to(ranks.relevant.device)
-            self.of_copies[0, index] = recall_at_k(ranks, 1, self.ties).cpu()
-            self.of_copies[1, index] = recall_at_k(without_nearest(ranks, copies), 1, self.ties).cpu()
+            self.recalls_of_copies[0, index] = recall_at_k(ranks, 1, self.ties).cpu()
+            self.recalls_of_copies[1, index] = recall_at_k(without_nearest(ranks, copies), 1, self.ties).cpu()
 
     def effect_of_copies(self) -> str:
-        """Return a sentence on what copies do, after the values of all processes were gathered."""
-        if self.of_copies is None:
+        """Return the beginning of a note on copies, after the values of all processes were gathered."""
+        if self.recalls_of_copies is None:
             return "A copy is a perfect neighbour"
-        recalls = [exact_mean(values[~values.isnan()]) for values in self.of_copies]
-        if math.isnan(recalls[1]):
-            return f"A copy is a perfect neighbour: recall@1 is {recalls[0]:.3f}, and no query has any other match"
-        return f"A copy is a perfect neighbour: recall@1 is {recalls[0]:.3f}, and {recalls[1]:.3f} without their copies"
+        recall, without_copies = (exact_mean(values[~values.isnan()]) for values in self.recalls_of_copies)
+        if math.isnan(without_copies):
+            return f"A copy is a perfect neighbour: recall@1 is {recall:.3f}, and no query has any other match"
+        return f"A copy is a perfect neighbour: recall@1 is {recall:.3f}, and {without_copies:.3f} without their copies"
 
     def _graded_ndcg(self, ranks: RankBlock, asked: Asked) -> Float[Tensor, "queries"]:
-        """Compute nDCG of grades, some queries at a time, since its sums have a place for each rank up to k."""
+        """Return nDCG of grades, a few queries at a time, since its sums have a term for each rank up to k."""
         assert self.grades is not None
         assert ranks.places is not None
         entries = torch.from_numpy(self.lists.start)[ranks.queries, None] + ranks.places
         entries.clamp_(max=max(0, len(self.grades) - 1))
         grades = torch.from_numpy(self.grades[entries.numpy()].astype(np.float64)).masked_fill_(~ranks.valid, 0.0)
-        columns, items = grades.shape[1], self.items
+        columns = grades.shape[1]
+        items = self.items
         if self.absent is not None:
-            missing = torch.from_numpy(self.absent.padded(ranks.queries.numpy()))
-            grades, items = torch.cat([grades, missing], dim=1), items + missing.shape[1]
-        gains, absent = gains_of(grades, GAINS[asked.metric.pattern]).tensor_split([columns], dim=1)
+            grades_of_absent = torch.from_numpy(self.absent.padded(ranks.queries.numpy()))
+            grades = torch.cat([grades, grades_of_absent], dim=1)
+            items += grades_of_absent.shape[1]
+        gains, gains_of_absent = gains_of(grades, GAINS[asked.metric.pattern]).tensor_split([columns], dim=1)
         k = min(asked.parameters["k"], items)
         values = []
-        for some in torch.arange(len(gains)).split(max(1, PLACES_AT_ONCE // k)):
-            rows = RankBlock(*(getattr(ranks, field.name)[some] for field in fields(ranks)))
-            values.append(graded_ndcg(rows, gains[some], k, self.ties, absent[some]))
+        for part in torch.arange(len(gains)).split(max(1, RANKS_AT_ONCE // k)):
+            ranks_of_part = RankBlock(*(getattr(ranks, field.name)[part] for field in fields(ranks)))
+            values.append(graded_ndcg(ranks_of_part, gains[part], k, self.ties, gains_of_absent[part]))
         return torch.cat(values)
 
     def gather(self, processes: Processes, own: Int[Tensor, "own"], length: int) -> None:
-        """Gather the values of the queries of all processes, in their order."""
-        beside = self.relevant.double(), self.has_candidate.double(), self.tied.double()
-        values = processes.placed(torch.stack([*self.values.values(), *beside]), own, length)
-        self.values = dict(zip(self.values, values, strict=False))
-        self.relevant, self.has_candidate, self.tied = values[-3].long(), values[-2].bool(), values[-1].bool()
-        if self.of_copies is not None:
-            self.of_copies = processes.placed(self.of_copies, own, length)
+        """Gather the values of the queries of all processes, in their order. Collective.
+
+        Args:
+            processes: All processes.
+            own: Index of each query of this process among all queries.
+            length: Number of all queries.
+        """
+        others = [self.relevant.double(), self.has_candidate.double(), self.tied.double()]
+        columns = processes.placed(torch.stack([*self.values.values(), *others]), own, length)
+        *values, relevant, has_candidate, tied = columns
+        self.values = dict(zip(self.values, values, strict=True))
+        self.relevant = relevant.long()
+        self.has_candidate = has_candidate.bool()
+        self.tied = tied.bool()
+        if self.recalls_of_copies is not None:
+            self.recalls_of_copies = processes.placed(self.recalls_of_copies, own, length)
 
 
 def _prototype_accuracy(
-    inputs: RetrievalInputs, asked: RetrievalInputs, settings: RetrievalSettings
+    inputs: RetrievalInputs, sample: RetrievalInputs, settings: RetrievalSettings
 ) -> Float[Tensor, "queries"]:
-    """Nearest-prototype accuracy of the queries of this process that are evaluated."""
-    evaluated = inputs if inputs.same_set else asked  # a drawn query is left out of its own class's mean, too
+    """Return the nearest-prototype accuracy of the queries of this process that are evaluated. Collective."""
+    # In one set, the queries are the gallery, which a sample does not hold: all are computed, and some are returned.
+    queries = inputs if inputs.same_set else sample
     values = nearest_prototype(  # on the CPU, where the embeddings are
-        in_memory(evaluated.queries),
-        evaluated.own_query_labels,
+        in_memory(queries.queries),
+        queries.own_query_labels,
         in_memory(inputs.gallery),
         inputs.own_gallery_labels,
         similarity=settings.similarity,
@@ -506,12 +571,14 @@ def _prototype_accuracy(
         memory_bytes=settings.main_memory(),
         processes=inputs.processes,
     )
-    return values[inputs.is_here(asked.drawn)] if inputs.same_set and asked.drawn is not None else values
+    if inputs.same_set and sample.drawn is not None:
+        return values[inputs.is_here(sample.drawn)]
+    return values
 
 
 def _note_of_grades(relevance: Relevance, settings: RetrievalSettings) -> list[str]:
-    """Note that nDCG, unlike that of trec_eval, does not take the grades that are below the smallest relevant one."""
-    graded = [one.key for one in settings.asked() if one.metric.pattern in GAINS]
+    """Return a note on grades below the smallest relevant one, which nDCG of trec_eval takes, and this one does not."""
+    graded = [asked.key for asked in settings.asked() if asked.metric.pattern in GAINS]
     if not (graded and relevance.below):
         return []
     return [
@@ -520,30 +587,36 @@ def _note_of_grades(relevance: Relevance, settings: RetrievalSettings) -> list[s
     ]
 
 
-def _no_match(asked: RetrievalInputs) -> str:
-    queries, labels = len(asked.query_labels), asked.query_labels.unique()
-    shared = len(torch.isin(labels, asked.gallery_labels).nonzero())
-    once = asked.same_set and len(labels) == queries
-    what = "another item of its class" if asked.same_set else "an item of its class in the gallery"
-    if asked.given is not None:
-        what = "a relevant candidate"
+def _no_match(sample: RetrievalInputs) -> str:
+    """Return the message of an evaluation in which no query has a relevant candidate."""
+    queries = len(sample.query_labels)
+    labels = sample.query_labels.unique()
+    shared = len(torch.isin(labels, sample.gallery_labels).nonzero())
+    occurs_once = sample.same_set and len(labels) == queries
+    missing = "another item of its class" if sample.same_set else "an item of its class in the gallery"
+    if sample.given is not None:
+        missing = "a relevant candidate"
         fix = "the rows of the relevance are those of the embeddings, and what ids, groups and ignored items leave out"
-    elif any(code is not None for code in asked.codes.values()) and shared and not once:
-        what += " that ids or groups do not exclude"
+    elif any(code is not None for code in sample.codes.values()) and shared and not occurs_once:
+        missing += " that ids or groups do not exclude"
         fix = "a group is not a whole class, and an id not shared by different items"
     else:
-        fact = f"{shared} of the queries' {len(labels)} labels occur in the gallery"
-        what += f" (each of the {len(labels)} labels occurs once)" if once else f" ({fact})"
+        if occurs_once:
+            missing += f" (each of the {len(labels)} labels occurs once)"
+        else:
+            missing += f" ({shared} of the queries' {len(labels)} labels occur in the gallery)"
         fix = "labels name classes, not items, and that the set holds at least two items of some class"
-    return f"{_CALL}: none of the {queries} queries has {what}, so nothing can be retrieved. Check that {fix}."
+    return f"{_CALL}: none of the {queries} queries has {missing}, so nothing can be retrieved. Check that {fix}."
 
 
 def _memory_note(evaluation: Evaluation, processes: Processes, budget: float) -> str | None:
-    taken, asked = processes.largest([float(evaluation.layout.bytes), -budget])
-    if taken <= -asked:
+    """Return a note if the evaluation takes more than its budget in some process. Collective."""
+    taken, negative_budget = processes.largest([float(evaluation.layout.bytes), -budget])
+    smallest_budget = -negative_budget
+    if taken <= smallest_budget:
         return None
     needed = math.ceil(taken / 1e5) / 10
     return (
-        f"The budget of {-asked / 1e6:g} MB cannot be kept: this evaluation takes about {needed:g} MB beyond the "
+        f"The budget of {smallest_budget / 1e6:g} MB cannot be kept: this evaluation takes about {needed:g} MB beyond the "
         f"embeddings. Pass memory_mb={needed:g} or more."
     )

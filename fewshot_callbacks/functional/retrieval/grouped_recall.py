@@ -11,12 +11,11 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from numpy.typing import NDArray
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.engine.chunks import gather_in_item_order
@@ -62,7 +61,7 @@ Splits = list[list[Tensor]]
 def label_groups(
     labels: Any, group_size: int, seed: int = 0, repeats: int = 1
 ) -> Int[Tensor, "repeats groups group_size"]:
-    """Split the set of labels at random into groups of exactly `group_size` labels.
+    """Return random groups of exactly `group_size` labels, which share no label.
 
     The split depends on the set of labels and the seed only: not on the order or the number of the items.
 
@@ -143,13 +142,13 @@ class GroupedRecall:
     """the labels of each group of each split"""
 
     def in_words(self) -> str:
-        """Say among how many classes it searches; values of other group sizes cannot be compared."""
+        """Return among how many classes it searches; values of other group sizes cannot be compared."""
         return f"{self.groups:,} {'group' if self.groups == 1 else 'groups'} of {self.group_size or 'several'} classes"
 
     def minus(self, other: GroupedRecall) -> dict[int, Difference]:
-        """Compute the difference from the result of another set, possibly of other classes: K -> value and interval.
+        """Return the difference from the result of another set, perhaps of other classes: K -> value and interval.
 
-        The two sets are taken as independent, as training and validation classes are.
+        The two sets are taken to be independent, as training and validation classes are.
 
         Raises:
             ValueError: If the groups differ in size, only one set has given groups, or the two differ in confidence
@@ -171,14 +170,16 @@ class GroupedRecall:
                 "Compute both in the same way."
             )
         differences = {}
-        for k in (k for k in self.at if k in other.at):
+        for k in self.at:
+            if k not in other.at:
+                continue
             interval = independent_difference_interval(self.at[k], self.intervals[k], other.at[k], other.intervals[k])
             differences[k] = Difference(self.at[k], other.at[k], interval)
         return differences
 
 
 _CALL = "grouped_recall"
-# Share of the budget that the vectors of some groups, put next to each other, may take.
+# Share of the budget that the copied vectors of a batch of groups may take.
 COPIED_SHARE = 0.25
 
 
@@ -249,13 +250,13 @@ def grouped_recall(
     """
     fix = "Pass 'exclude' to leave queries without a match out of the mean, or 'miss' to count them as misses."
     refuse_unknown(_CALL, "unmatched", unmatched, Unmatched, fix)
-    end = "_miss" if unmatched == "miss" else ""
+    suffix = "_miss" if unmatched == "miss" else ""
     checked = RetrievalSettings.checked(grouped_recall, settings, GroupedOptions)
     if checked.label_groups is None:
         raise ValueError(
             f"{_CALL}: label_groups=None requests nothing. Pass the number of labels in a group, such as 10."
         )
-    checked = replace(checked, metrics=tuple(f"grouped_recall@{rank}{end}" for rank in several(k)))
+    checked = replace(checked, metrics=tuple(f"grouped_recall@{rank}{suffix}" for rank in several(k)))
     check_settings(_CALL, checked)
     if checked.group_size is None and repeats != 1:
         raise ValueError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
@@ -284,7 +285,7 @@ def grouped_recall(
 
 
 def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSettings, repeats: int = 1) -> Splits:
-    """Read the groups of labels that the settings give, or draw them at random.
+    """Return the groups of labels that the settings name, or random ones.
 
     Args:
         call: The public function, for messages.
@@ -322,14 +323,14 @@ def search_groups(
     matches: Matches | None = None,
     threads: int = 1,
 ) -> GroupedRecall:
-    """Compute Recall@K inside groups of labels; collective.
+    """Compute Recall@K inside groups of labels. Collective.
 
     Args:
         inputs: Queries and gallery.
         splits: The labels of each group of each split, all of them labels of queries.
         settings: Settings of the evaluation.
         matches: The best matches of all queries; None if they are not known.
-        threads: To compute with where there is none.
+        threads: Number of threads that compute the best matches if they are not known.
 
     Raises:
         GroupWithoutMatchError: If no query of some group has a match; where these count as misses, if no query has one.
@@ -341,77 +342,158 @@ def search_groups(
     labels = inputs.query_labels
     values = torch.empty(len(splits), len(splits[0]), len(settings.grouped_k), dtype=torch.float64)
     for repeat, split in enumerate(splits):
-        group = _groups_of(labels.numpy(), split)
-        recalls = _recalls(matches, inputs, group, split, settings)
+        query_groups = _groups_of(labels.numpy(), split)
+        recalls = _recalls(matches, inputs, query_groups, split, settings)
         recalls = inputs.processes.placed(recalls, inputs.share.queries, len(labels))
-        values[repeat] = _means_of_groups(recalls, torch.from_numpy(group), split, settings, inputs.label_names)
-    return _summary(values, splits, len(labels.unique()) - sum(map(len, splits[0])), settings)
+        values[repeat] = _means_of_groups(recalls, torch.from_numpy(query_groups), split, settings, inputs.label_names)
+    dropped = len(labels.unique()) - sum(len(group) for group in splits[0])
+    return _summary(values, splits, dropped, settings)
 
 
 def _recalls(
     matches: Matches,
     inputs: RetrievalInputs,
-    group: Ints,
+    query_groups: Ints,
     split: Sequence[Tensor],
     settings: RetrievalSettings,
-) -> Float[Tensor, "ks queries"]:
-    """Recall@K of each query of this process among the items of its group; NaN without a match, or in no group."""
-    processes, relevance, memory = inputs.processes, matches.relevance, settings.main_memory()
-    labels, own_items = inputs.own_query_labels.numpy(), inputs.own_gallery_labels.numpy()
-    items = gather_in_item_order(processes, own_items)
-    holder = gather_in_item_order(processes, np.full(len(own_items), processes.rank))
-    of_queries, of_items = group[inputs.share.queries.numpy()], _groups_of(items, split)
-    recalls = torch.full((len(settings.grouped_k), len(labels)), torch.nan, dtype=torch.float64)
-    rows_of_group = sum(np.bincount(some[some >= 0], minlength=len(split)) for some in (group, of_items))
-    copied = np.cumsum(rows_of_group * matches.vectors.pairs.queries.itemsize * matches.vectors.dim)
-    batches = copied // max(1, int(COPIED_SHARE * memory)) if math.isfinite(memory) else 0 * copied
-    queries_by_group = np.argsort(of_queries, kind="stable")
-    items_by_group = np.lexsort((of_items, (holder - processes.rank) % processes.count))  # own items stand first
-    for batch in np.unique(batches):
-        inside = np.append(batches == batch, [False])  # the last: of no group
-        rows = queries_by_group[inside[of_queries[queries_by_group]]]
-        every = items_by_group[inside[of_items[items_by_group]]]
-        place = np.full(len(items) + 1, -1, np.int32)
-        place[every] = np.arange(len(every))
-        within = Relevance(
-            Lists.of_labels(labels[rows], items[every]),
-            place[relevance.self_match[rows]],
-            [(queries[rows], gallery[every]) for queries, gallery in relevance.codes],
-            symmetric=relevance.symmetric,
-            groups=(of_queries[rows], of_items[every]),
-        )
-        vectors = matches.vectors.take(rows, every[holder[every] == processes.rank])
-        best = BestMatches(matches.best.scores[rows], matches.best.tied[rows])
-        ranks = rank_of_best(replace(matches, vectors=vectors, relevance=within, best=best))
+) -> Float[Tensor, "ks own_queries"]:
+    """Return Recall@K of each query of this process among the items of its group; NaN without a match. Collective.
+
+    Args:
+        matches: The best match of each query of this process among all items.
+        inputs: Queries and gallery.
+        query_groups: (queries,) number of the group of each query of all processes; -1 for none, with NaN as recall.
+        split: The labels of each group.
+        settings: Settings of the evaluation.
+    """
+    sides = _grouped_sides(inputs, query_groups, split)
+    sizes = _rows_of_groups(query_groups, len(split)) + _rows_of_groups(sides.item_groups, len(split))
+    batch_of_group = _batches_of_groups(sizes, matches, settings.main_memory())
+    recalls = torch.full((len(settings.grouped_k), len(sides.query_groups)), torch.nan, dtype=torch.float64)
+    for batch in np.unique(batch_of_group):
+        queries, items = sides.members(batch_of_group == batch)
+        ranks = rank_of_best(_inside_groups(matches, sides, queries, items))
         for row, k in enumerate(settings.grouped_k):
-            recalls[row, torch.from_numpy(rows)] = recall_at_k(ranks, k, settings.ties)
+            recalls[row, torch.from_numpy(queries)] = recall_at_k(ranks, k, settings.ties)
     return recalls
 
 
-def _groups_of(labels: NDArray[np.int64], split: Sequence[Tensor]) -> NDArray[np.int64]:
+class _GroupedSides(NamedTuple):
+    """Labels and groups of the queries of this process, and of the items of all processes, its own first."""
+
+    query_labels: Ints  # (own queries,)
+    query_groups: Ints  # (own queries,) -1 for none
+    item_labels: Ints  # (items,)
+    item_groups: Ints  # (items,) -1 for none
+    is_own_item: Bool[np.ndarray, "items"]
+    # (own queries,) queries by group
+    query_order: Ints
+    # (items,) items of one process after those of the other, each by group
+    item_order: Ints
+
+    def members(self, chosen: Bool[np.ndarray, "groups"]) -> tuple[Ints, Ints]:
+        """Return the numbers of the queries and of the items of some groups, as `Relevance.groups` orders them."""
+        # The last entry is that of -1, of no group.
+        is_chosen = np.append(chosen, [False])
+        queries = self.query_order[is_chosen[self.query_groups[self.query_order]]]
+        items = self.item_order[is_chosen[self.item_groups[self.item_order]]]
+        return queries, items
+
+
+def _grouped_sides(inputs: RetrievalInputs, query_groups: Ints, split: Sequence[Tensor]) -> _GroupedSides:
+    """Return labels and groups of both sides. Collective."""
+    processes = inputs.processes
+    own_item_labels = inputs.own_gallery_labels.numpy()
+    item_labels = gather_in_item_order(processes, own_item_labels)
+    holders = gather_in_item_order(processes, np.full(len(own_item_labels), processes.rank))
+    own_groups = query_groups[inputs.share.queries.numpy()]
+    item_groups = _groups_of(item_labels, split)
+    return _GroupedSides(
+        query_labels=inputs.own_query_labels.numpy(),
+        query_groups=own_groups,
+        item_labels=item_labels,
+        item_groups=item_groups,
+        is_own_item=holders == processes.rank,
+        query_order=np.argsort(own_groups, kind="stable"),
+        item_order=np.lexsort((item_groups, (holders - processes.rank) % processes.count)),
+    )
+
+
+def _rows_of_groups(groups: Ints, number: int) -> Ints:
+    """Return how many rows each of the groups has."""
+    return np.bincount(groups[groups >= 0], minlength=number)
+
+
+def _batches_of_groups(sizes: Ints, matches: Matches, memory: float) -> Ints:
+    """Return the number of the batch of each group: the vectors of a batch are copied, and fit the budget.
+
+    The batches are the same in all processes.
+
+    Args:
+        sizes: (groups,) number of queries and items of all processes.
+        matches: The vectors.
+        memory: Budget in bytes.
+    """
+    if not math.isfinite(memory):
+        return np.zeros(len(sizes), np.int64)
+    row_bytes = matches.vectors.pairs.queries.itemsize * matches.vectors.dim
+    copied_bytes = np.cumsum(sizes * row_bytes)
+    return copied_bytes // max(1, int(COPIED_SHARE * memory))
+
+
+def _inside_groups(matches: Matches, sides: _GroupedSides, queries: Ints, items: Ints) -> Matches:
+    """Return the best matches of some queries, to be ranked among the items of their groups.
+
+    Args:
+        matches: The best match of each query of this process among all items.
+        sides: Labels and groups.
+        queries: Numbers of the queries of some groups.
+        items: Numbers of all items of these groups.
+    """
+    # Number of each item among those of the groups; -1 for all others, and, at the end, for the self-match -1.
+    number = np.full(len(sides.item_labels) + 1, -1, np.int32)
+    number[items] = np.arange(len(items))
+    relevance = Relevance(
+        Lists.of_labels(sides.query_labels[queries], sides.item_labels[items]),
+        number[matches.relevance.self_match[queries]],
+        [(of_queries[queries], of_items[items]) for of_queries, of_items in matches.relevance.codes],
+        symmetric=matches.relevance.symmetric,
+        groups=(sides.query_groups[queries], sides.item_groups[items]),
+    )
+    return replace(
+        matches,
+        vectors=matches.vectors.take(queries, items[sides.is_own_item[items]]),
+        relevance=relevance,
+        best=BestMatches(matches.best.scores[queries], matches.best.tied[queries]),
+    )
+
+
+def _groups_of(labels: Ints, split: Sequence[Tensor]) -> Ints:
     """Return the number of the group of each label, -1 for none."""
     members = torch.cat(list(split)).numpy()
-    order, number = np.argsort(members), np.repeat(np.arange(len(split)), [len(group) for group in split])
-    at = np.searchsorted(members, labels, sorter=order).clip(max=len(order) - 1)
-    found: NDArray[np.int64] = np.where(members[order[at]] == labels, number[order[at]], -1)
-    return found
+    group_of_member = np.repeat(np.arange(len(split)), [len(group) for group in split])
+    order = np.argsort(members)
+    position = order[np.searchsorted(members, labels, sorter=order).clip(max=len(order) - 1)]
+    groups: Ints = np.where(members[position] == labels, group_of_member[position], -1)
+    return groups
 
 
 def _means_of_groups(
     recalls: Float[Tensor, "ks queries"],
-    group: Int[Tensor, "queries"],
+    query_groups: Int[Tensor, "queries"],
     split: Sequence[Tensor],
     settings: RetrievalSettings,
     label_names: tuple[str, ...] | None,
 ) -> Float[Tensor, "groups ks"]:
-    """Average over the queries of each group."""
-    in_groups = group >= 0
+    """Return the mean over the queries of each group."""
+    in_groups = query_groups >= 0
     if settings.grouped_unmatched == "miss" and not bool(recalls[0, in_groups].isnan().all()):
         recalls = recalls.nan_to_num(0.0)
+    sizes = torch.bincount(query_groups[in_groups], minlength=len(split)).tolist()
+    in_none = int((~in_groups).sum())
+    members_of_groups = query_groups.argsort(stable=True)[in_none:].split(sizes)
     means = []
-    sizes = torch.bincount(group[in_groups], minlength=len(split)).tolist()
-    by_group = group.argsort(stable=True)[int((~in_groups).sum()) :].split(sizes)
-    for number, members in enumerate(by_group):
+    for number, members in enumerate(members_of_groups):
         matched = members[~recalls[0, members].isnan()]
         if not len(matched):
             raise _without_match(number, len(members), split[number], label_names)
@@ -426,7 +508,7 @@ class GroupWithoutMatchError(ValueError):
 def _without_match(
     number: int, queries: int, labels: Int[Tensor, "group_size"], names: tuple[str, ...] | None
 ) -> GroupWithoutMatchError:
-    """Make the error for the group of this number and these labels."""
+    """Return the error for the group of this number and these labels."""
     shown = labels.tolist() if names is None else [names[label] for label in labels.tolist()]
     return GroupWithoutMatchError(
         f"grouped_recall: none of the {queries} queries of group {number} (labels {shown}) has a match. Use a "
@@ -437,6 +519,7 @@ def _without_match(
 def _summary(
     values: Float[Tensor, "repeats groups ks"], splits: Splits, dropped: int, settings: RetrievalSettings
 ) -> GroupedRecall:
+    """Return the result, given Recall@K inside each group."""
     repeats, groups, _ = values.shape
     sizes = {len(group) for group in splits[0]}
     are_given = settings.group_size is None
@@ -450,12 +533,12 @@ def _summary(
             stacklevel=4,  # the caller of grouped_recall
         )
     per_group = {k: values[:, :, position] for position, k in enumerate(settings.grouped_k)}
+    intervals = {}
+    for k, of_groups in per_group.items():
+        intervals[k] = over_splits(mean_interval(split, confidence, parts) for split in of_groups)
     return GroupedRecall(
         at={k: exact_mean(of_groups.flatten()) for k, of_groups in per_group.items()},
-        intervals={
-            k: over_splits(mean_interval(split, confidence, parts) for split in of_groups)
-            for k, of_groups in per_group.items()
-        },
+        intervals=intervals,
         group_size=max(sizes) if len(sizes) == 1 else None,
         groups=groups,
         dropped_labels=dropped,
@@ -469,7 +552,10 @@ def _summary(
 
 
 def over_splits(intervals: Iterable[Interval]) -> Interval:
-    """Average the intervals of several splits: the same items return in each, so that more splits add no certainty."""
+    """Return the mean of the intervals of several splits.
+
+    All splits have the same items, so more of them add no certainty.
+    """
     lows, highs = zip(*intervals, strict=True)
     if any(map(math.isnan, lows)):
         return UNKNOWN

@@ -1,11 +1,13 @@
-"""Pooled decisions: every query-candidate pair is one, accepted if its score reaches a threshold; points and counts.
+"""Decisions over all pairs: each query-candidate pair is accepted if its score reaches a threshold.
 
-The search asks at which relevant score something holds, given how many negatives reach it. Bounds of the counts leave a
-question one answer, or some scores at which it may lie; these are closed, and it is asked again. Where not all relevant
-scores fit the memory, it is first found out between which of those that are held the answer may lie.
+`decide` finds the thresholds that a report shows (`OperatingPoint`, `ErrorRatePoint`) and counts pairs at a few hundred
+more (`PairCounts`). A threshold is the answer of a question, such as `BestF1`. It is a relevant score: of all thresholds
+between two relevant scores, which accept the same relevant pairs, the upper score accepts the fewest negatives.
 
-A relevant score is enough: of all thresholds between two of them, which accept the same relevant pairs, the upper one
-accepts the fewest others.
+`ThresholdSearch` knows the relevant pairs at each score of the score grid, and bounds of the number of negatives. From
+these, a question finds its answer, or the scores that may be the answer. The counts at such scores are closed, or, if the
+grid does not hold all relevant scores, more of them are added to it. Then the question is asked again. The words of the
+engine, such as grid, cell and close, are explained in `engine/README.md`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -20,27 +23,30 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.evaluation import PooledPairs
 from fewshot_callbacks.engine.pooled import Positives, Wanted
+from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Counts = Ints | Floats
-"""Exact numbers of pairs, or a sample's estimates of them."""
+"""Exact numbers of pairs, or estimates of them by a sample."""
 Holds = Callable[[Ints, Counts, int, float], Bools]
-"""Whether something holds, given how many relevant pairs and how many negatives are accepted, and how many there are
-of each; fewer negatives never hurt."""
+"""Returns whether something holds at some scores, given the numbers of relevant pairs and of negatives that are accepted
+at each, and the numbers of all relevant pairs and of all negatives. Fewer accepted negatives never hurt."""
 
 # Number of evenly spaced thresholds, which are also the edges of the bins.
 BINS = 240
-# Further thresholds: evenly spaced in recall, and geometrically in the number of irrelevant pairs accepted.
-RECALL_STEPS, MATCH_STEPS = 100, 60
-# Scores of relevant, sampled and collected pairs that are tried for these, each.
-DENSE = 2**12
+# Number of further thresholds: evenly spaced in recall, and geometrically in the number of negatives accepted.
+RECALL_STEPS = 100
+MATCH_STEPS = 60
+# Number of relevant, sampled and collected scores, each, among which the further thresholds are chosen.
+SCORES_TO_TRY = 2**12
 CURVE_POINTS = 200
-# Of the open scores of a question the most likely ones are closed first, and a few spaced ones: as a rule these settle
-# all. With 2**16 random labels of 31,730 items took a third pass, and 2**19 take a tenth longer.
-CLOSED, SPACED = 2**18, 2**8
+# Of the open scores of a question the most likely answers are closed first, and a few spaced scores. As a rule these settle
+# the question. With 2**16, random labels of 31,730 items took a third pass; 2**19 takes a tenth longer.
+LIKELY_CLOSED = 2**18
+SPACED_CLOSED = 2**8
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +62,7 @@ class PairCounts:
         edges: Edges of the bins, ascending.
         relevant_counts: Relevant pairs of each bin.
         irrelevant_counts: Irrelevant pairs of each bin.
-        tolerance: Each count is exact for a threshold that differs from the given one by at most this much.
+        tolerance: Each count is exact for a threshold that differs from the listed one by at most this much.
         sampled_below: The false positives at thresholds below this score, and the bins below it, are estimated from a
             sample of the irrelevant pairs; -inf where all pairs were counted.
 
@@ -108,13 +114,16 @@ class PairCounts:
 
     def __str__(self) -> str:
         """Return the rates at a few thresholds, from the lowest to the highest, as a table."""
-        order = np.argsort(self.thresholds, kind="stable")
-        shown = order[np.linspace(0, len(order) - 1, min(SHOWN_ROWS, len(order))).round().astype(np.int64)]
-        columns = ("threshold", "recall", "precision", "false match rate")
-        rates = (self.thresholds, self.recall, self.precision, self.false_match_rate)
-        rows = [[f"{values[at]:.4f}" for values in rates] for at in shown]
         head = f"{self.relevant:,} relevant and {self.irrelevant:,} irrelevant pairs"
-        return "\n".join([head, *(table(columns, rows, len(order)) if rows else ())])
+        number = len(self.thresholds)
+        if not number:
+            return head
+        ascending = np.argsort(self.thresholds, kind="stable")
+        shown = ascending[np.linspace(0, number - 1, min(SHOWN_ROWS, number)).round().astype(np.int64)]
+        names = ("threshold", "recall", "precision", "false match rate")
+        columns = (self.thresholds, self.recall, self.precision, self.false_match_rate)
+        rows = [[f"{column[index]:.4f}" for column in columns] for index in shown]
+        return "\n".join([head, *table(names, rows, number)])
 
     def __repr__(self) -> str:
         return str(self)
@@ -199,19 +208,19 @@ class ErrorRatePoint:
         return f"threshold {self.threshold:.4f}: {rates}"
 
 
-def equal_error_rate(before: float, match_before: float, after: float, match_after: float) -> float:
+def equal_error_rate(fnmr: float, fmr: float, fnmr_above: float, fmr_above: float) -> float:
     """Return the rate at which FNMR and FMR cross, by a straight line where both jump.
 
     Args:
-        before: FNMR at a score.
-        match_before: FMR there.
-        after: FNMR just above it, not below FMR.
-        match_after: FMR there.
+        fnmr: False non-match rate at a score.
+        fmr: False match rate at this score.
+        fnmr_above: False non-match rate just above the score; at least `fmr_above`.
+        fmr_above: False match rate just above the score.
     """
-    if before >= match_before:
-        return before
-    step = (match_before - before) / ((match_before - before) + (after - match_after))
-    return before + step * (after - before)
+    if fnmr >= fmr:
+        return fnmr
+    step = (fmr - fnmr) / ((fmr - fnmr) + (fnmr_above - fmr_above))
+    return fnmr + step * (fnmr_above - fnmr)
 
 
 @dataclass(frozen=True)
@@ -244,9 +253,11 @@ class PooledDecisions:
 
     best_f1: OperatingPoint
     at_precision: dict[float, OperatingPoint]
-    """for each asked precision, the point of the smallest relevant score that has at least this precision"""
+    """for each requested precision, the point of the smallest relevant score that has at least this precision"""
     at_threshold: dict[float, OperatingPoint]
+    """for each fixed threshold, the point at it"""
     at_false_match_rate: dict[float, ErrorRatePoint]
+    """for each requested rate, the point of the smallest relevant score that does not exceed it"""
     equal_error_rate: float | None
     """None if it was not requested"""
     auc_pr: Enclosure = field(compare=False)
@@ -260,7 +271,7 @@ class PooledDecisions:
 
     @property
     def decision(self) -> OperatingPoint:
-        """The point at the threshold that was given, or that of the best F1."""
+        """The point at the first fixed threshold; without fixed thresholds the point of the best F1."""
         return next(iter(self.at_threshold.values()), self.best_f1)
 
     def __str__(self) -> str:
@@ -279,59 +290,108 @@ class PooledDecisions:
         return str(self)
 
 
-def thinned(pooled: PooledPairs, known: Sequence[tuple[float, int, int]] = ()) -> PairCounts:
-    """Count pairs at a few hundred thresholds: evenly spaced ones, and more where recall or false matches change.
+def count_pairs(pooled: PooledPairs, points: Sequence[OperatingPoint] = ()) -> PairCounts:
+    """Return the numbers of pairs at a few hundred thresholds, and in bins of their scores. Collective.
+
+    Thresholds are evenly spaced in the score, evenly spaced in recall, and geometrically spaced in the number of false
+    positives.
 
     Args:
         pooled: Counts of all pairs.
-        known: Thresholds that a user reads, with their true and false positives, which are among those counted.
+        points: Points whose thresholds are counted, too, where they are finite.
     """
-    vectors, negatives, sample, relevant = pooled.vectors, pooled.negatives, pooled.sample, pooled.positives
-    low, high = negatives.span(
-        np.concatenate([sample.estimates[[0, -1]] if sample.weight else [], relevant.scores[[0, -1]]])
-    )
-    user_low, user_high = vectors.to_user(np.array([low, high]))
-    beyond = user_high + 1e-6 * max(user_high - user_low, abs(user_high), 1e-30)  # an edge above all
-    edges = np.unique(np.linspace(user_low, beyond, BINS + 1))
-    if vectors.pairs.exact_estimates:  # a bin for each distance, or for several; the last edge lies above all
-        step = math.ceil((user_high - user_low + 1) / BINS)
-        edges = np.arange(user_low, user_high + step + 0.5, step)
-    even = np.minimum(
-        vectors.from_user(edges), 2.0
-    )  # scores end at 1; an edge above all distances is none, and infinite
-    even[0] = min(even[0], low)  # reading a score and writing it again may move it
-    highest = negatives.highest_values()
-    dense = [values[:: max(1, len(values) // DENSE)] for values in (relevant.scores, sample.estimates, highest)]
-    if len(highest):  # by their rank, since false match rates are read on a logarithmic axis
-        dense.append(highest[len(highest) - np.unique(np.geomspace(1, len(highest), DENSE).astype(np.int64))])
-    fine = np.unique(np.concatenate([even, *dense]))
-    tp, fp = pooled.relevant_reaching(fine), negatives.estimate(fine, sample)
-    fp[0] = negatives.total
-    asked = np.linspace(0, relevant.total, RECALL_STEPS + 1)
-    matches = np.geomspace(1, max(negatives.total, 1), MATCH_STEPS)
-    more = [
-        np.searchsorted(-counts, -wanted).clip(max=len(fine) - 1) for counts, wanted in ((tp, asked), (fp, matches))
-    ]
-    bins = np.searchsorted(fine, even)
-    chosen = np.unique(np.concatenate([bins, *more]))
-    counted = np.array([vectors.to_user(fine[chosen]), tp[chosen], fp[chosen]])
-    counted = np.concatenate([counted, np.array(known).reshape(-1, 3).T], axis=1)
-    thresholds, accepted, matched = counted[:, np.argsort(counted[0], kind="stable")]
-    reach = vectors.to_user(fine[chosen] + negatives.error_bound) - vectors.to_user(
-        fine[chosen] - negatives.error_bound
-    )
+    vectors = pooled.vectors
+    negatives = pooled.negatives
+    edges, edge_scores = _bin_edges(pooled)
+    scores = _scores_to_try(pooled, edge_scores)
+    true_positives = pooled.relevant_reaching(scores)
+    false_positives = negatives.estimate(scores, pooled.sample)
+    false_positives[0] = negatives.total
+    recall_steps = np.linspace(0, pooled.positives.total, RECALL_STEPS + 1)
+    match_steps = np.geomspace(1, max(negatives.total, 1), MATCH_STEPS)
+    edge_positions = np.searchsorted(scores, edge_scores)
+    recall_positions = _first_with_at_most(true_positives, recall_steps)
+    match_positions = _first_with_at_most(false_positives, match_steps)
+    chosen = np.unique(np.concatenate([edge_positions, recall_positions, match_positions]))
+    shown = [point for point in points if math.isfinite(point.threshold)]
+    thresholds = np.concatenate([vectors.to_user(scores[chosen]), [point.threshold for point in shown]])
+    order = np.argsort(thresholds, kind="stable")
     return PairCounts(
-        thresholds,
-        accepted.astype(np.int64),
-        matched.astype(np.int64),
-        relevant.total,
-        negatives.total,
-        edges,
-        -np.diff(tp[bins]),
-        -np.diff(fp[bins]),
-        float(reach.max()) if negatives.error_bound else 0.0,
-        float(vectors.to_user(np.array([negatives.cutoff]))[0]) if math.isfinite(negatives.cutoff) else -math.inf,
+        thresholds=thresholds[order],
+        true_positives=_with_points(true_positives[chosen], [point.true_positives for point in shown])[order],
+        false_positives=_with_points(false_positives[chosen], [point.false_positives for point in shown])[order],
+        relevant=pooled.positives.total,
+        irrelevant=negatives.total,
+        edges=edges,
+        relevant_counts=-np.diff(true_positives[edge_positions]),
+        irrelevant_counts=-np.diff(false_positives[edge_positions]),
+        tolerance=_tolerance(vectors, scores[chosen], negatives.error_bound),
+        sampled_below=_to_user(vectors, negatives.cutoff) if math.isfinite(negatives.cutoff) else -math.inf,
     )
+
+
+def _bin_edges(pooled: PooledPairs) -> tuple[Floats, Floats]:
+    """Return ascending edges of bins that hold all pairs, in the units of the data and as exact scores. Collective."""
+    vectors = pooled.vectors
+    scores = pooled.positives.scores[[0, -1]]
+    if pooled.sample.weight:
+        scores = np.concatenate([pooled.sample.estimates[[0, -1]], scores])
+    lowest, highest = pooled.negatives.span(scores)
+    low, high = vectors.to_user(np.array([lowest, highest]))
+    if vectors.pairs.exact_estimates:
+        edges = _edges_of_distances(low, high)
+    else:
+        above_all = high + 1e-6 * max(high - low, abs(high), 1e-30)
+        edges = np.unique(np.linspace(low, above_all, BINS + 1))
+    # Exact scores end at 1. An edge above all distances is the score of no pair; it would be infinite.
+    edge_scores = np.minimum(vectors.from_user(edges), 2.0)
+    # A score that is converted to the units of the data and back may have moved.
+    edge_scores[0] = min(edge_scores[0], lowest)
+    return edges, edge_scores
+
+
+def _edges_of_distances(low: float, high: float) -> Floats:
+    """Return edges with a bin for each whole distance, or for several; the last edge lies above all distances."""
+    step = math.ceil((high - low + 1) / BINS)
+    return np.arange(low, high + step + 0.5, step)
+
+
+def _scores_to_try(pooled: PooledPairs, edge_scores: Floats) -> Floats:
+    """Return scores that may become thresholds, ascending: edges of bins, and thousands of scores of pairs. Collective."""
+    highest = pooled.negatives.highest_values()
+    scores = [edge_scores]
+    for values in (pooled.positives.scores, pooled.sample.estimates, highest):
+        step = max(1, len(values) // SCORES_TO_TRY)
+        scores.append(values[::step])
+    if len(highest):
+        # Geometrically spaced in their rank, since false match rates are read on a logarithmic axis.
+        ranks = np.unique(np.geomspace(1, len(highest), SCORES_TO_TRY).astype(np.int64))
+        scores.append(highest[len(highest) - ranks])
+    return np.unique(np.concatenate(scores))
+
+
+def _first_with_at_most(counts: Counts, limits: Floats) -> Ints:
+    """Return, for each limit, the position of the first of some descending counts that is not above it; else the last."""
+    positions: Ints = np.searchsorted(-counts, -limits).clip(max=len(counts) - 1)
+    return positions
+
+
+def _with_points(counts: Ints, of_points: Sequence[int]) -> Ints:
+    """Return counts at thresholds, followed by those of operating points."""
+    return np.concatenate([counts, np.array(of_points, np.int64)])
+
+
+def _tolerance(vectors: Vectors, scores: Floats, error: float) -> float:
+    """Return the largest width, in the units of the data, of the interval that an error leaves for some exact scores."""
+    if not error:
+        return 0.0
+    widths = vectors.to_user(scores + error) - vectors.to_user(scores - error)
+    return float(widths.max())
+
+
+def _to_user(vectors: Vectors, score: float) -> float:
+    """Return an exact score in the units of the data."""
+    return float(vectors.to_user(np.array([score]))[0])
 
 
 # A rate is compared with the requested one as the correctly rounded quotient of two counts: the number that a report
@@ -339,15 +399,21 @@ def thinned(pooled: PooledPairs, known: Sequence[tuple[float, int, int]] = ()) -
 # correctly, and counts below 2**53 are float64 numbers. Rounding is monotone, so fewer false positives never do worse.
 
 
-def precision_of(tp: Ints, fp: Counts) -> Floats:
-    """Share of the accepted pairs that are relevant; 0 where none is accepted."""
-    values: Floats = tp / np.maximum(tp + fp, 1)
+def precision_of(true_positives: Ints, false_positives: Counts) -> Floats:
+    """Return the share of the accepted pairs that are relevant; 0 where no pair is accepted."""
+    values: Floats = true_positives / np.maximum(true_positives + false_positives, 1)
     return values
 
 
-def false_match_rate(fp: Counts, negatives: float) -> Floats:
-    """Share of the negatives that are accepted; 0 where there are none."""
-    values: Floats = fp / max(negatives, 1)
+def false_match_rate(false_positives: Counts, negatives: float) -> Floats:
+    """Return the share of the negatives that are accepted; 0 where there are no negatives."""
+    values: Floats = false_positives / max(negatives, 1)
+    return values
+
+
+def _f1(true_positives: Ints, false_positives: Counts, relevant: int) -> Floats:
+    """Return F1 at some thresholds, 2 TP / (2 TP + FP + FN)."""
+    values: Floats = 2 * true_positives / np.maximum(true_positives + false_positives + relevant, 1)
     return values
 
 
@@ -363,273 +429,456 @@ class PooledRequest:
     false_match_rates: Sequence[float] = ()
     equal_error_rate: bool = False
     average_precision: bool = False
-    """whether the area under the precision-recall curve is wanted exactly; bounds are always known"""
+    """whether the area under the precision-recall curve is requested exactly; bounds are always known"""
 
     def questions(self, low: float = -math.inf, high: float = math.inf) -> list[Question]:
-        """Return what is asked of relevant scores; the bounds are exact scores."""
-        asked = [Question(), *(_at_precision(precision, low, high) for precision in self.precisions)]
-        asked += map(_at_false_match_rate, self.false_match_rates)
-        return asked + ([Question(_equal_error, above=True)] if self.equal_error_rate else [])
+        """Return what is asked of relevant scores: best F1, precisions, false match rates, equal error rate.
 
-    def foresee(self, positives: Positives, fp: Floats, negatives: float) -> list[Wanted]:
+        Args:
+            low: The smallest exact score that may be the threshold of a precision.
+            high: The largest.
+        """
+        questions: list[Question] = [BestF1()]
+        questions += [_at_precision(precision, low, high) for precision in self.precisions]
+        questions += [_at_false_match_rate(rate) for rate in self.false_match_rates]
+        if self.equal_error_rate:
+            questions.append(LowestScore(_rates_cross, counts_above=True))
+        return questions
+
+    def foresee(self, positives: Positives, false_positives: Floats, negatives: float) -> list[Wanted]:
         """Estimate, by a sample, how many negatives each question will need."""
-        return [question.wanted(positives, fp, negatives) for question in self.questions()]
+        return [question.wanted(positives, false_positives, negatives) for question in self.questions()]
+
+
+class NegativeBounds(NamedTuple):
+    """Bounds of the number of negatives at each score of the score grid."""
+
+    scores: Floats
+    """(grid,) where negatives are counted: the scores of the grid, or the next higher float64 numbers"""
+    fewest: Ints  # (grid,)
+    most: Ints  # (grid,)
+    total: int
+    """number of all negatives"""
+
+    @property
+    def open(self) -> Ints:
+        """Number, at each score, of negatives that may or may not reach it."""
+        return self.most - self.fewest
+
+
+class Findings(NamedTuple):
+    """What bounds tell about the answer of a question.
+
+    The answer is settled once no open position and no cell is left.
+    """
+
+    position: int | None
+    """of the best score of the grid; None if none is an answer"""
+    open_positions: Ints
+    """scores of the grid whose counts may change the answer, likely answers first"""
+    cells: Bools
+    """(grid + 1,) whether relevant scores inside each cell may be the answer"""
+
+
+@runtime_checkable
+class Question(Protocol):
+    """Asks for one relevant score, as a threshold of all pairs."""
+
+    @property
+    def counts_above(self) -> bool:
+        """Whether negatives are counted that score higher than the threshold, rather than those that reach it."""
+
+    def find(self, positives: Positives, negatives: NegativeBounds) -> Findings:
+        """Return where the answer lies or may lie, given the score grid and bounds of the negatives at its scores."""
+
+    def wanted(self, positives: Positives, false_positives: Floats, negatives: float) -> Wanted:
+        """Estimate how many of the highest negatives find the answer, and how many prove that no lower score is it.
+
+        Args:
+            positives: The score grid.
+            false_positives: (grid,) number of negatives that reach each of its scores, by a sample.
+            negatives: Number of all negatives, by a sample.
+        """
 
 
 @dataclass(frozen=True)
-class Question:
-    """The threshold that is sought: the lowest relevant score at which something holds, or that of the best F1."""
+class BestF1:
+    """Asks for the score with the best F1, the highest of several."""
 
-    holds: Holds | None = None
+    counts_above: bool = False
+
+    def find(self, positives: Positives, negatives: NegativeBounds) -> Findings:
+        """See `Question.find`."""
+        lowest_f1 = _f1(positives.reach, negatives.most, positives.total)
+        highest_f1 = _f1(positives.reach, negatives.fewest, positives.total)
+        proved = lowest_f1.max(initial=0.0)
+        possible = np.flatnonzero(highest_f1 >= proved)
+        open_positions = possible[negatives.open[possible] > 0]
+        likely_first = np.argsort(-(lowest_f1 + highest_f1)[open_positions], kind="stable")
+        # The F1 of a score inside a cell, if it accepted all relevant pairs of the cell and no negative of it.
+        highest_f1_in_cells = _f1(positives.most, np.append(negatives.fewest, 0), positives.total)
+        cells = (highest_f1_in_cells >= proved) & (positives.between > 0)
+        return Findings(int(possible[-1]), open_positions[likely_first], cells)
+
+    def wanted(self, positives: Positives, false_positives: Floats, negatives: float) -> Wanted:
+        """See `Question.wanted`."""
+        f1 = 2 * positives.reach / (positives.reach + false_positives + positives.total)
+        best = f1.max()
+        # F1 is flat near its maximum: the lowest of all scores that come close.
+        needed = float(false_positives[np.argmax(f1 >= 0.95 * best)])
+        return Wanted(needed, 2 * positives.total * (1 / best - 1))
+
+
+@dataclass(frozen=True)
+class LowestScore:
+    """Asks for the lowest relevant score, within bounds, at which something holds."""
+
+    holds: Holds
     low: float = -math.inf
     high: float = math.inf
-    """between which it may lie"""
-    above: bool = False
-    """what lies above the threshold is counted, not what reaches it; then fewer relevant pairs do not hurt either"""
+    counts_above: bool = False
+    """whether pairs above the score are counted; `holds` then is such that fewer relevant pairs never hurt either"""
 
-    def answer(self, positives: Positives, fewest: Ints, most: Ints, negatives: int) -> tuple[int | Ints | None, Bools]:
-        """Return where the answer lies among the scores that are held, and between which of them it may lie instead.
+    def find(self, positives: Positives, negatives: NegativeBounds) -> Findings:
+        """See `Question.find`."""
+        counted = self._counted(positives)
+        allowed = (positives.scores >= self.low) & (positives.scores <= self.high)
+        may_hold = allowed & self.holds(counted, negatives.fewest, positives.total, negatives.total)
+        certain = np.flatnonzero(allowed & self.holds(counted, negatives.most, positives.total, negatives.total))
+        open_positions = np.flatnonzero(may_hold)
+        cells = self._possible_cells(positives, negatives) & (positives.between > 0)
+        if not len(certain):
+            return Findings(None, open_positions, cells)
+        # No score above one at which it holds is the lowest.
+        first = int(certain[0])
+        cells[first + 1 :] = False
+        open_positions = open_positions[open_positions < first]
+        if not len(open_positions) and negatives.open[first]:
+            # It holds whatever the count is, but the count is part of the answer.
+            open_positions = certain[:1]
+        return Findings(first, open_positions, cells)
 
-        Args:
-            positives: Relevant scores.
-            fewest: Of negatives that are accepted at each.
-            most: The same.
-            negatives: How many there are.
+    def _counted(self, positives: Positives) -> Ints:
+        """Return the number of relevant pairs that are counted at each score of the grid."""
+        return positives.above if self.counts_above else positives.reach
 
-        Returns:
-            The position of the score, None if there is none, or the positions that are open, the likely ones first; and
-            whether it may lie below each score, and above all.
-        """
-        total, at_least = positives.total, np.append(fewest, 0)
-        answer: int | Ints | None
-        if self.holds is None:
-            low, high = (_f1(positives.reach, fp, total) for fp in (most, fewest))
-            between = _f1(positives.most, at_least, total) >= low.max(initial=0.0)
-            possible = np.flatnonzero(high >= low.max(initial=0.0))
-            unsure = possible[fewest[possible] < most[possible]]
-            answer = unsure[np.argsort(-(low + high)[unsure], kind="stable")] if len(unsure) else int(possible[-1])
-        else:
-            tp, upper = positives.reach, positives.most
-            if self.above:
-                tp, upper = positives.above, np.append(positives.reach, 0)
-            allowed = (positives.scores >= self.low) & (positives.scores <= self.high)
-            possible, certain = (
-                np.flatnonzero(allowed & self.holds(tp, fp, total, negatives)) for fp in (fewest, most)
-            )
-            between = self.holds(upper, at_least, total, negatives)
-            between &= np.append(positives.scores, np.inf) >= self.low
-            between &= np.append(-np.inf, positives.scores) <= self.high
-            if len(certain):  # no higher score is the lowest
-                between[certain[0] + 1 :] = False
-                possible = possible[: np.searchsorted(possible, certain[0])]
-            answer = possible
-            if not len(possible):
-                answer = int(certain[0]) if len(certain) else None
-        return answer, between & (positives.between > 0)
+    def _possible_cells(self, positives: Positives, negatives: NegativeBounds) -> Bools:
+        """Return whether it may hold at a score inside each cell, if the cell has a score within the bounds."""
+        most_counted = np.append(positives.reach, 0) if self.counts_above else positives.most
+        possible = self.holds(most_counted, np.append(negatives.fewest, 0), positives.total, negatives.total)
+        upper_ends = np.append(positives.scores, np.inf)
+        lower_ends = np.append(-np.inf, positives.scores)
+        return possible & (upper_ends >= self.low) & (lower_ends <= self.high)
 
-    def wanted(self, positives: Positives, fp: Floats, negatives: float) -> Wanted:
-        """Return how many negatives will matter, by a sample, and how many prove that no lower score is the answer."""
-        tp, total = positives.reach, positives.total
-        if self.holds is None:  # near its maximum F1 is flat: the lowest of all scores that come close
-            f1 = 2 * tp / (tp + fp + total)
-            return Wanted(float(fp[np.argmax(f1 >= 0.95 * f1.max())]), 2 * total * (1 / f1.max() - 1))
-        reached = np.flatnonzero(self.holds(positives.above if self.above else tp, fp, total, negatives))
-        needed = float(fp[reached[0]]) if len(reached) else 0.0
-        if self.above:
+    def wanted(self, positives: Positives, false_positives: Floats, negatives: float) -> Wanted:
+        """See `Question.wanted`."""
+        holds = self.holds(self._counted(positives), false_positives, positives.total, negatives)
+        reached = np.flatnonzero(holds)
+        needed = float(false_positives[reached[0]]) if len(reached) else 0.0
+        if self.counts_above:
             return Wanted(needed, needed)
-        none_below = np.flatnonzero(~self.holds(np.full(len(tp), total), fp, total, negatives))
-        return Wanted(needed, float(fp[none_below[-1]]) if len(none_below) else 0.0)
+        # Where it does not even hold with all relevant pairs, it holds at no lower score.
+        all_relevant = np.full(len(positives.reach), positives.total)
+        none_below = np.flatnonzero(~self.holds(all_relevant, false_positives, positives.total, negatives))
+        return Wanted(needed, float(false_positives[none_below[-1]]) if len(none_below) else 0.0)
 
 
-def _f1(tp: Ints, fp: Ints, relevant: int) -> Floats:
-    values: Floats = 2 * tp / np.maximum(tp + fp + relevant, 1)
-    return values
+def _at_precision(precision: float, low: float, high: float) -> LowestScore:
+    """Ask for the lowest relevant score within bounds at which at least this share of the accepted pairs is relevant."""
+
+    def holds(true_positives: Ints, false_positives: Counts, _: int, __: float) -> Bools:
+        return (true_positives > 0) & (precision_of(true_positives, false_positives) >= precision)
+
+    return LowestScore(holds, low, high)
 
 
-def _at_precision(precision: float, low: float, high: float) -> Question:
-    """Ask for the lowest relevant score in bounds at which at least this share of the accepted pairs is relevant."""
-    return Question(lambda tp, fp, *_: (tp > 0) & (precision_of(tp, fp) >= precision), low, high)
-
-
-def _at_false_match_rate(rate: float) -> Question:
+def _at_false_match_rate(rate: float) -> LowestScore:
     """Ask for the lowest relevant score that accepts at most this share of the negatives."""
-    return Question(lambda tp, fp, relevant, negatives: false_match_rate(fp, negatives) <= rate)
+
+    def holds(_: Ints, false_positives: Counts, __: int, negatives: float) -> Bools:
+        return false_match_rate(false_positives, negatives) <= rate
+
+    return LowestScore(holds)
 
 
-def _equal_error(tp: Ints, fp: Counts, relevant: int, negatives: float) -> Bools:
-    """Find where no smaller share of the relevant pairs is rejected than of the others accepted."""
-    held: Bools = (relevant - tp) / max(relevant, 1) >= fp / max(negatives, 1)
-    return held
+def _rates_cross(above: Ints, false_positives: Counts, relevant: int, negatives: float) -> Bools:
+    """Return where the share of relevant pairs that are rejected is not below that of negatives that are accepted."""
+    crossed: Bools = (relevant - above) / max(relevant, 1) >= false_positives / max(negatives, 1)
+    return crossed
+
+
+class Accepted(NamedTuple):
+    """An exact score, and the numbers of pairs that reach it."""
+
+    score: float
+    true_positives: int
+    false_positives: int
+
+
+def _standstill() -> RuntimeError:
+    """Return the error of a search whose round has changed nothing."""
+    return RuntimeError(
+        "evaluate_retrieval: the thresholds cannot be settled, since neighbouring scores are no longer told "
+        "apart: something flushes denormal numbers to zero meanwhile. Do not call torch.set_flush_denormal "
+        "in a callback."
+    )
 
 
 class ThresholdSearch:
-    """Finds the operating points of an evaluation that has run; collective.
+    """Finds the operating points of an evaluation that has run. The constructor and all methods are collective.
 
     Args:
         pooled: Counts of all pairs.
     """
 
     def __init__(self, pooled: PooledPairs) -> None:
-        self.pooled, self.negatives, self.positives = pooled, pooled.negatives, pooled.positives
-        self.vectors, self.processes, self.room = pooled.vectors, pooled.vectors.processes, pooled.grid_size
+        self.pooled = pooled
+        self.vectors = pooled.vectors
+        self.processes = pooled.vectors.processes
+        self.grid_size = pooled.grid_size
+        self.negatives = pooled.negatives
+        # the score grid, to which `answers` adds scores
+        self.positives = pooled.positives
 
-    def answers(self, questions: Sequence[Question]) -> list[tuple[float, int, int] | None]:
-        """Return the score of each answer, and the relevant pairs and the negatives that reach it; None if there is none."""
-        found: list[tuple[float, int, int] | None] = [None] * len(questions)
+    def answers(self, questions: Sequence[Question]) -> list[Accepted | None]:
+        """Return the answer of each question; None where no relevant score is one.
+
+        Each round looks at all open questions, and then learns what they need: scores inside cells, or else counts.
+        """
+        answers: list[Accepted | None] = [None] * len(questions)
         waiting = list(range(len(questions))) if self.positives.total else []
-        before: tuple[int, ...] = ()
+        previous: tuple[int, ...] = ()
         while waiting:
-            positives, total = self.positives, self.negatives.total
-            scores = {False: positives.scores, True: np.nextafter(positives.scores, np.inf)}
-            bounds = {above: self.negatives.bounds(scores[above]) for above in {questions[n].above for n in waiting}}
-            known = len(waiting), len(positives.scores), *(int((most - low).sum()) for low, most in bounds.values())
-            if known == before or not len(positives.scores):  # each round settles a question, or learns something
-                raise RuntimeError(
-                    "evaluate_retrieval: the thresholds cannot be settled, since neighbouring scores are no longer told "
-                    "apart: something flushes denormal numbers to zero meanwhile. Do not call torch.set_flush_denormal "
-                    "in a callback."
-                )
-            before = known
-            left, unsure, cells = [], [], np.zeros(len(positives.scores) + 1, bool)
+            directions = sorted({questions[number].counts_above for number in waiting})
+            bounds = {above: self._bounds_at_grid(above=above) for above in directions}
+            known = (len(waiting), len(self.positives.scores), *(int(each.open.sum()) for each in bounds.values()))
+            # Each round settles a question, or learns something.
+            if known == previous or not len(self.positives.scores):
+                raise _standstill()
+            previous = known
+            unsettled = []
+            cells = np.zeros(len(self.positives.scores) + 1, bool)
+            scores_to_close = []
             for number in waiting:
                 question = questions[number]
-                fewest, most = bounds[question.above]
-                at, some = question.answer(positives, fewest, most, total)
-                inside = int(positives.between[some].sum())
-                sure = not isinstance(at, np.ndarray) and (at is None or fewest[at] == most[at])
-                if sure and inside == 0:
-                    if at is not None:
-                        score = float(positives.scores[at])
-                        found[number] = score, *self.accepted(score)
+                at_grid = bounds[question.counts_above]
+                findings = question.find(self.positives, at_grid)
+                inside = int(self.positives.between[findings.cells].sum())
+                is_closed = not len(findings.open_positions)
+                if is_closed and inside == 0:
+                    answers[number] = self._accepted_at(findings.position)
                     continue
-                left.append(number)
-                if sure or 0 < inside <= self.room:
-                    cells |= some
+                unsettled.append(number)
+                if is_closed or 0 < inside <= self.grid_size:
+                    cells |= findings.cells
                 else:
-                    likely = np.atleast_1d(np.asarray(at))
-                    spaced = likely[np.linspace(0, len(likely) - 1, min(len(likely), SPACED)).astype(np.int64)]
-                    unsure.append(scores[question.above][np.append(spaced, likely[: min(CLOSED, self.room)])])
-            if cells.any():  # it takes no pass over the pairs, and then all can be closed by one
-                self.positives = positives.refined(cells, self.pooled.relevant.ascending, self.room, self.processes)
-            elif unsure:
-                self.negatives.close(np.unique(np.concatenate(unsure)))
-            waiting = left
-        return found
+                    scores_to_close.append(at_grid.scores[self._to_close(findings.open_positions)])
+            self._learn(cells, scores_to_close)
+            waiting = unsettled
+        return answers
 
-    def reached(self, score: float) -> int:
-        """Count the negatives that reach a score."""
-        asked = np.array([score])
-        self.negatives.close(asked)
-        return int(self.negatives.bounds(asked)[0][0])
+    def _bounds_at_grid(self, *, above: bool) -> NegativeBounds:
+        """Return bounds of the negatives that reach each score of the grid, or that lie above it."""
+        scores = np.nextafter(self.positives.scores, np.inf) if above else self.positives.scores
+        fewest, most = self.negatives.bounds(scores)
+        return NegativeBounds(scores, fewest, most, self.negatives.total)
 
-    def accepted(self, score: float) -> tuple[int, int]:
-        """Count the relevant pairs and the negatives that reach a score."""
+    def _accepted_at(self, position: int | None) -> Accepted | None:
+        """Return a score of the grid with its counts; None for none."""
+        return None if position is None else self.accepted(float(self.positives.scores[position]))
+
+    def _to_close(self, open_positions: Ints) -> Ints:
+        """Return the positions whose counts are closed first: the most likely answers, and a few spaced ones."""
+        number = min(len(open_positions), SPACED_CLOSED)
+        spaced = open_positions[np.linspace(0, len(open_positions) - 1, number).astype(np.int64)]
+        return np.append(spaced, open_positions[: min(LIKELY_CLOSED, self.grid_size)])
+
+    def _learn(self, cells: Bools, scores_to_close: Sequence[Floats]) -> None:
+        """Add the scores inside some cells to the grid, if there are such cells; else close counts of negatives.
+
+        More scores take no pass over the pairs. Once they are known, one pass can close all counts.
+        """
+        if cells.any():
+            scores_of_relevant = self.pooled.relevant.ascending
+            self.positives = self.positives.refined(cells, scores_of_relevant, self.grid_size, self.processes)
+        elif scores_to_close:
+            self.negatives.close(np.unique(np.concatenate(scores_to_close)))
+
+    # ------------------------------------------------------------------------------------------------------------ counts
+
+    def accepted(self, score: float) -> Accepted:
+        """Return the numbers of relevant pairs and of negatives that reach an exact score."""
         if math.isinf(score):
-            return (0, 0) if score > 0 else (self.positives.total, self.negatives.total)
-        held, asked = self.positives, np.array([score])
-        reach = held.reach[held.scores == score] if score in held.scores else self.pooled.relevant_reaching(asked)
-        return int(reach[0]), self.reached(score)
+            return Accepted(score, 0, 0) if score > 0 else Accepted(score, self.positives.total, self.negatives.total)
+        grid = self.positives
+        if score in grid.scores:
+            true_positives = grid.reach[grid.scores == score]
+        else:
+            true_positives = self.pooled.relevant_reaching(np.array([score]))
+        return Accepted(score, int(true_positives[0]), self._negatives_reaching(score))
 
-    def point(self, threshold: float, tp: int, fp: int) -> OperatingPoint:
-        """Return the point of a threshold with these true and false positives."""
-        return OperatingPoint(threshold, tp, fp, self.positives.total - tp)
+    def _negatives_reaching(self, score: float) -> int:
+        """Return the number of negatives that reach an exact score."""
+        scores = np.array([score])
+        self.negatives.close(scores)
+        fewest, _ = self.negatives.bounds(scores)
+        return int(fewest[0])
 
-    def user(self, score: float) -> float:
-        """Return a score in the units of the data."""
-        return float(self.vectors.to_user(np.array([score]))[0])
+    # ------------------------------------------------------------------------------------------------------------ points
 
-    def at_precision(
-        self, found: tuple[float, int, int] | None, precision: float, bounds: tuple[float, float]
-    ) -> OperatingPoint:
+    def best_f1(self, answer: Accepted | None) -> OperatingPoint:
+        """Return the point of the best F1, given the answer of `BestF1`; NaN if there are no relevant pairs."""
+        return self._no_point() if answer is None else self._point_of(answer)
+
+    def at_threshold(self, threshold: float) -> OperatingPoint:
+        """Return the point at a threshold in the units of the data."""
+        accepted = self.accepted(float(self.vectors.from_user(threshold)))
+        return self._point(threshold, accepted)
+
+    def at_precision(self, answer: Accepted | None, precision: float, bounds: tuple[float, float]) -> OperatingPoint:
         """Return the point of the smallest relevant score with a precision, or of the upper bound; NaN if neither has it.
 
         Args:
-            found: The smallest relevant score with this precision, with what it accepts.
-            precision: At least this.
-            bounds: Of thresholds.
+            answer: The smallest relevant score with this precision.
+            precision: The least precision.
+            bounds: The smallest and the largest threshold.
         """
-        if found is not None:
-            score, tp, fp = found
-            return self.point(self.user(score), tp, fp)
-        # of thresholds between two relevant scores none accepts fewer others than the highest
-        tp, fp = self.accepted(float(self.vectors.from_user(bounds)[1]))
-        reaches = math.isfinite(bounds[1]) and tp + fp > 0 and tp / (tp + fp) >= precision
-        return self.point(bounds[1], tp, fp) if reaches else self.point(math.nan, 0, 0)
+        if answer is not None:
+            return self._point_of(answer)
+        # Of the thresholds between two relevant scores none accepts fewer negatives than the highest.
+        upper_bound = bounds[1]
+        accepted = self.accepted(float(self.vectors.from_user(bounds)[1]))
+        pairs = accepted.true_positives + accepted.false_positives
+        if math.isfinite(upper_bound) and pairs > 0 and accepted.true_positives / pairs >= precision:
+            return self._point(upper_bound, accepted)
+        return self._no_point()
 
-    def at_rate(self, found: tuple[float, int, int] | None) -> ErrorRatePoint:
+    def _point_of(self, answer: Accepted) -> OperatingPoint:
+        """Return the point at a relevant score."""
+        return self._point(_to_user(self.vectors, answer.score), answer)
+
+    def _point(self, threshold: float, accepted: Accepted) -> OperatingPoint:
+        """Return the point at a threshold in the units of the data, given what it accepts."""
+        rejected = self.positives.total - accepted.true_positives
+        return OperatingPoint(threshold, accepted.true_positives, accepted.false_positives, rejected)
+
+    def _no_point(self) -> OperatingPoint:
+        """Return the point where no threshold meets the request."""
+        return self._point(math.nan, Accepted(math.nan, 0, 0))
+
+    def at_rate(self, answer: Accepted | None) -> ErrorRatePoint:
         """Return verification at a false match rate, given the smallest relevant score that keeps it."""
         if not self.negatives.total:
             return ErrorRatePoint(math.nan, math.nan, math.nan)
-        if found is None:
+        if answer is None:
             return ErrorRatePoint(math.nan, 0.0, 1.0)
-        score, tp, fp = found
-        return ErrorRatePoint(self.user(score), fp / self.negatives.total, 1 - tp / self.positives.total)
+        return ErrorRatePoint(
+            threshold=_to_user(self.vectors, answer.score),
+            false_match_rate=answer.false_positives / self.negatives.total,
+            false_non_match_rate=1 - answer.true_positives / self.positives.total,
+        )
 
-    def equal_error_rate(self, found: tuple[float, int, int] | None) -> float:
-        """Return the rate at which FNMR and FMR cross, at this relevant score or just before it."""
-        if found is None or not self.negatives.total:
+    def equal_error_rate(self, answer: Accepted | None) -> float:
+        """Return the rate at which FNMR and FMR cross, at this relevant score or just above it; NaN if they do not."""
+        if answer is None or not self.negatives.total:
             return math.nan
-        score, tp, fp = found
-        total, negatives = self.positives.total, self.negatives.total
-        before = (total - tp) / total
-        after = before + (tp - int(self.positives.above[self.positives.scores == score][0])) / total
-        match_before, match_after = fp / negatives, self.reached(float(np.nextafter(score, np.inf))) / negatives
-        return equal_error_rate(before, match_before, after, match_after)
+        relevant = self.positives.total
+        negatives = self.negatives.total
+        above = int(self.positives.above[self.positives.scores == answer.score][0])
+        fnmr = (relevant - answer.true_positives) / relevant
+        fmr = answer.false_positives / negatives
+        fnmr_above = fnmr + (answer.true_positives - above) / relevant
+        fmr_above = self._negatives_reaching(float(np.nextafter(answer.score, np.inf))) / negatives
+        return equal_error_rate(fnmr, fmr, fnmr_above, fmr_above)
+
+    # ------------------------------------------------------------------------------------------------------------- curve
 
     def area(self, *, exact: bool) -> Enclosure:
-        """Return the area under the precision-recall curve, the mean of the precisions at the relevant pairs."""
-        knots, negatives = self.positives, self.negatives
-        if not exact:
-            return _area(knots, *negatives.bounds(knots.scores), negatives.total)
-        fewest, most = negatives.bounds(knots.scores)
-        free = int(np.searchsorted(-np.append(negatives.total, most), 0))  # from here on no negative scores as high
-        low = high = float(np.append(knots.most, 0)[free])
-        # groups of cells, between two knots or above all, each with about as many relevant pairs as there is room for
-        groups = (np.append(knots.total - knots.reach, knots.total) // max(1, self.room))[:free]
+        """Return bounds of the area under the precision-recall curve, the mean of the precisions at the relevant pairs.
+
+        Args:
+            exact: Whether both bounds are the area but for rounding, which may take more passes over all pairs.
+        """
+        if exact:
+            return self._exact_area()
+        fewest, most = self.negatives.bounds(self.positives.scores)
+        return _area_between(self.positives, fewest, most, self.negatives.total)
+
+    def _exact_area(self) -> Enclosure:
+        """Return the area with all counts closed, by groups of cells with as many relevant pairs as there is room for."""
+        grid = self.positives
+        _, most = self.negatives.bounds(grid.scores)
+        # No negative reaches the lower end of this cell. The precision of all higher relevant pairs is 1.
+        first_free = int(np.searchsorted(-np.append(self.negatives.total, most), 0))
+        low = high = float(np.append(grid.most, 0)[first_free])
+        groups = (np.append(grid.total - grid.reach, grid.total) // max(1, self.grid_size))[:first_free]
         for group in np.unique(groups):
-            some = np.flatnonzero(groups == group)
-            cells = np.isin(np.arange(len(knots.between)), some) & (knots.between > 0)
-            pairs = int(knots.between[cells].sum())
-            opened = knots.refined(cells, self.pooled.relevant.ascending, pairs, self.processes) if pairs else knots
-            ends = np.concatenate([[-np.inf], knots.scores, [np.inf]])[[some[0], some[-1] + 1]]
-            inside = (opened.scores > ends[0]) & (opened.scores <= ends[1])
-            negatives.close(opened.scores[inside])
-            fewest, most = negatives.bounds(opened.scores[inside])
-            reach, tied = opened.reach[inside], (opened.reach - opened.above)[inside]
-            low += float((tied * reach / (reach + most)).sum())
-            high += float((tied * reach / (reach + fewest)).sum())
-        return Enclosure(low / max(1, knots.total), high / max(1, knots.total))
+            members = np.flatnonzero(groups == group)
+            low_of_group, high_of_group = self._precisions_in_cells(int(members[0]), int(members[-1]))
+            low += low_of_group
+            high += high_of_group
+        return Enclosure(low / max(1, grid.total), high / max(1, grid.total))
+
+    def _precisions_in_cells(self, first: int, last: int) -> tuple[float, float]:
+        """Return bounds of the sum of the precisions at the relevant pairs of some neighbouring cells.
+
+        The upper end of each cell counts as part of it.
+        """
+        grid = self.positives
+        cells = np.zeros(len(grid.between), bool)
+        cells[first : last + 1] = grid.between[first : last + 1] > 0
+        inside = int(grid.between[cells].sum())
+        if inside:
+            grid = grid.refined(cells, self.pooled.relevant.ascending, inside, self.processes)
+        ends = np.concatenate([[-np.inf], self.positives.scores, [np.inf]])
+        in_cells = (grid.scores > ends[first]) & (grid.scores <= ends[last + 1])
+        scores = grid.scores[in_cells]
+        self.negatives.close(scores)
+        fewest, most = self.negatives.bounds(scores)
+        reach = grid.reach[in_cells]
+        pairs = reach - grid.above[in_cells]
+        low = float((pairs * reach / (reach + most)).sum())
+        high = float((pairs * reach / (reach + fewest)).sum())
+        return low, high
 
     def curve(self) -> tuple[tuple[float, float, float], ...]:
         """Return thresholds, precisions and recalls at relevant scores that are about evenly spaced in recall."""
-        knots = self.positives
-        if not knots.total:
+        grid = self.positives
+        if not grid.total:
             return ()
-        recall = knots.reach / knots.total
-        wanted = np.searchsorted(-recall, -np.linspace(1, 0, CURVE_POINTS)).clip(max=len(recall) - 1)
-        chosen = np.unique(wanted)[::-1]
-        fewest, most = (counts[::-1] for counts in self.negatives.bounds(knots.scores[chosen[::-1]]))
-        precision = knots.reach[chosen] / (knots.reach[chosen] + (fewest + most) / 2)
-        thresholds = self.vectors.to_user(knots.scores[chosen])
-        return tuple(zip(thresholds.tolist(), precision.tolist(), recall[chosen].tolist(), strict=True))
+        recall = grid.reach / grid.total
+        chosen = np.unique(_first_with_at_most(recall, np.linspace(1, 0, CURVE_POINTS)))
+        fewest, most = self.negatives.bounds(grid.scores[chosen])
+        precision = grid.reach[chosen] / (grid.reach[chosen] + (fewest + most) / 2)
+        thresholds = self.vectors.to_user(grid.scores[chosen])
+        # from the highest threshold down, so by ascending recall
+        columns = (thresholds[::-1].tolist(), precision[::-1].tolist(), recall[chosen][::-1].tolist())
+        return tuple(zip(*columns, strict=True))
 
 
-def _area(knots: Positives, fewest: Ints, most: Ints, negatives: int) -> Enclosure:
-    """Return bounds of the area.
+def _area_between(grid: Positives, fewest: Ints, most: Ints, negatives: int) -> Enclosure:
+    """Return bounds of the area under the precision-recall curve.
 
-    What lies between two scores accepts no fewer pairs than the upper one, and no more than the lower.
+    A relevant score inside a cell accepts no fewer pairs than the upper end of the cell, and no more than the lower.
+
+    Args:
+        grid: The score grid.
+        fewest: (grid,) negatives that reach each score, at least.
+        most: (grid,) negatives that reach each score, at most.
+        negatives: Number of all negatives.
     """
-    pairs, between = knots.reach - knots.above, knots.between
-    low = (pairs * knots.reach / np.maximum(knots.reach + most, 1)).sum()
-    high = (pairs * knots.reach / np.maximum(knots.reach + fewest, 1)).sum()
-    least, beyond = np.append(knots.reach, 0) + 1, np.append(negatives, most)
-    low += (between * least / (least + beyond)).sum()
-    high += (between * knots.most / np.maximum(knots.most + np.append(fewest, 0), 1)).sum()
-    return Enclosure(float(low) / max(1, knots.total), float(high) / max(1, knots.total))
+    pairs = grid.reach - grid.above
+    low = (pairs * grid.reach / np.maximum(grid.reach + most, 1)).sum()
+    high = (pairs * grid.reach / np.maximum(grid.reach + fewest, 1)).sum()
+    fewest_relevant = np.append(grid.reach, 0) + 1
+    most_negatives = np.append(negatives, most)
+    low += (grid.between * fewest_relevant / (fewest_relevant + most_negatives)).sum()
+    high += (grid.between * grid.most / np.maximum(grid.most + np.append(fewest, 0), 1)).sum()
+    return Enclosure(float(low) / max(1, grid.total), float(high) / max(1, grid.total))
 
 
 def decide(pooled: PooledPairs, request: PooledRequest) -> PooledDecisions:
-    """Find the operating points after an evaluation; each is exact, and the area is enclosed by proved bounds.
+    """Return the operating points of an evaluation; each is exact, and the area is enclosed by proved bounds. Collective.
 
     Args:
         pooled: Counts of all pairs.
@@ -637,29 +886,25 @@ def decide(pooled: PooledPairs, request: PooledRequest) -> PooledDecisions:
     """
     search = ThresholdSearch(pooled)
     low, high = (float(bound) for bound in pooled.vectors.from_user(request.bounds))
-    answers = search.answers(request.questions(low, high))
-    rest = iter(answers)
-    best, nothing = next(rest), (math.nan, 0, 0)
-    score, tp, fp = best or nothing
-    best_f1 = search.point(search.user(score), tp, fp)
-    at_precision = {asked: search.at_precision(next(rest), asked, request.bounds) for asked in request.precisions}
-    at_rate = {asked: search.at_rate(next(rest)) for asked in request.false_match_rates}
-    equal_error = search.equal_error_rate(next(rest)) if request.equal_error_rate else None
-    at_threshold = {
-        asked: search.point(asked, *search.accepted(float(pooled.vectors.from_user(asked))))
-        for asked in request.thresholds
+    # in the order of `PooledRequest.questions`
+    answers = iter(search.answers(request.questions(low, high)))
+    best_f1 = search.best_f1(next(answers))
+    at_precision = {
+        precision: search.at_precision(next(answers), precision, request.bounds) for precision in request.precisions
     }
-    points = [best_f1, *at_precision.values(), *at_threshold.values()]
-    known = [(point.threshold, point.true_positives, point.false_positives) for point in points]
+    at_rate = {rate: search.at_rate(next(answers)) for rate in request.false_match_rates}
+    equal_error = search.equal_error_rate(next(answers)) if request.equal_error_rate else None
+    at_threshold = {threshold: search.at_threshold(threshold) for threshold in request.thresholds}
+    # Codes have few distinct scores, all of which can be closed.
+    is_area_exact = request.average_precision or pooled.vectors.similarity == "hamming"
     return PooledDecisions(
         best_f1=best_f1,
         at_precision=at_precision,
         at_threshold=at_threshold,
         at_false_match_rate=at_rate,
         equal_error_rate=equal_error,
-        # codes have few distinct scores, all of which can be closed
-        auc_pr=search.area(exact=request.average_precision or pooled.vectors.similarity == "hamming"),
+        auc_pr=search.area(exact=is_area_exact),
         curve=search.curve(),
-        pair_counts=thinned(pooled, [point for point in known if math.isfinite(point[0])]),
+        pair_counts=count_pairs(pooled, [best_f1, *at_precision.values(), *at_threshold.values()]),
         passes=pooled.negatives.passes,
     )

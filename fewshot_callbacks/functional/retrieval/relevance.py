@@ -20,7 +20,7 @@ from fewshot_callbacks.functional._reading import as_tensor
 
 # Ids that a message shows.
 SHOWN = 3
-# What becomes of judgements of an unknown query or item where they are ignored.
+# What unknown='ignore' does with judgements of an unknown query or item, for messages.
 IGNORED = {"query": "leave these judgements out", "item": "count those that are relevant as never found"}
 
 
@@ -37,7 +37,7 @@ class Absent(NamedTuple):
         sizes: NDArray[np.int64] = self.stop - self.start
         return sizes
 
-    def padded(self, queries: Int[np.ndarray, "some"]) -> Float[np.ndarray, "some columns"]:
+    def padded(self, queries: Int[np.ndarray, "chosen"]) -> Float[np.ndarray, "chosen columns"]:
         """Return the grades of some queries, padded with 0."""
         sizes = self.sizes[queries]
         column = np.arange(sizes.max(initial=0))
@@ -47,7 +47,7 @@ class Absent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Relevance:
-    """Which gallery items are relevant to each query, with which grade, and which are ignored: for what no label says.
+    """Which gallery items are relevant to each query, with which grade, and which are ignored, where labels do not say it.
 
     Everything else is irrelevant. An ignored item is no candidate: it takes up no rank. Make one with `from_judgements`,
     `from_label_sets` or `from_lists`, and pass it to `evaluate_retrieval` in place of labels. It takes 4 bytes for
@@ -69,19 +69,19 @@ class Relevance:
     one_set: bool
     """queries and gallery are one set, in which an item is no candidate for itself"""
     mutual: bool
-    """in one set: who is in the lists of an item has it in its own"""
+    """whether queries and gallery are one set in which j is in the lists of i wherever i is in the lists of j"""
     grades: Shaped[np.ndarray, "pairs"] | None = field(default=None, repr=False)
     """grade of each entry of the relevant items; None if all are 1"""
     clusters: Int[np.ndarray, "queries"] | None = field(default=None, repr=False)
-    """queries of one number depend on each other, for intervals; None if none do"""
+    """number of the cluster of each query, for intervals: queries of one cluster depend on each other; None if none do"""
     unknown: int = 0
-    """judgements whose query or item is in none of the rows"""
+    """number of judgements whose query or item has no row"""
     absent: Absent | None = field(default=None, repr=False)
     """relevant items that are not in the gallery: each counts as one that is never found; None if there are none"""
     at_least: float = 1
     """smallest relevant grade of judgements"""
     below: int = 0
-    """judgements with a positive grade below that, which are irrelevant"""
+    """number of judgements with a positive grade below `at_least`, which are irrelevant"""
 
     @classmethod
     def from_lists(
@@ -93,7 +93,7 @@ class Relevance:
         grades: Sequence[Any] | None = None,
         clusters: Any | None = None,
     ) -> Relevance:
-        """Take the indices of the relevant and of the ignored gallery items of each query.
+        """Return a relevance from the indices of the relevant and of the ignored gallery items of each query.
 
         Args:
             relevant: For each query the indices of its relevant gallery items, in any order; perhaps none.
@@ -114,27 +114,24 @@ class Relevance:
             >>> Relevance.from_lists([[1], [0], []], ignored=[[2], [], []], grades=[[3], [1], []])
             Relevance(3 queries in one set, 2 relevant pairs, 1 ignored)
         """
-        call, queries = "Relevance.from_lists", len(relevant)
+        call = "Relevance.from_lists"
+        queries = len(relevant)
         items = queries if gallery is None else _number_of_items(call, gallery)
         if ignored is not None and len(ignored) != queries:
             raise ValueError(
                 f"{call}: {queries} lists of relevant items, but {len(ignored)} of ignored ones. Pass one each."
             )
         lists = _lists(call, "relevant", relevant, items)
-        junk = Lists.none(queries) if ignored is None else _lists(call, "ignored", ignored, items)
-        _refuse_both(call, lists, junk, items)
-        values = None
-        if grades is not None:
-            if [*map(len, grades)] != [*map(len, relevant)]:
-                raise ValueError(
-                    f"{call}: grades must have the lengths of the relevant items. Pass one grade for each item."
-                )
-            order = [n for some in relevant for n in np.argsort(np.asarray(some, np.int64), kind="stable")]
-            first = np.repeat(lists.start, lists.sizes)
-            given = np.array([_grade(call, grade) for some in grades for grade in some], np.float64)
-            values = _positive(call, given)[first + order]
-        mutual = gallery is None and _are_mutual(lists) and _are_mutual(junk)
-        return cls(lists, junk, items, gallery is None, mutual, values)._with(call, clusters)
+        ignored_lists = Lists.none(queries) if ignored is None else _lists(call, "ignored", ignored, items)
+        _refuse_both(call, lists, ignored_lists, items)
+        return cls(
+            relevant=lists,
+            ignored=ignored_lists,
+            gallery=items,
+            one_set=gallery is None,
+            mutual=gallery is None and _are_mutual(lists) and _are_mutual(ignored_lists),
+            grades=None if grades is None else _grades_of_lists(call, relevant, grades),
+        )._with(call, clusters)
 
     @classmethod
     def from_judgements(
@@ -147,7 +144,7 @@ class Relevance:
         unknown: str = "error",
         clusters: Any | None = None,
     ) -> Relevance:
-        """Take judgements (qrels) by ids, as TREC, BEIR and MS MARCO give them.
+        """Return a relevance from judgements (qrels) by ids, as TREC, BEIR and MS MARCO give them.
 
         Args:
             judgements: `{query: {item: grade}}`, `{query: [items]}`, a tuple of two or three equally long sequences
@@ -175,50 +172,45 @@ class Relevance:
             >>> Relevance.from_judgements(judged, ["q1", "q2"], ["d1", "d2", "d3"])
             Relevance(2 queries, 3 gallery items, 2 relevant pairs, 0 ignored)
         """
-        call, one_set = "Relevance.from_judgements", gallery_ids is None
+        call = "Relevance.from_judgements"
+        one_set = gallery_ids is None
         least = check_choices(call, at_least, unknown)
-        if isinstance(judgements, str | Path):  # its ids are strings
-            query_ids = [*map(str, _listed(query_ids))]
-            gallery_ids = None if gallery_ids is None else [*map(str, _listed(gallery_ids))]
-        rows, columns, grades = read_judgements(call, judgements)
-        items = query_ids if gallery_ids is None else gallery_ids
-        of_query, of_item = _places(call, "query_ids", query_ids, rows), _places(call, "gallery_ids", items, columns)
-        _refuse_unknown(call, unknown, (("query", rows, of_query), ("item", columns, of_item)))
-        length = len(items)
-        beyond: dict[Any, int] = {}  # numbers of the items that are not in the gallery
-        at = np.array([of_query.get(row, -1) for row in rows], np.int64)
-        item = np.array(
-            [
-                of_item[column] if column in of_item else beyond.setdefault(column, length + len(beyond))
-                for column in columns
-            ],
-            np.int64,
-        )
-        order = _each_once(call, at, item, _finite(call, grades), length + len(beyond), (rows, columns))
-        order = order[at[order] >= 0]
-        relevant = order[grades[order] >= least]
-        is_here = item[relevant] < length
-        here, missing = relevant[is_here], relevant[~is_here]
-        start, stop = _spans(at[here], len(query_ids))
-        lists = Lists(start, stop, item[here].astype(np.int32))
-        absent = Absent(*_spans(at[missing], len(query_ids)), grades[missing]) if len(missing) else None
-        mutual = one_set and _are_mutual(lists)
+        if isinstance(judgements, str | Path):  # the ids of a file are strings
+            query_ids = [str(query) for query in _listed(query_ids)]
+            gallery_ids = None if gallery_ids is None else [str(item) for item in _listed(gallery_ids)]
+        judged_queries, judged_items, grades = read_judgements(call, judgements)
+        items_of_rows = query_ids if gallery_ids is None else gallery_ids
+        row_of_query = _places(call, "query_ids", query_ids, judged_queries)
+        row_of_item = _places(call, "gallery_ids", items_of_rows, judged_items)
+        _refuse_unknown(call, unknown, (("query", judged_queries, row_of_query), ("item", judged_items, row_of_item)))
+        # for each judgement the row of its query, -1 for none, and the number of its item
+        row = np.array([row_of_query.get(query, -1) for query in judged_queries], np.int64)
+        item, numbers = _item_numbers(judged_items, row_of_item, len(items_of_rows))
+        distinct = _each_once(call, row, item, _finite(call, grades), numbers, (judged_queries, judged_items))
+        distinct = distinct[row[distinct] >= 0]
+        relevant = distinct[grades[distinct] >= least]
+        is_present = item[relevant] < len(items_of_rows)
+        present = relevant[is_present]
+        missing = relevant[~is_present]
+        lists = Lists(*_spans(row[present], len(query_ids)), item[present].astype(np.int32))
         return cls(
-            lists,
-            Lists.none(len(query_ids)),
-            length,
-            one_set,
-            mutual,
-            grades[here],
-            unknown=int(((at < 0) | (item >= length)).sum()),
-            absent=absent,
+            relevant=lists,
+            ignored=Lists.none(len(query_ids)),
+            gallery=len(items_of_rows),
+            one_set=one_set,
+            mutual=one_set and _are_mutual(lists),
+            grades=grades[present],
+            unknown=int(((row < 0) | (item >= len(items_of_rows))).sum()),
+            absent=Absent(*_spans(row[missing], len(query_ids)), grades[missing]) if len(missing) else None,
             at_least=least,
-            below=int(((grades[order] > 0) & (grades[order] < least)).sum()),
+            below=int(((grades[distinct] > 0) & (grades[distinct] < least)).sum()),
         )._with(call, clusters)
 
     @classmethod
     def from_label_sets(cls, targets: Any, gallery_targets: Any | None = None) -> Relevance:
-        """Take items with several labels each: relevant is who shares a label, its grade is the number of shared ones.
+        """Return the relevance of items with several labels each.
+
+        An item is relevant to a query if they share labels; the number of shared labels is its grade.
 
         Args:
             targets: (queries, labels) zeros and ones: a tensor, an array or a matrix of `scipy.sparse`; or a list with the
@@ -248,28 +240,19 @@ class Relevance:
             )
         of_query, of_item = _numbered(call, {"targets": own, "gallery_targets": others})
         one_set = gallery_targets is None
-        by_label = np.argsort(of_item.items, kind="stable")
-        ends = np.searchsorted(of_item.items[by_label], np.arange(2 + of_query.items.max(initial=-1)))
-        holders = np.split(np.repeat(np.arange(len(others)), of_item.sizes)[by_label], ends[1:])
-        items, grades = [np.empty(0, np.int32)], [np.empty(0, np.uint16)]
-        for query, labels in enumerate(np.split(of_query.items, of_query.stop[:-1])):
-            shared = np.bincount(
-                np.concatenate([items[0], *(holders[label] for label in labels)]), minlength=len(others)
-            )
-            if one_set:
-                shared[query] = 0
-            items.append(np.flatnonzero(shared).astype(np.int32))
-            grades.append(shared[items[-1]].astype(np.uint16))
-        ends = np.cumsum([*map(len, items)])
-        # in the order of their rows of zeros and ones
-        sets = [tuple((-labels).tolist()) for labels in np.split(of_query.items, of_query.stop[:-1])]
-        number = {labels: n for n, labels in enumerate(sorted(set(sets)))}
-        clusters = np.array([number[labels] for labels in sets], np.int64)
-        none = Lists.none(len(own))
-        lists = Lists(ends[:-1], ends[1:], np.concatenate(items))
-        return cls(lists, none, len(others), one_set, one_set, np.concatenate(grades), clusters)
+        lists, grades = _shared_labels(of_query, of_item, one_set=one_set)
+        return cls(
+            relevant=lists,
+            ignored=Lists.none(len(own)),
+            gallery=len(others),
+            one_set=one_set,
+            mutual=one_set,
+            grades=grades,
+            clusters=_clusters_of_sets(of_query),
+        )
 
     def _with(self, call: str, clusters: Any | None) -> Relevance:
+        """Return the same relevance with clusters of queries."""
         if clusters is None:
             return self
         numbers = as_tensor(clusters, "clusters", call).numpy()
@@ -286,26 +269,26 @@ class Relevance:
         return len(self.relevant.start)
 
     def digest(self) -> str:
-        """Return a short word that two relevances have in common only if they say the same."""
-        found = hashlib.blake2b(digest_size=4)
+        """Return eight hexadecimal characters; relevances that differ have different ones, but by chance."""
+        digest = hashlib.blake2b(digest_size=4)
         absent = () if self.absent is None else self.absent
         for array in (*self.relevant, *self.ignored, self.grades, self.clusters, *absent):
-            found.update(b"-" if array is None else np.ascontiguousarray(array).data)
-        return found.hexdigest()
+            digest.update(b"-" if array is None else np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     def part(self, queries: NDArray[np.int64], numbers: NDArray[np.int64]) -> Relevance:
-        """Keep some queries, and number the items that are in the gallery anew.
+        """Return the relevance of some queries, with other numbers of the items that are in the gallery.
 
         Args:
-            queries: Which of them.
-            numbers: The item that has each new number.
+            queries: Indices of the queries.
+            numbers: (gallery,) the old number of the item that gets each new number.
         """
-        wanted, every = (queries, numbers), (np.arange(self.queries), np.arange(self.gallery))
-        if all(map(np.array_equal, wanted, every)):  # no copy of what may be large
+        is_same = np.array_equal(queries, np.arange(self.queries)) and np.array_equal(numbers, np.arange(self.gallery))
+        if is_same:  # large lists are not copied
             return self
-        new = np.argsort(numbers)
-        relevant, order = _renumbered(self.relevant, queries, new)
-        ignored, _ = _renumbered(self.ignored, queries, new)
+        new_numbers = np.argsort(numbers)
+        relevant, order = _renumbered(self.relevant, queries, new_numbers)
+        ignored, _ = _renumbered(self.ignored, queries, new_numbers)
         absent = self.absent
         if absent is not None:
             absent = absent._replace(start=absent.start[queries], stop=absent.stop[queries])
@@ -319,11 +302,11 @@ class Relevance:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the values should know of the judgements."""
+        """Notes on the judgements, for a reader of the values."""
         if not self.unknown:
             return []
-        what = "judgement names" if self.unknown == 1 else "judgements name"
-        note = f"{self.unknown:,} {what} a query or an item that no row is."
+        subject = "judgement names" if self.unknown == 1 else "judgements name"
+        note = f"{self.unknown:,} {subject} a query or an item that no row is."
         absent = 0 if self.absent is None else len(self.absent.grades)
         if absent:
             note += (
@@ -333,23 +316,22 @@ class Relevance:
         return [note]
 
     def __repr__(self) -> str:
-        where = "in one set" if self.one_set else f", {self.gallery:,} gallery items"
-        pairs, junk = int(self.relevant.sizes.sum()), int(self.ignored.sizes.sum())
+        sets = " in one set" if self.one_set else f", {self.gallery:,} gallery items"
+        relevant = int(self.relevant.sizes.sum())
+        ignored = int(self.ignored.sizes.sum())
         missing = "" if self.absent is None else f", {len(self.absent.grades):,} not in the gallery"
-        return (
-            f"Relevance({self.queries:,} queries {where}, {pairs:,} relevant pairs{missing}, {junk:,} ignored)".replace(
-                " ,", ","
-            )
-        )
+        return f"Relevance({self.queries:,} queries{sets}, {relevant:,} relevant pairs{missing}, {ignored:,} ignored)"
 
 
-def _renumbered(lists: Lists, queries: NDArray[np.int64], new: NDArray[np.int64]) -> tuple[Lists, NDArray[np.int64]]:
-    """Return the lists of some queries with the new number of each item, ascending, and which old entry each is."""
+def _renumbered(
+    lists: Lists, queries: NDArray[np.int64], new_numbers: NDArray[np.int64]
+) -> tuple[Lists, NDArray[np.int64]]:
+    """Return the lists of some queries with the new number of each item, ascending, and the old position of each entry."""
     sizes = lists.sizes[queries]
     ends = np.append(0, np.cumsum(sizes))
     rows = np.repeat(np.arange(len(queries)), sizes)
     entries = np.repeat(lists.start[queries] - ends[:-1], sizes) + np.arange(ends[-1])
-    items = new[lists.items[entries]]
+    items = new_numbers[lists.items[entries]]
     order = np.lexsort((items, rows))
     return Lists(ends[:-1], ends[1:], items[order].astype(np.int32)), entries[order]
 
@@ -358,33 +340,55 @@ def _renumbered(lists: Lists, queries: NDArray[np.int64], new: NDArray[np.int64]
 
 
 def _lists(call: str, name: str, lists: Sequence[Any], items: int) -> Lists:
-    """Read lists of indices."""
-    for query, some in enumerate(lists):
-        numbers = np.asarray(some)
-        if numbers.size and (numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer)):
+    """Return lists of indices, each of which is a gallery item, and occurs once in a list."""
+    for query, indices in enumerate(lists):
+        numbers = np.asarray(indices)
+        if not numbers.size:
+            continue
+        if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
             raise ValueError(f"{call}: {name}[{query}] holds {numbers.dtype}. Pass indices of gallery items.")
-        if numbers.size and (numbers.min() < 0 or numbers.max() >= items):
+        lowest, highest = numbers.min(), numbers.max()
+        if lowest < 0 or highest >= items:
+            wrong = lowest if lowest < 0 else highest
             raise ValueError(
-                f"{call}: {name}[{query}] holds {numbers.min() if numbers.min() < 0 else numbers.max()}, but there are "
-                f"{items} gallery items. Indices begin at 0."
+                f"{call}: {name}[{query}] holds {wrong}, but there are {items} gallery items. Indices begin at 0."
             )
         if len(np.unique(numbers)) < numbers.size:
             raise ValueError(f"{call}: {name}[{query}] holds an item twice. Pass each once.")
     return Lists.of(lists)
 
 
+def _grades_of_lists(call: str, relevant: Sequence[Any], grades: Sequence[Any]) -> NDArray[np.float64]:
+    """Return the grade of each entry of the lists of relevant items, which `Lists.of` puts in ascending order."""
+    if [len(of_query) for of_query in grades] != [len(of_query) for of_query in relevant]:
+        raise ValueError(f"{call}: grades must have the lengths of the relevant items. Pass one grade for each item.")
+    values = _positive(call, np.array([_grade(call, grade) for of_query in grades for grade in of_query], np.float64))
+    ordered = []
+    start = 0
+    for indices in relevant:
+        order = np.argsort(np.asarray(indices, np.int64), kind="stable")
+        ordered.append(values[start + order])
+        start += len(order)
+    return np.concatenate([np.empty(0), *ordered])
+
+
+def _pair_keys(lists: Lists, items: int) -> NDArray[np.int64]:
+    """Return a number for each pair of a query and an item in its list."""
+    rows = np.repeat(np.arange(len(lists.start)), lists.sizes)
+    keys: NDArray[np.int64] = rows * items + lists.items
+    return keys
+
+
 def _are_mutual(lists: Lists) -> bool:
-    """Find out whether i is in the list of j for each j in the list of i."""
-    rows, items = np.repeat(np.arange(len(lists.start)), lists.sizes), lists.items
-    return bool((np.sort(rows * len(lists.start) + items) == np.sort(items * len(lists.start) + rows)).all())
+    """Return whether i is in the list of j for each j in the list of i."""
+    items = len(lists.start)
+    rows = np.repeat(np.arange(items), lists.sizes)
+    return bool((np.sort(_pair_keys(lists, items)) == np.sort(lists.items * items + rows)).all())
 
 
 def _refuse_both(call: str, relevant: Lists, ignored: Lists, items: int) -> None:
     """Refuse an item that is relevant and ignored."""
-    one, other = (
-        np.repeat(np.arange(len(side.start)), side.sizes) * items + side.items for side in (relevant, ignored)
-    )
-    both = np.intersect1d(one, other)
+    both = np.intersect1d(_pair_keys(relevant, items), _pair_keys(ignored, items))
     if len(both):
         query, item = divmod(int(both[0]), items)
         raise ValueError(
@@ -394,7 +398,7 @@ def _refuse_both(call: str, relevant: Lists, ignored: Lists, items: int) -> None
 
 
 def _number_of_items(call: str, gallery: Any) -> int:
-    """Read the number of gallery items."""
+    """Return the number of gallery items."""
     number = gallery.__index__() if isinstance(gallery, int | np.integer) and not isinstance(gallery, bool) else 0
     if number < 1:
         shown = repr(gallery) if np.ndim(gallery) == 0 else f"a {type(gallery).__name__}"
@@ -405,25 +409,44 @@ def _number_of_items(call: str, gallery: Any) -> int:
     return int(number)
 
 
-def _spans(at: Int[np.ndarray, "pairs"], queries: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the entries of each query begin and end, of ascending numbers of queries."""
-    ends = np.searchsorted(at, np.arange(queries + 1))
-    return ends[:-1], ends[1:]
+def _item_numbers(
+    judged_items: Sequence[Any], row_of_item: Mapping[Any, int], items: int
+) -> tuple[NDArray[np.int64], int]:
+    """Return the number of the item of each judgement, and how many numbers there are.
+
+    An item of the gallery has the number of its row; others are numbered from `items` on.
+    """
+    number_of_absent: dict[Any, int] = {}
+    numbers = []
+    for item in judged_items:
+        if item in row_of_item:
+            numbers.append(row_of_item[item])
+        else:
+            numbers.append(number_of_absent.setdefault(item, items + len(number_of_absent)))
+    return np.array(numbers, np.int64), items + len(number_of_absent)
+
+
+def _spans(rows: Int[np.ndarray, "pairs"], queries: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where the entries of each query begin and end, given the row of each entry, ascending."""
+    offsets = np.searchsorted(rows, np.arange(queries + 1))
+    return offsets[:-1], offsets[1:]
 
 
 def _finite(call: str, grades: Float[np.ndarray, "pairs"]) -> Float[np.ndarray, "pairs"]:
-    """Refuse a grade that is not finite."""
-    return _right(call, grades, np.isfinite(grades), "is not finite")
+    """Return the grades, if all are finite."""
+    return _checked_grades(call, grades, np.isfinite(grades), "is not finite")
 
 
 def _positive(call: str, grades: Float[np.ndarray, "pairs"]) -> Float[np.ndarray, "pairs"]:
-    """Refuse a grade of a relevant item that is not finite and positive."""
-    return _right(call, grades, np.isfinite(grades) & (grades > 0), "is no finite positive number")
+    """Return the grades of relevant items, if all are finite and positive."""
+    return _checked_grades(call, grades, np.isfinite(grades) & (grades > 0), "is no finite positive number")
 
 
-def _right(call: str, grades: Float[np.ndarray, "pairs"], right: NDArray[np.bool_], fact: str) -> NDArray[Any]:
-    """Refuse grades of which some are not right."""
-    wrong = grades[~right]
+def _checked_grades(
+    call: str, grades: Float[np.ndarray, "pairs"], is_valid: NDArray[np.bool_], fact: str
+) -> Float[np.ndarray, "pairs"]:
+    """Return the grades, if all are valid; else the message states a fact on those that are not."""
+    wrong = grades[~is_valid]
     if len(wrong):
         raise ValueError(
             f"{call}: {len(wrong)} grades are wrong: {wrong[0]:g} {fact}. Grades are numbers such as 0, 1, 2."
@@ -437,7 +460,7 @@ def check_choices(call: str, at_least: Any, unknown: str) -> float:
     Args:
         call: The public function, for messages.
         at_least: See `Relevance.from_judgements`.
-        unknown: See there.
+        unknown: See `Relevance.from_judgements`.
 
     Raises:
         ValueError: If `at_least` is no positive number, or `unknown` is neither `error` nor `ignore`.
@@ -464,18 +487,21 @@ def read_judgements(call: str, judgements: Any) -> tuple[list[Any], list[Any], F
                 f"{call}: judgements of lengths {', '.join(str(len(side)) for side in sides)} must be a dictionary, or two "
                 "or three sequences of one length: queries, items and perhaps grades."
             )
-        rows, columns, values = sides[0], sides[1], sides[2] if len(sides) == 3 else [1] * len(sides[0])
+        queries, items = sides[:2]
+        values = sides[2] if len(sides) == 3 else [1] * len(queries)
     else:
-        of_each = [
-            (query, some if isinstance(some, Mapping) else dict.fromkeys(some, 1)) for query, some in judgements.items()
-        ]
-        rows = [query for query, some in of_each for _ in some]
-        columns = [item for _, some in of_each for item in some]
-        values = [grade for _, some in of_each for grade in some.values()]
-    return rows, columns, np.array([_grade(call, value) for value in values], np.float64)
+        queries, items, values = [], [], []
+        for query, judged in judgements.items():
+            grade_of_item = judged if isinstance(judged, Mapping) else dict.fromkeys(judged, 1)
+            for item, grade in grade_of_item.items():
+                queries.append(query)
+                items.append(item)
+                values.append(grade)
+    return queries, items, np.array([_grade(call, value) for value in values], np.float64)
 
 
 def _grade(call: str, value: Any, name: str = "the grade") -> float:
+    """Return a grade as a number."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -489,7 +515,8 @@ def _read_file(call: str, file: Path) -> tuple[list[str], list[str], list[str]]:
     except ValueError as error:
         raise ValueError(f"{call}: {error}") from None
     has_heading = bool(lines) and not _is_number(_columns(lines[0])[-1])
-    lines = lines[1:] if has_heading else lines
+    if has_heading:
+        lines = lines[1:]
     rows = [_columns(line) for line in lines]
     for line, row in zip(lines, rows, strict=True):
         if len(row) not in (3, 4) or len(row) != len(rows[0]):
@@ -497,12 +524,11 @@ def _read_file(call: str, file: Path) -> tuple[list[str], list[str], list[str]]:
                 f"{call}: line {line.number} of {file} has {len(row)} columns: {' '.join(row)[:60]!r}. A file of judgements "
                 "has TREC's four (query, 0, item, grade), or BEIR's three (query, item, grade), with or without a heading."
             )
-    queries, items, grades = zip(*((row[0], row[-2], row[-1]) for row in rows), strict=True) if rows else ((), (), ())
-    return list(queries), list(items), list(grades)
+    return [row[0] for row in rows], [row[-2] for row in rows], [row[-1] for row in rows]
 
 
 def _columns(line: Line) -> list[str]:
-    """Split a line at its tabs, where these make columns of judgements, or else at all blanks."""
+    """Return the cells between the tabs of a line, if these make columns of judgements, or else its words."""
     between_tabs = line.cells("\t")
     return between_tabs if len(between_tabs) in (3, 4) else line.words()
 
@@ -516,39 +542,61 @@ def _is_number(word: str) -> bool:
 
 
 def _listed(ids: Any) -> list[Any]:
-    """Return ids as Python's own words and integers, which are equal where they are written alike."""
+    """Return ids as Python's strings and integers, which are equal if they are written alike."""
     listed: list[Any] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    return [one.item() if hasattr(one, "item") and np.ndim(one) == 0 else one for one in listed]
+    return [name.item() if hasattr(name, "item") and np.ndim(name) == 0 else name for name in listed]
 
 
-def _places(call: str, name: str, ids: Iterable[Any], wanted: Iterable[Any]) -> dict[Any, int]:
-    """Return the row of each id that is judged."""
-    wanted, found = set(wanted), dict[Any, int]()
-    for row, one in enumerate(_listed(ids)):
-        if one not in wanted:
+def _places(call: str, name: str, ids: Iterable[Any], judged: Iterable[Any]) -> dict[Any, int]:
+    """Return the row of each id that is judged, as far as there is one.
+
+    Args:
+        call: The public function, for messages.
+        name: Name of the argument that holds the ids.
+        ids: Id of each row.
+        judged: Ids of the judgements.
+    """
+    wanted = set(judged)
+    row_of_id: dict[Any, int] = {}
+    for row, row_id in enumerate(_listed(ids)):
+        if row_id not in wanted:
             continue
-        if one in found:
-            raise ValueError(f"{call}: {name} holds {one!r} in rows {found[one]} and {row}. Each id names one row.")
-        found[one] = row
-    return found | _places_in_other_forms(ids, wanted - found.keys())
+        if row_id in row_of_id:
+            raise ValueError(
+                f"{call}: {name} holds {row_id!r} in rows {row_of_id[row_id]} and {row}. Each id names one row."
+            )
+        row_of_id[row_id] = row
+    return row_of_id | _places_in_other_forms(ids, wanted - row_of_id.keys())
 
 
 def _places_in_other_forms(ids: Iterable[Any], missing: set[Any]) -> dict[Any, int]:
     """Return the row of each word that only one id spells, in the other normal form of Unicode."""
-    forms = {composed_form(word): word for word in missing if isinstance(word, str) and not word.isascii()}
-    rows: dict[Any, list[int]] = {word: [] for word in forms.values()}
-    for row, one in enumerate(_listed(ids) if forms else ()):
-        if isinstance(one, str) and composed_form(one) in forms:
-            rows[forms[composed_form(one)]].append(row)
-    return {word: found[0] for word, found in rows.items() if len(found) == 1}
+    word_of_form = {composed_form(word): word for word in missing if isinstance(word, str) and not word.isascii()}
+    if not word_of_form:
+        return {}
+    rows: dict[Any, list[int]] = {word: [] for word in word_of_form.values()}
+    for row, row_id in enumerate(_listed(ids)):
+        if isinstance(row_id, str) and composed_form(row_id) in word_of_form:
+            rows[word_of_form[composed_form(row_id)]].append(row)
+    return {word: of_word[0] for word, of_word in rows.items() if len(of_word) == 1}
 
 
 def _refuse_unknown(call: str, unknown: str, sides: Iterable[tuple[str, list[Any], dict[Any, int]]]) -> None:
-    """Refuse ids that no row has, unless they are to be left out."""
-    for name, judged, known in sides:
-        missing = [one for one in dict.fromkeys(judged) if one not in known]
-        if missing and unknown == "error":
-            shown = ", ".join(map(repr, missing[:SHOWN])) + (", ..." if len(missing) > SHOWN else "")
+    """Refuse ids that no row has, unless they are to be left out.
+
+    Args:
+        call: The public function, for messages.
+        unknown: See `Relevance.from_judgements`.
+        sides: Name of each side, the ids of its judgements, and the row of each known id.
+    """
+    if unknown != "error":
+        return
+    for name, judged, row_of_id in sides:
+        missing = [judged_id for judged_id in dict.fromkeys(judged) if judged_id not in row_of_id]
+        if missing:
+            shown = ", ".join(map(repr, missing[:SHOWN]))
+            if len(missing) > SHOWN:
+                shown += ", ..."
             raise ValueError(
                 f"{call}: no {name} has the ids {shown} ({len(missing)} in all) of the judgements. Pass the ids of the rows "
                 f"as the judgements write them (strings or integers), or unknown='ignore' to {IGNORED[name]}."
@@ -557,38 +605,40 @@ def _refuse_unknown(call: str, unknown: str, sides: Iterable[tuple[str, list[Any
 
 def _each_once(
     call: str,
-    at: Int[np.ndarray, "pairs"],
-    item: Int[np.ndarray, "pairs"],
+    rows: Int[np.ndarray, "pairs"],
+    items: Int[np.ndarray, "pairs"],
     grades: Float[np.ndarray, "pairs"],
-    items: int,
+    numbers: int,
     ids: tuple[Sequence[Any], Sequence[Any]],
 ) -> Int[np.ndarray, "different"]:
-    """Return the order of queries and items, in which a judgement that is there twice comes once.
+    """Return the judgements in the order of queries and items; one that is there twice comes once.
 
-    Judgements of queries that are not among the rows are not looked at.
+    Judgements of queries that are not among the rows are left out.
 
     Args:
         call: The public function, for messages.
-        at: Row of the query of each judgement; -1 for none.
-        item: Number of its item.
+        rows: Row of the query of each judgement; -1 for none.
+        items: Number of its item.
         grades: Its grade.
-        items: How many numbers there are.
+        numbers: How many numbers of items there are.
         ids: Its query and its item, as they are written.
     """
-    keys = at * items + item
+    keys = rows * numbers + items
     order = np.argsort(keys, kind="stable")
-    order = order[at[order] >= 0]
-    keys, values = keys[order], grades[order]
-    again = np.append(False, keys[1:] == keys[:-1])[: len(keys)]
-    other = again & (values != np.append(np.nan, values[:-1])[: len(values)])
-    if other.any():
-        queries, columns = ids
-        one = int(order[other][0])
+    order = order[rows[order] >= 0]
+    keys = keys[order]
+    values = grades[order]
+    # whether a judgement is of the same pair as the one before it
+    repeats = np.append(False, keys[1:] == keys[:-1])[: len(keys)]
+    differs = repeats & (values != np.append(np.nan, values[:-1])[: len(values)])
+    if differs.any():
+        query_ids, item_ids = ids
+        first = int(order[differs][0])
         raise ValueError(
-            f"{call}: {int(other.sum())} pairs are judged twice with two grades, such as query {queries[one]!r} and item "
-            f"{columns[one]!r}. Keep one of them."
+            f"{call}: {int(differs.sum())} pairs are judged twice with two grades, such as query {query_ids[first]!r} and "
+            f"item {item_ids[first]!r}. Keep one of them."
         )
-    different: NDArray[np.int64] = order[~again]
+    different: NDArray[np.int64] = order[~repeats]
     return different
 
 
@@ -619,8 +669,41 @@ def _label_sets(call: str, name: str, targets: Any) -> tuple[Sequence[Sequence[A
     return list(np.split(numbers, np.searchsorted(rows, np.arange(1, table.shape[0])))), table.shape[1]
 
 
+def _shared_labels(of_query: Lists, of_item: Lists, *, one_set: bool) -> tuple[Lists, Shaped[np.ndarray, "pairs"]]:
+    """Return the items that share labels with each query, ascending, and the number of shared labels of each.
+
+    Args:
+        of_query: Numbers of the labels of each query.
+        of_item: Numbers of the labels of each item.
+        one_set: Whether item i is query i, which is not relevant to itself.
+    """
+    number = len(of_item.start)
+    by_label = np.argsort(of_item.items, kind="stable")
+    offsets = np.searchsorted(of_item.items[by_label], np.arange(2 + of_query.items.max(initial=-1)))
+    items_of_label = np.split(np.repeat(np.arange(number), of_item.sizes)[by_label], offsets[1:])
+    no_items = np.empty(0, np.int32)
+    items = [no_items]
+    grades = [np.empty(0, np.uint16)]
+    for query, labels in enumerate(np.split(of_query.items, of_query.stop[:-1])):
+        shared = np.bincount(np.concatenate([no_items, *(items_of_label[label] for label in labels)]), minlength=number)
+        if one_set:
+            shared[query] = 0
+        relevant = np.flatnonzero(shared)
+        items.append(relevant.astype(np.int32))
+        grades.append(shared[relevant].astype(np.uint16))
+    ends = np.cumsum([len(relevant) for relevant in items])
+    return Lists(ends[:-1], ends[1:], np.concatenate(items)), np.concatenate(grades)
+
+
+def _clusters_of_sets(of_query: Lists) -> NDArray[np.int64]:
+    """Return the number of the label set of each query, in the order of their rows of zeros and ones."""
+    sets = [tuple((-labels).tolist()) for labels in np.split(of_query.items, of_query.stop[:-1])]
+    number = {labels: position for position, labels in enumerate(sorted(set(sets)))}
+    return np.array([number[labels] for labels in sets], np.int64)
+
+
 def _labels_of_item(call: str, name: str, labels: Any) -> list[str | int]:
-    """Return the labels of an item as Python's own words or integers."""
+    """Return the labels of an item as Python's strings or integers."""
     if isinstance(labels, str | bytes) or not (isinstance(labels, Iterable) or hasattr(labels, "tolist")):
         raise ValueError(
             f"{call}: {name} is {labels!r}, but must be a set or a list with the labels of an item. Pass [{labels!r}] for "

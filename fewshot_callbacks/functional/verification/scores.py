@@ -12,7 +12,7 @@ from torch import Tensor
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional._reading import default_mode
-from fewshot_callbacks.functional.neighbours import chosen, compared_sets
+from fewshot_callbacks.functional.neighbours import chosen_indices, compared_sets
 
 _CALL = "trial_scores"
 
@@ -41,7 +41,7 @@ def trial_scores(
         tensor([1., 0.], dtype=torch.float64)
     """
     rows, _ = compared_sets(_CALL, ("embeddings", "others"), embeddings, None, similarity)
-    one, two = (chosen(_CALL, side, len(rows), name) for name, side in (("first", first), ("second", second)))
+    one, two = (chosen_indices(_CALL, side, len(rows), name) for name, side in (("first", first), ("second", second)))
     if len(one) != len(two):
         raise ValueError(f"{_CALL}: first has {len(one)} items, second {len(two)}. Pass one of each for every trial.")
     with computing() as threads:
