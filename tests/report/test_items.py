@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from fewshot_callbacks.report.items import LONGEST_TEXT, Items, Thumbnails, data_uri, image_files, pictures_of_files
+from fewshot_callbacks.report.items import MAX_TEXT, Items, Thumbnails, data_uri, image_files, pictures_of_files
 
 
 def draw(path, colour=0, size=(40, 30)):
@@ -98,5 +98,5 @@ def test_texts_are_shortened_and_failures_named():
 
     thumbnails = Thumbnails([Items(None, [0, 0], "queries", shown, ["a.txt", "b.txt"])], 96, 10_000)
     thumbnails.add([(0, 0), (0, 1)])
-    assert len(thumbnails.texts["0-0"]) == LONGEST_TEXT
+    assert len(thumbnails.texts["0-0"]) == MAX_TEXT
     assert thumbnails.failures == ["queries 1 (\u2068b.txt\u2069): OSError: gone"]  # its own direction
