@@ -28,21 +28,23 @@ class Thread(Processes):
     def __init__(self, room: _Room, rank: int, count: int) -> None:
         self._room, self.rank, self.count, self.most_received = room, rank, count, 0
 
-    def _gather(self, mine: Any) -> list[Any]:
-        self._room.held[self.rank] = mine
+    def _gather(self, value: Any) -> list[Any]:
+        self._room.held[self.rank] = value
         self._room.barrier.wait(PATIENCE)
-        everyone = list(self._room.held)
+        values = list(self._room.held)
         self._room.barrier.wait(PATIENCE)
-        return copy.deepcopy(everyone)  # what another process holds is never one's own memory
+        return copy.deepcopy(values)  # what another process holds is never one's own memory
 
-    def _swap(self, mine: Sequence[Tensor], to: int | None, theirs: Sequence[Tensor], source: int | None) -> None:
-        sent = self._gather(([tensor.clone() for tensor in mine], to))
+    def _swap(
+        self, sent: Sequence[Tensor], destination: int | None, received: Sequence[Tensor], source: int | None
+    ) -> None:
+        messages = self._gather(([tensor.clone() for tensor in sent], destination))
         if source is not None:
-            tensors, target = sent[source]
+            tensors, target = messages[source]
             assert target == self.rank
-            for own, other in zip(theirs, tensors, strict=True):
-                own.copy_(other)
-                self.most_received = max(self.most_received, own.numel())
+            for empty, tensor in zip(received, tensors, strict=True):
+                empty.copy_(tensor)
+                self.most_received = max(self.most_received, empty.numel())
 
 
 def in_threads(count: int, work: Callable[[Thread], Any]) -> list[Any]:

@@ -17,7 +17,7 @@ from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names, V
 from fewshot_callbacks.callbacks.embeddings import describe
 from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
-from fewshot_callbacks.plots.panels import LONGEST, Scale, to_picture
+from fewshot_callbacks.plots.panels import MAX_SIDE, Scale, to_picture
 from fewshot_callbacks.report import Items, Model
 from fewshot_callbacks.trainer.logs import log_synced_values
 
@@ -90,7 +90,7 @@ class ImageReader:
         shown = self._shown(image, KEPT_SIDE)
         return shown if isinstance(shown, str) else (255 * shown).round().astype(np.uint8)
 
-    def _shown(self, image: Any, longest: int = LONGEST) -> np.ndarray | str:
+    def _shown(self, image: Any, longest: int = MAX_SIDE) -> np.ndarray | str:
         return image if isinstance(image, str) else to_picture(image, self.mean, self.std, longest)
 
 

@@ -19,7 +19,7 @@ from fewshot_callbacks.callbacks._loggers import Drawing, log_embedding
 from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
 from fewshot_callbacks.functional.class_subset import class_subset
-from fewshot_callbacks.plots.embedding_map import MOST_CLASSES, Method, Projection, embedding_map, project
+from fewshot_callbacks.plots.embedding_map import MAX_CLASSES, Method, Projection, embedding_map, project
 from fewshot_callbacks.plots.panels import Scale
 from fewshot_callbacks.trainer.side_effects import preserved_random_states
 
@@ -76,9 +76,9 @@ class EmbeddingMap(PictureCallback):
         prefix: str | None = None,
     ) -> None:
         super().__init__(every_n_epochs, max_share, prefix, names, ImageReader(images, mean, std))
-        if not 1 <= classes <= MOST_CLASSES:
+        if not 1 <= classes <= MAX_CLASSES:
             raise ValueError(
-                f"EmbeddingMap(classes={classes}) must be 1 to {MOST_CLASSES}: more classes cannot be told apart."
+                f"EmbeddingMap(classes={classes}) must be 1 to {MAX_CLASSES}: more classes cannot be told apart."
             )
         check_at_least(1, "EmbeddingMap", per_class=per_class)
         self.classes, self.per_class, self.method = classes, per_class, method

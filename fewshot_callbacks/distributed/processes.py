@@ -1,7 +1,9 @@
 """Collective communication between processes that each hold a part of one set.
 
-All calls are collective: every process makes the same calls in the same order. Data for one process is never sent to all,
-so that no process ever holds the whole set.
+All calls are collective: every process makes the same calls in the same order. The rows of a set are only ever sent to one
+process (`exchange`), so that no process holds the whole set. Small values are sent to all (`gather`, `summed`).
+
+A further way to communicate is a subclass of `Processes` with `rank`, `count`, `_gather` and `_swap`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ T = TypeVar("T")
 
 
 class ShardIndex(NamedTuple):
-    """Which of all items this process holds: their indices among all."""
+    """The indices of the queries and gallery items that this process holds, among those of all processes."""
 
     queries: Int[Tensor, "queries"]
     gallery: Int[Tensor, "gallery"]
@@ -36,95 +38,118 @@ class RemoteError(RuntimeError):
 
 @dataclass(frozen=True)
 class _Failure:
-    words: str
-    # what the others raise
-    kind: type[BaseException]
+    """An error of one process, as it is sent to the others.
+
+    Attributes:
+        message: The text of the error that the others raise.
+        error_type: Its type.
+    """
+
+    message: str
+    error_type: type[BaseException]
 
     @classmethod
     def of(cls, error: BaseException) -> _Failure:
-        # An exception travels as its words: its class may not be known to the other process, or take other arguments
-        # than a string, and what it refers to may be large, or impossible to pickle.
+        # An exception is sent as a text. Its class may not be known to the other process, or take other arguments than a
+        # string, and what it refers to may be large, or impossible to pickle.
         if type(error) is ValueError:
             return cls(str(error), ValueError)
-        if not isinstance(error, Exception):  # an interrupt of one is an interrupt of all
+        if not isinstance(error, Exception):  # an interrupt of one process interrupts all
             return cls(f"{type(error).__name__} in another process", KeyboardInterrupt)
         return cls(f"{type(error).__name__}: {error}", RemoteError)
 
 
 @contextmanager
 def to_the_end() -> Iterator[None]:
-    """An interrupt (Ctrl-C) inside the block is raised after it: the others would wait for the rest of a call.
+    """Raise an interrupt (Ctrl-C) inside the block only after it: the other processes wait for the rest of a call.
 
-    A second one is raised at once.
+    A second interrupt is raised at once.
     """
-    before = signal.getsignal(signal.SIGINT)
-    # Python runs handlers in the main thread alone, where alone they can be set. Where the signal is ignored or left to
-    # the system, `getsignal` gives no function that could be called later.
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield  # no signal is handled here
+    handler = signal.getsignal(signal.SIGINT)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    # Only the main thread can set a handler, and only there it runs. If the signal is ignored or left to the system,
+    # `getsignal` returns no function that could be called later.
+    if not is_main_thread or not callable(handler):
+        yield
         return
     interrupts: list[tuple[Any, ...]] = []
 
-    def handle(*arguments: Any) -> None:
+    def postpone(*arguments: Any) -> None:
         interrupts.append(arguments)
         if len(interrupts) > 1:
-            before(*interrupts.pop())
+            handler(*interrupts.pop())
 
-    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGINT, postpone)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
         if interrupts:
-            before(*interrupts[0])
+            handler(*interrupts[0])
 
 
 def presence(argument: object) -> str:
-    """Say whether an argument is there, for `Processes.refuse_other_calls`: its value is another one in each process."""
+    """Write whether an argument was passed, for `Processes.refuse_other_calls`: its value may differ between processes."""
     return "left out" if argument is None else "given"
 
 
 class Processes(ABC):
-    """The interface of a group of processes for `evaluate_retrieval`; `metrics.TorchProcesses` implements it."""
+    """The interface of a group of processes for `evaluate_retrieval`; `metrics.TorchProcesses` implements it.
+
+    Attributes:
+        rank: The number of this process, from 0.
+        count: The number of processes.
+    """
 
     rank: int = 0
     count: int = 1
-    _failed = False
+    # Whether an error was already exchanged: the others are then past the call in which they would hear of it.
+    _error_is_known = False
+    # How many blocks of `together` surround the current call.
     _depth = 0
 
-    # --------------------------------------------------------------------------------------------- what a group fills in
+    # -------------------------------------------------------------------------------- what a kind of processes implements
 
     @abstractmethod
-    def _gather(self, mine: Any) -> list[Any]:
-        """What each process holds, by rank."""
+    def _gather(self, value: Any) -> list[Any]:
+        """Return the value of each process, by rank, on every process."""
 
     @abstractmethod
-    def _swap(self, mine: Sequence[Tensor], to: int | None, theirs: Sequence[Tensor], source: int | None) -> None:
-        """Send contiguous tensors on the CPU to one process, and fill those that another one sends."""
+    def _swap(
+        self, sent: Sequence[Tensor], destination: int | None, received: Sequence[Tensor], source: int | None
+    ) -> None:
+        """Send contiguous tensors on the CPU to one process, and fill `received` with the tensors of another one.
 
-    # ---------------------------------------------------------------------------------------------------------- talking
+        Args:
+            sent: The tensors to send.
+            destination: Rank of the process that they go to; None if nothing is sent.
+            received: Empty tensors of the right shapes and types.
+            source: Rank of the process that fills them; None if nothing is received.
+        """
 
-    def gather(self, mine: T) -> list[T]:
-        """What each process holds, by rank, on every process.
+    # ----------------------------------------------------------------------------------------------------- communication
+
+    def gather(self, value: T) -> list[T]:
+        """Return the value of each process, by rank, on every process.
 
         Raises:
-            ValueError: What another process has failed with (see `together`), if that was a ValueError.
-            RemoteError: Any other error of another process.
+            ValueError: If another process has failed with a ValueError (see `together`).
+            RemoteError: If another process has failed with any other error.
             KeyboardInterrupt: If another process was interrupted.
         """
         with to_the_end():
-            everyone: list[Any] = self._gather(mine)
-            failures = [held for held in everyone if isinstance(held, _Failure)]
+            values: list[Any] = self._gather(value)
+            failures = [gathered for gathered in values if isinstance(gathered, _Failure)]
             if failures:
-                self._failed = True  # they are not waiting for our own
+                self._error_is_known = True
         if failures:
-            raise failures[0].kind(failures[0].words)
-        return everyone
+            raise failures[0].error_type(failures[0].message)
+        return values
 
-    def to_first(self, mine: T) -> list[T] | None:
-        """What each process holds, by rank, on the first process; None on the others."""
-        everyone = self.gather(mine)
-        return everyone if self.rank == 0 else None
+    def to_first(self, value: T) -> list[T] | None:
+        """Return the value of each process, by rank, on the first process; None on the others."""
+        values = self.gather(value)
+        return values if self.rank == 0 else None
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -132,19 +157,19 @@ class Processes(ABC):
 
         No process leaves the outermost block before all have reached its end.
         """
-        self._failed = False
+        self._error_is_known = False
         self._depth += 1
         try:
             yield
-            # An inner block need not wait: an error is heard at the next call of all. After the outermost there may be
-            # none.
+            # The other processes learn of an error at their next call. After the outermost block there may be none, so
+            # there is one here.
             if self._depth == 1 and self.count > 1:
                 self.gather(None)
         except BaseException as error:
-            # Once: the others take part in one call for this error. Where the error came from another process, they are
-            # past it.
-            if self.count > 1 and not self._failed:
-                self._failed = True
+            # An error is reported once: the others take part in one call for it. If it came from another process, they are
+            # past that call.
+            if self.count > 1 and not self._error_is_known:
+                self._error_is_known = True
                 with to_the_end():
                     self._gather(_Failure.of(error))
             raise
@@ -152,14 +177,14 @@ class Processes(ABC):
             self._depth -= 1
 
     def refuse_other_calls(self, call: str, arguments: Mapping[str, object]) -> None:
-        """Refuse processes that were called in different ways. The first exchange of a collective function.
+        """Refuse processes that were called in different ways; the first communication of a collective function.
 
         Args:
             call: The function, for messages.
-            arguments: What must be the same in every process. Values are compared as they are printed.
+            arguments: The arguments that must be the same in every process. Values are compared as they are printed.
 
         Raises:
-            ValueError: With the argument that differs; the same in every process.
+            ValueError: With the argument that differs; the same message in every process.
         """
         first, *others = self.gather({name: str(value) for name, value in arguments.items()})
         for rank, other in enumerate(others, start=1):
@@ -172,61 +197,71 @@ class Processes(ABC):
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """Return the largest value of each number over all processes."""
-        return np.max(self.gather(list(values)), axis=0).tolist() if self.count > 1 else list(values)
+        if self.count == 1:
+            return list(values)
+        largest: list[float] = np.max(self.gather(list(values)), axis=0).tolist()
+        return largest
 
     def summed(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sum of each number over all processes."""
         total: NDArray[np.int64] = np.sum(self.gather(values), axis=0)
         return total
 
-    def joined(self, mine: NDArray[Any]) -> NDArray[Any]:
-        """Concatenate the arrays of all processes, by rank."""
-        return np.concatenate(self.gather(mine)) if self.count > 1 else mine
+    def joined(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the arrays of all processes, joined by rank."""
+        return np.concatenate(self.gather(values)) if self.count > 1 else values
 
-    def placed(self, mine: Tensor, place: Tensor, length: int) -> Tensor:
-        """Gather the columns of all processes into one array.
-
-        Args:
-            mine: (..., items) columns of this process.
-            place: (items,) index of each of them among all columns.
-            length: Number of all columns; those of no process are zero.
-        """
-        # Nothing is missing, and all is in place: no copy of what may be large.
-        if self.count == 1 and len(place) == length and bool((place == torch.arange(length)).all()):
-            return mine
-        whole = mine.new_zeros(*mine.shape[:-1], length)
-        for part, where in self.gather((mine, place)):
-            whole[..., where] = part
-        return whole
-
-    def exchange(self, mine: Sequence[Tensor] | None, to: int, source: int) -> list[Tensor] | None:
-        """Send tensors to one process, and receive those that another one sends to this one; None stands for nothing.
+    def placed(self, columns: Tensor, places: Tensor, length: int) -> Tensor:
+        """Return the columns of all processes in one array.
 
         Args:
-            mine: On the CPU.
-            to: Rank that they go to.
-            source: Rank from which others come.
+            columns: (..., items) columns of this process.
+            places: (items,) index of each of them among all columns.
+            length: Number of all columns; a column that no process holds is zero.
         """
-        mine = None if mine is None else [tensor.contiguous() for tensor in mine]
+        # One process that holds all columns in their order needs no copy of what may be large.
+        if self.count == 1 and len(places) == length and bool((places == torch.arange(length)).all()):
+            return columns
+        result = columns.new_zeros(*columns.shape[:-1], length)
+        for process_columns, process_places in self.gather((columns, places)):
+            result[..., process_places] = process_columns
+        return result
+
+    def exchange(self, sent: Sequence[Tensor] | None, destination: int, source: int) -> list[Tensor] | None:
+        """Send tensors to one process, and return those that another one sends to this process.
+
+        Args:
+            sent: Tensors on the CPU; None to send nothing.
+            destination: Rank of the process that they go to.
+            source: Rank of the process that sends to this one.
+
+        Returns:
+            The tensors of the source; None if it sends nothing.
+        """
+        sent = None if sent is None else [tensor.contiguous() for tensor in sent]
         with to_the_end():
-            # The shapes first, since a receiver has to make room before anything arrives. It is also where all learn
-            # that one has failed, and no tensor is then sent that nobody takes.
-            shapes = self.gather(None if mine is None else [(tensor.shape, tensor.dtype) for tensor in mine])
-            coming = shapes[source]
-            theirs = None if coming is None else [torch.empty(shape, dtype=dtype) for shape, dtype in coming]
-            self._swap(mine or (), to if mine else None, theirs or (), source if theirs else None)
-        return theirs
+            # A receiver needs the shapes before it can make room. In this call all processes also learn that one has
+            # failed, so that no tensor is sent that nobody takes.
+            shapes = self.gather(None if sent is None else [(tensor.shape, tensor.dtype) for tensor in sent])
+            source_shapes = shapes[source]
+            received = None
+            if source_shapes is not None:
+                received = [torch.empty(shape, dtype=dtype) for shape, dtype in source_shapes]
+            self._swap(sent or (), destination if sent else None, received or (), source if received else None)
+        return received
 
 
 class Alone(Processes):
-    """One process, which holds everything."""
+    """One process, which holds the whole set."""
 
-    def _gather(self, mine: Any) -> list[Any]:
-        return [mine]
+    def _gather(self, value: Any) -> list[Any]:
+        return [value]
 
-    def _swap(self, mine: Sequence[Tensor], to: int | None, theirs: Sequence[Tensor], source: int | None) -> None:
-        del to, source
-        for target, tensor in zip(theirs, mine, strict=True):
+    def _swap(
+        self, sent: Sequence[Tensor], destination: int | None, received: Sequence[Tensor], source: int | None
+    ) -> None:
+        del destination, source  # both are this process
+        for target, tensor in zip(received, sent, strict=True):
             target.copy_(tensor)
 
 

@@ -16,23 +16,23 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes, to_the_end
 
 T = TypeVar("T")
 
-# A tag that no other message has.
-LAST_WORD = 2**20
+# The tag of messages that only test a connection; no other message has it.
+TEST_TAG = 2**20
 
-# Weak references: a group that something still held after `destroy_process_group` would keep its threads until the
-# interpreter ends, where a thread that releases a tensor aborts the process.
+# The references below are weak: a group that something still held after `destroy_process_group` would keep its threads
+# until the interpreter ends, where a thread that releases a tensor aborts the process.
 # The group of all processes -> the gloo group that was created for CPU tensors.
-_beside: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-# A group -> its `TorchProcesses`: a single object as long as it is used, since it records which process has failed. The
-# values are weak as well, since each holds its key, the group.
-_talking: WeakKeyDictionary[Any, ref[TorchProcesses]] = WeakKeyDictionary()
+_gloo_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+# A group -> its `TorchProcesses`. It is a single object as long as it is used, since it records whether an error is
+# known. The values are weak as well, since each holds its key, the group.
+_processes_of: WeakKeyDictionary[Any, ref[TorchProcesses]] = WeakKeyDictionary()
 
 
 class TorchProcesses(Processes):
     """The processes of `torch.distributed`, for `evaluate_retrieval(..., share=Share(...))`.
 
-    Embeddings are kept on the CPU and sent from there. Since NCCL does not support CPU tensors, a gloo group is then
-    created once.
+    Embeddings are kept on the CPU and sent from there. NCCL does not support CPU tensors, so that a gloo group is created
+    once beside it.
 
     Args:
         group: A group whose backend supports CPU tensors; by default a group of all processes.
@@ -50,9 +50,59 @@ class TorchProcesses(Processes):
         self.rank = torch.distributed.get_rank(self._group)
         self.count = torch.distributed.get_world_size(self._group)
 
+    def _gather(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.count
+        with self._naming_ended_processes():
+            torch.distributed.all_gather_object(values, value, group=self._group)
+        return values
+
+    def _swap(
+        self, sent: Sequence[Tensor], destination: int | None, received: Sequence[Tensor], source: int | None
+    ) -> None:
+        transfers: list[Any] = []
+        with self._naming_ended_processes():
+            # Receiving and sending begin before either is waited for. In a ring in which each process first waits until its
+            # tensors are taken, no process would ever take any. Both sides know the shapes, so both leave out empty tensors.
+            if source is not None:
+                rank = self._rank_among_all(source)
+                for tag, tensor in enumerate(received):
+                    if tensor.numel():
+                        transfers.append(torch.distributed.irecv(tensor, rank, group=self._group, tag=tag))
+            if destination is not None:
+                rank = self._rank_among_all(destination)
+                for tag, tensor in enumerate(sent):
+                    if tensor.numel():
+                        transfers.append(torch.distributed.isend(tensor, rank, group=self._group, tag=tag))
+            for transfer in transfers:
+                # PyTorch returns None to a process that is not in the group.
+                if transfer is not None:
+                    transfer.wait()
+
+    def to_first(self, value: T) -> list[T] | None:
+        """Return the value of each process, by rank, on the first process, without all of them in each of the others."""
+        values: list[Any] | None = [None] * self.count if self.rank == 0 else None
+        with to_the_end():
+            self.gather(None)  # if a process has failed, the others learn of it here
+            with self._naming_ended_processes():
+                torch.distributed.gather_object(value, values, dst=self._rank_among_all(0), group=self._group)
+        return values
+
+    def summed(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sum of each number over all processes, without the numbers of all in each."""
+        total = torch.from_numpy(np.array(values, np.int64))  # a copy, since `all_reduce` overwrites it
+        with to_the_end():
+            self.gather(None)  # if a process has failed, the others learn of it here
+            with self._naming_ended_processes():
+                torch.distributed.all_reduce(total, group=self._group)
+        return total.numpy()
+
+    def _rank_among_all(self, rank: int) -> int:
+        """Return the rank of a process among all: `gather_object`, `irecv` and `isend` do not count those of the group."""
+        return torch.distributed.get_global_rank(self._group, rank)
+
     @contextmanager
-    def _naming_the_dead(self) -> Iterator[None]:
-        """Say which process has ended, where gloo says at which port nobody answers.
+    def _naming_ended_processes(self) -> Iterator[None]:
+        """Say which process has ended; gloo only says at which port nobody answers.
 
         Raises:
             ConnectionError: With its rank.
@@ -60,76 +110,30 @@ class TorchProcesses(Processes):
         try:
             yield
         except RuntimeError as error:
-            if self._failed or (ended := self._ended()) == "":
+            ended = [] if self._error_is_known else self._ended_processes()
+            if not ended:
                 raise
-            self._failed = True  # there is nobody left to tell
+            self._error_is_known = True  # an ended process cannot be told
+            names = " and ".join(f"process {rank}" for rank in ended)
             raise ConnectionError(
-                f"{ended} of {self.count}, counted from 0, has ended in the middle of the evaluation, killed or crashed, "
+                f"{names} of {self.count}, counted from 0, has ended in the middle of the evaluation, killed or crashed, "
                 "and the others cannot go on without it. See what it printed last; if the machine ran out of memory, pass "
                 "less memory_mb or start fewer processes."
             ) from error
 
-    def _ended(self) -> str:
-        """Name the processes to which there is no connection any more; nothing if there are none."""
+    def _ended_processes(self) -> list[int]:
+        """Return the ranks to which there is no connection any more."""
         ended = []
         for rank in range(self.count):
+            if rank == self.rank:
+                continue
             try:
-                if rank != self.rank:  # nobody waits for it: what matters is whether it can be sent
-                    there = torch.distributed.get_global_rank(self._group, rank)
-                    torch.distributed.isend(torch.zeros(1, device="cpu"), there, group=self._group, tag=LAST_WORD)
+                # No process receives this message, and none waits for it: sending it fails without a connection.
+                message = torch.zeros(1, device="cpu")
+                torch.distributed.isend(message, self._rank_among_all(rank), group=self._group, tag=TEST_TAG)
             except RuntimeError:
-                ended.append(f"process {rank}")
-        return " and ".join(ended)
-
-    def _gather(self, mine: Any) -> list[Any]:
-        everyone: list[Any] = [None] * self.count
-        with self._naming_the_dead():
-            torch.distributed.all_gather_object(everyone, mine, group=self._group)
-        return everyone
-
-    def to_first(self, mine: T) -> list[T] | None:
-        """What each process holds, by rank, on the first process, without all of it in each of the others."""
-        everyone: list[Any] | None = [None] * self.count if self.rank == 0 else None
-        # `gather_object`, like `irecv` and `isend` below, counts ranks among all processes, not among those of the
-        # group.
-        first = torch.distributed.get_global_rank(self._group, 0)
-        with to_the_end():
-            self.gather(None)  # if one has failed, the others learn of it here
-            with self._naming_the_dead():
-                torch.distributed.gather_object(mine, everyone, dst=first, group=self._group)
-        return everyone
-
-    def _swap(self, mine: Sequence[Tensor], to: int | None, theirs: Sequence[Tensor], source: int | None) -> None:
-        def of_all(rank: int) -> int:
-            return torch.distributed.get_global_rank(self._group, rank)
-
-        with self._naming_the_dead():
-            # Receive and send are begun before either is waited for: in a ring, where each first waits until its own is
-            # taken, nobody would ever take one. Both sides know the shapes, so that both leave out empty tensors.
-            under_way = [
-                torch.distributed.irecv(tensor, of_all(source), group=self._group, tag=tag)
-                for tag, tensor in enumerate(theirs)
-                if source is not None and tensor.numel()
-            ]
-            under_way += [
-                torch.distributed.isend(tensor, of_all(to), group=self._group, tag=tag)
-                for tag, tensor in enumerate(mine)
-                if to is not None and tensor.numel()
-            ]
-            for work in under_way:
-                # PyTorch returns None to a process that is not in the group.
-                if work is not None:
-                    work.wait()
-
-    def summed(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The sum of each number over all processes, without the numbers of all in each."""
-        # A copy, since `all_reduce` overwrites it.
-        total = torch.from_numpy(np.array(values, np.int64))
-        with to_the_end():
-            self.gather(None)  # if one has failed, the others learn of it here
-            with self._naming_the_dead():
-                torch.distributed.all_reduce(total, group=self._group)
-        return total.numpy()
+                ended.append(rank)
+        return ended
 
 
 def all_processes() -> Processes:
@@ -145,36 +149,36 @@ def all_processes() -> Processes:
     if process_count() == 1:
         return ALONE
     group = cpu_group()
-    known = _talking.get(group)
-    processes = known() if known is not None else None
+    reference = _processes_of.get(group)
+    processes = None if reference is None else reference()
     if processes is None:
         processes = TorchProcesses(group)
-        _talking[group] = ref(processes)
+        _processes_of[group] = ref(processes)
     return processes
 
 
 def cpu_group() -> Any:
     """Return a group of all processes whose backend supports CPU tensors. The first call is collective."""
-    everyone = torch.distributed.group.WORLD
-    if "cpu" in torch.distributed.get_backend_config(everyone):
-        return everyone
-    if everyone not in _beside:
-        _beside[everyone] = torch.distributed.new_group(backend="gloo")
-    return _beside[everyone]
+    world = torch.distributed.group.WORLD
+    if "cpu" in torch.distributed.get_backend_config(world):
+        return world
+    if world not in _gloo_groups:
+        _gloo_groups[world] = torch.distributed.new_group(backend="gloo")
+    return _gloo_groups[world]
 
 
 def process_count() -> int:
-    """How many processes take part; 1 where nothing is distributed."""
+    """Return the number of processes; 1 if nothing is distributed."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     return 1
 
 
-def gather_objects(mine: T) -> list[T]:
-    """What each process holds, by rank, on every process; on one process a list of one."""
-    return all_processes().gather(mine)
+def gather_objects(value: T) -> list[T]:
+    """Return the value of each process, by rank, on every process; on one process a list of one."""
+    return all_processes().gather(value)
 
 
-def broadcast_object(mine: T | None) -> T | None:
-    """What the first process holds, on every process."""
-    return gather_objects(mine)[0]
+def broadcast_object(value: T | None) -> T | None:
+    """Return the value of the first process, on every process."""
+    return gather_objects(value)[0]

@@ -319,7 +319,8 @@ class ClassMoments:
         for step in range(1, processes.count):
             to = (processes.rank + step) % processes.count
             leaving = self._of(owner == to)
-            received = processes.exchange(leaving.tensors(), to=to, source=(processes.rank - step) % processes.count)
+            source = (processes.rank - step) % processes.count
+            received = processes.exchange(leaving.tensors(), destination=to, source=source)
             mine = mine.merge(ClassMoments(*(received or ())))
         return mine
 

@@ -1,9 +1,9 @@
 """The embedding as a map: a point for each item, a colour and a mark for each class that is named."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Num, Shaped
@@ -13,13 +13,15 @@ from scipy.linalg import eigh, orthogonal_procrustes
 from torch import Tensor
 
 from fewshot_callbacks.plots import style
+from fewshot_callbacks.plots.fitted_text import shorten
 from fewshot_callbacks.plots.panels import as_array
-from fewshot_callbacks.plots.style import in_house_style, new_figure, shorten
+from fewshot_callbacks.plots.style import in_house_style, new_figure
 
 Method = Literal["pca", "tsne", "umap"]
 Points = Float[np.ndarray, "items 2"]
 
-FEWEST = 5  # items for t-SNE and UMAP; of fewer, PCA shows as much
+MIN_ITEMS = 5  # items for t-SNE and UMAP; PCA shows as much of fewer
+MIN_SHARED = 3  # items or classes that two maps must share to be aligned
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +33,7 @@ class Projection:
         labels: The class of each item.
         ids: The identity of each item.
         method: The method of projection.
-        shares: For PCA, each component's share of the variance; None if there is no variance.
+        shares: Each component's share of the variance; None for other methods than PCA, and without a variance.
         notes: What a reader of the map should know.
         aligned: Whether it was rotated, shifted and scaled to fit an earlier map.
     """
@@ -49,15 +51,19 @@ class Projection:
         """Descriptions of the two axes."""
         if self.method != "pca":
             name = {"tsne": "t-SNE", "umap": "UMAP"}[self.method]
-            turned = ", aligned with the previous map" if self.aligned else ""
-            return f"first axis of {name}, without unit{turned}", f"second axis of {name}, without unit"
+            alignment = ", aligned with the previous map" if self.aligned else ""
+            return f"first axis of {name}, without unit{alignment}", f"second axis of {name}, without unit"
         if self.aligned:
-            told = "" if self.shares is None else f", {100 * sum(self.shares):.0f} % of the variance"
-            return f"plane of the first two principal components{told}", "aligned with the previous map"
-        first, second = (
-            ("", "") if self.shares is None else (f", {100 * share:.0f} % of the variance" for share in self.shares)
-        )
-        return f"first principal component{first}", f"second principal component{second}"
+            share = "" if self.shares is None else _share_text(sum(self.shares))
+            return f"plane of the first two principal components{share}", "aligned with the previous map"
+        if self.shares is None:
+            return "first principal component", "second principal component"
+        first, second = self.shares
+        return f"first principal component{_share_text(first)}", f"second principal component{_share_text(second)}"
+
+
+def _share_text(share: float) -> str:
+    return f", {100 * share:.0f} % of the variance"
 
 
 def project(
@@ -100,37 +106,40 @@ def project(
     """
     if method not in get_args(Method):
         raise ValueError(f"There is no method {method!r}. Use one of {', '.join(map(repr, get_args(Method)))}.")
-    vectors, kinds = as_array(embeddings).astype(np.float64), as_array(labels)
-    names = np.arange(len(vectors)) if ids is None else as_array(ids)
+    vectors = as_array(embeddings).astype(np.float64)
+    label_array = as_array(labels)
+    id_array = np.arange(len(vectors)) if ids is None else as_array(ids)
     if not len(vectors):
         raise ValueError("There is no embedding to project. Pass at least one.")
-    for what, given in (("labels", kinds), ("ids", names)):
-        if len(given) != len(vectors):
-            raise ValueError(f"There are {len(vectors)} embeddings and {len(given)} {what}. Pass one for each.")
-    finite = np.isfinite(vectors).all(1)
-    notes = [] if finite.all() else [f"{(~finite).sum():,} of {len(vectors):,} embeddings are not finite: not shown."]
-    points = np.full((len(vectors), 2), np.nan)
-    vectors = vectors[finite]
-    if len(vectors) > 1 and (vectors == vectors[0]).all():
+    for what, values in (("labels", label_array), ("ids", id_array)):
+        if len(values) != len(vectors):
+            raise ValueError(f"There are {len(vectors)} embeddings and {len(values)} {what}. Pass one for each.")
+    notes = []
+    is_finite = np.isfinite(vectors).all(1)
+    if not is_finite.all():
+        notes.append(f"{(~is_finite).sum():,} of {len(vectors):,} embeddings are not finite: not shown.")
+    finite = vectors[is_finite]
+    if len(finite) > 1 and (finite == finite[0]).all():
         notes.append("All embeddings are the same vector.")
         method = "pca"
-    elif len(vectors) < FEWEST:
+    elif len(finite) < MIN_ITEMS:
         method = "pca"
-    points[finite], shares = _principal(vectors)
+    placed, shares = _principal_components(finite)
     if method != "pca":
-        make, package = OTHERS[method]
-        try:
-            points[finite], shares = make(vectors, points[finite], seed), None
-        except ImportError as error:
-            raise ImportError(f'method="{method}" needs {package}: pip install {package}') from error
-    result = Projection(points, kinds, names, method, shares, tuple(notes))
-    return result if previous is None else _aligned(result, previous, by_id=ids is not None)
+        placed = _neighbour_map(finite, placed, method, seed)
+        shares = None
+    points = np.full((len(vectors), 2), np.nan)
+    points[is_finite] = placed
+    result = Projection(points, label_array, id_array, method, shares, tuple(notes))
+    if previous is None:
+        return result
+    return _aligned(result, previous, by_id=ids is not None)
 
 
-def _principal(vectors: Float[np.ndarray, "items dim"]) -> tuple[Points, tuple[float, float] | None]:
-    """Coordinates on the first two principal components, and their shares of the variance; None without a variance.
+def _principal_components(vectors: Float[np.ndarray, "items dim"]) -> tuple[Points, tuple[float, float] | None]:
+    """Return coordinates on the first two principal components, and their shares of the variance.
 
-    Each component points to where the item is that is farthest from the mean along it.
+    Each component points to the side of its farthest item. Without a variance all coordinates are 0 and the shares are None.
     """
     points = np.zeros((len(vectors), 2))
     if not vectors.size:
@@ -138,27 +147,46 @@ def _principal(vectors: Float[np.ndarray, "items dim"]) -> tuple[Points, tuple[f
     unit = np.abs(vectors).max() or 1.0  # so that no square is infinite
     centred = vectors / unit - (vectors / unit).mean(0)
     items, dim = centred.shape
-    # Both have the same eigenvalues other than zero: the smaller one is taken.
-    products = centred.T @ centred if dim <= items else centred @ centred.T
+    # Both products have the same eigenvalues other than zero: the smaller product is decomposed.
+    is_long = dim <= items
+    products = centred.T @ centred if is_long else centred @ centred.T
     variance = float(np.trace(products))
     if variance <= 1e-24 * vectors.size:  # rounding alone: a coordinate is at most 1, its rounding error 1e-16
         return points, None
     count = min(2, len(products))
-    values, axes = eigh(products, subset_by_index=(len(products) - count, len(products) - 1))
-    values, axes = values[::-1].clip(min=0), axes[:, ::-1]
-    found = centred @ axes if dim <= items else axes * np.sqrt(values)
-    farthest = np.take_along_axis(found, np.abs(found).argmax(0)[None], axis=0)
-    points[:, :count] = found * np.where(farthest < 0, -1.0, 1.0) * unit
-    shares = [float(value) / variance for value in values] + [0.0]
-    return points, (shares[0], shares[1])
+    eigenvalues, eigenvectors = eigh(products, subset_by_index=(len(products) - count, len(products) - 1))
+    # `eigh` lists the eigenvalues in ascending order.
+    eigenvalues = eigenvalues[::-1].clip(min=0)
+    eigenvectors = eigenvectors[:, ::-1]
+    coordinates = centred @ eigenvectors if is_long else eigenvectors * np.sqrt(eigenvalues)
+    farthest = np.take_along_axis(coordinates, np.abs(coordinates).argmax(0)[None], axis=0)
+    signs = np.where(farthest < 0, -1.0, 1.0)
+    points[:, :count] = coordinates * signs * unit
+    first = float(eigenvalues[0]) / variance
+    second = float(eigenvalues[1]) / variance if count > 1 else 0.0
+    return points, (first, second)
+
+
+def _neighbour_map(vectors: Float[np.ndarray, "items dim"], start: Points, method: Method, seed: int) -> Points:
+    """Return a map by t-SNE or UMAP that begins with the points of PCA.
+
+    Raises:
+        ImportError: If the package of the method is not installed.
+    """
+    make_map, package = NEIGHBOUR_METHODS[method]
+    try:
+        return make_map(vectors, start, seed)
+    except ImportError as error:
+        raise ImportError(f'method="{method}" needs {package}: pip install {package}') from error
 
 
 def _tsne(vectors: Float[np.ndarray, "items dim"], start: Points, seed: int) -> Points:
     from sklearn.manifold import TSNE  # noqa: PLC0415 - only this method needs it
 
-    # scikit-learn's default; of few items a third of the others, as it has to be less than their number.
+    # scikit-learn's default, which must be less than the number of items: few items have a third of the others.
     perplexity = min(30.0, (len(vectors) - 1) / 3)
-    start = (1e-4 * start / (start[:, 0].std() or 1.0)).astype(np.float32)  # as scikit-learn scales its own
+    # The standard deviation that scikit-learn gives to its own start.
+    start = (1e-4 * start / (start[:, 0].std() or 1.0)).astype(np.float32)
     points: Points = TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(vectors)
     return points
 
@@ -166,63 +194,91 @@ def _tsne(vectors: Float[np.ndarray, "items dim"], start: Points, seed: int) -> 
 def _umap(vectors: Float[np.ndarray, "items dim"], start: Points, seed: int) -> Points:
     from umap import UMAP  # noqa: PLC0415 - only this method needs it
 
-    # As far apart as UMAP puts the points of its own start.
+    # The extent that UMAP gives to its own start.
     start = (10 * start / (np.abs(start).max() or 1.0)).astype(np.float32)
-    # UMAP's default; of few items all others. One job, since several would not give the same map twice.
+    # UMAP's default, which must be less than the number of items.
     neighbours = min(15, len(vectors) - 1)
+    # One job, since several would not give the same map twice.
     points: Points = UMAP(n_neighbors=neighbours, init=start, random_state=seed, n_jobs=1).fit_transform(vectors)
     return points
 
 
-# Of each method but PCA: what makes the map from a start, and the package that it needs.
-OTHERS = {"tsne": (_tsne, "scikit-learn"), "umap": (_umap, "umap-learn")}
+# Method -> the function that makes a map from vectors, start and seed, and the package that it needs.
+NEIGHBOUR_METHODS: Mapping[Method, tuple[Callable[[np.ndarray, Points, int], Points], str]] = {
+    "tsne": (_tsne, "scikit-learn"),
+    "umap": (_umap, "umap-learn"),
+}
 
 
 def _aligned(new: Projection, old: Projection, *, by_id: bool) -> Projection:
-    pairs = _common_items(new, old) if by_id or np.array_equal(new.labels, old.labels) else ()
-    here, there = pairs if pairs and len(pairs[0]) >= 3 else _common_classes(new, old)
-    if len(here) < 3:
-        return replace(
-            new, notes=(*new.notes, "Fewer than three items or classes are in the previous map: not aligned.")
-        )
-    centre, target = here.mean(0), there.mean(0)
-    turn, stretch = orthogonal_procrustes(here - centre, there - target)
-    size = ((here - centre) ** 2).sum()
-    if not size or not stretch:
-        return replace(new, notes=(*new.notes, "One of two maps is a single point: not aligned."))
-    points = (new.points - centre) @ turn * (stretch / size) + target
+    """Return the new map, shifted, turned and scaled to the old one; with a note instead where that is impossible.
+
+    Args:
+        new: The map to align.
+        old: The map to align with.
+        by_id: Whether the ids of both maps tell items apart. Otherwise items are matched by index, if all labels agree.
+    """
+    pair = None
+    if by_id or np.array_equal(new.labels, old.labels):
+        pair = _common_items(new, old)
+    if pair is None or len(pair.new) < MIN_SHARED:
+        pair = _common_classes(new, old)
+    if len(pair.new) < MIN_SHARED:
+        return _with_note(new, "Fewer than three items or classes are in the previous map: not aligned.")
+    new_centre = pair.new.mean(0)
+    old_centre = pair.old.mean(0)
+    rotation, stretch = orthogonal_procrustes(pair.new - new_centre, pair.old - old_centre)
+    extent = ((pair.new - new_centre) ** 2).sum()
+    if not extent or not stretch:
+        return _with_note(new, "One of two maps is a single point: not aligned.")
+    points = (new.points - new_centre) @ rotation * (stretch / extent) + old_centre
     return replace(new, points=points, aligned=True)
 
 
-def _common_items(new: Projection, old: Projection) -> tuple[Points, Points]:
-    """Places of the items with a point in both maps, in the new one and in the old one."""
-    here, there = _on_map(new), _on_map(old)
-    _, first, second = np.intersect1d(new.ids[here], old.ids[there], return_indices=True)
-    return new.points[here][first], old.points[there][second]
+def _with_note(projection: Projection, note: str) -> Projection:
+    return replace(projection, notes=(*projection.notes, note))
 
 
-def _common_classes(new: Projection, old: Projection) -> tuple[Points, Points]:
-    """Means of the classes that both maps have."""
-    here, there = _on_map(new), _on_map(old)
-    both = np.intersect1d(new.labels[here], old.labels[there])
-    means = [
-        [one.points[on_map & (one.labels == label)].mean(0) for label in both]
-        for one, on_map in ((new, here), (old, there))
-    ]
-    first, second = np.reshape(means, (2, -1, 2))
-    return first, second
+class _Pair(NamedTuple):
+    """The same items or classes on two maps, in the same order."""
+
+    new: Points
+    old: Points
 
 
-def _on_map(projection: Projection) -> Bool[np.ndarray, "items"]:
-    on_map: Bool[np.ndarray, "items"] = np.isfinite(projection.points).all(1)
-    return on_map
+def _common_items(new: Projection, old: Projection) -> _Pair:
+    """Return the items that have a point on both maps."""
+    new_shown = _has_point(new)
+    old_shown = _has_point(old)
+    _, new_rows, old_rows = np.intersect1d(new.ids[new_shown], old.ids[old_shown], return_indices=True)
+    return _Pair(new.points[new_shown][new_rows], old.points[old_shown][old_rows])
 
 
-# Of the classes on a map: no two share one.
+def _common_classes(new: Projection, old: Projection) -> _Pair:
+    """Return the means of the classes that have a point on both maps."""
+    labels = np.intersect1d(new.labels[_has_point(new)], old.labels[_has_point(old)])
+    return _Pair(_class_means(new, labels), _class_means(old, labels))
+
+
+def _class_means(projection: Projection, labels: Shaped[np.ndarray, "classes"]) -> Float[np.ndarray, "classes 2"]:
+    shown = _has_point(projection)
+    means = [projection.points[shown & (projection.labels == label)].mean(0) for label in labels]
+    return np.reshape(means, (-1, 2))
+
+
+def _has_point(projection: Projection) -> Bool[np.ndarray, "items"]:
+    finite: Bool[np.ndarray, "items"] = np.isfinite(projection.points).all(1)
+    return finite
+
+
+# Colours of the named classes; no two are equal.
 COLOURS = (*style.CYCLE, style.WINE, style.OLIVE, style.INDIGO, style.BROWN, style.YELLOW)
-MOST_CLASSES = 12  # more pairs of a colour and a mark are not told apart
+MAX_CLASSES = 12  # more pairs of a colour and a mark are not told apart
 HEIGHT = 4.4  # inches of a figure without its legend
-COLUMNS = 3
+LEGEND_LINE = 0.18  # inches
+LEGEND_COLUMNS = 3
+# In place of the number of a named class: all other classes.
+UNNAMED = -1
 
 
 @in_house_style
@@ -232,7 +288,7 @@ def embedding_map(
     title: str = "",
     *,
     highlighted: Sequence[Any] | None = None,
-    most: int = MOST_CLASSES,
+    most: int = MAX_CLASSES,
 ) -> Figure:
     """Draw a map of items: some classes have a colour and a mark each, all others are grey.
 
@@ -257,52 +313,60 @@ def embedding_map(
     """
     if not len(projection.points):
         raise ValueError("There is no item to draw.")
-    if not 1 <= most <= MOST_CLASSES:
-        raise ValueError(f"most is {most}. Use 1 to {MOST_CLASSES}: more colours and marks cannot be told apart.")
-    drawn = np.isfinite(projection.points).all(1)
-    points, labels = projection.points[drawn], projection.labels[drawn]
-    chosen = _largest(labels, most) if highlighted is None else list(dict.fromkeys(highlighted))[:most]
-    found = [_name(label, names) for label in chosen]
-    place = np.full(len(points), -1)
-    for number, label in enumerate(chosen):
-        place[labels == label] = number
-
-    others = len(np.unique(labels[place < 0]))
-    entries = len(chosen) + (others > 0)
-    lines = -(-entries // COLUMNS)
-    notes = [shorten(note, style.WIDTH - 0.3, style.SMALL) for note in projection.notes]
-    figure = new_figure(HEIGHT + 0.1 + 0.18 * lines)
+    if not 1 <= most <= MAX_CLASSES:
+        raise ValueError(f"most is {most}. Use 1 to {MAX_CLASSES}: more colours and marks cannot be told apart.")
+    shown = _has_point(projection)
+    points = projection.points[shown]
+    labels = projection.labels[shown]
+    if highlighted is None:
+        highlighted = _largest_classes(labels, most)
+    named_labels = list(dict.fromkeys(highlighted))[:most]
+    numbers = np.full(len(points), UNNAMED)
+    for number, label in enumerate(named_labels):
+        numbers[labels == label] = number
+    legend = [_class_name(label, names) for label in named_labels]
+    unnamed_classes = len(np.unique(labels[numbers == UNNAMED]))
+    if unnamed_classes:
+        legend.append(f"{unnamed_classes:,} other class{'es' if unnamed_classes > 1 else ''}")
+    legend_lines = -(-len(legend) // LEGEND_COLUMNS)  # rounded up
+    figure = new_figure(HEIGHT + 0.1 + LEGEND_LINE * legend_lines)
     style.entitle(figure, title)
     axes = figure.add_subplot()
+    notes = [shorten(note, style.WIDTH - 0.3, style.SMALL) for note in projection.notes]
     axes.set_title("\n".join(notes), fontsize=style.SMALL, color=style.GREY)
-    axes.set(xlabel=projection.axes[0], ylabel=projection.axes[1], aspect="equal", adjustable="datalim")
+    x_label, y_label = projection.axes
+    axes.set(xlabel=x_label, ylabel=y_label, aspect="equal", adjustable="datalim")
     axes.locator_params(nbins=5)
-    # Their numbers mean nothing: only what is near to what.
     if projection.method != "pca":
+        # The coordinates of these maps mean nothing: only which items are near to each other does.
         axes.tick_params(length=0, labelleft=False, labelbottom=False)
-    _scatter(axes, points, place, found, others)
+    _draw_items(axes, points, numbers, legend, len(named_labels))
     return figure
 
 
-def _largest(labels: np.ndarray, most: int) -> list[Any]:
-    kinds, counts = np.unique(labels, return_counts=True)
-    # Integers that were written as words stand as integers do: 2 before 10.
-    natural = sorted(range(len(kinds)), key=lambda place: _natural(kinds[place]))
-    kinds, counts = kinds[natural], counts[natural]
-    order = np.lexsort((np.arange(len(kinds)), -counts))[:most]
-    # In the order of the labels: a class keeps its colour when another one becomes larger.
-    return [kinds[place] for place in sorted(order)]
+def _largest_classes(labels: Shaped[np.ndarray, "items"], most: int) -> list[Any]:
+    """Return the labels of the largest classes, in the order of labels."""
+    classes, sizes = np.unique(labels, return_counts=True)
+    # Integers that were written as words are sorted as integers are: 2 before 10.
+    order = sorted(range(len(classes)), key=lambda index: _natural_key(classes[index]))
+    classes = classes[order]
+    sizes = sizes[order]
+    largest = np.argsort(-sizes, kind="stable")[:most]
+    # They are in the order of the labels, so that a class keeps its colour when another one becomes larger.
+    return [classes[index] for index in sorted(largest)]
 
 
-def _natural(label: Any) -> tuple[Any, ...]:
-    """Return a key by which words that hold numbers are sorted by these, and numbers as they are."""
+def _natural_key(label: Any) -> tuple[Any, ...]:
+    """Return a key that sorts words with numbers in them by these numbers, and labels that are numbers as they are."""
     if not isinstance(label, str):
         return (label,)
-    # Every other part is a number.
-    return tuple(int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]+)", label)))
+    # Every second part is a number.
+    parts = re.split(r"([0-9]+)", label)
+    return tuple(int(part) if index % 2 else part for index, part in enumerate(parts))
 
 
-def _name(label: Any, names: Mapping[Any, str] | Sequence[str] | None) -> str:
+def _class_name(label: Any, names: Mapping[Any, str] | Sequence[str] | None) -> str:
+    """Return the name of a class; a label without a name is its own."""
     key = label.item() if isinstance(label, np.generic) else label
     if names is None:
         return str(key)
@@ -311,14 +375,24 @@ def _name(label: Any, names: Mapping[Any, str] | Sequence[str] | None) -> str:
     return names[key] if 0 <= key < len(names) else str(key)
 
 
-def _scatter(axes: Axes, points: Points, place: Int[np.ndarray, "items"], found: Sequence[str], others: int) -> None:
-    """Draw the classes that were found, then all others, and name them below."""
-    size = 30 if len(points) <= 300 else 14 if len(points) <= 3000 else 7
+def _draw_items(
+    axes: Axes, points: Points, numbers: Int[np.ndarray, "items"], legend: Sequence[str], named_classes: int
+) -> None:
+    """Draw the items of the named classes, then all others in grey, and the legend below them.
+
+    Args:
+        axes: The axes to draw on.
+        points: Where each item is.
+        numbers: The number of its class among the named ones; `UNNAMED` for all others.
+        legend: Names of the named classes, and what stands for all others, if there are any.
+        named_classes: Number of named classes.
+    """
+    size = _marker_area(len(points))
     x, y = points.T
     drawn = [
         axes.scatter(
-            x[place == number],
-            y[place == number],
+            x[numbers == number],
+            y[numbers == number],
             s=size,
             color=COLOURS[number],
             marker=style.MARKERS[number],
@@ -326,18 +400,25 @@ def _scatter(axes: Axes, points: Points, place: Int[np.ndarray, "items"], found:
             linewidths=0.3,
             zorder=2,
         )
-        for number in range(len(found))
+        for number in range(named_classes)
     ]
-    words = [shorten(name, style.WIDTH / COLUMNS - 0.45, style.SMALL) for name in found]
-    drawn.append(axes.scatter(x[place < 0], y[place < 0], s=0.5 * size, color=style.LIGHT_GREY, linewidths=0, zorder=1))
-    if others:
-        words.append(f"{others:,} other class{'es' if others > 1 else ''}")
+    unnamed = numbers == UNNAMED
+    drawn.append(axes.scatter(x[unnamed], y[unnamed], s=0.5 * size, color=style.LIGHT_GREY, linewidths=0, zorder=1))
     axes.figure.legend(
-        drawn[: len(words)],
-        words,
+        drawn[: len(legend)],
+        [shorten(name, style.WIDTH / LEGEND_COLUMNS - 0.45, style.SMALL) for name in legend],
         loc="outside lower left",
-        ncols=COLUMNS,
+        ncols=LEGEND_COLUMNS,
         handlelength=1.0,
         columnspacing=1.2,
         markerscale=5 / size**0.5,  # 5 points wide, however many items there are
     )
+
+
+def _marker_area(items: int) -> int:
+    """Return the area of a marker in square points: many items have small ones."""
+    if items <= 300:
+        return 30
+    if items <= 3000:
+        return 14
+    return 7

@@ -1,12 +1,11 @@
 """Queries and what was retrieved for them, side by side, and images of any kind as pictures."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -16,15 +15,16 @@ from torch import Tensor
 
 from fewshot_callbacks.files.images import as_seen, has_known_range, upright
 from fewshot_callbacks.plots import style
-from fewshot_callbacks.plots.style import in_house_style, new_figure, readable, shorten, width_of, wrap
+from fewshot_callbacks.plots.fitted_text import readable, shorten, width_of, wrap
+from fewshot_callbacks.plots.style import in_house_style, new_figure
 
 Picture = Float[np.ndarray, "height width channels"]
 Scale = float | Sequence[float] | np.ndarray | Tensor
 
-LONGEST = 256  # pixels: more than a panel shows at 200 pixels per inch
+MAX_SIDE = 256  # pixels: more than a panel shows at 200 pixels per inch
 
 
-def to_picture(image: Any, mean: Scale | None = None, std: Scale | None = None, longest: int = LONGEST) -> Picture:
+def to_picture(image: Any, mean: Scale | None = None, std: Scale | None = None, longest: int = MAX_SIDE) -> Picture:
     """Convert the input image of a network to a picture that can be shown.
 
     One channel is shown in grey, two as the grey mean of both, three as red, green and blue, four as red, green, blue
@@ -52,30 +52,42 @@ def to_picture(image: Any, mean: Scale | None = None, std: Scale | None = None, 
         >>> to_picture(torch.full((1, 2, 2), 51, dtype=torch.uint8))[0, 0], to_picture(torch.rand(7, 8, 9)).shape
         (array([0.2], dtype=float32), (8, 9, 3))
     """
-    values, whole = _channels_last(image)
+    array = _channels_last(image)
+    values = np.where(np.isfinite(array), array, np.nan)
     if mean is not None or std is not None:
-        values, top = _denormalised(values, mean, std)
-        values = (values / top).clip(0, 1)
-    elif whole and values.min() >= 0 and values.max() <= 255:
+        values = _without_normalisation(values, mean, std)
+    elif array.dtype.kind in "iu" and array.min() >= 0 and array.max() <= 255:
         values = values / 255
     else:
         values = _stretched(values)
-    values = np.nan_to_num(_smaller(values, longest), nan=0.5)
+    values = np.nan_to_num(_reduced(values, longest), nan=0.5)
     channels = values.shape[-1]
     if channels == 2:
         values = values.mean(-1, keepdims=True)
     elif channels == 4:
-        values = values[..., :3] * values[..., 3:] + 1 - values[..., 3:]
+        colours = values[..., :3]
+        alpha = values[..., 3:]
+        values = colours * alpha + 1 - alpha
     picture: Picture = values[..., :3].astype(np.float32).clip(0, 1)
     return picture
 
 
-def _channels_last(image: Any) -> tuple[Float[np.ndarray, "height width channels"], bool]:
-    """Values as float64, with NaN for what is not finite, and whether they are integers."""
+def as_array(values: Any) -> np.ndarray:
+    """Return the values of a tensor of any kind, or of anything that NumPy takes, as an array."""
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    values = values.detach().cpu()
+    if values.is_floating_point():
+        values = values.double()  # NumPy has no bfloat16
+    array: np.ndarray = values.numpy()
+    return array
+
+
+def _channels_last(image: Any) -> Num[np.ndarray, "height width channels"]:
+    """Return the values of an image; integers stay integers, all other numbers become float64."""
     if isinstance(image, Image.Image):
-        image = _of_pillow(image)
+        image = _prepared(image)
     array = as_array(image)
-    first = isinstance(image, Tensor) or (array.ndim == 3 and array.shape[-1] > 4 and array.shape[0] in (1, 3, 4))
     if array.ndim not in (2, 3) or array.size == 0 or array.dtype.kind not in "biuf":
         raise ValueError(
             "An image needs the axes height and width, and optionally channels, and must hold numbers; this one has the "
@@ -83,51 +95,47 @@ def _channels_last(image: Any) -> tuple[Float[np.ndarray, "height width channels
         )
     if array.ndim == 2:
         array = array[..., None]
-    elif first:
+    elif isinstance(image, Tensor) or (array.shape[-1] > 4 and array.shape[0] in (1, 3, 4)):
         array = np.moveaxis(array, 0, -1)
-    values = array.astype(np.float64)
-    return np.where(np.isfinite(values), values, np.nan), array.dtype.kind in "iu"
+    return array if array.dtype.kind in "iu" else array.astype(np.float64)
 
 
-def _of_pillow(image: Image.Image) -> Image.Image:
+def _prepared(image: Image.Image) -> Image.Image:
     """Return a picture that is upright, opaque and of red, green and blue; numbers of more than 8 bits stay as they are."""
     if not has_known_range(image) or image.mode.startswith("I;16"):
         return upright(image)
-    seen = as_seen(image)
+    opaque = as_seen(image)
     # Numbers of a palette or of another colour space would be shown as if they were red, green and blue.
-    return seen.convert("RGB") if seen.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV") else seen
+    return opaque.convert("RGB") if opaque.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV") else opaque
 
 
-def as_array(values: Any) -> np.ndarray:
-    """Values of a tensor of any kind, or of anything that NumPy takes."""
-    if not isinstance(values, Tensor):
-        return np.asarray(values)
-    values = values.detach().cpu()
-    # By float64, since NumPy has no bfloat16.
-    array: np.ndarray = (values.double() if values.is_floating_point() else values).numpy()
-    return array
-
-
-def _denormalised(
+def _without_normalisation(
     values: Float[np.ndarray, "height width channels"], mean: Scale | None, std: Scale | None
-) -> tuple[Float[np.ndarray, "height width channels"], float]:
-    """Values before the normalisation, and the value of white."""
-    shift, scale = (
-        np.asarray(default if given is None else given, dtype=np.float64).reshape(-1)
-        for given, default in ((mean, 0.0), (std, 1.0))
-    )
-    for name, given in (("mean", shift), ("std", scale)):
-        if len(given) not in (1, values.shape[-1]):
-            raise ValueError(f"{name} has {len(given)} values for an image of {values.shape[-1]} channels.")
-    return values * scale + shift, 255.0 if shift.max() > 1 else 1.0
+) -> Float[np.ndarray, "height width channels"]:
+    """Return the values before the normalisation, so that 1 is white."""
+    channels = values.shape[-1]
+    shift = _per_channel("mean", 0.0 if mean is None else mean, channels)
+    scale = _per_channel("std", 1.0 if std is None else std, channels)
+    white = 255.0 if shift.max() > 1 else 1.0
+    original: Float[np.ndarray, "height width channels"] = ((values * scale + shift) / white).clip(0, 1)
+    return original
+
+
+def _per_channel(name: str, setting: Scale, channels: int) -> Float[np.ndarray, "values"]:
+    """Return a setting as one value for all channels or one for each; refuse another number of values."""
+    values = np.asarray(setting, dtype=np.float64).reshape(-1)
+    if len(values) not in (1, channels):
+        raise ValueError(f"{name} has {len(values)} values for an image of {channels} channels.")
+    return values
 
 
 def _stretched(values: Float[np.ndarray, "height width channels"]) -> Float[np.ndarray, "height width channels"]:
-    """Fractions as they are, other values stretched to 0 ... 1."""
-    known = values[~np.isnan(values)]
-    if not known.size:
+    """Return fractions between 0 and 1 as they are, and other values stretched to the range from 0 to 1."""
+    finite = values[~np.isnan(values)]
+    if not finite.size:
         return values
-    low, high = known.min(), known.max()
+    low = finite.min()
+    high = finite.max()
     if low >= 0 and high <= 1:
         return values
     if low == high:
@@ -136,25 +144,47 @@ def _stretched(values: Float[np.ndarray, "height width channels"]) -> Float[np.n
     return stretched
 
 
-def _smaller(values: Float[np.ndarray, "height width channels"], longest: int) -> Float[np.ndarray, "..."]:
-    """Means over squares of pixels, the least that make the sides short enough; what is left over is cut off."""
+def _reduced(values: Float[np.ndarray, "height width channels"], longest: int) -> Float[np.ndarray, "..."]:
+    """Return the means of the smallest squares of pixels that make the longer side short enough.
+
+    Pixels at the right and lower edge that fill no square are cut off.
+    """
     height, width, channels = values.shape
-    step = -(-max(height, width) // longest)
+    step = -(-max(height, width) // longest)  # rounded up
     if step == 1 or min(height, width) < step:
         return values
-    cut = values[: height // step * step, : width // step * step]
-    small: Float[np.ndarray, "..."] = cut.reshape(height // step, step, width // step, step, channels).mean((1, 3))
+    rows = height // step
+    columns = width // step
+    squares = values[: rows * step, : columns * step].reshape(rows, step, columns, step, channels)
+    small: Float[np.ndarray, "..."] = squares.mean((1, 3))
     return small
 
 
-MOST_IN_A_LINE = 6  # neighbours beside a query: a picture of 70 pixels, where the figure has 600
-EDGE, GAP, APART = 0.1, 0.1, 0.16  # inches: around the figure, between cells, between rows
+MAX_COLUMNS = 6  # neighbours beside a query: a picture of 70 pixels, where the figure has 600
+# Distances in inches: around the figure, between two cells, and between two queries.
+EDGE = 0.1
+GAP = 0.1
+ROW_GAP = 0.16
 LINE = 0.155  # inches from one line of small text to the next
+HEADING = LINE + 0.07  # inches of the line above a query, and of the rule below it
+MAX_PICTURE = 1.3  # inches
+SCREEN_RESOLUTION = 100  # pixels per inch
+BADGE_TEXT = style.SMALL - 1  # points
+ITEM_TEXT = style.SMALL - 0.5  # points
 Dashes = Literal["-"] | tuple[float, Sequence[float]]
-MARKS: dict[bool, tuple[str, Dashes, str]] = {
-    True: (style.RELEVANT, "-", "✓"),
-    False: (style.IRRELEVANT, (0, (3, 1.5)), "✕"),
-}
+
+
+class Relevance(NamedTuple):
+    """How a relevant or an irrelevant neighbour looks."""
+
+    colour: str
+    dashes: Dashes
+    symbol: str
+    meaning: str
+
+
+RELEVANT = Relevance(style.RELEVANT, "-", "✓", "relevant")
+IRRELEVANT = Relevance(style.IRRELEVANT, (0, (3, 1.5)), "✕", "not relevant")
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,9 +207,9 @@ class Neighbour:
 
     Attributes:
         item: The item.
-        score: Larger is closer.
+        score: Its score; larger is closer.
         relevant: Whether it is relevant to the query.
-        tied: Whether another candidate, shown or not, has the same score; ties between shown neighbours are also found
+        tied: Whether another candidate, shown or not, has the same score. Ties between shown neighbours are also found
             without it.
     """
 
@@ -202,34 +232,6 @@ class PanelRow:
     query: Item
     neighbours: Sequence[Neighbour]
     caption: str = ""
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """Where the cells of a row are, in inches."""
-
-    columns: int
-    lines: int
-
-    @property
-    def side(self) -> float:
-        """The height and width of a picture."""
-        room = style.WIDTH - 2 * EDGE - 2 * GAP - self.columns * GAP  # twice the gap between the query and the others
-        return min(room / (self.columns + 1), 1.3)
-
-    @property
-    def cell(self) -> float:
-        """The height of a picture and of the two lines below it."""
-        return self.side + 2 * LINE + GAP
-
-    @property
-    def row(self) -> float:
-        """The height of a query with its neighbours and the line above."""
-        return LINE + 0.07 + self.lines * self.cell + APART
-
-    def left(self, column: int) -> float:
-        """The left edge of a neighbour's picture."""
-        return EDGE + self.side + 3 * GAP + column * (self.side + GAP)
 
 
 @in_house_style
@@ -258,96 +260,158 @@ def retrieval_panels(rows: Sequence[PanelRow], title: str = "") -> Figure:
     """
     if not rows:
         raise ValueError("There is no query to show. Pass at least one row.")
-    most = max(len(row.neighbours) for row in rows)
-    lines = max(1, -(-most // MOST_IN_A_LINE))
-    grid = _Grid(columns=max(1, -(-most // lines)), lines=lines)
-    head = 0.3 if title else 0.0
-    height = EDGE + head + len(rows) * grid.row - APART + 0.28
+    grid = _Grid.of(max(len(row.neighbours) for row in rows))
+    first_row = EDGE + (0.3 if title else 0.0)
+    height = first_row + len(rows) * grid.row - ROW_GAP + 0.28
     figure = new_figure(height, arranged=False)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, style.WIDTH), ylim=(height, 0), aspect="equal")  # one unit is an inch, downwards
     axes.set_axis_off()
     if title:
-        _write(axes, EDGE, EDGE + 0.02, title, style.WIDTH - 2 * EDGE, style.TEXT + 1, va="top")
+        size = style.TEXT + 1
+        _write(axes, EDGE, EDGE + 0.02, shorten(title, style.WIDTH - 2 * EDGE, size), size, va="top")
     for number, row in enumerate(rows):
-        _draw_row(axes, row, grid, EDGE + head + number * grid.row)
-    _explain_marks(axes, height - EDGE - 0.06)
+        _draw_row(axes, row, grid, first_row + number * grid.row)
+    _explain_frames(axes, height - EDGE - 0.06)
     return figure
 
 
-def _write(
-    axes: Axes, left: float, level: float, text: str, room: float = math.inf, size: float = style.SMALL, **how: Any
-) -> None:
-    """Write a line of text, cut to its room in inches, by default with its middle at the level."""
-    axes.text(
-        left, level, text if room == math.inf else shorten(text, room, size), fontsize=size, **{"va": "center"} | how
-    )
+@dataclass(frozen=True)
+class _Grid:
+    """Where the cells of a row are, in inches: the query on the left, its neighbours in lines beside it."""
+
+    columns: int
+    lines: int
+
+    @classmethod
+    def of(cls, neighbours: int) -> "_Grid":
+        """Return a grid for so many neighbours, in lines of equal length."""
+        lines = max(1, -(-neighbours // MAX_COLUMNS))  # rounded up
+        columns = max(1, -(-neighbours // lines))
+        return cls(columns, lines)
+
+    @property
+    def side(self) -> float:
+        """The height and width of a picture."""
+        # A gap stands before each neighbour, and two more between the query and its neighbours.
+        gaps = (self.columns + 2) * GAP
+        return min((style.WIDTH - 2 * EDGE - gaps) / (self.columns + 1), MAX_PICTURE)
+
+    @property
+    def cell(self) -> float:
+        """The height of a picture and of the two lines below it."""
+        return self.side + 2 * LINE + GAP
+
+    @property
+    def row(self) -> float:
+        """The height of a query with its neighbours, of the line above, and of the gap to the next query."""
+        return HEADING + self.lines * self.cell + ROW_GAP
+
+    def left(self, column: int) -> float:
+        """The left edge of a neighbour's picture."""
+        return EDGE + self.side + 3 * GAP + column * (self.side + GAP)
 
 
 def _draw_row(axes: Axes, row: PanelRow, grid: _Grid, top: float) -> None:
-    room = style.WIDTH - 2 * EDGE
-    caption = shorten(row.caption, 0.6 * room, style.SMALL)
-    beside = room - width_of(caption, style.SMALL) - 2 * GAP
-    _write(axes, EDGE, top + LINE / 2, row.query.label, beside, style.TEXT)
-    _write(axes, style.WIDTH - EDGE, top + LINE / 2, caption, color=style.GREY, ha="right")
-    axes.plot([EDGE, style.WIDTH - EDGE], [top + LINE + 0.02] * 2, color=style.LIGHT_GREY, linewidth=0.6)
-    top += LINE + 0.07
-    _draw_item(axes, row.query, EDGE, top, grid.side, style.BLACK, "-")
+    """Draw a query and its neighbours below a line that names the query."""
+    _draw_heading(axes, row, top)
+    top += HEADING
+    _draw_picture(axes, row.query, EDGE, top, grid.side)
+    _draw_frame(axes, EDGE, top, grid.side, style.BLACK, "-")
     _write(axes, EDGE, top + grid.side + 0.6 * LINE + 0.02, "query", color=style.GREY)
     scores = [neighbour.score for neighbour in row.neighbours]
-    for place, neighbour in enumerate(row.neighbours):
-        line, column = divmod(place, grid.columns)
-        tied = neighbour.tied or scores.count(neighbour.score) > 1
-        _draw_neighbour(axes, neighbour, place + 1, tied, (grid.left(column), top + line * grid.cell), grid.side)
+    for index, neighbour in enumerate(row.neighbours):
+        line, column = divmod(index, grid.columns)
+        is_tied = neighbour.tied or scores.count(neighbour.score) > 1
+        words = f"{score_text(neighbour.score)} tie" if is_tied else score_text(neighbour.score)
+        _draw_neighbour(axes, neighbour, index + 1, words, grid.left(column), top + line * grid.cell, grid.side)
+
+
+def _draw_heading(axes: Axes, row: PanelRow, top: float) -> None:
+    """Draw the name of the query, the caption at the right end of the line, and a rule below."""
+    width = style.WIDTH - 2 * EDGE
+    right = style.WIDTH - EDGE
+    middle = top + LINE / 2
+    caption = shorten(row.caption, 0.6 * width, style.SMALL)
+    label_width = width - width_of(caption, style.SMALL) - 2 * GAP
+    _write(axes, EDGE, middle, shorten(row.query.label, label_width, style.TEXT), style.TEXT)
+    _write(axes, right, middle, caption, color=style.GREY, ha="right")
+    rule = top + LINE + 0.02
+    axes.plot([EDGE, right], [rule, rule], color=style.LIGHT_GREY, linewidth=0.6)
 
 
 def _draw_neighbour(
-    axes: Axes, neighbour: Neighbour, rank: int, tied: bool, corner: tuple[float, float], side: float
+    axes: Axes, neighbour: Neighbour, rank: int, score: str, left: float, top: float, side: float
 ) -> None:
-    left, top = corner
-    colour, dashes, mark = MARKS[neighbour.relevant]
-    _draw_item(axes, neighbour.item, left, top, side, colour, dashes)
+    """Draw the picture of a neighbour; below it its label, and a coloured badge with its rank beside its score."""
+    relevance = RELEVANT if neighbour.relevant else IRRELEVANT
+    _draw_picture(axes, neighbour.item, left, top, side)
+    _draw_frame(axes, left, top, side, relevance.colour, relevance.dashes)
     below = top + side + 0.02
-    _write(axes, left, below + 0.6 * LINE, neighbour.item.label, side)
-    badge, small = f"{rank} {mark}", style.SMALL - 1
-    width = width_of(badge, small) + 0.06
-    axes.add_patch(Rectangle((left, below + 1.12 * LINE), width, 0.9 * LINE, facecolor=colour, edgecolor="none"))
-    middle, level = below + 1.58 * LINE, "center_baseline"
-    _write(axes, left + 0.03, middle, badge, size=small, color="white", va=level)
-    shown = f"{score_text(neighbour.score)} tie" if tied else score_text(neighbour.score)
-    _write(axes, left + width + 0.04, middle, shown, side - width - 0.04, small, color=style.GREY, va=level)
+    _write(axes, left, below + 0.6 * LINE, shorten(neighbour.item.label, side, style.SMALL))
+    badge = f"{rank} {relevance.symbol}"
+    badge_width = width_of(badge, BADGE_TEXT) + 0.06
+    corner = (left, below + 1.12 * LINE)
+    axes.add_patch(Rectangle(corner, badge_width, 0.9 * LINE, facecolor=relevance.colour, edgecolor="none"))
+    middle = below + 1.58 * LINE
+    _write(axes, left + 0.03, middle, badge, BADGE_TEXT, color="white", va="center_baseline")
+    score = shorten(score, side - badge_width - 0.04, BADGE_TEXT)
+    _write(axes, left + badge_width + 0.04, middle, score, BADGE_TEXT, color=style.GREY, va="center_baseline")
 
 
-def _draw_item(axes: Axes, item: Item, left: float, top: float, side: float, colour: str, dashes: Dashes) -> None:
-    middle, level = left + side / 2, top + side / 2
+def _draw_picture(axes: Axes, item: Item, left: float, top: float, side: float) -> None:
+    """Draw what is shown of an item inside a square: its text, its image, or the words "no image"."""
     if isinstance(item.picture, str):
-        size = style.SMALL - 0.5
-        height = 1.25 * size / 72
-        for number, text in enumerate(wrap(item.picture, side - 0.1, int((side - 0.08) / height), size)):
-            _write(axes, left + 0.05, top + 0.05 + number * height, text, size=size, va="top")
+        line_height = 1.25 * ITEM_TEXT / 72
+        lines = wrap(item.picture, side - 0.1, int((side - 0.08) / line_height), ITEM_TEXT)
+        for number, line in enumerate(lines):
+            _write(axes, left + 0.05, top + 0.05 + number * line_height, line, ITEM_TEXT, va="top")
     elif item.picture is None:
         axes.add_patch(Rectangle((left, top), side, side, facecolor=style.LIGHT_GREY, edgecolor="none"))
-        _write(axes, middle, level, "no image", color=style.GREY, ha="center")
+        _write(axes, left + side / 2, top + side / 2, "no image", color=style.GREY, ha="center")
     else:
-        height, width = item.picture.shape[:2]
-        across, down = (side * length / max(height, width) / 2 for length in (width, height))
-        limits = axes.axis()
-        # An image with fewer pixels than the screen has there would be blurred if it were smoothed.
-        smoothing: Literal["nearest", "auto"] = "nearest" if max(height, width) < 100 * side else "auto"
-        extent = (middle - across, middle + across, level + down, level - down)
-        picture = np.broadcast_to(item.picture, (height, width, 3))
-        axes.imshow(picture, extent=extent, interpolation=smoothing, aspect="equal", vmin=0, vmax=1)
-        axes.set(xlim=limits[:2], ylim=limits[2:])  # imshow sets them to the picture
+        _draw_image(axes, item.picture, left + side / 2, top + side / 2, side)
+
+
+def _draw_image(axes: Axes, image: np.ndarray, x: float, y: float, side: float) -> None:
+    """Draw an image around a point, as large as a square of this side allows."""
+    height, width = image.shape[:2]
+    longer = max(height, width)
+    half_width = side * width / longer / 2
+    half_height = side * height / longer / 2
+    left, right, bottom, top = axes.axis()
+    # An image with fewer pixels than the screen has there would be blurred if it were smoothed.
+    smoothing: Literal["nearest", "auto"] = "nearest" if longer < SCREEN_RESOLUTION * side else "auto"
+    axes.imshow(
+        np.broadcast_to(image, (height, width, 3)),
+        extent=(x - half_width, x + half_width, y + half_height, y - half_height),
+        interpolation=smoothing,
+        aspect="equal",
+        vmin=0,
+        vmax=1,
+    )
+    axes.set(xlim=(left, right), ylim=(bottom, top))  # imshow has set them to the image
+
+
+def _draw_frame(axes: Axes, left: float, top: float, side: float, colour: str, dashes: Dashes) -> None:
     axes.add_patch(Rectangle((left, top), side, side, fill=False, edgecolor=colour, linewidth=1.8, linestyle=dashes))
 
 
-def _explain_marks(axes: Axes, level: float) -> None:
+def _explain_frames(axes: Axes, y: float) -> None:
+    """Draw a line with both kinds of frames and what they mean."""
     left = EDGE
-    for relevant, words in ((True, "{} relevant"), (False, "{} not relevant")):
-        colour, dashes, mark = MARKS[relevant]
-        axes.add_line(Line2D([left, left + 0.3], [level, level], color=colour, linestyle=dashes, linewidth=1.8))
-        _write(axes, left + 0.36, level, words.format(mark))
-        left += 0.36 + width_of(words.format(mark), style.SMALL) + 0.25
+    for relevance in (RELEVANT, IRRELEVANT):
+        axes.add_line(
+            Line2D([left, left + 0.3], [y, y], color=relevance.colour, linestyle=relevance.dashes, linewidth=1.8)
+        )
+        words = f"{relevance.symbol} {relevance.meaning}"
+        _write(axes, left + 0.36, y, words)
+        left += 0.36 + width_of(words, style.SMALL) + 0.25
+
+
+def _write(axes: Axes, x: float, y: float, line: str, size: float = style.SMALL, **settings: Any) -> None:
+    """Write a line of readable text, by default from the point to the right, with its middle at the height of the point."""
+    axes.text(x, y, line, fontsize=size, **{"va": "center", **settings})
 
 
 def score_text(score: float) -> str:
@@ -359,4 +423,6 @@ def score_text(score: float) -> str:
     """
     if abs(score) < 10:
         return f"{score:.3f}"
-    return f"{score:.1f}" if abs(score) < 10_000 else readable(f"{score:.3g}")
+    if abs(score) < 10_000:
+        return f"{score:.1f}"
+    return readable(f"{score:.3g}")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,21 +15,29 @@ from scipy.special import ndtri
 
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport
 from fewshot_callbacks.plots import style
+from fewshot_callbacks.plots.fitted_text import readable, shorten
 from fewshot_callbacks.plots.panels import score_text
-from fewshot_callbacks.plots.style import in_house_style, new_figure, readable, shorten
+from fewshot_callbacks.plots.style import in_house_style, new_figure
 
 HEIGHT = 3.6  # inches of a figure without its legend
 LEGEND_LINE = 0.18  # inches
-MOST_TICKS = 9  # numbers of four digits do not touch each other on an axis of five inches
-# Points: a value that no line leads to must be seen between curves.
+MAX_TICKS = 9  # numbers of four digits do not touch each other on an axis of five inches
+# Diameters of points, in points. A value that no line leads to must be seen between curves.
+CURVE_POINT = 5
 LONE_POINT = 9
-MOST_BINS = 100  # a bin is five pixels wide in a figure of 600
+MAX_BINS = 100  # a bin is five pixels wide in a figure of 600
+# Room for the densities above the highest bin and below the lowest one, on a logarithmic scale.
+DENSITY_MARGIN = 2
+# A logarithmic scale of densities ends this far below the highest one.
+LOWEST_DENSITY = 1e-7
+# Colours and dashes of operating points, from the first to the last.
 MARK_STYLES: tuple[tuple[str, LineStyleType], ...] = (
     (style.BLACK, "--"),
     (style.ORANGE, ":"),
     (style.SKY_BLUE, "-."),
     (style.PURPLE, (0, (5, 1, 1, 1, 1, 1))),
 )
+# Rates that an axis of error rates may show.
 RATES = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999)
 
 
@@ -89,35 +98,20 @@ def score_histograms(counts: PairCounts, marks: Sequence[Mark] = (), title: str 
         >>> float(score_histograms(counts, [Mark("best F1", 0.5)]).get_figwidth())
         6.0
     """
-    edges, relevant, irrelevant = _merged(counts)
-    figure, axes = _one_plot(title, "score of a pair", "density", 2 + len(marks))
-    for name, each, total, colour, dashes in (
-        ("irrelevant pairs", irrelevant, counts.irrelevant, style.IRRELEVANT, "--"),
-        ("relevant pairs", relevant, counts.relevant, style.RELEVANT, "-"),
-    ):
-        density = each / max(each.sum(), 1) / np.diff(edges)
-        label = f"{name} ({total:,})"
-        axes.stairs(density, edges, color=colour, alpha=0.18, fill=True, linewidth=0)
-        axes.stairs(density, edges, color=colour, linestyle=dashes, linewidth=1.5, label=label, baseline=None)
+    histograms = _merged_bins(counts)
+    figure, axes = _new_plot(title, "score of a pair", "density", 2 + len(marks))
+    irrelevant_label = f"irrelevant pairs ({counts.irrelevant:,})"
+    _draw_density(axes, histograms.irrelevant, histograms.edges, irrelevant_label, style.IRRELEVANT, "--")
+    relevant_label = f"relevant pairs ({counts.relevant:,})"
+    _draw_density(axes, histograms.relevant, histograms.edges, relevant_label, style.RELEVANT, "-")
     if log:
         axes.set_yscale("log", nonpositive="clip")
-        present = [each[each > 0] / each.sum() for each in (relevant, irrelevant) if each.sum()]
-        least, most = min(each.min() for each in present), max(each.max() for each in present)
-        width = float(np.diff(edges).mean())
-        axes.set_ylim(max(least, 1e-7 * most) / width / 2, most / width * 2)
+        axes.set_ylim(*_density_limits(histograms))
         axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(edges[0], edges[-1])
+    axes.set_xlim(histograms.edges[0], histograms.edges[-1])
     for number, mark in enumerate(marks):
-        # A mark outside of the axes is drawn at NaN, which shows nothing but keeps its line of the legend.
-        colour, line = MARK_STYLES[number % len(MARK_STYLES)]
-        inside = bool(edges[0] <= mark.threshold <= edges[-1])
-        level = mark.threshold if inside else math.nan
-        label = _mark_name(mark, inside=inside)
-        axes.axvline(level, color=colour, linestyle=line, linewidth=1.3, label=label)
-        axes.plot(
-            level, 0.96, style.MARKERS[number % len(style.MARKERS)], color=colour, transform=axes.get_xaxis_transform()
-        )
-    _legend(figure)
+        _draw_threshold(axes, mark, number)
+    _draw_legend(figure)
     return figure
 
 
@@ -152,22 +146,25 @@ def precision_recall_curve(
         >>> float(figure.get_figwidth())
         6.0
     """
-    keep = np.isfinite(recall) & np.isfinite(precision)
-    if not keep.any():
+    finite = np.isfinite(recall) & np.isfinite(precision)
+    if not finite.any():
         raise ValueError("There is no threshold with a precision and a recall to draw.")
-    recall, precision = recall[keep], precision[keep]
-    # Of one recall the highest precision first, or the line would go up and down in place.
+    recall = recall[finite]
+    precision = precision[finite]
+    # The highest precision of a recall comes first, or the line would go up and down in place.
     order = np.lexsort((-precision, recall))
-    figure, axes = _one_plot(
-        title, "recall of all pairs", "precision of all pairs", 1 + len(marks) + (chance is not None)
-    )
-    name = "all thresholds" if area is None else f"all thresholds, area {area:.4f}"
-    axes.plot(recall[order], precision[order], color=style.BLUE, label=name)
+    legend_entries = 1 + len(marks)
+    if chance is not None:
+        legend_entries += 1
+    figure, axes = _new_plot(title, "recall of all pairs", "precision of all pairs", legend_entries)
+    label = "all thresholds" if area is None else f"all thresholds, area {area:.4f}"
+    axes.plot(recall[order], precision[order], color=style.BLUE, label=label)
     if chance is not None:
         axes.axhline(chance, color=style.GREY, linestyle=":", linewidth=1.0, label=f"random order: {chance:.3g}")
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.04))
-    _draw_marks(axes, marks, "recall {x:.3g}, precision {y:.3g}")
-    _legend(figure)
+    for number, mark in enumerate(marks):
+        _draw_point(axes, mark, number, (mark.x, mark.y), "recall {x:.3g}, precision {y:.3g}")
+    _draw_legend(figure)
     return figure
 
 
@@ -202,25 +199,34 @@ def error_tradeoff_curve(
     """
     if not len(false_match_rate):
         raise ValueError("There is no threshold with error rates to draw.")
-    drawn = (false_match_rate > 0) & (false_match_rate < 1) & (false_non_match_rate > 0) & (false_non_match_rate < 1)
-    matches, rejections = false_match_rate[drawn], false_non_match_rate[drawn]
-    order = np.lexsort((-rejections, matches))
-    figure, axes = _one_plot(
+    has_match_deviate = (false_match_rate > 0) & (false_match_rate < 1)
+    has_non_match_deviate = (false_non_match_rate > 0) & (false_non_match_rate < 1)
+    drawable = has_match_deviate & has_non_match_deviate
+    false_match_rate = false_match_rate[drawable]
+    false_non_match_rate = false_non_match_rate[drawable]
+    order = np.lexsort((-false_non_match_rate, false_match_rate))
+    figure, axes = _new_plot(
         title,
         "false match rate: accepted irrelevant pairs",
         "false non-match rate:\nrejected relevant pairs",
         2 + len(marks),
     )
-    axes.plot(ndtri(matches[order]), ndtri(rejections[order]), color=style.BLUE, label="all thresholds")
-    if not drawn.any():
+    x = ndtri(false_match_rate[order])
+    y = ndtri(false_non_match_rate[order])
+    axes.plot(x, y, color=style.BLUE, label="all thresholds")
+    if not drawable.any():
         axes.text(0.5, 0.5, "no threshold has both kinds of errors", ha="center", transform=axes.transAxes)
-    _deviate_axis(axes, "x", matches)
-    _deviate_axis(axes, "y", rejections)
-    ends = (max(axes.get_xlim()[0], axes.get_ylim()[0]), min(axes.get_xlim()[1], axes.get_ylim()[1]))
-    if ends[0] < ends[1]:
-        axes.plot(ends, ends, color=style.GREY, linestyle=":", linewidth=1.0, label="both rates equal")
-    _draw_marks(axes, marks, "FMR {x:.3g}, FNMR {y:.3g}", deviates=True)
-    _legend(figure)
+    x_scale = _deviate_scale(false_match_rate)
+    axes.set_xlim(x_scale.low, x_scale.high)
+    axes.set_xticks(x_scale.ticks, x_scale.names)
+    y_scale = _deviate_scale(false_non_match_rate)
+    axes.set_ylim(y_scale.low, y_scale.high)
+    axes.set_yticks(y_scale.ticks, y_scale.names)
+    _draw_equal_rates(axes, x_scale, y_scale)
+    for number, mark in enumerate(marks):
+        deviates = (float(ndtri(mark.x)), float(ndtri(mark.y)))
+        _draw_point(axes, mark, number, deviates, "FMR {x:.3g}, FNMR {y:.3g}")
+    _draw_legend(figure)
     return figure
 
 
@@ -244,31 +250,26 @@ def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = ""
         >>> float(recall_at_k_curve({"recall@k": {1: 0.6, 5: 0.8, 10: 0.9}}).get_figwidth())
         6.0
     """
-    known = {name: {k: v for k, v in values.items() if math.isfinite(v)} for name, values in series.items()}
-    known = {name: values for name, values in known.items() if values}
-    if not known:
+    curves = _finite_values(series)
+    if not curves:
         raise ValueError("There is no recall@k to draw.")
-    axis = "k, the number of neighbours looked at"
-    if all(len(values) == 1 for values in known.values()):
-        axis += "\nA curve needs several k: metrics=('recall@1', 'recall@5', 'recall@10')."
-    figure, axes = _one_plot(title, axis, "recall@k", len(known))
-    places = sorted({k for values in known.values() for k in values})
-    log = places[-1] > 10 * places[0]
-    if log:
+    x_label = "k, the number of neighbours looked at"
+    if all(len(recalls) == 1 for recalls in curves.values()):
+        x_label += "\nA curve needs several k: metrics=('recall@1', 'recall@5', 'recall@10')."
+    figure, axes = _new_plot(title, x_label, "recall@k", len(curves))
+    all_ks = sorted({k for recalls in curves.values() for k in recalls})
+    if all_ks[-1] > 10 * all_ks[0]:
         axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(places, nbins=MOST_TICKS))
+    axes.xaxis.set_major_locator(FixedLocator(all_ks, nbins=MAX_TICKS))
     axes.xaxis.set_major_formatter(lambda k, _: f"{k:g}")
     axes.xaxis.set_minor_locator(NullLocator())
-    for number, (name, values) in enumerate(known.items()):
-        ks = sorted(values)
-        last = f": {values[ks[0]]:.3f} at {ks[0]}" + (f", {values[ks[-1]]:.3f} at {ks[-1]}" if len(ks) > 1 else "")
-        colour, marker = style.CYCLE[number % len(style.CYCLE)], style.MARKERS[number % len(style.MARKERS)]
-        label = _legend_name(readable(name) + last)
-        size = 5 if len(ks) > 1 else LONE_POINT
-        axes.plot(ks, [values[k] for k in ks], color=colour, marker=marker, markersize=size, label=label)
-    least = min(min(values.values()) for values in known.values())
-    axes.set_ylim(-0.02 if least < 0.5 else max(-0.02, least - 0.1 * (1.05 - least)), 1.02)
-    _legend(figure)
+    for number, (name, recalls) in enumerate(curves.items()):
+        _draw_recalls(axes, name, recalls, number)
+    lowest = min(min(recalls.values()) for recalls in curves.values())
+    # High curves are drawn large: the axis then begins a little below the lowest value.
+    bottom = lowest - 0.1 * (1.05 - lowest) if lowest >= 0.5 else -0.02
+    axes.set_ylim(bottom, 1.02)
+    _draw_legend(figure)
     return figure
 
 
@@ -301,20 +302,22 @@ def weakest_classes(
         >>> float(figure.get_figwidth())
         6.0
     """
-    known = sorted((each for each in classes if math.isfinite(each.value)), key=lambda each: (each.value, each.name))
-    if not known:
+    with_value = [score for score in classes if math.isfinite(score.value)]
+    if not with_value:
         raise ValueError("There is no class with a value to draw.")
-    shown = known[:most]
-    described = [f"{each.value:.2f}, {each.queries:,} {'query' if each.queries == 1 else 'queries'}" for each in shown]
-    names = [shorten(each.name, 0.3 * style.WIDTH, style.SMALL) for each in shown]
-    axis = f"{readable(metric)} of the {len(shown)} weakest of {len(known)} classes"
-    figure, axes = _bars(names, [each.value for each in shown], described, title, axis)
+    weakest = sorted(with_value, key=lambda score: (score.value, score.name))[:most]
+    names = [shorten(score.name, 0.3 * style.WIDTH, style.SMALL) for score in weakest]
+    values = [score.value for score in weakest]
+    descriptions = [
+        f"{score.value:.2f}, {score.queries:,} {'query' if score.queries == 1 else 'queries'}" for score in weakest
+    ]
+    x_label = f"{readable(metric)} of the {len(weakest)} weakest of {len(with_value)} classes"
+    figure, axes = _draw_bars(names, values, descriptions, title, x_label)
     if overall is not None and math.isfinite(overall):
-        axes.set_xlim(0, 1.05 * max(overall, shown[-1].value) or 1.0)
-        axes.axvline(
-            overall, color=style.GREY, linestyle=":", linewidth=1.2, label=f"all queries: {overall:.3f}", zorder=0
-        )
-        _legend(figure)
+        axes.set_xlim(0, _axis_end(max(overall, values[-1])))
+        label = f"all queries: {overall:.3f}"
+        axes.axvline(overall, color=style.GREY, linestyle=":", linewidth=1.2, label=label, zorder=0)
+        _draw_legend(figure)
     return figure
 
 
@@ -339,13 +342,15 @@ def confused_classes(confusions: Sequence[Confusion], title: str = "", *, most: 
     """
     if not confusions:
         raise ValueError("There is no confused pair of classes to draw.")
-    shown = sorted(confusions, key=lambda each: (-each.count, each.query, each.retrieved))[:most]
+    most_frequent = sorted(confusions, key=lambda pair: (-pair.count, pair.query, pair.retrieved))[:most]
+    name_width = 0.19 * style.WIDTH
     names = [
-        " → ".join(shorten(name, 0.19 * style.WIDTH, style.SMALL) for name in (each.query, each.retrieved))
-        for each in shown
+        f"{shorten(pair.query, name_width, style.SMALL)} → {shorten(pair.retrieved, name_width, style.SMALL)}"
+        for pair in most_frequent
     ]
-    counts = [each.count for each in shown]
-    figure, axes = _bars(names, counts, [f"{count:,}" for count in counts], title, "irrelevant items retrieved")
+    counts = [pair.count for pair in most_frequent]
+    descriptions = [f"{count:,}" for count in counts]
+    figure, axes = _draw_bars(names, counts, descriptions, title, "irrelevant items retrieved")
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
     figure.supxlabel(
         "class of the query → class of the item retrieved", x=0.02, ha="left", fontsize=style.SMALL, color=style.GREY
@@ -354,124 +359,251 @@ def confused_classes(confusions: Sequence[Confusion], title: str = "", *, most: 
 
 
 def operating_marks(report: RetrievalReport) -> tuple[list[Mark], list[Mark]]:
-    """List the operating points of a report: by recall and precision, and by false match and false non-match rate."""
+    """List the operating points of a report twice: by recall and precision, and by both error rates.
+
+    Returns:
+        The points for `precision_recall_curve`, and the same points for `error_tradeoff_curve`.
+    """
     counts = report.pair_counts
     pooled = {f"decision, F1 {report.decision.f1:.3g}": report.decision}
-    pooled |= {f"precision {precision:g}": point for precision, point in report.at_precision.items()}
-    marks = [Mark(name, point.threshold, point.recall, point.precision) for name, point in pooled.items()]
-    errors = [
-        Mark(name, point.threshold, point.false_positives / (counts.irrelevant or math.nan), 1 - point.recall)
-        for name, point in pooled.items()
-    ]
-    for rate, at in report.at_false_match_rate.items():
-        accepted, wrong = (1 - at.false_non_match_rate) * counts.relevant, at.false_match_rate * counts.irrelevant
-        precision = accepted / (accepted + wrong) if accepted + wrong else math.nan
-        marks.append(Mark(f"FMR {rate:g}", at.threshold, 1 - at.false_non_match_rate, precision))
-        errors.append(Mark(f"FMR {rate:g}", at.threshold, at.false_match_rate, at.false_non_match_rate))
-    return marks, errors
+    for precision, point in report.at_precision.items():
+        pooled[f"precision {precision:g}"] = point
+    by_precision = []
+    by_error_rates = []
+    for name, point in pooled.items():
+        false_match_rate = point.false_positives / (counts.irrelevant or math.nan)
+        by_precision.append(Mark(name, point.threshold, point.recall, point.precision))
+        by_error_rates.append(Mark(name, point.threshold, false_match_rate, 1 - point.recall))
+    for rate, error_point in report.at_false_match_rate.items():
+        name = f"FMR {rate:g}"
+        recall = 1 - error_point.false_non_match_rate
+        true_positives = recall * counts.relevant
+        accepted = true_positives + error_point.false_match_rate * counts.irrelevant
+        precision = true_positives / accepted if accepted else math.nan
+        by_precision.append(Mark(name, error_point.threshold, recall, precision))
+        by_error_rates.append(
+            Mark(name, error_point.threshold, error_point.false_match_rate, error_point.false_non_match_rate)
+        )
+    return by_precision, by_error_rates
 
 
-def _one_plot(title: str, x: str, y: str, entries: int) -> tuple[Figure, Axes]:
-    figure = new_figure(HEIGHT + LEGEND_LINE * entries)
+def _new_plot(title: str, x_label: str, y_label: str, legend_entries: int) -> tuple[Figure, Axes]:
+    """Return a figure with one pair of axes, and with room for a legend of so many lines below them."""
+    figure = new_figure(HEIGHT + LEGEND_LINE * legend_entries)
     style.entitle(figure, title)
     axes = figure.add_subplot()
-    axes.set(xlabel=x, ylabel=y)
+    axes.set(xlabel=x_label, ylabel=y_label)
     return figure, axes
 
 
-def _legend(figure: Figure) -> None:
+def _draw_legend(figure: Figure) -> None:
     figure.legend(loc="outside lower left", handlelength=2.6)
 
 
-def _legend_name(words: str) -> str:
-    return shorten(words.replace(r"\$", "$"), style.WIDTH - 0.8, style.SMALL)
+class _Histograms(NamedTuple):
+    """Numbers of pairs in common bins."""
+
+    edges: Float[np.ndarray, "edges"]
+    relevant: Int[np.ndarray, "bins"]
+    irrelevant: Int[np.ndarray, "bins"]
 
 
-def _mark_name(mark: Mark, told: str = "", *, inside: bool) -> str:
-    threshold = f"threshold {score_text(mark.threshold)}" if math.isfinite(mark.threshold) else "no threshold"
-    return _legend_name(f"{readable(mark.name)}: {threshold}{told}{'' if inside else ', outside'}")
+def _merged_bins(counts: PairCounts) -> _Histograms:
+    """Return the histograms without empty or infinite bins at the ends, in at most about a hundred bins."""
+    edges = np.asarray(counts.edges, dtype=np.float64)
+    pairs = np.stack([counts.relevant_counts, counts.irrelevant_counts]).astype(np.int64)  # (kinds, bins)
+    bins = pairs.shape[1]
+    if bins != len(edges) - 1 or not (np.diff(edges) > 0).all():
+        raise ValueError(f"{bins} bins need {bins + 1} ascending edges; there are {len(edges)}.")
+    is_finite = np.isfinite(edges[:-1]) & np.isfinite(edges[1:])
+    filled = np.flatnonzero(pairs.any(0) & is_finite)
+    if not len(filled):
+        raise ValueError("There is no pair in any bin of finite width.")
+    first = filled[0]
+    last = filled[-1]
+    pairs = pairs[:, first : last + 1]
+    edges = edges[first : last + 2]
+    bins_to_merge = -(-pairs.shape[1] // MAX_BINS)  # rounded up
+    starts = np.arange(0, pairs.shape[1], bins_to_merge)
+    relevant, irrelevant = np.add.reduceat(pairs, starts, axis=1)
+    return _Histograms(np.append(edges[starts], edges[-1]), relevant, irrelevant)
 
 
-def _draw_marks(axes: Axes, marks: Sequence[Mark], words: str, *, deviates: bool = False) -> None:
-    for number, mark in enumerate(marks):
-        place = (float(ndtri(mark.x)), float(ndtri(mark.y))) if deviates else (mark.x, mark.y)
-        inside = all(
-            low <= value <= high for value, (low, high) in zip(place, (axes.get_xlim(), axes.get_ylim()), strict=True)
-        )
-        told = f", {words.format(x=mark.x, y=mark.y)}" if math.isfinite(mark.x + mark.y) else ""
-        axes.plot(
-            *(place if inside else (math.nan, math.nan)),
-            linestyle="none",
-            marker=style.MARKERS[number % len(style.MARKERS)],
-            markersize=8,
-            markeredgecolor="white",
-            color=MARK_STYLES[number % len(MARK_STYLES)][0],
-            label=_mark_name(mark, told, inside=inside),
-            zorder=3,
-        )
+def _draw_density(
+    axes: Axes,
+    pairs: Int[np.ndarray, "bins"],
+    edges: Float[np.ndarray, "edges"],
+    label: str,
+    colour: str,
+    dashes: LineStyleType,
+) -> None:
+    """Draw a histogram of area one, as an outline and a pale area."""
+    density = pairs / max(pairs.sum(), 1) / np.diff(edges)
+    axes.stairs(density, edges, color=colour, alpha=0.18, fill=True, linewidth=0)
+    axes.stairs(density, edges, color=colour, linestyle=dashes, linewidth=1.5, label=label, baseline=None)
 
 
-def _deviate_axis(axes: Axes, name: str, rates: Float[np.ndarray, "thresholds"]) -> None:
-    """Scale an axis to the rates, with ticks at round shares that are far enough from each other."""
-    low, high = (rates.min(), rates.max()) if len(rates) else (0.01, 0.5)
-    below = max((rate for rate in RATES if rate <= low), default=RATES[0])
-    above = min((rate for rate in RATES if rate >= high), default=RATES[-1])
-    if below == above:
-        below, above = below / 2, (1 + above) / 2
-    ends = float(ndtri(below)), float(ndtri(above))
-    ticks: list[float] = []
-    for rate in reversed(RATES):
-        place = float(ndtri(rate))
-        if ends[0] <= place <= ends[1] and (not ticks or ndtri(ticks[-1]) - place > 0.1 * (ends[1] - ends[0])):
-            ticks.append(rate)
-    (axes.set_xlim if name == "x" else axes.set_ylim)(*ends)
-    (axes.set_xticks if name == "x" else axes.set_yticks)(
-        [float(ndtri(rate)) for rate in ticks], [_share(rate) for rate in ticks]
+def _density_limits(histograms: _Histograms) -> tuple[float, float]:
+    """Return the ends of a logarithmic axis of densities."""
+    shares = [pairs[pairs > 0] / pairs.sum() for pairs in (histograms.relevant, histograms.irrelevant) if pairs.sum()]
+    lowest = min(share.min() for share in shares)
+    highest = max(share.max() for share in shares)
+    bin_width = float(np.diff(histograms.edges).mean())
+    bottom = max(lowest, LOWEST_DENSITY * highest) / bin_width / DENSITY_MARGIN
+    return bottom, highest / bin_width * DENSITY_MARGIN
+
+
+def _draw_threshold(axes: Axes, mark: Mark, number: int) -> None:
+    """Draw the threshold of an operating point as a vertical line, with its marker near the top."""
+    colour, dashes = MARK_STYLES[number % len(MARK_STYLES)]
+    low, high = axes.get_xlim()
+    is_inside = bool(low <= mark.threshold <= high)
+    # A line at NaN shows nothing, but it has its line of the legend.
+    x = mark.threshold if is_inside else math.nan
+    axes.axvline(x, color=colour, linestyle=dashes, linewidth=1.3, label=_mark_label(mark, "", is_inside=is_inside))
+    axes.plot(x, 0.96, style.MARKERS[number % len(style.MARKERS)], color=colour, transform=axes.get_xaxis_transform())
+
+
+def _draw_point(axes: Axes, mark: Mark, number: int, point: tuple[float, float], words: str) -> None:
+    """Draw an operating point on a curve.
+
+    Args:
+        axes: The axes, with their final limits.
+        mark: The operating point.
+        number: Its index among all operating points, which chooses its colour and marker.
+        point: Its coordinates on the axes.
+        words: What the legend says of it, a format of `x` and `y`.
+    """
+    x, y = point
+    left, right = axes.get_xlim()
+    bottom, top = axes.get_ylim()
+    is_inside = bool(left <= x <= right and bottom <= y <= top)
+    if not is_inside:
+        # A point at NaN shows nothing, but it has its line of the legend.
+        x = y = math.nan
+    coordinates = f", {words.format(x=mark.x, y=mark.y)}" if math.isfinite(mark.x + mark.y) else ""
+    colour, _ = MARK_STYLES[number % len(MARK_STYLES)]
+    axes.plot(
+        x,
+        y,
+        linestyle="none",
+        marker=style.MARKERS[number % len(style.MARKERS)],
+        markersize=8,
+        markeredgecolor="white",
+        color=colour,
+        label=_mark_label(mark, coordinates, is_inside=is_inside),
+        zorder=3,
     )
 
 
-def _share(rate: float) -> str:
-    return f"{rate:g}" if rate >= 1e-3 else "10⁻" + "⁰¹²³⁴⁵⁶⁷⁸⁹"[round(-math.log10(rate))]
+def _mark_label(mark: Mark, coordinates: str, *, is_inside: bool) -> str:
+    threshold = f"threshold {score_text(mark.threshold)}" if math.isfinite(mark.threshold) else "no threshold"
+    place = "" if is_inside else ", outside"
+    return _legend_label(f"{readable(mark.name)}: {threshold}{coordinates}{place}")
 
 
-def _merged(counts: PairCounts) -> tuple[Float[np.ndarray, "edges"], Int[np.ndarray, "bins"], Int[np.ndarray, "bins"]]:
-    """Edges and counts without the empty bins at the ends and in at most a hundred bins or so."""
-    edges = np.asarray(counts.edges, dtype=np.float64)
-    both = np.stack([counts.relevant_counts, counts.irrelevant_counts]).astype(np.int64)
-    if both.shape[1] != len(edges) - 1 or not (np.diff(edges) > 0).all():
-        raise ValueError(f"{both.shape[1]} bins need {both.shape[1] + 1} ascending edges; there are {len(edges)}.")
-    finite = np.isfinite(edges[:-1]) & np.isfinite(edges[1:])
-    used = np.flatnonzero(both.any(0) & finite)
-    if not len(used):
-        raise ValueError("There is no pair in any bin of finite width.")
-    first, last = used[0], used[-1] + 1
-    both, edges = both[:, first:last], edges[first : last + 1]
-    starts = np.arange(0, both.shape[1], -(-both.shape[1] // MOST_BINS))
-    merged = np.add.reduceat(both, starts, axis=1)
-    return np.append(edges[starts], edges[-1]), merged[0], merged[1]
+def _legend_label(line: str) -> str:
+    """Shorten a readable text to a line of the legend."""
+    return shorten(line.replace(r"\$", "$"), style.WIDTH - 0.8, style.SMALL)
 
 
-def _bars(
-    names: list[str], values: Sequence[float], described: list[str], title: str, axis: str
+def _finite_values(series: Mapping[str, Mapping[int, float]]) -> dict[str, dict[int, float]]:
+    """Return the curves without NaN, and without curves of nothing but NaN."""
+    curves = {}
+    for name, recalls in series.items():
+        finite = {k: recall for k, recall in recalls.items() if math.isfinite(recall)}
+        if finite:
+            curves[name] = finite
+    return curves
+
+
+def _draw_recalls(axes: Axes, name: str, recalls: Mapping[int, float], number: int) -> None:
+    """Draw one curve of recall@k; its legend names the first and the last value."""
+    ks = sorted(recalls)
+    label = f"{readable(name)}: {recalls[ks[0]]:.3f} at {ks[0]}"
+    if len(ks) > 1:
+        label += f", {recalls[ks[-1]]:.3f} at {ks[-1]}"
+    axes.plot(
+        ks,
+        [recalls[k] for k in ks],
+        color=style.CYCLE[number % len(style.CYCLE)],
+        marker=style.MARKERS[number % len(style.MARKERS)],
+        markersize=CURVE_POINT if len(ks) > 1 else LONE_POINT,
+        label=_legend_label(label),
+    )
+
+
+class _Scale(NamedTuple):
+    """An axis of normal deviates whose ticks are named by the rates."""
+
+    low: float
+    high: float
+    ticks: list[float]
+    names: list[str]
+
+
+def _deviate_scale(rates: Float[np.ndarray, "thresholds"]) -> _Scale:
+    """Choose an axis for rates in (0, 1), with ticks at round rates that are far enough from each other."""
+    lowest = rates.min() if len(rates) else 0.01
+    highest = rates.max() if len(rates) else 0.5
+    below = max((rate for rate in RATES if rate <= lowest), default=RATES[0])
+    above = min((rate for rate in RATES if rate >= highest), default=RATES[-1])
+    if below == above:
+        below = below / 2
+        above = (1 + above) / 2
+    low = float(ndtri(below))
+    high = float(ndtri(above))
+    ticks: list[float] = []
+    names: list[str] = []
+    for rate in reversed(RATES):
+        tick = float(ndtri(rate))
+        if low <= tick <= high and (not ticks or ticks[-1] - tick > 0.1 * (high - low)):
+            ticks.append(tick)
+            names.append(_rate_text(rate))
+    return _Scale(low, high, ticks, names)
+
+
+def _rate_text(rate: float) -> str:
+    """Write one of `RATES`: as a number, or as a power of ten."""
+    if rate >= 1e-3:
+        return f"{rate:g}"
+    return "10⁻" + "⁰¹²³⁴⁵⁶⁷⁸⁹"[round(-math.log10(rate))]
+
+
+def _draw_equal_rates(axes: Axes, x_scale: _Scale, y_scale: _Scale) -> None:
+    """Draw the diagonal on which both error rates are equal, where it crosses the axes."""
+    low = max(x_scale.low, y_scale.low)
+    high = min(x_scale.high, y_scale.high)
+    if low < high:
+        axes.plot([low, high], [low, high], color=style.GREY, linestyle=":", linewidth=1.0, label="both rates equal")
+
+
+def _draw_bars(
+    names: Sequence[str], values: Sequence[float], descriptions: Sequence[str], title: str, x_label: str
 ) -> tuple[Figure, Axes]:
-    """Draw horizontal bars from above, each with a name on its left and a description on the right of all."""
-    figure, axes = _one_plot(title, axis, "", 0)
+    """Draw horizontal bars from above, each with a name on its left and a description on the right of all bars."""
+    figure, axes = _new_plot(title, x_label, "", 0)
     figure.set_figheight(1.2 + 0.22 * len(names))
-    places = range(len(names))
-    axes.barh(places, values, height=0.66, color=style.BLUE)
-    axes.set_yticks(places, names)
+    rows = range(len(names))
+    axes.barh(rows, values, height=0.66, color=style.BLUE)
+    axes.set_yticks(rows, names)
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlim(0, 1.05 * max(values) or 1.0)
+    axes.set_xlim(0, _axis_end(max(values)))
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-    for place, text in zip(places, described, strict=True):
+    for row, description in zip(rows, descriptions, strict=True):
         axes.text(
             1.02,
-            place,
-            text,
+            row,
+            description,
             transform=axes.get_yaxis_transform(),
             fontsize=style.SMALL,
             color=style.GREY,
             va="center_baseline",
         )
     return figure, axes
+
+
+def _axis_end(largest: float) -> float:
+    """Return the end of an axis that begins at 0, a little beyond its largest value; 1 if all values are 0."""
+    return 1.05 * largest or 1.0

@@ -1,8 +1,7 @@
-"""One palette, one style and one band of seeds for every figure, text that fits, and one function that writes figures."""
+"""One palette, one style and one band of seeds for every figure, and one function that writes figures."""
 
 import functools
 import io
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,174 +13,36 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.lines import Line2D
-from matplotlib.textpath import text_to_path
 from matplotlib.typing import LineStyleType
 from PIL import Image
 
 from fewshot_callbacks.files.outputs import WRITER
 from fewshot_callbacks.functional.statistics import student_interval
+from fewshot_callbacks.plots.fitted_text import font_families, shorten
 
-# Fonts of the common systems for what DejaVu Sans, which comes with matplotlib, does not hold.
-FALLBACKS = (
-    "Noto Sans CJK JP",
-    "Noto Sans CJK SC",
-    "Source Han Sans",
-    "WenQuanYi Zen Hei",
-    "Hiragino Sans",
-    "PingFang SC",
-    "Yu Gothic",
-    "Microsoft YaHei",
-    "Malgun Gothic",
-    "Noto Sans Devanagari",
-    "Noto Sans Thai",
-    "Nirmala UI",
-    "Leelawadee UI",
-    "Arial Unicode MS",
-)
+# Okabe and Ito, Color Universal Design, 2008: colours that the colour-blind tell apart.
+BLACK = "#000000"
+ORANGE = "#E69F00"
+SKY_BLUE = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+BLUE = "#0072B2"
+VERMILION = "#D55E00"
+PURPLE = "#CC79A7"
+# Further colours, for more classes than that palette has.
+WINE = "#882255"
+OLIVE = "#999933"
+INDIGO = "#332288"
+BROWN = "#7F4A1E"
+# Colours of what is beside the point: notes, grid lines, the classes that are not named.
+GREY = "#595959"
+LIGHT_GREY = "#D9D9D9"
 
-ELLIPSIS = "…"
-UNKNOWN = "□"
-LONGEST = 4000  # characters of a text, more than a picture has room for
-LONGEST_LINE = 400  # letters; measuring takes time in proportion to them
-
-
-@functools.cache
-def families() -> tuple[str, ...]:
-    """The fonts of all figures: DejaVu Sans, then those that this machine has for other scripts."""
-    present = {font.name for font in fontManager.ttflist}
-    return ("DejaVu Sans", *(name for name in FALLBACKS if name in present))
-
-
-@functools.cache
-def _drawable() -> frozenset[int]:
-    """Code points that one of the fonts holds."""
-    # Without a fallback: another font in its place would promise characters that it does not draw.
-    paths = [findfont(FontProperties(family=[name]), fallback_to_default=False) for name in families()]
-    return frozenset(point for path in paths for point in get_font(path).get_charmap())
-
-
-def readable(text: object) -> str:
-    r"""Write a value in one line of characters that the fonts hold.
-
-    White space of any kind and length becomes one space; characters that cannot be seen are dropped. A character that no
-    font holds becomes □; if all are of that kind, their code points tell one label from another. What is longer than
-    4,000 characters loses its middle.
-
-    Args:
-        text: A label, a name or any other value, converted by `str`.
-
-    Returns:
-        The text, in which a dollar sign starts no formula.
-
-    Examples:
-        >>> readable("two\nlines"), readable("price $5"), readable("cat \U00013000"), readable("\U00013000")
-        ('two lines', 'price \\$5', 'cat □', 'U+13000')
-    """
-    shown = " ".join(str(text).split())
-    if len(shown) > LONGEST:
-        shown = shown[: LONGEST // 2] + ELLIPSIS + shown[-LONGEST // 2 :]
-    shown = "".join(char for char in shown if char.isprintable())
-    letters = shown.replace(" ", "")
-    if _drawable().isdisjoint(map(ord, letters)):
-        return " ".join(f"U+{ord(char):04X}" for char in letters)
-    drawn = "".join(char if char == " " or ord(char) in _drawable() else UNKNOWN for char in shown)
-    return drawn.replace("$", r"\$")
-
-
-def width_of(text: str, size: float) -> float:
-    """Measure a line of readable text in inches, 3 % too long: a screen's pixels round the letters.
-
-    Args:
-        text: What `readable` returned.
-        size: Of the font, in points.
-    """
-    if not text:
-        return 0.0
-    properties = FontProperties(family=list(families()), size=size)
-    width, _, _ = text_to_path.get_text_width_height_descent(text.replace(r"\$", "$"), properties, ismath=False)
-    return 1.03 * float(width) / 72
-
-
-def _longest(most: int, width: float, size: float, cut: Callable[[int], str]) -> int:
-    """How many letters of `most` fit; by bisection, since each measurement lays out all of them."""
-    return bisect_left(range(1, most + 1), True, key=lambda kept: width_of(cut(kept), size) > width)
-
-
-def shorten(text: object, width: float, size: float) -> str:
-    """Cut the middle out of a text that is too long: names of one kind often differ at their ends.
-
-    Args:
-        text: Any text; it is made readable.
-        width: How long it may be, in inches.
-        size: Of the font, in points.
-
-    Returns:
-        The text, or its beginning and its end with an ellipsis between them.
-
-    Examples:
-        >>> shorten("Black_footed_Albatross_0046", 1.0, 8)
-        'Black_fo…_0046'
-    """
-    whole = readable(text)
-    if len(whole) <= LONGEST_LINE and width_of(whole, size) <= width:
-        return whole
-    letters = whole.replace(r"\$", "$")
-
-    def cut(kept: int) -> str:
-        # Three fifths of what is kept are the beginning, which is read first.
-        head, tail = (3 * kept + 4) // 5, kept - (3 * kept + 4) // 5
-        return (letters[:head].rstrip() + ELLIPSIS + letters[len(letters) - tail :].lstrip()).replace("$", r"\$")
-
-    return cut(_longest(min(len(letters) - 1, LONGEST_LINE), width, size, cut))
-
-
-def wrap(text: object, width: float, lines: int, size: float) -> list[str]:
-    """Break a text into lines at its spaces, and inside words that are longer than a line; cut what is left over.
-
-    Args:
-        text: Any text; it is made readable.
-        width: Of a line, in inches.
-        lines: How many there may be.
-        size: Of the font, in points.
-
-    Returns:
-        At most `lines` lines; the last one ends with an ellipsis if text was cut.
-
-    Examples:
-        >>> wrap("where is the nearest station, please?", 0.8, 2, 8)
-        ['where is the', 'nearest…']
-    """
-    rest = readable(text).replace(r"\$", "$")
-    result: list[str] = []
-
-    def beginning(kept: int) -> str:
-        return rest[:kept].rstrip()
-
-    while rest and len(result) < lines:
-        kept = max(1, _longest(min(len(rest), LONGEST_LINE), width, size, beginning))
-        space = rest.rfind(" ", 0, kept + 1)
-        if kept < len(rest) and space > 0:
-            kept = space
-        result.append(beginning(kept))
-        rest = rest[kept:].lstrip()
-    if rest and result:
-        last = result[-1]
-        while last and width_of(last + ELLIPSIS, size) > width:
-            last = last[:-1]
-        result[-1] = last.rstrip() + ELLIPSIS
-    return [line.replace("$", r"\$") for line in result]
-
-
-# Okabe and Ito, Color Universal Design, 2008: colours that the colour-blind tell apart
-BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
-# Further ones, for more classes than that palette has colours.
-WINE, OLIVE, INDIGO, BROWN = "#882255", "#999933", "#332288", "#7F4A1E"
-GREY, LIGHT_GREY = "#595959", "#D9D9D9"
-
-RELEVANT, IRRELEVANT = GREEN, VERMILION
+# Colours of relevant and of irrelevant items and pairs.
+RELEVANT = GREEN
+IRRELEVANT = VERMILION
+# The colours and markers of curves, from the first to the last.
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 
@@ -194,7 +55,7 @@ class MethodStyle(NamedTuple):
     dashes: LineStyleType
 
 
-# The softmax head, the distance-ratio head, average precision as a loss, and whatever stands beside them.
+# The softmax head, the distance-ratio head, average precision as a loss, and any method that is compared with them.
 METHODS: Mapping[str, MethodStyle] = {
     "softmax": MethodStyle(ORANGE, "s", (0, (4, 1.2))),
     "dr": MethodStyle(BLUE, "o", "-"),
@@ -208,15 +69,17 @@ BAND = "95 % interval of the mean of {seeds} seeds"
 Format = Literal["png", "svg"]
 
 WIDTH = 6.0  # inches: 600 pixels at the resolution of a screen
-TEXT, SMALL = 9.0, 8.0  # points: 12.5 and 11 pixels in a picture that is 600 pixels wide
-RESOLUTION = 200  # an SVG's pictures have it too; its lines have none
+# Sizes of text in points: 12.5 and 11 pixels in a picture that is 600 pixels wide.
+TEXT = 9.0
+SMALL = 8.0
+RESOLUTION = 200  # pixels per inch of a PNG file, and of the images inside an SVG file
 
 
 @contextmanager
 def house_style() -> Iterator[None]:
     """Draw in the style of the package, regardless of the user's matplotlib settings, which are restored afterwards."""
     settings = {
-        "font.family": list(families()),
+        "font.family": list(font_families()),
         "font.size": TEXT,
         "axes.titlesize": TEXT + 1,
         "axes.titlelocation": "left",
@@ -254,17 +117,19 @@ P = ParamSpec("P")
 
 
 def in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw a figure in the style of the package, with all that matplotlib would otherwise settle at the first use."""
+    """Decorate a function so that its figure has the style of the package, whoever draws it later."""
 
     @functools.wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+    def drawn_in_style(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with house_style():
             figure = draw(*args, **kwargs)
-            if figure.get_layout_engine() is not None:  # a fifth of the time of a figure that is placed by hand
+            # matplotlib arranges a figure when it is first drawn, with the settings of that moment, so it is drawn here.
+            # A figure without a layout engine is placed by hand; drawing it would only cost a fifth of its time.
+            if figure.get_layout_engine() is not None:
                 figure.draw_without_rendering()
         return figure
 
-    return drawn
+    return drawn_in_style
 
 
 def new_figure(height: float, width: float = WIDTH, *, arranged: bool = True) -> Figure:
@@ -306,26 +171,32 @@ def draw_band(
     """Draw the mean over seeds, with its 95 % interval around it where there are two seeds or more.
 
     Args:
-        axes: Where to draw.
-        steps: The place of each point.
+        axes: The axes to draw on.
+        steps: The x coordinate of each point.
         runs: A curve for each seed.
-        style: Of the method.
+        style: The style of the method.
         marked: Whether each point has a marker.
-        logarithmic: Whether mean and interval are those of the logarithms, for a logarithmic axis: a geometric mean.
+        logarithmic: Whether mean and interval are computed of the logarithms, for a logarithmic axis. The line is then a
+            geometric mean.
 
     Returns:
         The line of the mean, for a legend.
     """
     values = np.log(runs) if logarithmic else runs
-    curves = (values.mean(axis=0), *(student_interval(values) if len(runs) > 1 else ()))
-    mean, *ends = (np.exp(curve) if logarithmic else curve for curve in curves)
-    if ends:
-        axes.fill_between(steps, *ends, color=style.colour, alpha=0.2, linewidth=0)
-    marker = style.marker if marked else ""
-    (line,) = axes.plot(
-        steps, mean, color=style.colour, linestyle=style.dashes, marker=marker, markersize=4, markeredgecolor="white",
+    to_axis = np.exp if logarithmic else np.asarray
+    if len(runs) > 1:
+        low, high = student_interval(values)
+        axes.fill_between(steps, to_axis(low), to_axis(high), color=style.colour, alpha=0.2, linewidth=0)
+    [line] = axes.plot(
+        steps,
+        to_axis(values.mean(axis=0)),
+        color=style.colour,
+        linestyle=style.dashes,
+        marker=style.marker if marked else "",
+        markersize=4,
+        markeredgecolor="white",
         markeredgewidth=0.6,
-    )  # fmt: skip
+    )
     return line
 
 
@@ -350,7 +221,8 @@ def encode(figure: Figure, file_format: Format = "png", resolution: float | None
     if file_format not in get_args(Format):
         raise ValueError(f"A figure is written as png or svg, not as {file_format!r}.")
     content = io.BytesIO()
-    # The name tells own pictures from others. A version or a date would make two files of one figure differ.
+    # The writer's name tells pictures of the package from others. A version or a date would make two files of one figure
+    # differ.
     metadata = {"Software": WRITER} if file_format == "png" else {"Date": None}
     with house_style():
         figure.savefig(content, format=file_format, dpi=resolution or RESOLUTION, metadata=metadata, facecolor="white")
@@ -360,7 +232,7 @@ def encode(figure: Figure, file_format: Format = "png", resolution: float | None
 def save(figure: Figure, path: str | Path, resolution: float | None = None) -> None:
     """Write a figure as a PNG or SVG file, depending on the ending of the file name.
 
-    A file of this name is replaced, whoever has written it.
+    An existing file of this name is replaced, whoever has written it.
 
     Args:
         figure: The figure.

@@ -1,11 +1,15 @@
-"""What a report tells beyond the metrics, and how much of it: neighbours, confused classes, suspects, near duplicates."""
+"""What a report tells beyond the metrics: neighbours, confused classes, suspects, near duplicates.
+
+A further finding takes four steps: `find` computes it, `Findings` has a field for it, `page.page_data` writes it for the
+script, and `templates/report.html.jinja` and `templates/report.js` show it.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,16 +21,35 @@ from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.functional.suspects import Suspects, suspects
 from fewshot_callbacks.report.items import Items, Key
 
-# Worst queries of one class, so that one class does not fill the list.
-MOST_OF_A_CLASS = 3
-# First neighbours in which confusions are counted.
+# Largest number of worst queries of one class, so that one class does not fill the list.
+WORST_OF_A_CLASS = 3
+# Number of first neighbours among which confusions are counted.
 CONFUSION_K = 5
-# Neighbours that vote on a label.
+# Number of neighbours that vote on a label.
 SUSPECT_K = 10
-# What was retrieved for a query: index, score, whether it is relevant, and whether another candidate has that score.
-Retrieved = list[tuple[int, float, bool, bool]]
-# Queries that two models rank most differently, for each of both.
+# Number of queries that one model ranks better than the other, and the largest number of one class among them.
 CHANGED = 4
+CHANGED_OF_A_CLASS = 2
+
+
+class RetrievedItem(NamedTuple):
+    """An item that was retrieved for a query.
+
+    Attributes:
+        item: Its index in the set that was searched.
+        score: Its score; larger is closer.
+        relevant: Whether it is relevant to the query.
+        tied: Whether another candidate of the query has the same score.
+    """
+
+    item: int
+    score: float
+    relevant: bool
+    tied: bool
+
+
+# The items that were retrieved for a query, the closest first.
+Retrieved = list[RetrievedItem]
 
 
 @dataclass(frozen=True)
@@ -65,15 +88,15 @@ class ReportSettings:
     """Bound on the memory of each search beyond the embeddings, in MB; None is 512."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Refuse numbers that are out of range, and a background that is no colour."""
         parse_colour(self.background)
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if isinstance(value, str):
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if value is None or isinstance(value, str):
                 continue
-            least = 1 if one.name in ("neighbours", "thumbnail", "confusion_queries") else 0
-            if value is not None and not value >= least:
-                raise ValueError(f"{one.name} is {value}. Pass {least} or more.")
+            smallest = 1 if setting.name in ("neighbours", "thumbnail", "confusion_queries") else 0
+            if not value >= smallest:
+                raise ValueError(f"{setting.name} is {value}. Pass {smallest} or more.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +123,13 @@ class Model:
     def nearest(
         self, queries: Sequence[int] | Int[np.ndarray, "chosen"], k: int, memory_mb: float | None = None
     ) -> Neighbours:
-        """Find the first k candidates of some queries."""
+        """Find the first k candidates of the chosen queries.
+
+        Args:
+            queries: Indices of the queries.
+            k: Number of candidates.
+            memory_mb: Bound on the memory of the search beyond the embeddings, in MB; None is 512.
+        """
         gallery = self.gallery
         return nearest(
             self.queries.embeddings,
@@ -115,57 +144,91 @@ class Model:
             memory_mb=memory_mb,
         )
 
-    def retrieved(self, found: Neighbours, k: int | None = None) -> list[Retrieved]:
-        """List the first k neighbours of each query that `nearest` was asked for."""
-        labels, of_items = self.queries.labels, self.searched.labels
-        columns = (part[:, :k].tolist() for part in (found.indices, found.scores, found.tied))
-        return [
-            [(i, score, _is_relevant(labels[query], of_items[i]), tied) for i, score, tied in row if i >= 0]
-            for query, row in zip(found.queries.tolist(), map(zip, *columns), strict=True)
-        ]
+    def retrieved(self, neighbours: Neighbours, k: int | None = None) -> list[Retrieved]:
+        """List the first k neighbours of each query, as `nearest` returned them; by default all of them."""
+        query_labels = self.queries.labels
+        item_labels = self.searched.labels
+        results = []
+        for query, indices, scores, ties in zip(
+            neighbours.queries.tolist(),
+            neighbours.indices[:, :k].tolist(),
+            neighbours.scores[:, :k].tolist(),
+            neighbours.tied[:, :k].tolist(),
+            strict=True,
+        ):
+            row = [
+                RetrievedItem(index, score, _is_relevant(query_labels[query], item_labels[index]), tied)
+                for index, score, tied in zip(indices, scores, ties, strict=True)
+                if index >= 0  # fewer than k candidates
+            ]
+            results.append(row)
+        return results
 
 
-def _is_relevant(one: Any, other: Any) -> bool:
-    """Decide whether items of these labels are what a query of one asks for: of several labels each, any in common."""
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return not set(one).isdisjoint(other)
-    return bool(one == other)
+def _is_relevant(query_label: Any, item_label: Any) -> bool:
+    """Decide whether an item is relevant: it has the label of the query, or one of them if there are several."""
+    if isinstance(query_label, tuple) and isinstance(item_label, tuple):
+        return not set(query_label).isdisjoint(item_label)
+    return bool(query_label == item_label)
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Near duplicates of one kind."""
+    """Near duplicates of one kind.
+
+    Attributes:
+        kind: Where they are, such as "inside queries" or "between queries and gallery".
+        pairs: The two items and the score of the most similar pairs, the most similar first.
+        total: Number of all pairs.
+    """
 
     kind: str
-    # the two items and the score of the most similar ones
     pairs: Sequence[tuple[Key, Key, float]]
-    # how many there are
     total: int
 
 
 @dataclass(frozen=True, eq=False)
-class Findings:
-    """All that was found."""
+class Comparison:
+    """The queries that two models rank most differently, the greatest difference first.
 
-    # queries of the lowest average precision
-    worst: list[int]
-    # queries that the search finds, the worst among them
-    searchable: list[int]
-    # queries that the first model ranks better than the second, and the reverse, the greatest difference first
-    changed: tuple[list[int], list[int]]
-    # of each of these queries
+    Attributes:
+        better: Queries that the first model ranks better.
+        worse: Queries that the second model ranks better.
+        neighbours: Neighbours of all of them by the second model, by query.
+    """
+
+    better: list[int]
+    worse: list[int]
     neighbours: dict[int, Retrieved]
-    # the same by the second model
-    others: dict[int, Retrieved]
-    # label of the queries -> the other label found most often among their first neighbours, and its share of these
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """What a report tells beyond the metrics.
+
+    Attributes:
+        worst: The queries of the lowest average precision.
+        searchable: The queries that the search finds; the worst are among them.
+        neighbours: Neighbours of all queries that are shown, by query.
+        comparison: The queries that a second model ranks differently; None without a second model.
+        confused: Label of queries -> the other label that is most frequent among their first neighbours, and its share.
+        confusion_queries: Number of queries whose neighbours were counted for `confused`.
+        suspects: Items that are probably mislabelled; None if they could not be looked for, or were not asked for.
+        suspect_keys: The set and the index of each item that `suspects` numbers.
+        duplicates: Near duplicates of each kind.
+        notes: A sentence on each finding that is missing.
+    """
+
+    worst: list[int]
+    searchable: list[int]
+    neighbours: dict[int, Retrieved]
+    comparison: Comparison | None
     confused: dict[Any, tuple[Any, float]]
-    # queries that were looked at for this
-    confusions_of: int
+    confusion_queries: int
     suspects: Suspects | None
-    # of each item that `suspects` numbers, its set and its index there
-    places: list[Key]
+    suspect_keys: list[Key]
     duplicates: list[Duplicates]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 def find(
@@ -175,43 +238,58 @@ def find(
 
     Args:
         model: The evaluation.
-        other: Of the same queries by a second model.
+        other: An evaluation of the same queries by a second model.
         train: Another split, to be searched for near duplicates of the evaluated items.
         settings: How much is shown.
         sets: Queries, gallery if there is one, training items if there are some.
     """
-    notes: list[str] = []
     labels = model.report.query_labels.numpy()
     worst = worst_queries(model.report, settings.worst)
-    searchable = list(dict.fromkeys([*worst, *sample_of_classes(labels, settings.searchable)]))
-    changed: tuple[list[int], list[int]] = [], []
-    others = {}
+    searchable = _each_once([*worst, *sample_of_classes(labels, settings.searchable)])
+    shown = searchable
+    comparison = None
     if other is not None:
-        loss = (other.report.per_query["mAP"] - model.report.per_query["mAP"]).numpy()
-        better, weaker = (_spread(np.where(each < 0, each, np.nan), labels, CHANGED, 2) for each in (loss, -loss))
-        changed = better, weaker
-        if ours := better + weaker:
-            theirs = other.nearest(ours, settings.neighbours, settings.memory_mb)
-            others = dict(zip(ours, other.retrieved(theirs), strict=True))
-    shown = list(dict.fromkeys([*searchable, *changed[0], *changed[1]]))
-    asked = sample_of_classes(labels, settings.confusion_queries)
-    both = np.union1d(np.array(shown, np.int64), np.array(asked, np.int64))
-    found = model.nearest(both, max(settings.neighbours, CONFUSION_K), settings.memory_mb)
-    retrieved = dict(zip(both.tolist(), model.retrieved(found, settings.neighbours), strict=True))
-    suspected, places = _suspects(model, settings, notes)
+        comparison = _compare(model, other, settings)
+        shown = _each_once([*searchable, *comparison.better, *comparison.worse])
+
+    # One search serves the queries that are shown and those whose neighbours are counted.
+    counted = sample_of_classes(labels, settings.confusion_queries)
+    searched = np.union1d(np.array(shown, np.int64), np.array(counted, np.int64))
+    neighbours = model.nearest(searched, max(settings.neighbours, CONFUSION_K), settings.memory_mb)
+    retrieved = dict(zip(searched.tolist(), model.retrieved(neighbours, settings.neighbours), strict=True))
+    counted_neighbours = _rows_of(neighbours, np.searchsorted(searched, counted), CONFUSION_K)
+
+    suspect_items, suspect_keys, notes = _find_suspects(model, settings)
     return Findings(
-        worst,
-        searchable,
-        changed,
-        {query: retrieved[query] for query in shown},
-        others,
-        _confused(found, np.searchsorted(both, asked), model),
-        len(asked),
-        suspected,
-        places,
-        _duplicates(model, train, settings, sets),
-        notes,
+        worst=worst,
+        searchable=searchable,
+        neighbours={query: retrieved[query] for query in shown},
+        comparison=comparison,
+        confused=_most_confused(counted_neighbours, model),
+        confusion_queries=len(counted),
+        suspects=suspect_items,
+        suspect_keys=suspect_keys,
+        duplicates=_find_duplicates(model, train, settings, sets),
+        notes=notes,
     )
+
+
+def _each_once(queries: Sequence[int]) -> list[int]:
+    """Return the queries without repetitions, in their order."""
+    return list(dict.fromkeys(queries))
+
+
+def _compare(model: Model, other: Model, settings: ReportSettings) -> Comparison:
+    """Find the queries that two models rank most differently, and their neighbours by the second model."""
+    labels = model.report.query_labels.numpy()
+    gain = (model.report.per_query["mAP"] - other.report.per_query["mAP"]).numpy()
+    better = _lowest_of_classes(np.where(gain > 0, -gain, np.nan), labels, CHANGED, CHANGED_OF_A_CLASS)
+    worse = _lowest_of_classes(np.where(gain < 0, gain, np.nan), labels, CHANGED, CHANGED_OF_A_CLASS)
+    queries = better + worse
+    if not queries:
+        return Comparison(better, worse, {})
+    neighbours = other.nearest(queries, settings.neighbours, settings.memory_mb)
+    return Comparison(better, worse, dict(zip(queries, other.retrieved(neighbours), strict=True)))
 
 
 def worst_queries(report: RetrievalReport, count: int, among: Bool[np.ndarray, "queries"] | None = None) -> list[int]:
@@ -219,143 +297,196 @@ def worst_queries(report: RetrievalReport, count: int, among: Bool[np.ndarray, "
 
     Args:
         report: The evaluation.
-        count: How many, at most.
-        among: Which of its queries may be chosen; by default all.
+        count: The largest number of queries.
+        among: Whether each query may be chosen; by default all may.
     """
     precision = report.per_query["mAP"].numpy()
-    failed = precision < 1 if among is None else (precision < 1) & among
-    # without classes each query is one of its own
+    may_be_chosen = precision < 1
+    if among is not None:
+        may_be_chosen &= among
+    # Without classes each query is the only one of its class.
     labels = report.query_labels.numpy() if report.classes else np.arange(len(precision))
-    return _spread(np.where(failed, precision, np.nan), labels, count, MOST_OF_A_CLASS)
+    return _lowest_of_classes(np.where(may_be_chosen, precision, np.nan), labels, count, WORST_OF_A_CLASS)
 
 
 def confident_mistakes(model: Model, queries: Int[np.ndarray, "chosen"], count: int) -> list[int]:
-    """Choose of some queries, by their places, those with the highest score of an irrelevant first neighbour."""
+    """Choose the queries whose first neighbour is irrelevant with the highest scores, among those given by their indices."""
     if not count or not len(queries):
         return []
-    first = zip(queries.tolist(), model.retrieved(model.nearest(queries, 1)), strict=True)
-    wrong = sorted((-score, query) for query, found in first for _, score, is_hit, _ in found if not is_hit)
-    return [query for _, query in wrong[:count]]
+    mistakes = []
+    for query, retrieved in zip(queries.tolist(), model.retrieved(model.nearest(queries, 1)), strict=True):
+        mistakes += [(-first.score, query) for first in retrieved if not first.relevant]
+    return [query for _, query in sorted(mistakes)[:count]]
 
 
-def _spread(
-    values: Float[np.ndarray, "queries"], labels: Int[np.ndarray, "queries"], count: int, most: int
+def _lowest_of_classes(
+    values: Float[np.ndarray, "queries"], labels: Int[np.ndarray, "queries"], count: int, most_of_a_class: int
 ) -> list[int]:
-    """Take the queries of the lowest values, at most some of each class; those without a value never."""
+    """Return the queries of the lowest values, few of each class; queries whose value is NaN are never chosen."""
     chosen: list[int] = []
-    taken: Counter[int] = Counter()
+    chosen_of_class: Counter[int] = Counter()
     for query in np.argsort(values, kind="stable").tolist():  # NaN comes last
         if len(chosen) >= count or np.isnan(values[query]):
             break
-        if taken[int(labels[query])] < most:
-            taken[int(labels[query])] += 1
+        label = int(labels[query])
+        if chosen_of_class[label] < most_of_a_class:
+            chosen_of_class[label] += 1
             chosen.append(query)
     return chosen
 
 
 def sample_of_classes(labels: Int[np.ndarray, "queries"], count: int) -> list[int]:
-    """Draw queries from all classes in proportion to their size; all where there are no more."""
+    """Draw queries from all classes in proportion to their size; all queries if there are no more than `count`."""
     if len(labels) <= count:
         return list(range(len(labels)))
     if not count:
         return []
-    # A seed of its own, so that a report of the same files is the same.
+    # The seed is fixed, so that two reports of the same files are equal.
     shuffled = np.random.default_rng(0).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     steps = ((np.arange(count) + 0.5) * (len(labels) / count)).astype(np.int64)
     return sorted(by_class[steps].tolist())
 
 
-def confusions(found: Neighbours, labels: Sequence[Any], of_items: Sequence[Any]) -> Counter[tuple[Any, Any]]:
-    """Count the items of another class among the neighbours of some queries: (label of a query, other label) -> times.
+def confusions(
+    neighbours: Neighbours, query_labels: Sequence[Any], item_labels: Sequence[Any]
+) -> Counter[tuple[Any, Any]]:
+    """Count the neighbours of another class: (label of the query, label of the neighbour) -> number of neighbours.
 
     Args:
-        found: The neighbours.
-        labels: Of all queries.
-        of_items: Labels of the items that were searched.
+        neighbours: The neighbours of the queries that count.
+        query_labels: Labels of all queries.
+        item_labels: Labels of the items that were searched.
     """
-    pairs: Counter[tuple[Any, Any]] = Counter()
-    for query, indices in zip(found.queries.tolist(), found.indices.tolist(), strict=True):
-        pairs.update(
-            (labels[query], of_items[index]) for index in indices if index >= 0 and of_items[index] != labels[query]
-        )
-    return pairs
+    counts: Counter[tuple[Any, Any]] = Counter()
+    for query, indices in zip(neighbours.queries.tolist(), neighbours.indices.tolist(), strict=True):
+        query_label = query_labels[query]
+        for index in indices:
+            if index >= 0 and item_labels[index] != query_label:
+                counts[query_label, item_labels[index]] += 1
+    return counts
 
 
-def _confused(found: Neighbours, rows: Int[np.ndarray, "asked"], model: Model) -> dict[Any, tuple[Any, float]]:
-    """Find the other label met most often among the first neighbours of the queries of each label, and its share."""
-    labels, k = model.queries.labels, CONFUSION_K
-    indices, scores, tied = (part[rows, :k] for part in (found.indices, found.scores, found.tied))
-    some = Neighbours(found.queries[rows], indices, scores, tied, found.left_out[rows])
-    looked: Counter[Any] = Counter()
-    for query, number in zip(some.queries.tolist(), some.found.tolist(), strict=True):
-        looked[labels[query]] += number
-    most: dict[Any, tuple[Any, float]] = {}
-    pairs = confusions(some, labels, model.searched.labels)
-    for (own, other), times in sorted(pairs.items(), key=lambda pair: (-pair[1], str(pair[0][1]))):
-        most.setdefault(own, (other, times / looked[own]))
-    return most
+def _rows_of(neighbours: Neighbours, rows: Int[np.ndarray, "chosen"], k: int) -> Neighbours:
+    """Return the first k neighbours of the queries in these rows."""
+    return Neighbours(
+        neighbours.queries[rows],
+        neighbours.indices[rows, :k],
+        neighbours.scores[rows, :k],
+        neighbours.tied[rows, :k],
+        neighbours.left_out[rows],
+    )
 
 
-def _together(model: Model) -> tuple[Any, list[Any], list[Key]]:
-    """Embeddings and labels of the evaluated items, each once, with the set and index of each."""
-    queries, gallery = model.queries, model.gallery
-    places: list[Key] = [(0, index) for index in range(len(queries))]
+def _most_confused(neighbours: Neighbours, model: Model) -> dict[Any, tuple[Any, float]]:
+    """Find for each label of queries the other label that is most frequent among their neighbours, and its share."""
+    labels = model.queries.labels
+    neighbours_of_label: Counter[Any] = Counter()
+    for query, count in zip(neighbours.queries.tolist(), neighbours.found.tolist(), strict=True):
+        neighbours_of_label[labels[query]] += count
+    counts = confusions(neighbours, labels, model.searched.labels)
+    confused: dict[Any, tuple[Any, float]] = {}
+    # The most frequent confusion comes first; equally frequent ones are ordered by name.
+    for (label, other), count in sorted(counts.items(), key=lambda pair: (-pair[1], str(pair[0][1]))):
+        if label not in confused:
+            confused[label] = (other, count / neighbours_of_label[label])
+    return confused
+
+
+class _EvaluatedItems(NamedTuple):
+    """Queries and gallery items as one set, each item once."""
+
+    embeddings: Any
+    labels: list[Any]
+    keys: list[Key]
+
+
+def _evaluated_items(model: Model) -> _EvaluatedItems:
+    queries = model.queries
+    gallery = model.gallery
+    query_keys: list[Key] = [(0, index) for index in range(len(queries))]
     if gallery is None:
-        return queries.embeddings, list(queries.labels), places
-    # An item that is query and gallery at once would vouch for its own label.
-    kept = np.arange(len(gallery))
+        return _EvaluatedItems(queries.embeddings, list(queries.labels), query_keys)
+    # An item that is query and gallery item at once would vouch for its own label.
+    added = np.arange(len(gallery))
     if queries.ids is not None and gallery.ids is not None:
-        kept = np.flatnonzero(~np.isin(np.asarray(gallery.ids), np.asarray(queries.ids)))
-    rows = torch.cat([torch.as_tensor(queries.embeddings), torch.as_tensor(gallery.embeddings)[torch.as_tensor(kept)]])
-    labels = [*queries.labels, *(gallery.labels[index] for index in kept.tolist())]
-    return rows, labels, [*places, *((1, index) for index in kept.tolist())]
+        added = np.flatnonzero(~np.isin(np.asarray(gallery.ids), np.asarray(queries.ids)))
+    added_rows = torch.as_tensor(gallery.embeddings)[torch.as_tensor(added)]
+    added_labels = [gallery.labels[index] for index in added.tolist()]
+    added_keys: list[Key] = [(1, index) for index in added.tolist()]
+    return _EvaluatedItems(
+        torch.cat([torch.as_tensor(queries.embeddings), added_rows]),
+        [*queries.labels, *added_labels],
+        [*query_keys, *added_keys],
+    )
 
 
-def _suspects(model: Model, settings: ReportSettings, notes: list[str]) -> tuple[Suspects | None, list[Key]]:
+def _find_suspects(model: Model, settings: ReportSettings) -> tuple[Suspects | None, list[Key], list[str]]:
+    """Return the suspects, the set and index of each item that they number, and a note if they cannot be looked for."""
     if not settings.suspects:
-        return None, []
-    rows, labels, places = _together(model)
+        return None, [], []
+    items = _evaluated_items(model)
     try:
-        similarity = model.report.similarity
-        return suspects(rows, labels, k=SUSPECT_K, similarity=similarity, memory_mb=settings.memory_mb), places
+        found = suspects(
+            items.embeddings,
+            items.labels,
+            k=SUSPECT_K,
+            similarity=model.report.similarity,
+            memory_mb=settings.memory_mb,
+        )
     except ValueError as error:
-        notes.append(f"Suspects are left out. {error}")
-        return None, []
+        return None, [], [f"Suspects are left out. {error}"]
+    return found, items.keys, []
 
 
-def _duplicates(model: Model, train: Items | None, settings: ReportSettings, sets: Sequence[Items]) -> list[Duplicates]:
-    """Near duplicates inside each set, between queries and gallery, and between training items and both."""
+def _find_duplicates(
+    model: Model, train: Items | None, settings: ReportSettings, sets: Sequence[Items]
+) -> list[Duplicates]:
+    """Find near duplicates inside the searched set, between queries and gallery, and between training items and both."""
     if not settings.duplicates:
         return []
     compared = [(0, 0)] if model.gallery is None else [(0, 1), (1, 1)]
     if train is not None:
-        last = len(sets) - 1
-        compared = [(number, last) for number in range(last)] + compared
-    return [_between(sets, one, other, settings, model.report.similarity == "hamming") for one, other in compared]
+        train_number = len(sets) - 1
+        compared = [(number, train_number) for number in range(train_number)] + compared
+    is_code = model.report.similarity == "hamming"
+    return [_duplicates_between(sets, first, second, settings, is_code=is_code) for first, second in compared]
 
 
-def _between(sets: Sequence[Items], one: int, other: int, settings: ReportSettings, codes: bool) -> Duplicates:
-    first, second = sets[one], sets[other]
-    kind = f"inside {first.name}" if one == other else f"between {first.name} and {second.name}"
-    if one == other and len(first) < 2:
+def _duplicates_between(
+    sets: Sequence[Items], first: int, second: int, settings: ReportSettings, *, is_code: bool
+) -> Duplicates:
+    """Find near duplicates between two sets, given by number, or inside one; binary codes by their equal bits."""
+    first_items = sets[first]
+    second_items = sets[second]
+    is_one_set = first == second
+    kind = f"inside {first_items.name}" if is_one_set else f"between {first_items.name} and {second_items.name}"
+    if is_one_set and len(first_items) < 2:
         return Duplicates(kind, [], 0)
+    first_ids: list[Any] = []
+    second_ids: list[Any] = []
+    has_ids = not is_one_set and first_items.ids is not None and second_items.ids is not None
+    if has_ids:
+        first_ids = np.asarray(first_items.ids).tolist()
+        second_ids = np.asarray(second_items.ids).tolist()
     min_score = settings.duplicates_from
-    if codes:
-        # A share of equal bits as the score of codes: minus the number of those that differ.
-        min_score = -float(round((1 - min_score) * torch.as_tensor(first.embeddings[:1]).shape[1]))
-    same_items = one != other and first.ids is not None and second.ids is not None
+    if is_code:
+        bits = torch.as_tensor(first_items.embeddings[:1]).shape[1]
+        # The score of two codes is minus the number of bits that differ.
+        min_score = -float(round((1 - min_score) * bits))
     found = near_duplicates(
-        first.embeddings,
-        None if one == other else second.embeddings,
+        first_items.embeddings,
+        None if is_one_set else second_items.embeddings,
         min_score=min_score,
-        similarity="hamming" if codes else "cosine",
+        similarity="hamming" if is_code else "cosine",
         # Each item may be found as a duplicate of itself in the other set; these pairs are left out below.
-        most=settings.duplicates + (len(first) if same_items else 0),
+        most=settings.duplicates + (len(first_items) if has_ids else 0),
         memory_mb=settings.memory_mb,
     )
-    ids, others = (np.asarray(items.ids).tolist() if same_items else range(len(items)) for items in (first, second))
-    listed = zip(found.first.tolist(), found.second.tolist(), found.scores.tolist(), strict=True)
-    # The same item in both sets is expected.
-    shown = [((one, i), (other, j), score) for i, j, score in listed if not (same_items and ids[i] == others[j])]
-    return Duplicates(kind, shown[: settings.duplicates], found.total - (len(found.first) - len(shown)))
+    pairs: list[tuple[Key, Key, float]] = []
+    for i, j, score in zip(found.first.tolist(), found.second.tolist(), found.scores.tolist(), strict=True):
+        is_same_item = has_ids and first_ids[i] == second_ids[j]
+        if not is_same_item:
+            pairs.append(((first, i), (second, j), score))
+    same_items = len(found.first) - len(pairs)
+    return Duplicates(kind, pairs[: settings.duplicates], found.total - same_items)

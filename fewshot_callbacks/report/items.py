@@ -24,14 +24,19 @@ from fewshot_callbacks.files.images import (
     read_image,
 )
 
-# Those of torchvision's ImageFolder, and GIF.
+# The endings that torchvision's ImageFolder reads, and GIF.
 IMAGE_ENDINGS = (*ENDINGS, ".gif")
 
-# Returns what is shown of an item: a Pillow image, a tensor, an array or a text. If it raises, the report says so.
+# A function from the index of an item to what is shown of it: a Pillow image, a tensor, an array or a text. If it raises an
+# error, the report says so.
 Picture = Callable[[int], Any]
-# Characters of an item that is a text.
-LONGEST_TEXT = 160
-# Number of a set, and the index of an item in it.
+# Largest number of characters that are shown of a text.
+MAX_TEXT = 160
+# Largest side of a picture that is encoded without loss, in pixels.
+MAX_LOSSLESS = 48
+# Bytes of the quotes, the colon and the comma around a name and its picture.
+JSON_BYTES = 8
+# The number of a set in the report, and the index of an item in it.
 Key = tuple[int, int]
 
 
@@ -87,15 +92,17 @@ def find_images(folder: Path) -> FoundImages:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
     of_systems = Counter[str]()
-    classes = list_folders(folder, of_systems)
-    found = list_images(classes or [folder], folder if classes else None, IMAGE_ENDINGS)
-    if classes:  # else they are counted with the images
+    class_folders = list_folders(folder, of_systems)
+    if class_folders:
+        found = list_images(class_folders, folder, IMAGE_ENDINGS)
         found.of_systems.update(of_systems)
+    else:
+        found = list_images([folder], None, IMAGE_ENDINGS)
     if not found.files:
         skipped = found.describe_skipped()
+        reason = f"; {skipped}" if skipped else ""
         raise ValueError(
-            f"{folder} holds no image ({', '.join(IMAGE_ENDINGS)}){f'; {skipped}' if skipped else ''}. Pass the folder that "
-            "holds them."
+            f"{folder} holds no image ({', '.join(IMAGE_ENDINGS)}){reason}. Pass the folder that holds them."
         )
     return found
 
@@ -116,61 +123,76 @@ def pictures_of_files(files: Sequence[Path], side: int, background: str = "white
 
 
 def _open(files: Sequence[Path], side: int, background: str, index: int) -> Image.Image:
-    # Twice the size, so that a thumbnail is an average of pixels, not a selection.
+    # The image is read at twice the size, so that a thumbnail is an average of pixels, not a selection.
     return read_image(files[index], 2 * side, background)
 
 
 @dataclass
 class Thumbnails:
-    """What is shown of items, within a number of bytes.
+    """Pictures and texts of items, within a number of bytes.
 
     Attributes:
         sets: The sets of items.
         side: Pixels of the longer side.
-        room: Bytes that all may take together.
+        free_bytes: Bytes that are left for further pictures and texts.
         background: The colour behind what is transparent.
+        images: Name of an item -> its picture as a data URI.
+        texts: Name of an item -> its text.
+        failures: A sentence on each item that could not be shown.
+        left_out: Number of items that did not fit.
     """
 
     sets: Sequence[Items]
     side: int
-    room: int
+    free_bytes: int
     background: str = "white"
-    # name of an item -> its picture as a data URI
     images: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
-    # a sentence for each item that could not be shown
     failures: list[str] = field(default_factory=list)
-    # items for which there was no room
     left_out: int = 0
 
     def add(self, keys: Iterable[Key]) -> None:
-        """Add items, the most important ones first."""
-        for number, index in dict.fromkeys(keys):
-            items, name = self.sets[number], name_of((number, index))
-            if items.picture is None or name in self.images or name in self.texts:
-                continue
-            if self.room <= 0:
-                self.left_out += 1
-                continue
-            try:
-                shown = items.picture(index)
-                content = self._content(shown)
-            except Exception as error:  # one image must not take the others with it
-                # between the characters that give a name a direction of its own
-                file = f" (\u2068{items.files[index]}\u2069)" if items.files is not None else ""
-                self.failures.append(f"{items.name} {index}{file}: {type(error).__name__}: {error}")
-                continue
-            # With the quotes, the colon and the comma around them.
-            self.room -= len(content) + len(name) + 8
-            if self.room <= 0:
-                self.left_out += 1
-                continue
-            (self.texts if isinstance(shown, str) else self.images)[name] = content
+        """Add items, the most important ones first; each item is added once."""
+        for key in dict.fromkeys(keys):
+            name = name_of(key)
+            has_picture = self.sets[key[0]].picture is not None
+            if has_picture and name not in self.images and name not in self.texts:
+                self._add(key, name)
 
-    def _content(self, shown: object) -> str:
+    def _add(self, key: Key, name: str) -> None:
+        """Add one item, or note why it is not added."""
+        if self.free_bytes <= 0:
+            self.left_out += 1
+            return
+        try:
+            content, is_text = self._content(key)
+        except Exception as error:  # one image must not take the others with it
+            self._note_failure(key, error)
+            return
+        self.free_bytes -= len(content) + len(name) + JSON_BYTES
+        if self.free_bytes <= 0:
+            self.left_out += 1
+            return
+        if is_text:
+            self.texts[name] = content
+        else:
+            self.images[name] = content
+
+    def _content(self, key: Key) -> tuple[str, bool]:
+        """Return the text or the data URI of an item, and whether it is a text."""
+        set_number, index = key
+        picture = self.sets[set_number].picture
+        shown = None if picture is None else picture(index)
         if isinstance(shown, str):
-            return shown[:LONGEST_TEXT]
-        return data_uri(shown, self.side, self.background)
+            return shown[:MAX_TEXT], True
+        return data_uri(shown, self.side, self.background), False
+
+    def _note_failure(self, key: Key, error: Exception) -> None:
+        set_number, index = key
+        items = self.sets[set_number]
+        # A file name may be written from right to left: these characters keep its direction from the rest of the sentence.
+        file = "" if items.files is None else f" (\u2068{items.files[index]}\u2069)"
+        self.failures.append(f"{items.name} {index}{file}: {type(error).__name__}: {error}")
 
 
 def name_of(key: Key) -> str:
@@ -187,19 +209,28 @@ def data_uri(shown: object, side: int, background: str = "white") -> str:
     """Encode an image as WebP, without loss where it is small.
 
     Args:
-        shown: An image of Pillow, a tensor or an array.
-        side: Pixels of the longer side, if it is larger.
-        background: The colour behind what is transparent in an image of Pillow.
-    """
-    if isinstance(shown, Image.Image) and has_known_range(shown):
-        image = as_seen(shown, background).convert("RGB")
-    else:
-        from fewshot_callbacks.plots import to_picture  # noqa: PLC0415 - matplotlib, which files of images do not need
+        shown: A Pillow image, a tensor or an array.
+        side: Pixels of the longer side of the picture; smaller images keep their size.
+        background: The colour behind what is transparent in a Pillow image.
 
-        picture = to_picture(shown, longest=max(256, side))
-        values = np.rint(255 * picture).astype(np.uint8)
-        image = Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values).convert("RGB")
+    Returns:
+        The picture as a data URI.
+    """
+    image = _rgb_image(shown, side, background)
     image.thumbnail((side, side))
     content = io.BytesIO()
-    image.save(content, "WEBP", lossless=max(image.size) <= 48, quality=72, method=2)
+    image.save(content, "WEBP", lossless=max(image.size) <= MAX_LOSSLESS, quality=72, method=2)
     return "data:image/webp;base64," + base64.b64encode(content.getvalue()).decode()
+
+
+def _rgb_image(shown: object, side: int, background: str) -> Image.Image:
+    """Return an image of 8 bits in red, green and blue."""
+    if isinstance(shown, Image.Image) and has_known_range(shown):
+        return as_seen(shown, background).convert("RGB")
+    from fewshot_callbacks.plots import to_picture  # noqa: PLC0415 - matplotlib, which files of images do not need
+
+    picture = to_picture(shown, longest=max(256, side))
+    values = np.rint(255 * picture).astype(np.uint8)
+    if values.shape[-1] == 1:
+        values = values[..., 0]
+    return Image.fromarray(values).convert("RGB")

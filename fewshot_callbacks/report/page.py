@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ from fewshot_callbacks.files.outputs import WRITER
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, compare_reports
 from fewshot_callbacks.functional.retrieval.report import Values
 from fewshot_callbacks.functional.statistics import class_means
-from fewshot_callbacks.report.findings import Findings, Model, ReportSettings, Retrieved, find
+from fewshot_callbacks.report.findings import Duplicates, Findings, Model, ReportSettings, Retrieved, find
 from fewshot_callbacks.report.items import Items, Key, Thumbnails, name_of
 
-# The metrics that are shown first, with those of Grouped Recall and of recall at a precision.
+# The metrics that are shown first, before Grouped Recall@1 and the recalls at a precision.
 HEADLINES = ("mAP", "recall@1", "r_precision", "f1")
 
 
@@ -37,10 +37,10 @@ class Figure:
     """A metric as it is written.
 
     Attributes:
-        name: Of the metric.
-        value: As a text.
+        name: The name of the metric.
+        value: Its value as a text.
         interval: Its confidence interval as a text, or nothing.
-        meaning: One sentence.
+        meaning: One sentence on its meaning.
     """
 
     name: str
@@ -51,22 +51,24 @@ class Figure:
 
 def figures(report: Values) -> list[Figure]:
     """Write all metrics of a report."""
-    written = []
-    for name, value in report.metrics().items():
-        interval = report.intervals.get(name)
-        span = "" if interval is None or math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
-        written.append(Figure(name, "n/a" if math.isnan(value) else f"{value:.4f}", span, report.meaning(name)))
-    return written
+    return [
+        Figure(name, "n/a" if math.isnan(value) else f"{value:.4f}", _interval_text(report, name), report.meaning(name))
+        for name, value in report.metrics().items()
+    ]
+
+
+def _interval_text(report: Values, metric: str) -> str:
+    interval = report.intervals.get(metric)
+    if interval is None or math.isnan(interval.low):
+        return ""
+    return f"{interval.low:.4f} to {interval.high:.4f}"
 
 
 def headline(report: RetrievalReport) -> list[Figure]:
     """Choose the metrics that are shown first."""
-    names = [
-        *HEADLINES,
-        *(name for name in report.metrics() if name.startswith(("recall@precision", "grouped_recall@1"))),
-    ]
-    known = {figure.name: figure for figure in figures(report)}
-    return [known[name] for name in names if name in known]
+    by_name = {figure.name: figure for figure in figures(report)}
+    others = [name for name in by_name if name.startswith(("recall@precision", "grouped_recall@1"))]
+    return [by_name[name] for name in (*HEADLINES, *others) if name in by_name]
 
 
 def pair_counts(report: RetrievalReport) -> dict[str, Any] | None:
@@ -74,12 +76,8 @@ def pair_counts(report: RetrievalReport) -> dict[str, Any] | None:
     if report.pooled is None:
         return None
     counts = report.pair_counts
-    thresholds = np.asarray(counts.thresholds, np.float64)
-    named = [("best F1" if report.decision.f1 == _best_f1(counts) else "decision", report.decision.threshold)]
-    named += [(f"precision {asked:g}", point.threshold) for asked, point in report.at_precision.items()]
-    named += [(f"FMR {rate:g}", at.threshold) for rate, at in report.at_false_match_rate.items()]
     return {
-        "t": thresholds.tolist(),
+        "t": np.asarray(counts.thresholds, np.float64).tolist(),
         "tp": np.asarray(counts.true_positives).tolist(),
         "fp": np.asarray(counts.false_positives).tolist(),
         "relevant": counts.relevant,
@@ -88,12 +86,23 @@ def pair_counts(report: RetrievalReport) -> dict[str, Any] | None:
         "ofRelevant": np.asarray(counts.relevant_counts).tolist(),
         "ofIrrelevant": np.asarray(counts.irrelevant_counts).tolist(),
         "sampledBelow": counts.sampled_below if math.isfinite(counts.sampled_below) else None,
-        "points": [
-            {"name": name, "index": int(np.abs(thresholds - threshold).argmin())}
-            for name, threshold in named
-            if math.isfinite(threshold)
-        ],
+        "points": _operating_points(report),
     }
+
+
+def _operating_points(report: RetrievalReport) -> list[dict[str, Any]]:
+    """Name the operating points, with the index of the nearest counted threshold of each."""
+    counts = report.pair_counts
+    has_best_f1 = report.decision.f1 == _best_f1(counts)
+    points = [("best F1" if has_best_f1 else "decision", report.decision.threshold)]
+    points += [(f"precision {precision:g}", point.threshold) for precision, point in report.at_precision.items()]
+    points += [(f"FMR {rate:g}", point.threshold) for rate, point in report.at_false_match_rate.items()]
+    thresholds = np.asarray(counts.thresholds, np.float64)
+    return [
+        {"name": name, "index": int(np.abs(thresholds - threshold).argmin())}
+        for name, threshold in points
+        if math.isfinite(threshold)
+    ]
 
 
 def _best_f1(counts: PairCounts) -> float:
@@ -103,74 +112,93 @@ def _best_f1(counts: PairCounts) -> float:
 
 
 def class_table(model: Model, other: Model | None, findings: Findings) -> list[list[Any]]:
-    """Write a row for each class: its name, number of queries, mAP, recall@1, the class it is most confused with."""
-    report, items = model.report, model.queries
-    labels, sizes = report.query_labels.unique(return_counts=True)
-    columns = [report.per_query["mAP"], report.per_query.get("recall@1")]
-    columns += [None if other is None else other.report.per_query["mAP"]]
-    means = [None if column is None else _means(column, report.query_labels) for column in columns]
+    """Write a row for each class.
+
+    Returns:
+        Name, number of queries, mAP, recall@1, the class it is most confused with and the share of that class among its
+        neighbours; with a second model, also the mAP of that. What is not known is None, and a class without a confusion
+        is "" and 0.
+    """
+    report = model.report
+    average_precision = _class_means(report.per_query["mAP"], report.query_labels)
+    recall: dict[int, float] = {}
+    if "recall@1" in report.per_query:
+        recall = _class_means(report.per_query["recall@1"], report.query_labels)
+    codes, sizes = report.query_labels.unique(return_counts=True)
     rows = []
-    for code, size in zip(labels.tolist(), sizes.tolist(), strict=True):
+    for code, size in zip(codes.tolist(), sizes.tolist(), strict=True):
         label = code if report.label_names is None else report.label_names[code]
-        most, share = findings.confused.get(label, (None, 0.0))
-        rows.append(
-            [
-                items.label(label),
-                size,
-                *(None if mean is None else _short(mean.get(code)) for mean in means[:2]),
-                "" if most is None else items.label(most),
-                _short(share),
-                *([] if means[2] is None else [_short(means[2].get(code))]),
-            ]
-        )
+        confused_name = ""
+        share = 0.0
+        if label in findings.confused:
+            confused_label, share = findings.confused[label]
+            confused_name = model.queries.label(confused_label)
+        row = [
+            model.queries.label(label),
+            size,
+            _rounded(average_precision.get(code)),
+            _rounded(recall.get(code)),
+            confused_name,
+            _rounded(share),
+        ]
+        rows.append(row)
+    if other is not None:
+        other_precision = _class_means(other.report.per_query["mAP"], report.query_labels)
+        for code, row in zip(codes.tolist(), rows, strict=True):
+            row.append(_rounded(other_precision.get(code)))
     return rows
 
 
-def _means(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]) -> dict[int, float]:
-    """Average over the queries of each class that has one with a match."""
-    present, means, _ = class_means(values, labels)
-    return dict(zip(present.tolist(), means.tolist(), strict=True))
+def _class_means(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]) -> dict[int, float]:
+    """Average over the queries of each class that has a query with a match."""
+    codes, means, _ = class_means(values, labels)
+    return dict(zip(codes.tolist(), means.tolist(), strict=True))
 
 
-def _short(value: float | None, digits: int = 4) -> float | None:
-    return None if value is None or math.isnan(value) else round(float(value), digits)
+def _rounded(value: float | None, digits: int = 4) -> float | None:
+    """Return a number as the page holds it; None for NaN and for None."""
+    if value is None or math.isnan(value):
+        return None
+    return round(float(value), digits)
 
 
 @dataclass
 class PageData:
-    """Collects what the script of the page shows, and the items that have to be seen for it.
+    """Collects the items that the page shows, while it writes the parts of the page that name them.
 
     Attributes:
         sets: Queries, gallery if there is one, training items if there are some.
         model: The evaluation.
         items: Label, name and file of each item, by its name in the page.
-        wanted: The items, in the order in which they were asked for.
+        requested: The items, in the order in which they were named.
     """
 
     sets: Sequence[Items]
     model: Model
     items: dict[str, list[Any]] = field(default_factory=dict)
-    wanted: list[Key] = field(default_factory=list)
+    requested: list[Key] = field(default_factory=list)
 
     def item(self, key: Key) -> str:
-        """Return the name of an item in the page."""
+        """Return the name of an item in the page, and collect the item."""
+        set_number, index = key
         name = name_of(key)
         if name not in self.items:
-            items = self.sets[key[0]]
-            file = "" if items.files is None else str(items.files[key[1]])
-            self.items[name] = [items.label(items.labels[key[1]]), f"{items.name} {key[1]}", file]
-        self.wanted.append(key)
+            items = self.sets[set_number]
+            file = "" if items.files is None else str(items.files[index])
+            self.items[name] = [items.label(items.labels[index]), f"{items.name} {index}", file]
+        self.requested.append(key)
         return name
 
-    def panel(self, query: int, found: Retrieved, report: RetrievalReport, note: str = "") -> dict[str, Any]:
+    def panel(self, query: int, retrieved: Retrieved, report: RetrievalReport, note: str = "") -> dict[str, Any]:
         """Write a query with its neighbours."""
-        searched = 0 if self.model.gallery is None else 1
+        searched_set = 0 if self.model.gallery is None else 1
         return {
             "query": self.item((0, query)),
-            "ap": _short(float(report.per_query["mAP"][query]), 3),
+            "ap": _rounded(float(report.per_query["mAP"][query]), 3),
             "note": note,
             "found": [
-                [self.item((searched, index)), _short(score, 6), relevant] for index, score, relevant, _ in found
+                [self.item((searched_set, neighbour.item)), _rounded(neighbour.score, 6), neighbour.relevant]
+                for neighbour in retrieved
             ],
         }
 
@@ -178,30 +206,24 @@ class PageData:
 def page_data(
     model: Model, other: Model | None, findings: Findings, sets: Sequence[Items], settings: ReportSettings
 ) -> tuple[dict[str, Any], list[Key]]:
-    """Write everything that the script of the page shows, but the pictures, and list the items; important ones first."""
+    """Write everything that the script of the page shows, but the pictures.
+
+    Returns:
+        The data, and the items whose pictures they need. The page requests the important ones first: those of the worst
+        queries, then suspects, near duplicates, differences between two models, and further queries for the search.
+    """
     data = PageData(sets, model)
     panels = {query: data.panel(query, findings.neighbours[query], model.report) for query in findings.worst}
-    suspected = list(_suspects(data, findings, settings))
-    duplicates = [
-        {
-            "kind": found.kind,
-            "total": found.total,
-            "pairs": [[data.item(one), data.item(other), _short(score, 6)] for one, other, score in found.pairs],
-        }
-        for found in findings.duplicates
-    ]
-    both = [] if other is None else [(model, findings.neighbours), (other, findings.others)]
-    changed = [
-        [[data.panel(query, found[query], one.report, one.name) for one, found in both] for query in queries]
-        for queries in (findings.changed if both else ())
-    ]
+    suspected = _suspects_data(data, findings, settings)
+    duplicates = [_duplicates_data(data, group) for group in findings.duplicates]
+    changed = [] if other is None else _comparison_data(data, model, other, findings)
     for query in findings.searchable:
         if query not in panels:
             panels[query] = data.panel(query, findings.neighbours[query], model.report)
     content = {
         "counts": pair_counts(model.report),
         "classes": class_table(model, other, findings),
-        "models": [model.name] + ([] if other is None else [other.name]),
+        "models": [model.name] if other is None else [model.name, other.name],
         "panels": list(panels.values()),
         "worst": len(findings.worst),
         "suspects": suspected,
@@ -209,37 +231,71 @@ def page_data(
         "changed": changed,
         "items": data.items,
     }
-    return content, data.wanted
+    return content, data.requested
 
 
-def _suspects(data: PageData, findings: Findings, settings: ReportSettings) -> Iterable[dict[str, Any]]:
-    found = findings.suspects
-    if found is None:
-        return
-    for row in range(min(len(found), settings.suspects)):
-        place = findings.places[int(found.index[row])]
-        suggested: Any = int(found.suggested[row])
-        label = suggested if found.label_names is None else found.label_names[suggested]
-        evidence = [findings.places[index] for index in found.neighbours[row].tolist() if index >= 0]
-        votes = [number for number in found.votes[row].tolist() if number >= 0]
-        yield {
-            "item": data.item(place),
-            "suggested": data.sets[0].label(label),
-            "probability": _short(float(found.probability[row]), 3),
-            "agree": [votes.count(suggested), votes.count(int(found.given[row])), len(votes)],
-            "found": [
-                [data.item(key), None, number == suggested]
-                for key, number in zip(evidence[: settings.neighbours], votes, strict=False)
-            ],
-        }
+def _suspects_data(data: PageData, findings: Findings, settings: ReportSettings) -> list[dict[str, Any]]:
+    """Write the most suspicious items, each with the neighbours that speak for another label."""
+    suspects = findings.suspects
+    if suspects is None:
+        return []
+    written = []
+    for row in range(min(len(suspects), settings.suspects)):
+        suggested: Any = int(suspects.suggested[row])
+        suggested_label = suggested if suspects.label_names is None else suspects.label_names[suggested]
+        neighbours = [findings.suspect_keys[index] for index in suspects.neighbours[row].tolist() if index >= 0]
+        votes = [vote for vote in suspects.votes[row].tolist() if vote >= 0]
+        written.append(
+            {
+                "item": data.item(findings.suspect_keys[int(suspects.index[row])]),
+                "suggested": data.sets[0].label(suggested_label),
+                "probability": _rounded(float(suspects.probability[row]), 3),
+                "agree": [votes.count(suggested), votes.count(int(suspects.given[row])), len(votes)],
+                "found": [
+                    [data.item(key), None, vote == suggested]
+                    for key, vote in zip(neighbours[: settings.neighbours], votes, strict=False)
+                ],
+            }
+        )
+    return written
+
+
+def _duplicates_data(data: PageData, duplicates: Duplicates) -> dict[str, Any]:
+    """Write the near duplicates of one kind."""
+    return {
+        "kind": duplicates.kind,
+        "total": duplicates.total,
+        "pairs": [
+            [data.item(first), data.item(second), _rounded(score, 6)] for first, second, score in duplicates.pairs
+        ],
+    }
+
+
+def _comparison_data(data: PageData, model: Model, other: Model, findings: Findings) -> list[list[Any]]:
+    """Write the queries that the first model ranks better, then those that it ranks worse, by both models each."""
+    comparison = findings.comparison
+    if comparison is None:
+        return []
+    return [
+        [
+            [
+                data.panel(query, findings.neighbours[query], model.report, model.name),
+                data.panel(query, comparison.neighbours[query], other.report, other.name),
+            ]
+            for query in queries
+        ]
+        for queries in (comparison.better, comparison.worse)
+    ]
 
 
 TEMPLATES = Path(__file__).parent / "templates"
+# Bytes of a page without data and pictures, at most: its style, script and template are 39 kB.
+PAGE_BYTES = 120_000
 # Placeholder in the template for the size of the file.
 SIZE = "@SIZE@"
-# How Python holds the bytes of a file name that are no UTF-8; they cannot be written.
+# Characters that stand for the bytes of a file name that are no UTF-8; they cannot be written.
 _UNPAIRED = re.compile("[\ud800-\udfff]")
-# Largest number of failed pictures that are named; of further ones, only the number is given.
+# Largest number of failed pictures that are named; only the number of further ones is given.
 NAMED_FAILURES = 10
 
 
@@ -303,16 +359,15 @@ def write_report(
     model = Model(report, queries, gallery, name)
     sets = [items for items in (queries, gallery, train) if items is not None]
     findings = find(model, other, train, settings, sets)
-    shown, wanted = page_data(model, other, findings, sets, settings)
-    bare = len(_json(shown))
-    most = int(min(settings.max_mb * 1e6, 2**62))  # infinity is no bound
-    # The page without data and pictures is less than 120 kB: its style, script and template are 39 kB.
-    thumbnails = Thumbnails(sets, settings.thumbnail, most - bare - 120_000, settings.background)
-    thumbnails.add(wanted)
-    shown |= {"images": thumbnails.images, "texts": thumbnails.texts}
+    data, requested = page_data(model, other, findings, sets, settings)
+    max_bytes = int(min(settings.max_mb * 1e6, 2**62))  # infinity is no bound
+    picture_bytes = max_bytes - len(_json(data)) - PAGE_BYTES
+    thumbnails = Thumbnails(sets, settings.thumbnail, picture_bytes, settings.background)
+    thumbnails.add(requested)
+    data |= {"images": thumbnails.images, "texts": thumbnails.texts}
     left_out = _left_out(model, findings, thumbnails, settings)
-    page = _render(model, other, findings, shown, left_out, title, settings)
-    if len(page) > most:
+    page = _render(model, other, findings, data, left_out, title, settings)
+    if len(page) > max_bytes:
         left_out.append(
             f"The file takes {len(page) / 1e6:.1f} MB, more than the {settings.max_mb:g} MB allowed, even without "
             f"pictures. Choose fewer queries."
@@ -344,7 +399,7 @@ def check_writable(path: str | Path) -> None:
             f"{path} cannot be written: there is no folder {folder}. Make it, or pass another path."
         )
     try:
-        # By trying: permissions say nothing of a read-only file system.
+        # A file is made and deleted: permissions say nothing of a read-only file system.
         descriptor, trial = tempfile.mkstemp(prefix=f".{path.name}.", dir=folder)
     except OSError as error:
         raise PermissionError(
@@ -355,14 +410,15 @@ def check_writable(path: str | Path) -> None:
 
 
 def write_whole(path: str | Path, text: bytes) -> None:
-    """Write a file that replaces an older one at once when it is complete; of a link, the file that it leads to."""
+    """Write a file that replaces an older one when it is complete; of a link, the file that it leads to is replaced."""
     path = _target(Path(path))
-    # In the same folder, as a file can replace another one only on the same file system.
+    # The partial file is in the same folder, since a file can replace another one only on the same file system.
     descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
-        # mkstemp lets only the owner read the file. The mask of other new files can be read only by setting it.
+        # `mkstemp` lets only the owner read the file, which then gets the permissions of any new file. The mask that decides
+        # them can be read only by setting it.
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(partial, 0o666 & ~mask)
@@ -373,11 +429,12 @@ def write_whole(path: str | Path, text: bytes) -> None:
 
 
 def _target(path: Path) -> Path:
+    """Return the file that is written: a link is followed."""
     return Path(os.path.realpath(path))
 
 
 def _can_be_replaced(path: Path) -> bool:
-    """Whether a path is free, or that of a regular file; a link in a circle is neither."""
+    """Return whether a path is free or that of a regular file; a link that leads to itself is neither."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -385,36 +442,36 @@ def _can_be_replaced(path: Path) -> bool:
 
 
 def _left_out(model: Model, findings: Findings, thumbnails: Thumbnails, settings: ReportSettings) -> list[str]:
-    """Say in a sentence each what the report does not show."""
-    report, said = model.report, list(findings.notes)
-    if len(findings.searchable) < report.queries:
-        said.append(
-            f"Panels are in the file for {len(findings.searchable):,} of {report.queries:,} queries: the worst, and a "
+    """Write a sentence on each part that the report does not show."""
+    queries = model.report.queries
+    sentences = list(findings.notes)
+    if len(findings.searchable) < queries:
+        sentences.append(
+            f"Panels are in the file for {len(findings.searchable):,} of {queries:,} queries: the worst, and a "
             "seeded sample from all classes."
         )
-    if findings.confusions_of < report.queries:
-        said.append(f"Confusions are counted for a seeded sample of {findings.confusions_of:,} queries.")
+    if findings.confusion_queries < queries:
+        sentences.append(f"Confusions are counted for a seeded sample of {findings.confusion_queries:,} queries.")
     if thumbnails.left_out:
-        said.append(
+        sentences.append(
             f"{thumbnails.left_out:,} pictures did not fit into {settings.max_mb:g} MB; those of the worst queries "
             f"were added first."
         )
     if thumbnails.failures:
-        named = thumbnails.failures[:NAMED_FAILURES]
-        more = len(thumbnails.failures) - len(named)
-        said.append(
-            f"{len(thumbnails.failures):,} pictures could not be read: {'; '.join(named)}"
-            + (f"; and {more:,} more." if more else ".")
-        )
-    found = findings.suspects
-    if found is not None and len(found) > settings.suspects:
-        said.append(f"{settings.suspects:,} of {len(found):,} suspects are listed, the most suspicious first.")
-    said += [
-        f"{len(each.pairs):,} of {each.total:,} near duplicates {each.kind} are listed, the most similar first."
-        for each in findings.duplicates
-        if each.total > len(each.pairs)
+        failures = thumbnails.failures[:NAMED_FAILURES]
+        unnamed = len(thumbnails.failures) - len(failures)
+        end = f"; and {unnamed:,} more." if unnamed else "."
+        sentences.append(f"{len(thumbnails.failures):,} pictures could not be read: {'; '.join(failures)}{end}")
+    suspects = findings.suspects
+    if suspects is not None and len(suspects) > settings.suspects:
+        sentences.append(f"{settings.suspects:,} of {len(suspects):,} suspects are listed, the most suspicious first.")
+    sentences += [
+        f"{len(duplicates.pairs):,} of {duplicates.total:,} near duplicates {duplicates.kind} are listed, the most similar "
+        "first."
+        for duplicates in findings.duplicates
+        if duplicates.total > len(duplicates.pairs)
     ]
-    return said
+    return sentences
 
 
 def _json(data: dict[str, Any]) -> str:
@@ -426,6 +483,7 @@ def _json(data: dict[str, Any]) -> str:
 
 
 def _digest(text: str) -> str:
+    """Return the digest by which the page's security policy allows a style or a script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -438,8 +496,12 @@ def _render(
     title: str,
     settings: ReportSettings,
 ) -> bytes:
+    """Fill the template of the report; `fill` says what it asks for."""
     report = model.report
-    differences = {} if other is None else compare_reports(report, other.report)
+    comparison = []
+    if other is not None:
+        differences = compare_reports(report, other.report)
+        comparison = [(name, *difference.in_words()) for name, difference in differences.items()]
     return fill(
         "report.html.jinja",
         (TEMPLATES / "report.js").read_text(encoding="utf-8"),
@@ -450,14 +512,14 @@ def _render(
         headline=headline(report),
         figures=figures(report),
         confidence=f"{100 * report.confidence:g} %",
-        comparison=[(name, *difference.in_words()) for name, difference in differences.items()],
+        comparison=comparison,
         suspects=findings.suspects,
         duplicates=findings.duplicates,
         worst=len(findings.worst),
         searchable=len(findings.searchable),
         left_out=left_out,
         background=settings.background if data["images"] else None,
-        has_recall=report.per_query.get("recall@1") is not None,
+        has_recall="recall@1" in report.per_query,
         data=_json(data),
     )
 
@@ -466,19 +528,29 @@ def fill(template: str, script: str, **words: Any) -> bytes:
     """Fill a template, with the style of all pages and a script.
 
     Args:
-        template: Name of its file.
-        script: What the page runs; it may be empty.
-        **words: What the template asks for; a word that it asks for in vain is an error.
+        template: Name of the template's file.
+        script: The script of the page; it may be empty.
+        **words: The names that the template uses. A missing one is an error.
+
+    Returns:
+        The page in UTF-8.
     """
-    # Names are escaped, as they may come from anyone.
+    # Labels and file names may come from anyone, so that all text is escaped.
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
     # The page allows no other style and script than these, whatever a label or a file name holds.
-    digests = {"style_digest": _digest(style), "script_digest": _digest(script)}
-    fixed = {"version": __version__, "writer": WRITER, "style": style, "script": script} | digests
-    text = templates.get_template(template).render(**fixed, **words)
-    text = _UNPAIRED.sub("\ufffd", text)
-    size = len(text.encode())
-    return text.replace(SIZE, f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB", 1).encode()
+    page = templates.get_template(template).render(
+        version=__version__,
+        writer=WRITER,
+        style=style,
+        script=script,
+        style_digest=_digest(style),
+        script_digest=_digest(script),
+        **words,
+    )
+    page = _UNPAIRED.sub("\ufffd", page)
+    size = len(page.encode())
+    size_text = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
+    return page.replace(SIZE, size_text, 1).encode()

@@ -8,23 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from fewshot_callbacks.functional.verification import TrialReport
 from fewshot_callbacks.report.page import WrittenReport, check_writable, figures, fill, write_whole
 
-# Of each kind, so many are listed.
+# Number of listed mistakes of each kind.
 MISTAKES = 20
 
 
 def trial_figures(report: TrialReport) -> dict[str, Any]:
     """Draw the detection error trade-off, `det`, and the `scores` of both kinds of trials, with all thresholds."""
-    # matplotlib, which a report of embeddings does not need
+    # This needs matplotlib, which a report of embeddings does not.
     from fewshot_callbacks.plots import Mark, error_tradeoff_curve, score_histograms  # noqa: PLC0415
 
-    counts, marks = report.pair_counts, []
+    counts = report.pair_counts
+    marks = []
     for name, threshold in report.thresholds.items():
-        recall, _, match = counts.at(threshold)
-        marks.append(Mark(name, threshold, match, 1 - recall))
+        recall, _, false_match_rate = counts.at(threshold)
+        marks.append(Mark(name, threshold, false_match_rate, 1 - recall))
     tradeoff = error_tradeoff_curve(counts.false_match_rate, counts.false_non_match_rate, marks)
     return {"det": tradeoff, "scores": score_histograms(counts, marks)}
 
@@ -47,8 +49,8 @@ def write_trials(
     Args:
         path: Path of the file.
         report: The result of `evaluate_trials` for these trials.
-        scores: (trials,) their scores.
-        same: (trials,) whether both sides have one identity.
+        scores: (trials,) the score of each trial.
+        same: (trials,) whether both sides of a trial have one identity.
         sides: Names of the first and of the second side of each trial, such as items or identities.
         title: Title of the page.
         name: Name of the list.
@@ -63,25 +65,23 @@ def write_trials(
     from fewshot_callbacks.plots import encode  # noqa: PLC0415 - as above
 
     check_writable(path)
-    values, kinds = np.asarray(scores, np.float64), np.asarray(same, bool)
-    lengths = {len(values), len(kinds), *(len(side) for side in sides or ())}
+    score_array = np.asarray(scores, np.float64)
+    is_same = np.asarray(same, bool)
+    lengths = {len(score_array), len(is_same), *(len(side) for side in sides or ())}
     if lengths != {report.trials}:
         raise ValueError(
             f"write_trials: the report is of {report.trials:,} trials, and scores, same and sides hold "
             f"{', '.join(map(str, sorted(lengths)))}. Pass those that were evaluated."
         )
-
-    def rows(of: np.ndarray, worst: np.ndarray) -> list[tuple[str, Any, Any, int]]:
-        trials = np.flatnonzero(of)[np.argsort(worst[of], kind="stable")[:MISTAKES]].tolist()
-        return [
-            (f"{values[n]:.4f}", *("" if sides is None else side[n] for side in sides or ("", "")), n) for n in trials
-        ]
-
-    drawn = trial_figures(report)
-    about = {
-        "Detection error trade-off: what each threshold accepts wrongly, and what it rejects wrongly": drawn["det"],
-        "Scores of genuine and impostor trials": drawn["scores"],
+    figure_of = trial_figures(report)
+    pictures = {
+        "Detection error trade-off: what each threshold accepts wrongly, and what it rejects wrongly": figure_of["det"],
+        "Scores of genuine and impostor trials": figure_of["scores"],
     }
+    genuine = np.flatnonzero(is_same)
+    impostors = np.flatnonzero(~is_same)
+    lowest_genuine = genuine[np.argsort(score_array[genuine], kind="stable")[:MISTAKES]]
+    highest_impostors = impostors[np.argsort(-score_array[impostors], kind="stable")[:MISTAKES]]
     page = fill(
         "trials.html.jinja",
         "",
@@ -90,11 +90,28 @@ def write_trials(
         report=report,
         figures=figures(report),
         confidence=f"{100 * report.confidence:g} %",
-        pictures={words: base64.b64encode(encode(figure, "png")).decode() for words, figure in about.items()},
+        pictures={words: base64.b64encode(encode(figure, "png")).decode() for words, figure in pictures.items()},
         mistakes={
-            "Impostor trials with the highest scores": rows(~kinds, -values),
-            "Genuine trials with the lowest scores": rows(kinds, values),
+            "Impostor trials with the highest scores": _mistake_rows(highest_impostors, score_array, sides),
+            "Genuine trials with the lowest scores": _mistake_rows(lowest_genuine, score_array, sides),
         },
     )
     write_whole(path, page)
     return WrittenReport(Path(path), len(page), ())
+
+
+def _mistake_rows(
+    trials: Int[np.ndarray, "mistakes"],
+    scores: Float[np.ndarray, "trials"],
+    sides: tuple[Sequence[Any], Sequence[Any]] | None,
+) -> list[tuple[str, Any, Any, int]]:
+    """Write score, first side, second side and number of each trial; sides without a name are empty."""
+    rows: list[tuple[str, Any, Any, int]] = []
+    for trial in trials.tolist():
+        first: Any = ""
+        second: Any = ""
+        if sides is not None:
+            first = sides[0][trial]
+            second = sides[1][trial]
+        rows.append((f"{scores[trial]:.4f}", first, second, trial))
+    return rows

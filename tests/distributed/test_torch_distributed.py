@@ -11,14 +11,14 @@ from tests.metrics import gloo_jobs
 from tests.reports import assert_same
 
 
-def test_one_set(on_ranks: list[dict[str, Any]]) -> None:
+def test_processes_that_share_one_set_give_the_report_of_one_process(on_ranks: list[dict[str, Any]]) -> None:
     alone = evaluate_retrieval(*gloo_jobs.items(200), **gloo_jobs.MORE)
     for answers in on_ranks:
         assert_same(alone, answers["sharded"][200])
 
 
 @pytest.mark.parametrize("name", gloo_jobs.SHARDS)
-def test_parts_of_any_size(on_ranks: list[dict[str, Any]], name: str) -> None:
+def test_shards_of_any_size_give_the_values_of_one_process(on_ranks: list[dict[str, Any]], name: str) -> None:
     embeddings, labels = gloo_jobs.items()
     alone = evaluate_retrieval(embeddings, labels, **gloo_jobs.MORE)
     expected = float(discriminant_ratio(embeddings.double(), labels))
@@ -28,24 +28,25 @@ def test_parts_of_any_size(on_ranks: list[dict[str, Any]], name: str) -> None:
     assert len({answers["sharded"][f"J of {name}"] for answers in on_ranks}) == 1
 
 
-def test_an_error_is_the_same_on_every_rank(on_ranks: list[dict[str, Any]]) -> None:
+def test_an_error_that_concerns_all_is_the_same_on_every_rank(on_ranks: list[dict[str, Any]]) -> None:
     with pytest.raises(ValueError, match="none of the 1 queries has another item of its class") as alone:
         evaluate_retrieval(torch.ones(1, 5), torch.zeros(1, dtype=torch.int64), **gloo_jobs.MORE)
     for answers in on_ranks:
         assert answers["sharded"][1] == str(alone.value)
 
 
-def test_an_error_of_one_is_heard_by_all(on_ranks: list[dict[str, Any]]) -> None:
+def test_the_error_of_one_process_is_raised_on_all_ranks(on_ranks: list[dict[str, Any]]) -> None:
     for rank, answers in enumerate(on_ranks):
         kind, words = answers["failing"]["value"]
         assert kind == "ValueError"
         assert words.startswith("evaluate_retrieval needs integer labels; got torch.float32.")
-        first, others = ("ArithmeticError", "no more numbers"), ("RemoteError", "ArithmeticError: no more numbers")
-        assert answers["failing"]["work"] == (others if rank else first)
+        on_first = ("ArithmeticError", "no more numbers")
+        on_others = ("RemoteError", "ArithmeticError: no more numbers")
+        assert answers["failing"]["work"] == (on_others if rank else on_first)
         assert answers["failing"]["afterwards"] == list(range(len(on_ranks)))
 
 
 @pytest.mark.usefixtures("on_ranks")
 def test_nothing_holds_a_destroyed_group(gloo_folder: Path) -> None:
-    """Its threads would live until the interpreter ends, and could abort the process there."""
+    """The threads of a group that is held would live until the interpreter ends, and could abort the process there."""
     assert list((gloo_folder / "tests.metrics.gloo_jobs").glob("*/* holds its group")) == []

@@ -39,36 +39,38 @@ def test_bytes_of_a_tensor_and_of_an_array_are_the_same_picture():
     ],
     ids=["fractions", "not finite", "stretched", "large whole numbers", "a fraction", "constant", "nothing finite"],
 )
-def test_fractions_stay_others_are_stretched_and_what_is_not_finite_is_grey(image, shown):
+def test_fractions_stay_and_other_values_are_stretched_and_values_that_are_not_finite_are_grey(image, shown):
     np.testing.assert_allclose(to_picture(image)[..., 0], shown, atol=1e-6)
 
 
-def test_two_channels_are_one_grey_and_of_more_than_four_the_first_three_are_shown():
+def test_two_channels_are_shown_as_grey_and_more_than_four_as_the_first_three():
     image = torch.rand(12, 6, 6)
     np.testing.assert_allclose(to_picture(image[:2]), image[:2].mean(0)[..., None], atol=1e-6)
     np.testing.assert_allclose(to_picture(image), image[:3].permute(1, 2, 0), atol=1e-6)
     np.testing.assert_allclose(to_picture(image[:5]), image[:3].permute(1, 2, 0), atol=1e-6)
 
 
-def test_alpha_lies_on_white():
+def test_transparent_pixels_lie_on_white():
     image = torch.tensor([0.2, 0.4, 0.6, 0.5])[:, None, None]
     np.testing.assert_allclose(to_picture(image)[0, 0], [0.6, 0.7, 0.8], atol=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1.0, 255.0])
 def test_a_normalisation_is_undone(scale):
-    image, mean, std = torch.rand(3, 4, 4) * scale, torch.tensor([0.4, 0.5, 0.6]) * scale, [0.2 * scale, 0.3, 0.1]
+    image = torch.rand(3, 4, 4) * scale
+    mean = torch.tensor([0.4, 0.5, 0.6]) * scale
+    std = [0.2 * scale, 0.3, 0.1]
     normalised = (image - mean[:, None, None]) / torch.tensor(std)[:, None, None]
     np.testing.assert_allclose(to_picture(normalised, mean, std), image.permute(1, 2, 0) / scale, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I", "F", "I;16", "HSV"])
-def test_every_mode_of_pillow(mode):
+def test_images_of_every_mode_of_pillow_are_shown(mode):
     picture = to_picture(Image.new(mode, (5, 3)))
     assert picture.shape in ((3, 5, 1), (3, 5, 3))
 
 
-def test_a_large_image_becomes_small_by_means():
+def test_a_large_image_is_reduced_by_means_of_pixels():
     image = np.zeros((1000, 400))
     image[::2] = 1
     np.testing.assert_array_equal(to_picture(image), np.full((250, 100, 1), 0.5, np.float32), strict=True)
@@ -79,7 +81,7 @@ KINDS = st.sampled_from([np.float32, np.float64, np.int64, np.uint8, np.bool_])
 
 @settings(max_examples=50)
 @given(arrays.arrays(KINDS, arrays.array_shapes(min_dims=2, max_dims=3, max_side=6)))
-def test_the_picture_of_anything_is_between_black_and_white(image):
+def test_every_array_becomes_a_picture_between_black_and_white(image):
     picture = to_picture(image)
     assert picture.ndim == 3
     assert picture.shape[-1] in (1, 3)
@@ -87,7 +89,7 @@ def test_the_picture_of_anything_is_between_black_and_white(image):
 
 
 @pytest.mark.parametrize("image", [torch.rand(3), torch.rand(2, 3, 4, 4), torch.rand(3, 0, 4), torch.rand(2, 2) + 1j])
-def test_what_is_no_image_is_refused(image):
+def test_tensors_that_are_no_image_are_refused(image):
     with pytest.raises(ValueError, match="axes height and width"):
         to_picture(image)
 
@@ -115,7 +117,7 @@ def row(count: int, names: list[str], caption: str) -> PanelRow:
 
 
 @pytest.mark.parametrize(("rows", "count"), [(1, 1), (2, 7), (1, 13), (2, 0)])
-def test_all_text_can_be_read_and_all_is_inside(rows, count):
+def test_all_text_of_the_panels_can_be_read(rows, count):
     figure = retrieval_panels(rows * [row(count, NAMES, "AP 0.31, first hit at rank 4")], "val, epoch 3")
     assert_legible(figure)
     assert_legible(retrieval_panels([row(count, [LONG], LONG)], LONG))

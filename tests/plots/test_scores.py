@@ -26,19 +26,20 @@ NAMES = ["cat", LONG, "日本語", "Ελληνικά", "$x$", "tab\tand\nline"]
 
 
 def pair_counts(bins: int = 64, shift: float = 1.0, relevant: int = 400, irrelevant: int = 20_000) -> PairCounts:
-    drawn = np.random.default_rng(0)
-    of_relevant, of_irrelevant = drawn.normal(shift, 1, relevant), drawn.normal(-shift, 1, irrelevant)
+    generator = np.random.default_rng(0)
+    relevant_scores = generator.normal(shift, 1, relevant)
+    irrelevant_scores = generator.normal(-shift, 1, irrelevant)
     edges = np.linspace(-8, 8, bins + 1)
     thresholds = np.linspace(-8, 8, 500)
     return PairCounts(
         thresholds,
-        (of_relevant[:, None] >= thresholds).sum(0),
-        (of_irrelevant[:, None] >= thresholds).sum(0),
+        (relevant_scores[:, None] >= thresholds).sum(0),
+        (irrelevant_scores[:, None] >= thresholds).sum(0),
         relevant,
         irrelevant,
         edges,
-        np.histogram(of_relevant, edges)[0],
-        np.histogram(of_irrelevant, edges)[0],
+        np.histogram(relevant_scores, edges)[0],
+        np.histogram(irrelevant_scores, edges)[0],
     )
 
 
@@ -53,7 +54,7 @@ MARKS = [
 ]
 
 
-def figures(marks):
+def figures_with(marks):
     yield score_histograms(COUNTS, marks, LONG)
     yield score_histograms(COUNTS, marks, log=False)
     yield precision_recall_curve(COUNTS.recall, COUNTS.precision, marks, LONG, area=0.51, chance=0.02)
@@ -62,7 +63,7 @@ def figures(marks):
 
 def test_all_text_of_the_score_plots_can_be_read_and_a_mark_has_the_same_look_in_each():
     colours = set()
-    for figure in figures(MARKS):
+    for figure in figures_with(MARKS):
         assert_legible(figure)
         colours |= {line.get_color() for line in figure.axes[0].lines if line.get_label().startswith("best F1:")}
     assert len(colours) == 1
@@ -86,16 +87,16 @@ def test_all_text_of_recall_at_k_can_be_read(ks, least):
 
 
 def test_a_single_value_is_a_large_point_and_a_figure_of_these_says_how_to_get_a_curve():
-    lone = recall_at_k_curve({"recall@k": {1: 0.6}, "grouped recall@k": {1: 0.9}})
-    assert "A curve needs several k: metrics=('recall@1', 'recall@5', 'recall@10')." in lone.axes[0].get_xlabel()
-    both = recall_at_k_curve({"recall@k": {1: 0.6, 5: 0.8}, "grouped recall@k": {1: 0.9}})
-    assert "metrics" not in both.axes[0].get_xlabel()
-    curve, point = both.axes[0].get_lines()
+    points = recall_at_k_curve({"recall@k": {1: 0.6}, "grouped recall@k": {1: 0.9}})
+    assert "A curve needs several k: metrics=('recall@1', 'recall@5', 'recall@10')." in points.axes[0].get_xlabel()
+    curve_and_point = recall_at_k_curve({"recall@k": {1: 0.6, 5: 0.8}, "grouped recall@k": {1: 0.9}})
+    assert "metrics" not in curve_and_point.axes[0].get_xlabel()
+    curve, point = curve_and_point.axes[0].get_lines()
     assert point.get_markersize() >= 1.5 * curve.get_markersize()
-    assert {line.get_markersize() for line in lone.axes[0].get_lines()} == {point.get_markersize()}
+    assert {line.get_markersize() for line in points.axes[0].get_lines()} == {point.get_markersize()}
 
 
-def test_rates_of_counts():
+def test_the_rates_at_a_threshold_are_those_of_its_counts():
     assert COUNTS.recall[0] == COUNTS.false_match_rate[0] == 1
     assert COUNTS.false_non_match_rate[0] == 0
     assert COUNTS.precision[0] == pytest.approx(400 / 20_400)
@@ -118,15 +119,16 @@ def test_the_area_of_each_histogram_is_one(bins):
 
 def test_few_bins_and_pairs_of_one_kind_are_drawn_and_bins_without_an_end_left_out():
     assert_legible(score_histograms(pair_counts(relevant=0)))
-    none = np.zeros(0)
-    one = PairCounts(none, none, none, 1, 1, np.array([0.0, 1.0]), np.array([1]), np.array([1]))
-    assert_legible(score_histograms(one, MARKS))
-    assert all(math.isnan(value) for value in one.at(0.5))
-    edges, each = np.array([-np.inf, 0.0, 1.0, np.inf]), np.array([1, 1, 1])
-    assert score_histograms(PairCounts(none, none, none, 3, 3, edges, each, each)).axes[0].get_xlim() == (0, 1)
+    empty = np.zeros(0)
+    one_bin = PairCounts(empty, empty, empty, 1, 1, np.array([0.0, 1.0]), np.array([1]), np.array([1]))
+    assert_legible(score_histograms(one_bin, MARKS))
+    assert all(math.isnan(value) for value in one_bin.at(0.5))
+    edges = np.array([-np.inf, 0.0, 1.0, np.inf])
+    ones = np.array([1, 1, 1])
+    assert score_histograms(PairCounts(empty, empty, empty, 3, 3, edges, ones, ones)).axes[0].get_xlim() == (0, 1)
 
 
-def test_marks_that_are_not_drawn_are_told():
+def test_the_legend_says_which_marks_are_outside_the_axes():
     texts = [text for text, _ in drawn_texts(score_histograms(COUNTS, MARKS))]
     assert {"precision 0.99: no threshold, outside", "best F1: threshold 1.200"} <= set(texts)
 
@@ -140,7 +142,7 @@ def test_points_of_the_error_tradeoff_are_normal_deviates():
     np.testing.assert_allclose(curve.get_xydata().sum(1), -2, atol=1e-9)
 
 
-def test_rates_of_zero_and_one_are_left_out():
+def test_error_rates_of_zero_and_one_are_left_out():
     figure = error_tradeoff_curve(np.array([0.0, 0.0, 1.0]), np.array([1.0, 0.0, 0.0]))
     assert "no threshold has both kinds of errors" in [text for text, _ in drawn_texts(figure)]
     assert_legible(figure)
@@ -164,7 +166,7 @@ def test_thresholds_may_come_in_any_order(draw, axes):
 
 def test_the_weakest_classes_and_the_most_frequent_confusions_come_first():
     classes = [("b", 0.5, 2), ("a", 0.1, 1), ("none", math.nan, 0), ("c", 0.9, 1000)]
-    figure = weakest_classes([ClassScore(*each) for each in classes], most=2)
+    figure = weakest_classes([ClassScore(*score) for score in classes], most=2)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b"]
     texts = [text for text, _ in drawn_texts(figure)]
     assert {"0.10, 1 query", "0.50, 2 queries", "mean AP of the 2 weakest of 3 classes"} <= set(texts)
@@ -183,13 +185,13 @@ def test_the_weakest_classes_and_the_most_frequent_confusions_come_first():
         (lambda: confused_classes([]), "no confused pair"),
     ],
 )
-def test_nothing_to_draw_is_refused(draw, message):
+def test_a_figure_without_anything_to_draw_is_refused(draw, message):
     with pytest.raises(ValueError, match=message):
         draw()
 
 
 @pytest.mark.parametrize("edges", [(0.0, 1.0, 2.0), (1.0, 0.0), (0.0, math.nan)])
-def test_edges_that_do_not_fit_are_refused(edges):
-    none = np.zeros(0)
+def test_edges_that_do_not_fit_the_bins_are_refused(edges):
+    empty = np.zeros(0)
     with pytest.raises(ValueError, match="ascending edges"):
-        score_histograms(PairCounts(none, none, none, 1, 1, np.array(edges), np.array([1]), np.array([1])))
+        score_histograms(PairCounts(empty, empty, empty, 1, 1, np.array(edges), np.array([1]), np.array([1])))

@@ -7,7 +7,7 @@ import pytest
 
 
 def open_browser(width: int = 1280, height: int = 900, scheme: str = "light"):
-    """Chromium with its log and all requests recorded; skips the test where it is not installed."""
+    """Return a Chromium that records its log and all requests; skip the test where it is not installed."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
@@ -27,11 +27,13 @@ def open_browser(width: int = 1280, height: int = 900, scheme: str = "light"):
 
 
 def resize(browser, width: int, height: int) -> None:
+    """Give the page the size of a window; a narrow one is a telephone."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
 def emulate(browser, scheme: str) -> None:
+    """Let the page prefer the colours "light" or "dark"."""
     features = [
         {"name": "prefers-color-scheme", "value": scheme},
         {"name": "prefers-reduced-motion", "value": "reduce"},  # what is scrolled to can be clicked at once
@@ -39,7 +41,7 @@ def emulate(browser, scheme: str) -> None:
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
 
-# contrast of every text with what is behind it, by the formula of WCAG 2.2
+# A script that lists the texts whose contrast with their background is too low, by the formula of WCAG 2.2.
 CONTRAST = """
 const channel = (c) => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
 const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);

@@ -9,17 +9,17 @@ import torch
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from fewshot_callbacks.report.items import LONGEST_TEXT, Items, Thumbnails, data_uri, image_files, pictures_of_files
+from fewshot_callbacks.report.items import MAX_TEXT, Items, Thumbnails, data_uri, image_files, pictures_of_files
 
 
-def draw(path, colour=0, size=(40, 30)):
+def save_grey_image(path, colour=0, size=(40, 30)):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("L", size, colour).save(path)
 
 
 def test_folders_of_classes_are_read_as_torchvision_reads_them(tmp_path):
     for name in ("b/2.png", "b/10.jpg", "a/z.png", "a/deep/y.png", "a/deep.png", "C/x.jpeg"):
-        draw(tmp_path / name)
+        save_grey_image(tmp_path / name)
     (tmp_path / "a/notes.txt").write_text("no image")
     assert [str(path) for path in image_files(tmp_path)] == [path for path, _ in ImageFolder(str(tmp_path)).samples]
 
@@ -29,18 +29,18 @@ def test_a_folder_of_images_is_sorted_by_name_and_one_without_is_refused(tmp_pat
         with pytest.raises(ValueError, match="Pass the folder that holds"):
             image_files(folder)
     for name in ("b.png", "a.png", "10.png"):
-        draw(tmp_path / name)
+        save_grey_image(tmp_path / name)
     assert [path.name for path in image_files(tmp_path)] == ["10.png", "a.png", "b.png"]
 
 
 def test_a_large_photograph_is_decoded_small(tmp_path):
-    draw(tmp_path / "photo.jpg", 90, (1600, 1200))
+    save_grey_image(tmp_path / "photo.jpg", 90, (1600, 1200))
     image = pictures_of_files([tmp_path / "photo.jpg"], 96)(0)
     assert max(image.size) < 800
     assert image.convert("L").getpixel((0, 0)) == pytest.approx(90, abs=2)
 
 
-def test_only_the_formats_of_images_are_opened(tmp_path):
+def test_a_file_of_another_format_with_the_name_of_an_image_is_refused(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "1.eps")
     (tmp_path / "1.eps").rename(tmp_path / "1.jpg")
     with pytest.raises(ValueError, match="cannot identify"):
@@ -80,9 +80,9 @@ def test_large_images_keep_their_shape_and_transparent_ones_lie_on_white():
     assert (picture.size, picture.getpixel((0, 0))) == ((96, 48), (255, 255, 255))
 
 
-def test_each_item_is_kept_once_and_the_first_find_room():
-    drawn = np.random.default_rng(0).integers(0, 255, (50, 40, 40), dtype=np.uint8)
-    items = Items(None, [0] * 50, picture=lambda index: drawn[index])
+def test_each_item_is_kept_once_and_the_first_items_fit():
+    images = np.random.default_rng(0).integers(0, 255, (50, 40, 40), dtype=np.uint8)
+    items = Items(None, [0] * 50, picture=lambda index: images[index])
     thumbnails = Thumbnails([items], 96, 20_000)
     thumbnails.add([(0, 3), (0, 3), *((0, index) for index in range(50))])
     assert list(thumbnails.images)[:2] == ["0-3", "0-0"]
@@ -90,7 +90,7 @@ def test_each_item_is_kept_once_and_the_first_find_room():
     assert sum(map(len, thumbnails.images.values())) <= 20_000
 
 
-def test_texts_are_shortened_and_failures_named():
+def test_long_texts_are_cut_and_failures_name_the_item_and_its_file():
     def shown(index):
         if index == 1:
             raise OSError("gone")
@@ -98,5 +98,5 @@ def test_texts_are_shortened_and_failures_named():
 
     thumbnails = Thumbnails([Items(None, [0, 0], "queries", shown, ["a.txt", "b.txt"])], 96, 10_000)
     thumbnails.add([(0, 0), (0, 1)])
-    assert len(thumbnails.texts["0-0"]) == LONGEST_TEXT
+    assert len(thumbnails.texts["0-0"]) == MAX_TEXT
     assert thumbnails.failures == ["queries 1 (\u2068b.txt\u2069): OSError: gone"]  # its own direction

@@ -20,12 +20,14 @@ from fewshot_callbacks.report import Items, Model, ReportSettings, pictures_of_f
 from fewshot_callbacks.report.page import write_whole
 from tests.report.browser import CONTRAST, emulate, open_browser, resize
 
-EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
-NAMES = [EVIL, "eagle owl", "{{ 7 * 7 }}", "Ω & <b>bold</b>", *(f"class {n}" for n in range(60))]
-WRONG, COPIES = (5, 77, 130), ((0, 3), (40, 41))
+MARKUP = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+NAMES = [MARKUP, "eagle owl", "{{ 7 * 7 }}", "Ω & <b>bold</b>", *(f"class {n}" for n in range(60))]
+MISLABELLED = (5, 77, 130)
+# Queries and the training items that are copies of them.
+COPIES = ((0, 3), (40, 41))
 
 
-def vectors(noise, seed=0, per_class=5):
+def noisy_classes(noise, seed=0, per_class=5):
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(len(NAMES), 16, generator=generator)
     rows = centres.repeat_interleave(per_class, 0)
@@ -35,10 +37,11 @@ def vectors(noise, seed=0, per_class=5):
 @pytest.fixture(scope="module")
 def example(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    embeddings, labels = vectors(0.45), [name for name in NAMES for _ in range(5)]
-    for index in WRONG:
+    embeddings = noisy_classes(0.45)
+    labels = [name for name in NAMES for _ in range(5)]
+    for index in MISLABELLED:
         labels[index] = NAMES[(index // 5 + 7) % len(NAMES)]
-    train = vectors(0.45, seed=1)[:50]
+    train = noisy_classes(0.45, seed=1)[:50]
     for query, item in COPIES:
         train[item] = embeddings[query]
     files = [folder / f"{index:03}.png" for index in range(len(labels))]
@@ -52,7 +55,7 @@ def example(tmp_path_factory):
     weaker = embeddings + 0.6 * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(2))
     other = Model(evaluate_retrieval(weaker, labels, metrics=metrics), Items(weaker, labels), name="weaker")
     split = Items(train, ["train"] * 50, "training items")
-    words = {"title": f"Report {EVIL}", "name": EVIL}
+    words = {"title": f"Report {MARKUP}", "name": MARKUP}
     written = write_report(folder / "report.html", report, items, train=split, other=other, **words)
     html = written.path.read_text(encoding="utf-8")
     data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])
@@ -75,38 +78,38 @@ def page(browser, example):
     return browser
 
 
-def text(page, name):
+def text_of(page, name):
     return page.find_element("id", name).get_attribute("textContent")
 
 
-def to_threshold(page, index):
+def move_to_threshold(page, index):
     page.execute_script(
         "const s = document.getElementById('slider'); s.value = arguments[0]; s.dispatchEvent(new Event('input'));",
         index,
     )
 
 
-def rows(page):
+def class_rows(page):
     return page.execute_script(
         "return [...document.querySelectorAll('#class-table tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
     )
 
 
-def write(page, name, words):
+def type_into(page, name, words):
     field = page.find_element("id", name)
     field.clear()
     field.send_keys(words)
 
 
-def test_what_is_found_is_what_was_put_in(example):
-    listed = [int(each["item"].partition("-")[2]) for each in example.data["suspects"]]
-    assert set(listed[: len(WRONG)]) == set(WRONG)
+def test_mislabelled_items_and_copies_in_the_training_set_are_found(example):
+    listed = [int(suspect["item"].partition("-")[2]) for suspect in example.data["suspects"]]
+    assert set(listed[: len(MISLABELLED)]) == set(MISLABELLED)
     between = next(group for group in example.data["duplicates"] if "between" in group["kind"])
     assert {tuple(int(name.partition("-")[2]) for name in pair[:2]) for pair in between["pairs"]} >= set(COPIES)
     assert [pair[2] for pair in between["pairs"][:2]] == [1.0, 1.0]
 
 
-def test_nothing_in_it_asks_the_network(example):
+def test_the_page_names_no_address_to_load_from(example):
     html = example.html
     assert not re.findall(r"""(?:src|href|action|url\()\s*=?\s*["'(]?(?:https?:)?//""", html)
     assert set(re.findall(r"https?://[^\s\"'<>]+", html)) <= {"http://www.w3.org/2000/svg"}  # a name of a namespace
@@ -114,33 +117,36 @@ def test_nothing_in_it_asks_the_network(example):
 
 
 def test_pictures_that_cannot_be_read_are_named_and_the_others_shown(example):
-    assert any("007.png" in said and "008.png" in said and "2 pictures" in said for said in example.left_out)
+    assert any("007.png" in line and "008.png" in line and "2 pictures" in line for line in example.left_out)
     assert len(example.data["images"]) > 200
     assert "Pictures are turned upright, as their Exif tags say; what is transparent lies on <bdi>white" in example.html
 
 
-def test_size_is_told_and_bounded(example, tmp_path):
+def test_the_page_tells_its_size_and_keeps_below_max_mb(example, tmp_path):
     assert example.size == example.path.stat().st_size
     assert f"{example.size / 1e6:.1f} MB" in example.html or f"{example.size / 1e3:.0f} kB" in example.html
     items = Items(example.embeddings, example.labels, picture=lambda _: torch.rand(3, 90, 90))
     small = write_report(tmp_path / "small.html", example.report, items, settings=ReportSettings(max_mb=0.4))
     assert small.size < 0.4e6
-    assert any("did not fit into" in said for said in small.left_out)
+    assert any("did not fit into" in line for line in small.left_out)
 
 
-def test_many_classes_and_many_queries_are_sampled_and_said(example, tmp_path):
+def test_the_report_says_that_queries_are_sampled(example, tmp_path):
     settings = ReportSettings(worst=5, searchable=10, suspects=0, duplicates=0, confusion_queries=50)
     items = Items(example.embeddings, example.labels)
-    said = write_report(tmp_path / "few.html", example.report, items, settings=settings).left_out
-    assert any("15 of 320 queries" in each or "14 of 320 queries" in each for each in said)
-    assert any("sample of 50 queries" in each for each in said)
+    left_out = write_report(tmp_path / "few.html", example.report, items, settings=settings).left_out
+    assert any("15 of 320 queries" in line or "14 of 320 queries" in line for line in left_out)
+    assert any("sample of 50 queries" in line for line in left_out)
 
 
 @pytest.mark.parametrize("similarity", ["euclidean", "hamming"])
-def test_every_similarity_and_a_gallery(similarity, tmp_path):
-    rows, labels = vectors(0.5), torch.arange(len(NAMES)).repeat_interleave(5)
-    rows = (rows > 0).float() if similarity == "hamming" else rows
-    ids, names = torch.arange(len(rows)), dict(enumerate(NAMES))
+def test_a_gallery_searched_by_each_similarity_has_a_report(similarity, tmp_path):
+    rows = noisy_classes(0.5)
+    if similarity == "hamming":
+        rows = (rows > 0).float()
+    labels = torch.arange(len(NAMES)).repeat_interleave(5)
+    ids = torch.arange(len(rows))
+    names = dict(enumerate(NAMES))
     query = ids % 5 == 0
     arguments = rows[query], labels[query], rows, labels
     report = evaluate_retrieval(*arguments, query_ids=ids[query], gallery_ids=ids, similarity=similarity)
@@ -155,7 +161,7 @@ def test_a_single_class_with_texts_instead_of_images_and_intervals_of_another_co
     items = Items(rows, ["one"] * 12, picture=lambda index: f"text {index}")
     report = evaluate_retrieval(rows, ["one"] * 12, confidence=0.9)
     written = write_report(tmp_path / "report.html", report, items)
-    assert any("Suspects are left out" in said for said in written.left_out)
+    assert any("Suspects are left out" in line for line in written.left_out)
     html = written.path.read_text(encoding="utf-8")
     assert "text 3" in html
     assert "90 % interval" in html
@@ -190,22 +196,24 @@ def test_an_interrupt_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     assert path.read_text() == "old"
 
 
-def test_nothing_is_fetched_and_nothing_fails(example, browser):
+def test_the_page_requests_nothing_and_logs_no_error(example, browser):
     browser.get_log("performance")
     browser.get(example.path.as_uri())
     time.sleep(0.5)
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    assert [url for url in asked if not url.startswith(("file://", "data:"))] == []
+    requested = [
+        event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"
+    ]
+    assert [url for url in requested if not url.startswith(("file://", "data:"))] == []
     assert browser.get_log("browser") == []
 
 
-def test_labels_are_text(page):
+def test_labels_are_shown_as_text_not_as_markup(page):
     assert page.title.startswith("Report </script>")
     assert "owned" not in page.title.partition("</script>")[0]
     assert page.execute_script("return document.querySelectorAll('b b, img[src=\"x\"]').length") == 0
-    write(page, "filter", "{{ 7")
-    assert rows(page)[0][0] == "{{ 7 * 7 }}"
+    type_into(page, "filter", "{{ 7")
+    assert class_rows(page)[0][0] == "{{ 7 * 7 }}"
 
 
 def test_names_are_kept_apart_from_the_numbers_beside_them(page):
@@ -216,20 +224,20 @@ def test_names_are_kept_apart_from_the_numbers_beside_them(page):
 
 
 @pytest.mark.parametrize("share", [0.2, 0.95])
-def test_numbers_follow_the_threshold(page, example, share):
+def test_the_numbers_are_those_of_the_chosen_threshold(page, example, share):
     counts = example.report.pair_counts
     index = int(share * (len(counts.thresholds) - 1))
-    to_threshold(page, index)
+    move_to_threshold(page, index)
     threshold = float(counts.thresholds[index])
     exact = evaluate_retrieval(example.embeddings, example.labels, threshold=threshold, label_groups=None)
-    assert float(text(page, "at-threshold")) == pytest.approx(threshold, abs=1e-4)
+    assert float(text_of(page, "at-threshold")) == pytest.approx(threshold, abs=1e-4)
     for name, value in (("precision", exact["precision"]), ("recall", exact["recall"]), ("f1", exact["f1"])):
-        assert float(text(page, f"at-{name}")) == pytest.approx(value, abs=2e-3)
+        assert float(text_of(page, f"at-{name}")) == pytest.approx(value, abs=2e-3)
     matches = exact.decision.false_positives / counts.irrelevant
-    assert float(text(page, "at-fmr")) == pytest.approx(matches, rel=0.01, abs=1e-5)
-    assert float(text(page, "at-fnmr")) == pytest.approx(1 - exact["recall"], abs=2e-3)
+    assert float(text_of(page, "at-fmr")) == pytest.approx(matches, rel=0.01, abs=1e-5)
+    assert float(text_of(page, "at-fnmr")) == pytest.approx(1 - exact["recall"], abs=2e-3)
     time.sleep(0.5)
-    assert text(page, "at-precision") in text(page, "spoken")
+    assert text_of(page, "at-precision") in text_of(page, "spoken")
 
 
 def test_operating_points_are_exact(page, example):
@@ -237,15 +245,15 @@ def test_operating_points_are_exact(page, example):
     assert [button.text for button in buttons] == ["best F1", "precision 0.5", "precision 0.9", "equal errors"]
     buttons[1].click()
     point = example.report.at_precision[0.5]
-    assert float(text(page, "at-recall")) == pytest.approx(point.recall, abs=5.1e-5)
+    assert float(text_of(page, "at-recall")) == pytest.approx(point.recall, abs=5.1e-5)
     assert buttons[1].get_attribute("aria-pressed") == "true"
 
 
 def test_the_threshold_moves_by_keyboard_and_by_dragging_the_figure(page):
     slider = page.find_element("id", "slider")
-    before = text(page, "at-threshold")
+    before = text_of(page, "at-threshold")
     slider.send_keys("\ue012")  # arrow to the left
-    assert float(text(page, "at-threshold")) < float(before)
+    assert float(text_of(page, "at-threshold")) < float(before)
     figure = page.find_element("css selector", "#scores svg")
     from selenium.webdriver import ActionChains
 
@@ -253,41 +261,43 @@ def test_the_threshold_moves_by_keyboard_and_by_dragging_the_figure(page):
         "arguments[0].scrollIntoView({block: 'end'})", figure
     )  # not below the numbers, which stay in view
     ActionChains(page).drag_and_drop_by_offset(figure, -60, 0).perform()
-    moved = float(text(page, "at-threshold"))
+    moved = float(text_of(page, "at-threshold"))
     ActionChains(page).drag_and_drop_by_offset(figure, 40, 0).perform()
-    assert float(text(page, "at-threshold")) > moved
+    assert float(text_of(page, "at-threshold")) > moved
 
 
 def test_the_table_sorts_filters_and_grows(page, example):
-    assert len(rows(page)) == 50
-    values = [float(row[2]) for row in rows(page)]
+    assert len(class_rows(page)) == 50
+    values = [float(row[2]) for row in class_rows(page)]
     assert values == sorted(values)
     page.find_element("css selector", "#class-table th:nth-child(1) button").send_keys("\ue007")  # enter
     head = page.find_element("css selector", "#class-table th:nth-child(1)")
     assert head.get_attribute("aria-sort") == "ascending"
     page.find_element("id", "more-classes").click()
-    assert len(rows(page)) == len(NAMES)
-    write(page, "filter", "EAGLE")
-    assert [row[0] for row in rows(page)] == ["eagle owl"]
+    assert len(class_rows(page)) == len(NAMES)
+    type_into(page, "filter", "EAGLE")
+    assert [row[0] for row in class_rows(page)] == ["eagle owl"]
     label = example.report.label_names.index("eagle owl")
-    own = example.report.query_labels == label
-    assert float(rows(page)[0][2]) == pytest.approx(float(example.report.per_query["mAP"][own].mean()), abs=5.1e-4)
+    is_owl = example.report.query_labels == label
+    assert float(class_rows(page)[0][2]) == pytest.approx(
+        float(example.report.per_query["mAP"][is_owl].mean()), abs=5.1e-4
+    )
 
 
 def test_search_finds_queries_by_label_and_by_number(page, example):
     shown = "return [...document.querySelectorAll('#panels .panel')].map(p => p.querySelector('h4').textContent)"
     worst = page.execute_script(shown)
     assert len(worst) == 12
-    write(page, "search", "eagle owl")
+    type_into(page, "search", "eagle owl")
     found = page.execute_script(shown)
     assert found
     assert all(head.startswith("eagle owl") for head in found)
     query = example.data["panels"][-1]["query"].partition("-")[2]
-    write(page, "search", query)
+    type_into(page, "search", query)
     assert any(f"{int(query):03}.png" in head for head in page.execute_script(shown))
-    write(page, "search", "no such label")
+    type_into(page, "search", "no such label")
     assert page.execute_script(shown) == []
-    assert text(page, "search-count").startswith("0 of")
+    assert text_of(page, "search-count").startswith("0 of")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (768, "light"), (1280, "light")])
@@ -319,7 +329,7 @@ def test_pictures_and_fields_have_names(page):
 
 
 def test_a_meaning_is_understood_without_the_row_above_it():
-    """Anybody may ask for one metric alone."""
+    """A report may show one metric alone."""
     words = re.compile(r"^the same\b|\bof these two\b|\bfor these\b|\bthe same thresholds\b", re.IGNORECASE)
     for metric in (*METRICS, *TRIAL_METRICS, *IDENTIFICATION_METRICS):
         assert not words.search(metric.meaning)
@@ -343,6 +353,6 @@ def test_a_report_of_trials_can_be_read_on_a_telephone_and_its_figures_stand_apa
     resize(browser, 1280, 900)
     browser.get(path.as_uri())
     assert all(row["height"] < 70 for row in browser.execute_script(ROWS))
-    one, other = browser.execute_script(FIGURES)
-    assert other["left"] - one["right"] >= 8 or other["top"] - one["bottom"] >= 8
+    first, second = browser.execute_script(FIGURES)
+    assert second["left"] - first["right"] >= 8 or second["top"] - first["bottom"] >= 8
     assert browser.get_log("browser") == []
