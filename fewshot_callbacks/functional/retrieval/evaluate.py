@@ -55,7 +55,7 @@ from fewshot_callbacks.functional.statistics import (
     macro_mean,
     macro_mean_interval,
 )
-from fewshot_callbacks.sources.stored_rows import in_memory
+from fewshot_callbacks.sources.stored_rows import as_one_tensor
 
 _CALL = "evaluate_retrieval"
 
@@ -497,9 +497,9 @@ def _prototype_accuracy(
     """Nearest-prototype accuracy of the queries of this process that are evaluated."""
     evaluated = inputs if inputs.same_set else asked  # a drawn query is left out of its own class's mean, too
     values = nearest_prototype(  # on the CPU, where the embeddings are
-        in_memory(evaluated.queries),
+        as_one_tensor(evaluated.queries),
         evaluated.own_query_labels,
-        in_memory(inputs.gallery),
+        as_one_tensor(inputs.gallery),
         inputs.own_gallery_labels,
         similarity=settings.similarity,
         same_set=inputs.same_set,
