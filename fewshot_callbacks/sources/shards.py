@@ -108,7 +108,7 @@ class Shards:
         offset: float = 0.0,
     ) -> None:
         found = find_shards(paths)
-        self.files = tuple(found.files)
+        self.files = found.files
         self._stamps = [file_stamp(file) for file in self.files]
         self._lock = Lock()
         self._opened = lru_cache(_OPEN_FILES)(self._open)
@@ -132,8 +132,8 @@ class Shards:
 
         # A column in several files of its own has the order of these, as the vectors have that of theirs.
         whole = [argument for argument in given if argument not in beside and len(parts[argument]) == 1]
-        order = found.of_order(whole)
-        self.notes = (*found.passed_over, *([order] if order else []))
+        order = found.note_on_order(whole)
+        self.notes = (*found.notes, *([order] if order else []))
 
     def __len__(self) -> int:
         return self._starts[-1]
