@@ -11,8 +11,8 @@ from numba.core.dispatcher import Dispatcher
 
 import fewshot_callbacks.functional  # noqa: F401 - imports all loops
 from fewshot_callbacks.engine import compiled
-from fewshot_callbacks.system.compile_notice import words_of
-from fewshot_callbacks.system.loop_cache import described
+from fewshot_callbacks.system.compile_notice import notice_for
+from fewshot_callbacks.system.loop_cache import describe_loop
 
 FORKED = """
 import multiprocessing, os, sys
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from fewshot_callbacks import discriminant_ratio
 from fewshot_callbacks.system import compile_notice
-compile_notice.AFTER = 0.0  # a machine may need less than two seconds
+compile_notice.NOTICE_AFTER = 0.0  # a machine may need less than two seconds
 
 def measured(dtype):
     assert float(discriminant_ratio(torch.arange(12, dtype=dtype).sqrt().reshape(6, 2), torch.arange(6) // 3)) > 0
@@ -59,14 +59,14 @@ def test_compiling_is_said_once_by_the_first_process_and_not_with_a_warm_cache(t
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", FORKED]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    words = words_of("fewshot_callbacks.functional._scatter_kernel")
+    words = notice_for("fewshot_callbacks.functional._scatter_kernel")
     assert done.stderr.split("\n")[:-1] == ["worker", "another_rank", "twice", words, "twice"]
 
 
 def test_it_is_said_what_is_compiled():
     """A first evaluation, J and a search for neighbours each compile loops of their own, and each says which."""
     modules = ("engine.counting", "engine.nearest", "engine.relevance", "functional._scatter_kernel")
-    said = [words_of(f"fewshot_callbacks.{module}") for module in modules]
+    said = [notice_for(f"fewshot_callbacks.{module}") for module in modules]
     assert len(set(said)) == len(modules)
     for words, what in zip(said, ("exact retrieval", "nearest", "judgements", "J"), strict=True):
         assert f"compiles its loops for {what}" in words
@@ -301,5 +301,5 @@ def test_old_loops_are_removed_and_files_of_others_are_not(engine, tmp_path):
 def test_it_is_known_what_each_loop_of_the_package_depends_on():
     modules = [sys.modules[name] for name in sys.modules if name.startswith("fewshot_callbacks.")]
     loops = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, Dispatcher)}
-    descriptions = ["\n".join(described(loop)) for loop in loops.values()]
+    descriptions = ["\n".join(describe_loop(loop)) for loop in loops.values()]
     assert len(set(descriptions)) == len(descriptions) > 40

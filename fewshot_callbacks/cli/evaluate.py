@@ -513,7 +513,7 @@ def moments_of(rows: Any, labels: Any) -> ClassMoments:
     if isinstance(rows, np.ndarray):
         return ClassMoments.of(torch.as_tensor(rows), labels)
     moments = ClassMoments.nothing(rows.shape[1])
-    for some, part in StoredRows(rows, PIECES_OF_J).pieces():
+    for some, part in StoredRows(rows, PIECES_OF_J).chunks():
         moments = moments.merge(ClassMoments.of(part, labels[some]))
     return moments
 

@@ -215,7 +215,7 @@ def refuse_non_finite(bad: Tensor, items: int, name: str, call: str, where: str 
 def non_finite_rows(embeddings: Tensor | StoredRows) -> Tensor:
     """Find the indices of rows with NaN or Inf, in slices: one mask of the whole matrix would take a quarter of it."""
     if isinstance(embeddings, StoredRows):
-        return torch.cat([some.start + non_finite_rows(rows) for some, rows in embeddings.pieces()])
+        return torch.cat([some.start + non_finite_rows(rows) for some, rows in embeddings.chunks()])
     if embeddings.dtype in (torch.float32, torch.float64) and bool(embeddings.sum().isfinite()):
         return torch.empty(0, dtype=torch.int64, device=embeddings.device)  # the sum of all, a third of the time
     rows = max(1, 2**16 // max(1, embeddings.shape[1]))  # 0.5 MB in float64

@@ -112,7 +112,7 @@ def hashes_of(rows: Tensor | StoredRows, dtype: torch.dtype) -> Ints:
 
 
 def _pieces(rows: StoredRows) -> Iterable[Tensor]:
-    return (part for _, part in rows.pieces())
+    return (part for _, part in rows.chunks())
 
 
 def count_copies(
@@ -192,7 +192,7 @@ def count_coarse(rows: Tensor | StoredRows, labels: Ints, hashes: Ints) -> Int[n
         frequent of their column, such as the zeros of a rectifier; rows whose numbers are all of one size, and all rows.
     """
     if isinstance(rows, StoredRows):  # a part that is read in one go
-        some = slice(0, min(len(rows), rows.piece))
+        some = slice(0, min(len(rows), rows.chunk_rows))
         rows, labels, hashes = rows.read(some), labels[some], hashes[some]
     order = np.lexsort((hashes, labels))
     different = np.flatnonzero(hashes[order][1:] != hashes[order][:-1])

@@ -5,6 +5,7 @@ A *source* of embeddings is whatever has three members: `shape`, which is (rows,
 are sources as they are, and so are `Shards`.
 """
 
-from fewshot_callbacks.sources.shards import ChosenRows, Shards
+from fewshot_callbacks.sources.chosen_rows import ChosenRows
+from fewshot_callbacks.sources.shards import Shards
 
 __all__ = ["ChosenRows", "Shards"]

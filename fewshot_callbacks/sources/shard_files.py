@@ -7,40 +7,39 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fewshot_callbacks.files.names import describe_system_names, is_system_name, natural_sort_key
+from fewshot_callbacks.sources.formats import FORMATS
 
-ENDINGS = (".npy", ".npz", ".parquet", ".arrow", ".feather", ".safetensors")
-KINDS = ", ".join(ENDINGS)
-# What the package datasets calls the result of a `map` that it keeps beside the data.
-_CACHED = re.compile(r"cache-[0-9a-f]{16}.*\.arrow")
+_ENDINGS = ", ".join(FORMATS)
+# The package datasets gives such names to results of `map` that it keeps beside the data.
+_CACHE_NAME = re.compile(r"cache-[0-9a-f]{16}.*\.arrow")
 # Names that begin with these are passed over in a folder: Spark writes _SUCCESS and hidden checksums beside its files.
-_NOT_DATA = (".", "_")
+_HIDDEN_PREFIXES = (".", "_")
 
 
-@dataclass
-class ShardFiles:
-    """The files of shards.
+class ShardFiles(NamedTuple):
+    """The files of shards."""
 
-    Attributes:
-        files: The files, in the order of their rows.
-        passed_over: A sentence for each kind of file that is not read though it looks like a shard.
-        numbered: Two neighbouring files whose numbers have another order than their letters; None where there are none.
-    """
+    # in the order of their rows
+    files: tuple[Path, ...]
+    # a sentence for each kind of file that is not read though it looks like a shard
+    notes: tuple[str, ...] = ()
+    # two neighbouring files whose numbers have another order than their letters; None where there are none
+    reordered: tuple[Path, Path] | None = None
 
-    files: list[Path] = field(default_factory=list)
-    passed_over: list[str] = field(default_factory=list)
-    numbered: tuple[Path, Path] | None = None
+    def note_on_order(self, columns: Sequence[str]) -> str:
+        """Return a sentence about the order of the files; "" where letters have the same order, or no column depends on it.
 
-    def of_order(self, columns: Sequence[str]) -> str:
-        """Say in which order the files are read, where letters would have another and columns lie elsewhere."""
-        if self.numbered is None or not columns:
+        Args:
+            columns: The columns that are not in the files.
+        """
+        if self.reordered is None or not columns:
             return ""
-        first, second = self.numbered
+        first, second = self.reordered
         return (
             f"the files are read in the order of their numbers, {first.name} before {second.name}, and not in that of their "
             f"letters. {' and '.join(columns)} must have the same order; a list of files has its own"
@@ -48,31 +47,23 @@ class ShardFiles:
 
 
 def find_shards(paths: Any) -> ShardFiles:
-    """List the files of a path, a folder, a glob or several of these.
+    """Return the files of a path, a folder, a glob or several of these.
 
     Raises:
         ValueError: There are none, one is of an unknown kind, a link that leads nowhere, or listed twice.
     """
-    found = ShardFiles()
-    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
-        name = os.path.expanduser(path)  # which a shell does not in quotes
-        if os.path.isdir(name):
-            found.files += _files_of_folder(Path(name), found)
-        elif os.path.lexists(name):  # a file that is there may have brackets in its name
-            found.files.append(Path(name))
-        else:
-            found.files += _files_of_glob(name, found)
-    if not found.files:
+    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    found = [_find_one(path) for path in listed]
+    files = tuple(file for some in found for file in some.files)
+    if not files:
         raise ValueError("there are no files in an empty list. Pass a file, a folder or a glob.")
-    for file in found.files:
+    for file in files:
         _refuse_broken_link(file)
-        if file.suffix.lower() not in ENDINGS:
-            raise ValueError(
-                f"{file} is none of {KINDS}. Save it as one of these; a pickle, as .pkl and .pt files are, can run any "
-                "code and is never loaded."
-            )
-    _refuse_twice(found.files)
-    return found
+        _refuse_unknown_format(file)
+    _refuse_twice(files)
+    notes = tuple(note for some in found for note in some.notes)
+    reordered = [some.reordered for some in found if some.reordered is not None]
+    return ShardFiles(files, notes, reordered[-1] if reordered else None)
 
 
 def file_stamp(file: Path) -> tuple[int, int]:
@@ -81,14 +72,24 @@ def file_stamp(file: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def _files_of_folder(folder: Path, found: ShardFiles) -> list[Path]:
-    """List the shards of a folder by the numbers in their names.
+def _find_one(path: str | os.PathLike[str]) -> ShardFiles:
+    """Return the files of one path, folder or glob."""
+    name = os.path.expanduser(path)  # a shell does not expand ~ in quotes
+    if os.path.isdir(name):
+        return _find_in_folder(Path(name))
+    if os.path.lexists(name):  # a file that exists may have brackets in its name
+        return ShardFiles((Path(name),))
+    return _find_by_glob(name)
+
+
+def _find_in_folder(folder: Path) -> ShardFiles:
+    """Return the shards of a folder in the order of their numbers, or those that its `state.json` lists.
 
     Raises:
         ValueError: There are none, or of several kinds.
     """
-    shards = [folder / name for name in os.listdir(folder) if Path(name).suffix.lower() in ENDINGS]
-    shards = [file for file in shards if file.is_symlink() or file.is_file()]
+    named = [folder / name for name in os.listdir(folder) if Path(name).suffix.lower() in FORMATS]
+    shards = [file for file in named if file.is_symlink() or file.is_file()]
     listed = _listed_by_datasets(folder)
     if listed:
         absent = [file for file in listed if not file.is_file()]
@@ -96,88 +97,91 @@ def _files_of_folder(folder: Path, found: ShardFiles) -> list[Path]:
             raise ValueError(
                 f"{folder / 'state.json'} lists {absent[0].name}, which is not there. Copy the whole folder."
             )
-        _say_unlisted([file for file in shards if file not in set(listed)], found)
-        return listed
-    hidden = [file for file in shards if file.name.startswith(_NOT_DATA)]
-    if hidden:
-        names = Counter(file.name for file in hidden)
-        found.passed_over.append(f"{folder}: {describe_system_names(names)}")
-    files = _without_repeats([file for file in shards if not file.name.startswith(_NOT_DATA)], found, asked_for="")
-    kinds = sorted({file.suffix.lower() for file in files})
+        return ShardFiles(tuple(listed), _note_on_caches([file for file in shards if file not in set(listed)]))
+    hidden = Counter(file.name for file in shards if file.name.startswith(_HIDDEN_PREFIXES))
+    found = _in_order([file for file in shards if file.name not in hidden], wants_caches=False)
+    kinds = sorted({file.suffix.lower() for file in found.files})
     if len(kinds) != 1:
-        holds = f"holds {' and '.join(kinds)} files" if kinds else f"holds no {KINDS} file"
+        holds = f"holds {' and '.join(kinds)} files" if kinds else f"holds no {_ENDINGS} file"
         raise ValueError(f"{folder} {holds}. Pass those that you mean as a glob, such as '{folder / '*.npy'}'.")
-    return files
+    return found._replace(notes=(*_note_on_system_names(folder, hidden), *found.notes))
 
 
-def _files_of_glob(pattern: str, found: ShardFiles) -> list[Path]:
-    """List the files of a glob by the numbers in their names.
+def _find_by_glob(pattern: str) -> ShardFiles:
+    """Return the files of a glob in the order of their numbers.
 
     Raises:
         ValueError: There are none.
     """
     parts = Path(pattern).parts
-    literal = next((place for place, part in enumerate(parts) if glob.has_magic(part)), len(parts))
-    # Whoever writes `.part-*` or `__MACOSX` means it.
-    meant = {part[:1] for part in parts[literal:]}
-    files, of_systems = [], Counter[str]()
+    # number of folders before the first wildcard
+    fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    # Whoever writes `.part-*` or `__MACOSX` wants such names.
+    wanted_prefixes = {part[:1] for part in parts[fixed:]}
+    files = []
+    system_names = Counter[str]()
     for match in glob.glob(pattern, recursive=True):
         file = Path(match)
         if file.is_dir() or not (file.is_symlink() or file.is_file()):
             continue
-        names = [part for part in file.parts[literal:] if is_system_name(part) and part[:1] not in meant]
-        if names:
-            of_systems[names[0]] += 1
+        unwanted = [part for part in file.parts[fixed:] if is_system_name(part) and part[:1] not in wanted_prefixes]
+        if unwanted:
+            system_names[unwanted[0]] += 1
         else:
             files.append(file)
-    if of_systems:
-        found.passed_over.append(f"{pattern}: {describe_system_names(of_systems)}")
     if not files:
         raise ValueError(f"{pattern} is no file, and as a glob it matches none. Pass a file, a folder or a glob.")
-    return _without_repeats(files, found, asked_for=parts[-1])
+    found = _in_order(files, wants_caches=parts[-1].startswith("cache"))
+    return found._replace(notes=(*_note_on_system_names(pattern, system_names), *found.notes))
 
 
-def _without_repeats(files: Iterable[Path], found: ShardFiles, *, asked_for: str) -> list[Path]:
-    """Return files in the order of their numbers: each once, and without the copies that the package datasets keeps."""
-    files = sorted(files, key=lambda file: natural_sort_key(str(file)))
-    for file in files:
+def _in_order(files: Sequence[Path], *, wants_caches: bool) -> ShardFiles:
+    """Return files in the order of their numbers, each once.
+
+    Args:
+        files: The files, in any order.
+        wants_caches: Whether results that the package datasets keeps beside its data are read as well.
+    """
+    by_numbers = sorted(files, key=lambda file: natural_sort_key(str(file)))
+    for file in by_numbers:
         _refuse_broken_link(file)
-    files = _without_caches(files, found, asked_for)
+    data = set(by_numbers) if wants_caches else _without_caches(by_numbers)
+    remaining = [file for file in by_numbers if file in data]
+    first_links = _without_second_links(remaining)
+    links = [file for file in remaining if file not in first_links]
+    chosen = [file for file in remaining if file in first_links]
+    notes = _note_on_caches([file for file in by_numbers if file not in data])
+    if links:
+        notes += (
+            f"{_counted(links, 'link')} to files that are read already, such as {links[0]}, "
+            f"{'is' if len(links) == 1 else 'are'} passed over",
+        )
+    pairs = zip(chosen, sorted(chosen, key=str), strict=True)
+    reordered = next(((by_number, by_letter) for by_number, by_letter in pairs if by_number != by_letter), None)
+    return ShardFiles(tuple(chosen), notes, reordered)
+
+
+def _without_caches(files: Sequence[Path]) -> set[Path]:
+    """Return files without the results that the package datasets keeps beside its data; all of a folder of such results."""
+    by_folder: dict[Path, list[Path]] = defaultdict(list)
+    for file in files:
+        by_folder[file.parent].append(file)
+    data: set[Path] = set()
+    for folder, in_folder in by_folder.items():
+        listed = set(_listed_by_datasets(folder)).intersection(in_folder)
+        no_caches = {file for file in in_folder if not _CACHE_NAME.fullmatch(file.name)}
+        data |= listed or no_caches or set(in_folder)
+    return data
+
+
+def _without_second_links(files: Sequence[Path]) -> set[Path]:
+    """Return one path for each file: that which is no link and lies behind none, or else the first."""
     by_target: dict[str, list[Path]] = defaultdict(list)
     for file in files:
         by_target[os.path.realpath(file)].append(file)
-    # What is no link itself and lies behind none, else the first.
-    own = {
+    return {
         next((file for file in same if os.path.abspath(file) == target), same[0]) for target, same in by_target.items()
     }
-    links = [file for file in files if file not in own]
-    if links:
-        found.passed_over.append(
-            f"{_counted(links, 'link')} to files that are read already, such as {links[0]}, "
-            f"{'is' if len(links) == 1 else 'are'} passed over"
-        )
-    files = [file for file in files if file in own]
-    by_letters = sorted(files, key=str)
-    if files != by_letters:
-        place = next(place for place, (one, other) in enumerate(zip(files, by_letters, strict=True)) if one != other)
-        found.numbered = files[place], by_letters[place]
-    return files
-
-
-def _without_caches(files: list[Path], found: ShardFiles, asked_for: str) -> list[Path]:
-    """Leave out the results that the package datasets keeps beside its data, unless they alone are asked for."""
-    kept: set[Path] = set()
-    folders: dict[Path, list[Path]] = defaultdict(list)
-    for file in files:
-        folders[file.parent].append(file)
-    for folder, inside in folders.items():
-        listed = set(_listed_by_datasets(folder))
-        data = [file for file in inside if file in listed] or [
-            file for file in inside if not _CACHED.fullmatch(file.name)
-        ]
-        kept |= set(data if data and not asked_for.startswith("cache") else inside)
-    _say_unlisted([file for file in files if file not in kept], found)
-    return [file for file in files if file in kept]
 
 
 def _listed_by_datasets(folder: Path) -> list[Path]:
@@ -189,16 +193,29 @@ def _listed_by_datasets(folder: Path) -> list[Path]:
         return []
 
 
-def _say_unlisted(files: Sequence[Path], found: ShardFiles) -> None:
-    if files:
-        found.passed_over.append(
-            f"{_counted(files, 'file')} that the package datasets keeps beside its data, such as {files[0]}, "
-            f"{'is' if len(files) == 1 else 'are'} passed over"
-        )
+def _note_on_caches(files: Sequence[Path]) -> tuple[str, ...]:
+    if not files:
+        return ()
+    return (
+        f"{_counted(files, 'file')} that the package datasets keeps beside its data, such as {files[0]}, "
+        f"{'is' if len(files) == 1 else 'are'} passed over",
+    )
+
+
+def _note_on_system_names(place: object, names: Counter[str]) -> tuple[str, ...]:
+    return (f"{place}: {describe_system_names(names)}",) if names else ()
 
 
 def _counted(files: Sequence[Path], noun: str) -> str:
     return f"{len(files):,} {noun}{'' if len(files) == 1 else 's'}"
+
+
+def _refuse_unknown_format(file: Path) -> None:
+    if file.suffix.lower() not in FORMATS:
+        raise ValueError(
+            f"{file} is none of {_ENDINGS}. Save it as one of these; a pickle, as .pkl and .pt files are, can run any "
+            "code and is never loaded."
+        )
 
 
 def _refuse_broken_link(file: Path) -> None:

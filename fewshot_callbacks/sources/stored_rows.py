@@ -1,4 +1,4 @@
-"""Rows of embeddings that stay where they are, in a file or a smaller type: a thread reads some of them ahead."""
+"""Rows of embeddings that stay where they are, in a file or in a smaller type, and are read in chunks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from mmap import mmap
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,92 +18,113 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-# What an evaluation can compute with as it is stored; PyTorch's bfloat16 has no counterpart in NumPy.
+# Types of numbers that an evaluation can compute with as they are stored. NumPy has no bfloat16.
 DTYPES = ("float16", "torch.bfloat16", "float32", "float64", "int8", "uint8")
-_NAMES = {name.removeprefix("torch.") for name in DTYPES}
-# Those that are converted before they are compared.
-_SMALL = _NAMES - {"float32", "float64"}
-# Share of the budget for rows that stay in memory, and for those that are read: two pieces, their operand, and one in the
-# type in which it is stored. The rest is for everything else.
-RESIDENT_SHARE, READ_SHARE, PIECES = 0.2, 0.3, 4
-# Rows of a piece at least: less takes longer to begin than to read.
-LEAST_ROWS = 64
+_DTYPE_NAMES = {name.removeprefix("torch.") for name in DTYPES}
+# These are converted before they are compared.
+_CONVERTED = _DTYPE_NAMES - {"float32", "float64"}
+
+# Share of the budget for rows that stay in memory.
+RESIDENT_SHARE = 0.2
+# Share of the budget for rows that are read. It holds `CHUNKS_READ` chunks of float32: the chunk that is compared, the next
+# one, an operand of a product, and a chunk in the type in which it is stored.
+READ_SHARE = 0.3
+CHUNKS_READ = 4
+# Rows of a chunk at least: with less, the calls cost more than the reading.
+LEAST_CHUNK_ROWS = 64
 
 
 class StoredRows:
-    """Some neighbouring rows of a source: of what has `shape`, `dtype` and slices.
+    """Neighbouring rows of a source, which are read when they are needed.
 
     Args:
-        source: (rows, dim) of floating-point numbers or small integers.
-        memory: Budget in bytes of an evaluation.
+        source: (rows, dim) Floating-point numbers or small integers; has `shape`, `dtype` and slices.
+        memory: Budget of the evaluation in bytes.
         start: The first row.
-        stop: The row after the last; None for all.
+        stop: The row after the last; None for the end of the source.
+
+    Attributes:
+        shape: (rows, dim), also as a length, `dim` and `ndim`.
+        dtype: The type in which rows are compared: float64 for float64, otherwise float32, which holds each number of the
+            smaller types.
+        resident_rows: Number of rows that may stay in memory.
+        chunk_rows: Number of rows that are read at a time.
+        remaining_share: Share of the budget that is left for everything else.
     """
 
     def __init__(self, source: Any, memory: float, start: int = 0, stop: int | None = None) -> None:
-        self.source, self.start = source, start
+        self.source = source
+        self.start = start
         self.stop = int(source.shape[0]) if stop is None else stop
-        self.dim, memory = int(source.shape[1]), min(memory, 2.0**60)
-        self.shape, self.ndim = (self.stop - self.start, self.dim), 2
-        # small integers and halves are compared as float32, which holds each of them
-        self.dtype = torch.float64 if str(source.dtype).endswith("float64") else torch.float32
-        self.resident = min(len(self), int(RESIDENT_SHARE * memory / (4 * self.dim)))
-        self.piece = max(LEAST_ROWS, int(READ_SHARE * memory / (PIECES * 4 * self.dim)))
-        self.share = 1 - RESIDENT_SHARE - READ_SHARE
+        self.dim = int(source.shape[1])
+        self.ndim = 2
+        self.shape = (self.stop - self.start, self.dim)
+        is_double = str(source.dtype).endswith("float64")
+        self.dtype = torch.float64 if is_double else torch.float32
+        row_bytes = 4 * self.dim
+        finite_memory = min(memory, 2.0**60)
+        self.resident_rows = min(len(self), int(RESIDENT_SHARE * finite_memory / row_bytes))
+        self.chunk_rows = max(LEAST_CHUNK_ROWS, int(READ_SHARE * finite_memory / (CHUNKS_READ * row_bytes)))
+        self.remaining_share = 1 - RESIDENT_SHARE - READ_SHARE
 
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def read(self, some: slice, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a copy of some rows in the type in which they are compared."""
-        values = self.source[self.start + some.start : self.start + some.stop]
-        rows = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
-        return rows.detach().cpu().to(dtype or self.dtype).contiguous()
-
-    def pieces(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield all rows in their order, some at a time."""
-        return ahead(spans(0, len(self), self.piece), self.read)
-
     def __getitem__(self, rows: Tensor) -> Tensor:
-        """Return the rows of some indices, or of a mask."""
-        return self.pick((rows.nonzero().flatten() if rows.dtype == torch.bool else rows).numpy())
+        """Return rows by their indices, or by a mask."""
+        indices = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
+        return self.take(indices.numpy())
 
-    def pick(self, rows: NDArray[Any]) -> Tensor:
-        """Return some rows in the given order, from one reading in theirs."""
-        out = torch.empty(len(rows), self.dim, dtype=self.dtype)
-        for some, values in self.pieces():
-            here = np.flatnonzero((rows >= some.start) & (rows < some.stop))
-            out[torch.from_numpy(here)] = values[torch.from_numpy(rows[here] - some.start)]
-        return out
+    def read(self, rows: slice, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a copy of neighbouring rows.
 
-    def mapped(self) -> Tensor:
-        """Return all rows, mapped from a file: the source's own, or a copy that vanishes with the tensor.
+        Args:
+            rows: Which rows.
+            dtype: Type of the copy; by default that in which rows are compared.
+        """
+        values = self.source[self.start + rows.start : self.start + rows.stop]
+        tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+        return tensor.detach().cpu().to(dtype or self.dtype).contiguous()
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield all rows in their order, chunk by chunk, each with its place."""
+        return read_ahead(even_slices(0, len(self), self.chunk_rows), self.read)
+
+    def take(self, indices: NDArray[Any]) -> Tensor:
+        """Return (indices, dim) the rows of these indices. All rows are read once, in their order."""
+        taken = torch.empty(len(indices), self.dim, dtype=self.dtype)
+        for chunk, values in self.chunks():
+            in_chunk = np.flatnonzero((indices >= chunk.start) & (indices < chunk.stop))
+            taken[torch.from_numpy(in_chunk)] = values[torch.from_numpy(indices[in_chunk] - chunk.start)]
+        return taken
+
+    def memory_mapped(self) -> Tensor:
+        """Return (rows, dim) all rows, mapped from a file: that of the source, or a copy that vanishes with the tensor.
 
         Raises:
             ValueError: There is no room for the copy.
         """
-        values = self.source[self.start : self.stop] if _is_mapped(self.source) else None
-        if values is not None and values.dtype in (np.float32, np.float64) and values.flags.c_contiguous:
-            with warnings.catch_warnings():  # of PyTorch, that they may not be written to: nothing does
-                warnings.simplefilter("ignore", UserWarning)
-                return torch.from_numpy(values)
-        kind = np.float64 if self.dtype == torch.float64 else np.float32
-        # no buffer, whose rest would be written, and would fail, once more when the file is closed
+        if _is_mapped(self.source):
+            values = self.source[self.start : self.stop]
+            if values.dtype in (np.float32, np.float64) and values.flags.c_contiguous:
+                return _read_only_tensor(values)
+        dtype = np.float64 if self.dtype == torch.float64 else np.float32
+        # Without a buffer: after a failed write, closing the file would write the rest of the buffer, and fail again.
         with tempfile.TemporaryFile(buffering=0) as file:
             self._write(file)
-            return torch.from_numpy(np.memmap(file, kind, "r+", shape=self.shape))
+            return torch.from_numpy(np.memmap(file, dtype, "r+", shape=self.shape))
 
     def _write(self, file: IO[bytes]) -> None:
-        """Write all rows to a file, before it is mapped: a write to a map that has no room ends the process by a signal.
+        """Write all rows to a file before it is mapped: a full disk under a mapped file ends the process by a signal.
 
         Raises:
             ValueError: There is no room.
         """
-        for _, rows in self.pieces():
-            left = rows.numpy().data.cast("B")
+        for _, rows in self.chunks():
+            unwritten = rows.numpy().data.cast("B")
             try:
-                while left:  # a disk that becomes full takes a part
-                    left = left[file.write(left) :]
+                while unwritten:  # a disk that becomes full takes a part
+                    unwritten = unwritten[file.write(unwritten) :]
             except OSError as error:
                 megabytes = len(self) * self.dim * self.dtype.itemsize / 1e6
                 raise ValueError(
@@ -112,47 +134,83 @@ class StoredRows:
                 ) from error
 
 
+def as_one_tensor(rows: Tensor | StoredRows) -> Tensor:
+    """Return rows as one tensor; stored rows are mapped from a file."""
+    return rows.memory_mapped() if isinstance(rows, StoredRows) else rows
+
+
 def is_source(rows: Any) -> bool:
-    """Find out whether these are rows that are read by slices, and no tensor or array that can be compared as it is."""
+    """Return whether rows are a source that is read by slices, and not compared as it is.
+
+    Tensors and arrays of float32 and float64 in memory are compared as they are.
+    """
     try:
-        axes, dtype = len(rows.shape), str(rows.dtype).removeprefix("torch.")
+        axes = len(rows.shape)
+        dtype = str(rows.dtype).removeprefix("torch.")
     except (AttributeError, TypeError):
         return False
-    if axes != 2 or not hasattr(rows, "__getitem__") or dtype not in _NAMES:
+    if axes != 2 or not hasattr(rows, "__getitem__") or dtype not in _DTYPE_NAMES:
         return False
     if isinstance(rows, Tensor):
-        return dtype in _SMALL and rows.layout == torch.strided and not rows.is_meta
-    if isinstance(rows, np.ndarray):  # masked arrays are read, and refused, elsewhere
-        return isinstance(rows, np.memmap) or (type(rows) is np.ndarray and dtype in _SMALL)
+        return dtype in _CONVERTED and rows.layout == torch.strided and not rows.is_meta
+    if isinstance(rows, np.memmap):
+        return True
+    if isinstance(rows, np.ndarray):
+        # A masked array is of a class of its own. It is refused elsewhere.
+        return type(rows) is np.ndarray and dtype in _CONVERTED
     return True
 
 
+def even_slices(start: int, stop: int, most: int) -> list[slice]:
+    """Return slices of about equal size that cover a range, each of at most `most` rows; none of an empty range.
+
+    Examples:
+        >>> even_slices(0, 10, 4)
+        [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
+    """
+    if stop <= start:
+        return []
+    count = max(1, math.ceil((stop - start) / most))
+    bounds = [start + (stop - start) * number // count for number in range(count + 1)]
+    return [slice(first, last) for first, last in pairwise(bounds)]
+
+
+class _Reading(NamedTuple, Generic[T]):
+    """Rows that a thread reads."""
+
+    rows: slice
+    values: Future[T]
+
+
+def read_ahead(slices: Iterable[slice], read: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
+    """Yield each slice with what is read of it, while a thread reads the next one.
+
+    Args:
+        slices: Which rows, in the order in which they are read.
+        read: Reads the rows of a slice.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        readings = (_Reading(rows, thread.submit(read, rows)) for rows in slices)
+        current = next(readings, None)
+        while current is not None:
+            following = next(readings, None)
+            yield current.rows, current.values.result()
+            # From here on nothing refers to the values, before the reading after the next one begins.
+            current = following
+
+
 def _is_mapped(source: Any) -> bool:
-    """Find out whether the rows of a source are those of one mapped file, so that a slice of all reads none."""
-    rows = source[0:1] if len(getattr(source, "files", ("one",))) == 1 else None
-    while isinstance(rows, np.ndarray):
-        rows = rows.base
-    return isinstance(rows, mmap)
+    """Return whether all rows of a source are those of one mapped file, so that a slice reads nothing."""
+    if len(getattr(source, "files", ["one file"])) != 1:
+        return False
+    base = source[0:1]
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, mmap)
 
 
-def in_memory(rows: Tensor | StoredRows) -> Tensor:
-    """Return rows as a tensor, which a file may hold."""
-    return rows.mapped() if isinstance(rows, StoredRows) else rows
-
-
-def spans(start: int, stop: int, rows: int) -> list[slice]:
-    """Return slices of about equal size that cover a range, each of at most so many rows."""
-    pieces = max(1, math.ceil((stop - start) / rows))
-    ends = [start + (stop - start) * piece // pieces for piece in range(pieces + 1)]
-    return [slice(*ends[piece : piece + 2]) for piece in range(pieces)] if stop > start else []
-
-
-def ahead(wanted: Iterable[slice], read: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
-    """Yield what is read of each slice, while a thread reads the next one."""
-    with ThreadPoolExecutor(1) as reader:
-        coming: tuple[slice, Future[T]] | None = None
-        for some in (*wanted, None):
-            following = None if some is None else (some, reader.submit(read, some))
-            if coming is not None:
-                yield coming[0], coming[1].result()
-            coming = following
+def _read_only_tensor(values: NDArray[Any]) -> Tensor:
+    """Return a tensor that shares the memory of an array. PyTorch warns that it may not be written to: nothing does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(values)

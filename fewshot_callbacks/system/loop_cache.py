@@ -4,8 +4,6 @@ Numba's own cache numbers its files and lists them in an index, which it writes 
 stands in for all that the loop depends on. Processes of two versions of the code, or two that compile at one moment,
 can so be given each other's loops. Here the name of a file is a hash of all that its loop was compiled from, as this
 process has it in memory, so that no process ever sees a loop of other code; and a file carries a hash of its content.
-
-It imports nothing of the package but how to say something, so that every layer with compiled loops can call it.
 """
 
 from __future__ import annotations
@@ -34,13 +32,14 @@ from numba.core.serialize import dumps
 from fewshot_callbacks.system.compile_notice import say_once
 
 # Stands at the beginning of every file that is written here.
-MARK = b"fewshot_callbacks compiled loop 1\n"
-# Files of a function that stay: its types, on several processors, of several versions of the code. Those that have not
-# been used for longest are removed when another one is written.
-MOST = 48
-# Seconds after which the rest of a file that a killed process was writing is removed.
-REST = 86400.0
+_MARK = b"fewshot_callbacks compiled loop 1\n"
+# Files of a function that stay: for several types, processors and versions of the code. When another one is written, those
+# are removed that were not used for longest.
+_MOST_FILES = 48
+# Seconds after which a file is removed that a killed process has left half written.
+_UNFINISHED_SECONDS = 86400.0
 
+_DIGEST_BYTES = 32
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
@@ -79,7 +78,7 @@ class LoopCache(FunctionCache):
         self._folder = Path(self.cache_path)
         name = f"{loop.py_func.__module__}.{loop.py_func.__qualname__}".replace("<", "").replace(">", "")
         self._name = name
-        self._own = re.compile(rf"{re.escape(name)}\.[0-9a-f]{{32}}\.nbc(?P<rest>\.[0-9a-f]+)?")
+        self._file_name = re.compile(rf"{re.escape(name)}\.[0-9a-f]{{32}}\.nbc(\.[0-9a-f]+)?")
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the loop for some types; None where none is kept, or a damaged one."""
@@ -89,8 +88,10 @@ class LoopCache(FunctionCache):
             return None
         try:
             content = file.read_bytes()
-            mark, digest, loop = content[: len(MARK)], content[len(MARK) :][:32], content[len(MARK) + 32 :]
-            if mark != MARK or hashlib.sha256(loop).digest() != digest:
+            mark = content[: len(_MARK)]
+            digest = content[len(_MARK) :][:_DIGEST_BYTES]
+            loop = content[len(_MARK) + _DIGEST_BYTES :]
+            if mark != _MARK or hashlib.sha256(loop).digest() != digest:
                 raise ValueError("it was cut or changed")
             loaded = self._impl.rebuild(target_context, pickle.loads(loop))
         except FileNotFoundError:
@@ -112,7 +113,7 @@ class LoopCache(FunctionCache):
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with new.open("xb") as opened:
-                opened.write(MARK + hashlib.sha256(loop).digest() + loop)
+                opened.write(_MARK + hashlib.sha256(loop).digest() + loop)
             new.replace(file)
             self._remove_oldest()
         except OSError as error:
@@ -126,13 +127,13 @@ class LoopCache(FunctionCache):
 
     def flush(self) -> None:
         """Remove all files of this function."""
-        for file, _ in self._kept():
+        for file, _ in self._files_by_use():
             file.unlink(missing_ok=True)
 
     def _file(self, sig: Any, codegen: Any) -> Path | None:
         """Return where a loop is kept; None where it is not known what it depends on, so that it must not be kept."""
         try:
-            code = "\n".join(described(self._loop))
+            code = "\n".join(describe_loop(self._loop))
         except _UnknownDependencyError:
             return None
         arguments, result = sigutils.normalize_signature(sig)
@@ -141,26 +142,27 @@ class LoopCache(FunctionCache):
         key = hashlib.sha256(f"{compiled_by}\n{compiled_for}\n{code}".encode()).hexdigest()[:32]
         return self._folder / f"{self._name}.{key}.nbc"
 
-    def _kept(self) -> list[tuple[Path, float]]:
-        """List the files of this function that were written here, and when they were used, the latest first."""
-        found = []
+    def _files_by_use(self) -> list[tuple[Path, float]]:
+        """Return the files of this function that were written here with the time of their last use, the latest first."""
+        files = []
         for file in self._folder.glob("*.nbc*"):
-            if self._own.fullmatch(file.name):
+            if self._file_name.fullmatch(file.name):
                 with suppress(OSError), file.open("rb") as opened:
-                    if opened.read(len(MARK)) in (MARK, b""):
-                        found.append((file, os.fstat(opened.fileno()).st_mtime))
-        return sorted(found, key=lambda each: -each[1])
+                    if opened.read(len(_MARK)) in (_MARK, b""):
+                        files.append((file, os.fstat(opened.fileno()).st_mtime))
+        return sorted(files, key=lambda file_and_time: -file_and_time[1])
 
     def _remove_oldest(self) -> None:
-        """Remove files beyond the number that stays, and what killed processes have left of theirs."""
-        kept = self._kept()
-        rests = [(file, used) for file, used in kept if file.suffix != ".nbc"]
-        old = [file for file, used in rests if used < time.time() - REST]
-        for file in [*[file for file, _ in kept if file.suffix == ".nbc"][MOST:], *old]:
+        """Remove files beyond the number that stays, and what killed processes have left half written."""
+        by_use = self._files_by_use()
+        whole = [file for file, _ in by_use if file.suffix == ".nbc"]
+        too_old = time.time() - _UNFINISHED_SECONDS
+        unfinished = [file for file, used in by_use if file.suffix != ".nbc" and used < too_old]
+        for file in [*whole[_MOST_FILES:], *unfinished]:
             file.unlink(missing_ok=True)
 
 
-def described(loop: Any) -> Iterator[str]:
+def describe_loop(loop: Any) -> Iterator[str]:
     """Yield what a loop is compiled from: its code, its constants, and those of all that it calls.
 
     Two loops of one description give the same machine code. Lines and comments take no part.
@@ -168,18 +170,18 @@ def described(loop: Any) -> Iterator[str]:
     Raises:
         _UnknownDependencyError: The code refers to a value of another kind than numbers, words, modules and functions.
     """
-    seen: dict[int, int] = {}
-    # what is still to be described; a function that calls itself is described once
+    # the identity of a function -> its number: a function that calls itself is described once
+    numbers: dict[int, int] = {}
     waiting: list[Any] = [loop]
     while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            yield f"function {seen[id(each)]}"
+        callee = waiting.pop()
+        if id(callee) in numbers:
+            yield f"function {numbers[id(callee)]}"
             continue
-        seen[id(each)] = len(seen)
-        function = each.py_func if isinstance(each, Dispatcher) else each
-        if isinstance(each, Dispatcher):
-            yield f"options {_described_options(each.targetoptions)}"
+        numbers[id(callee)] = len(numbers)
+        function = callee.py_func if isinstance(callee, Dispatcher) else callee
+        if isinstance(callee, Dispatcher):
+            yield f"options {_described_options(callee.targetoptions)}"
         yield from _described_code(function.__code__)
         yield f"defaults {_described_constant(function.__defaults__)}"
         named = list(_referred(function))

@@ -55,7 +55,7 @@ from fewshot_callbacks.functional.statistics import (
     macro_mean,
     macro_mean_interval,
 )
-from fewshot_callbacks.sources.stored_rows import in_memory
+from fewshot_callbacks.sources.stored_rows import as_one_tensor
 
 # The public function, for messages.
 _CALL = "evaluate_retrieval"
@@ -562,9 +562,9 @@ def _prototype_accuracy(
     # In one set, the queries are the gallery, which a sample does not hold: all are computed, and some are returned.
     queries = inputs if inputs.same_set else sample
     values = nearest_prototype(  # on the CPU, where the embeddings are
-        in_memory(queries.queries),
+        as_one_tensor(queries.queries),
         queries.own_query_labels,
-        in_memory(inputs.gallery),
+        as_one_tensor(inputs.gallery),
         inputs.own_gallery_labels,
         similarity=settings.similarity,
         same_set=inputs.same_set,

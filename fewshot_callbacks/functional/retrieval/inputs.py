@@ -46,7 +46,7 @@ from fewshot_callbacks.functional._repeated import (
 )
 from fewshot_callbacks.functional.retrieval import relevance as given_relevance
 from fewshot_callbacks.sources import ChosenRows, Shards
-from fewshot_callbacks.sources.stored_rows import StoredRows, in_memory, is_source
+from fewshot_callbacks.sources.stored_rows import StoredRows, as_one_tensor, is_source
 
 # Share of the budget beyond which rows of files are not loaded.
 LOADED_SHARE = 0.25
@@ -126,7 +126,7 @@ class RetrievalInputs:
     def vectors(self, similarity: Similarity, threads: int) -> Vectors:
         """Return both sets as they are compared."""
         gallery = None if self.is_one_set else self.gallery
-        return Vectors(in_memory(self.queries), gallery, similarity, threads=threads, processes=self.processes)
+        return Vectors(as_one_tensor(self.queries), gallery, similarity, threads=threads, processes=self.processes)
 
     def relevance(
         self,
@@ -647,7 +647,7 @@ def _checked_rows(rows: Tensor | StoredRows, *, as_codes: bool) -> tuple[Int[Ten
     if not isinstance(rows, StoredRows):
         return nothing if as_codes else non_finite_rows(rows), None
     bad, hashes = [nothing], [np.empty(0, np.int64)]
-    for some, values in rows.pieces():
+    for some, values in rows.chunks():
         bad.append(some.start + non_finite_rows(values))
         hashes.append(hashes_of(values, rows.dtype))
     return torch.cat(bad), np.concatenate(hashes)

@@ -1,0 +1,48 @@
+"""Columns of Arrow's own files, `.arrow` and `.feather`, and of its streams: memory-mapped, or a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fewshot_callbacks.sources.arrays import FileArrays
+from fewshot_callbacks.sources.arrow_columns import ArrowColumn
+from fewshot_callbacks.system.extras import required_extra
+
+# Begins every file. A stream begins otherwise, and has no index.
+_FILE_MARK = b"ARROW1"
+
+
+def open_arrow(file: Path) -> FileArrays:
+    """Return the columns of a file or a stream.
+
+    Both are read from their beginning. Batches that are not asked for are passed over by their heads.
+    """
+    with required_extra("files", f"a {file.suffix} file"):
+        arrow = import_module("pyarrow")
+    with file.open("rb") as opened:
+        is_stream = opened.read(len(_FILE_MARK)) != _FILE_MARK
+
+    def reader(columns: list[int]) -> Any:
+        """Return a reader of some columns; [] stands for all."""
+        source = arrow.memory_map(str(file))
+        options = arrow.ipc.IpcReadOptions(included_fields=columns)
+        if is_stream:
+            return arrow.ipc.open_stream(source, options=options)
+        return arrow.ipc.open_file(source, options=options)
+
+    def batches(column: int, group: int = 0) -> Iterator[Any]:
+        of_column = reader([column])
+        if is_stream:
+            yield from of_column
+        else:
+            yield from map(of_column.get_batch, range(group, of_column.num_record_batches))
+
+    schema = reader([]).schema
+    # The number of rows is counted in one column, which is unpacked for it if it is compressed: not in the vectors.
+    smallest = min(range(len(schema)), key=lambda column: schema.field(column).type.num_fields)
+    rows = sum(batch.num_rows for batch in batches(smallest))
+    return {field.name: ArrowColumn(field, [0, rows], partial(batches, column)) for column, field in enumerate(schema)}

@@ -1,0 +1,114 @@
+"""Columns beside the vectors: labels, ids, groups, and which rows are queries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewshot_callbacks.files.names import composed_form
+from fewshot_callbacks.sources.arrays import FileArray, FileArrays, FileError, array_named, naming_file
+from fewshot_callbacks.sources.npy import open_npy
+from fewshot_callbacks.sources.shard_files import find_shards
+
+
+def has_own_files(column: Any) -> bool:
+    """Return whether a column is given as `.npy` files of its own."""
+    return isinstance(column, str | os.PathLike) and os.fspath(column).lower().endswith(".npy")
+
+
+def is_beside_vectors(column: Any) -> bool:
+    """Return whether a column is given as the name of an array in the files of the vectors."""
+    return isinstance(column, str) and not has_own_files(column)
+
+
+def read_beside_vectors(arrays: FileArrays, name: str, argument: str, rows: int) -> NDArray[Any]:
+    """Return a column of one file of vectors.
+
+    Args:
+        arrays: All arrays of the file.
+        name: Name of the column.
+        argument: The argument that gave the name, such as `labels`.
+        rows: Number of vectors in the file.
+
+    Raises:
+        FileError: There is no such column, or it has another number of entries.
+    """
+    column = _copied(array_named(arrays, name, argument))
+    if len(column) != rows:
+        raise FileError(f"has {len(column)} {argument} for {rows} rows. Write one for each row.")
+    return column
+
+
+def read_own_files(paths: Any, argument: str) -> list[NDArray[Any]]:
+    """Return the content of the `.npy` files of a column, in their order.
+
+    Raises:
+        ValueError: There are none, or one is damaged, or holds Python objects.
+    """
+    parts = []
+    for file in find_shards(paths).files:
+        with naming_file(file):
+            parts.append(_copied(array_named(open_npy(file), "embeddings", argument)))
+    return parts
+
+
+def join_column(parts: Sequence[NDArray[Any]], argument: str, files: Sequence[Path], rows: int) -> NDArray[Any]:
+    """Return a column of all rows; queries as booleans.
+
+    Args:
+        parts: The column, or its parts in several files.
+        argument: What the column is, such as `labels`.
+        files: The files of the vectors.
+        rows: Number of all vectors.
+
+    Raises:
+        ValueError: It has not one entry for each row, parts are of different kinds or shapes, or words are spelt in two
+            forms of Unicode.
+    """
+    if len({(part.dtype.kind == "U", part.shape[1:]) for part in parts}) > 1:  # NumPy would join words and numbers
+        kinds = sorted({f"{part.dtype.name} of {part.ndim} axes" for part in parts})
+        raise ValueError(f"{argument} are {' and '.join(kinds)} in different files. Write them alike.")
+    column = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if column.ndim == 0 or len(column) != rows:
+        raise ValueError(
+            f"{argument} has {len(column) if column.ndim else 'no'} entries for the {rows} rows of {len(files)} files "
+            f"({files[0]} is the first). Pass one for each row, in the order of the files."
+        )
+    if argument == "queries":
+        return _as_booleans(column)
+    _refuse_two_spellings(argument, column)
+    return column
+
+
+def _copied(column: FileArray) -> NDArray[Any]:
+    """Return a copy of a column: a view of a mapped file would keep the file open."""
+    return np.array(column[:])
+
+
+def _as_booleans(queries: NDArray[Any]) -> NDArray[np.bool_]:
+    if queries.ndim != 1 or not np.isin(queries, (0, 1)).all():
+        raise ValueError(f"queries are {queries.dtype} other than 0 and 1. Pass one boolean for each row.")
+    return queries.astype(bool)
+
+
+def _refuse_two_spellings(argument: str, words: NDArray[Any]) -> None:
+    """Refuse words that look alike and differ: an accented letter is one character in one of them, and two in the other.
+
+    Raises:
+        ValueError: There are such words; names one.
+    """
+    if words.dtype.kind != "U":
+        return
+    spellings: dict[str, str] = {}
+    for word in np.unique(words).tolist():
+        other = spellings.setdefault(composed_form(word), word)
+        if other != word:
+            raise ValueError(
+                f"{argument} hold {composed_form(word)!r} in two forms of Unicode, {other!a} and {word!a}, which would be "
+                "two values. Write one of them, such as unicodedata.normalize('NFC', word)."
+            )

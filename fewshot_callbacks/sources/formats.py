@@ -1,0 +1,23 @@
+"""The formats of files that are read, by the endings of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fewshot_callbacks.sources.arrays import FileArrays
+from fewshot_callbacks.sources.arrow import open_arrow
+from fewshot_callbacks.sources.npy import open_npy
+from fewshot_callbacks.sources.npz import open_npz
+from fewshot_callbacks.sources.parquet import open_parquet
+from fewshot_callbacks.sources.safetensors import open_safetensors
+
+FORMATS: dict[str, Callable[[Path], FileArrays]] = {
+    ".npy": open_npy,
+    ".npz": open_npz,
+    ".parquet": open_parquet,
+    ".arrow": open_arrow,
+    ".feather": open_arrow,
+    ".safetensors": open_safetensors,
+}
+"""Ending in lower case -> what opens such a file, and returns its arrays by their names."""

@@ -1,0 +1,70 @@
+"""Arrays in NumPy's format, `.npy`: memory-mapped."""
+
+from __future__ import annotations
+
+import math
+from io import BufferedIOBase
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewshot_callbacks.sources.arrays import PICKLE, FileArrays, FileError
+
+# A file, or a member of an archive, which for Python is no `IO`.
+Stream = IO[bytes] | BufferedIOBase
+
+
+class ArrayHead(NamedTuple):
+    """What stands before the numbers of an array in NumPy's format."""
+
+    shape: tuple[int, ...]
+    # whether the numbers of a column follow each other, and not those of a row
+    by_columns: bool
+    dtype: np.dtype[Any]
+
+
+def open_npy(file: Path) -> FileArrays:
+    """Return the array of a file, mapped, under the name `embeddings`."""
+    with file.open("rb") as stream:
+        return {"embeddings": map_array(stream)}
+
+
+def map_array(stream: Stream, size: float = math.inf) -> NDArray[Any]:
+    """Return an array in NumPy's format, mapped.
+
+    Args:
+        stream: An open file, which stands at the beginning of the array.
+        size: Bytes that the array and its head may take.
+
+    Raises:
+        ValueError: The head names more numbers than there are.
+        FileError: It is a pickle.
+    """
+    begin = stream.tell()
+    shape, by_columns, dtype = read_head(stream)
+    if dtype.hasobject:  # refused when it is asked for
+        return np.broadcast_to(np.empty((), dtype), shape)
+    needed = stream.tell() - begin + dtype.itemsize * math.prod(shape)
+    if needed > size:  # what follows is another array
+        raise ValueError(f"an array of shape {shape} needs {needed:,} bytes, and there are {size:,}")
+    if math.prod(shape) == 0:  # nothing cannot be mapped
+        return np.broadcast_to(np.empty((), dtype), shape)
+    return np.asarray(np.memmap(stream, dtype, "r", stream.tell(), shape, "F" if by_columns else "C"))
+
+
+def read_head(stream: Stream) -> ArrayHead:
+    """Return the head of an array in NumPy's format; afterwards the stream stands at the first number.
+
+    Raises:
+        FileError: It is a pickle.
+    """
+    begin = stream.tell()
+    if stream.read(1) == b"\x80":  # the first byte of every pickle since Python 2.3
+        raise FileError(PICKLE)
+    stream.seek(begin)
+    # Version 3 differs from 2 in the names of fields, which embeddings do not have.
+    if np.lib.format.read_magic(stream) == (1, 0):
+        return ArrayHead(*np.lib.format.read_array_header_1_0(stream))
+    return ArrayHead(*np.lib.format.read_array_header_2_0(stream))
