@@ -1,4 +1,4 @@
-"""Names of files: which of them systems make, in which order numbered ones follow, and when two are spelt alike."""
+"""Names of files: which ones systems make, how numbered ones are sorted, and when two are spellings of one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMED_AT_MOST = 5
 
 
 def is_system_name(name: str) -> bool:
-    """Whether a name is one that systems and not people give: a hidden one, or one that is known.
+    """Return whether a name is one that systems give, and not people: a hidden one, or a known one.
 
     Hidden are names that begin with a dot, such as `.DS_Store`, `.ipynb_checkpoints`, and `._photo.jpg`, in which macOS
     keeps the attributes of `photo.jpg`.
@@ -40,7 +40,7 @@ def is_system_name(name: str) -> bool:
 
 
 def describe_system_names(names: Counter[str]) -> str:
-    """Count what was passed over in words; nothing if that is nothing.
+    """Return a sentence that counts the names that were passed over; "" without a name.
 
     Examples:
         >>> describe_system_names(Counter({".DS_Store": 2, "__MACOSX": 1}))

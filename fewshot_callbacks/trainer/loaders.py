@@ -12,7 +12,7 @@ from fewshot_callbacks.distributed.torch_distributed import process_count
 
 
 def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
-    """The loaders of the validation or test that runs now, in the order of `dataloader_idx`, by name.
+    """Return the loaders of the validation or test that runs now, in the order of `dataloader_idx`, by name.
 
     Loaders that were given as a dictionary keep their keys; those of a list, or nested ones, are `dataloader_idx_0` and
     so on. A `CombinedLoader` that draws from several at a time is one stream of batches, and so is one loader.
@@ -31,7 +31,7 @@ def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
 
 
 def unpadded_length(loader: Any) -> int | None:
-    """Number of items that a `DistributedSampler` deals to all ranks before it pads; None without such a sampler."""
+    """Return the number of items that a `DistributedSampler` deals to all ranks before it pads; None without one."""
     sampler = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler) or sampler.num_replicas != process_count():
         return None
@@ -39,7 +39,7 @@ def unpadded_length(loader: Any) -> int | None:
 
 
 def unknown_order_reason(loader: Any, batches: int, items: int) -> str | None:
-    """Say why the i-th of this rank's items need not be the i-th that a `DistributedSampler` dealt to it; None if it is.
+    """Return why the i-th of this rank's items need not be the i-th that a `DistributedSampler` dealt to it; None if it is.
 
     Args:
         loader: The loader.
@@ -51,18 +51,19 @@ def unknown_order_reason(loader: Any, batches: int, items: int) -> str | None:
         return f"the sampler ({type(sampler).__name__}) is not Lightning's DistributedSampler"
     if sampler.num_replicas != process_count():
         return f"there are {process_count()} processes, and the sampler is set up for {sampler.num_replicas}"
-    wanted = sample_count(loader, batches)
-    return None if wanted == items else f"its steps gave {items} embeddings for {wanted} samples"
+    samples = sample_count(loader, batches)
+    return None if samples == items else f"its steps gave {items} embeddings for {samples} samples"
 
 
 def sample_count(loader: Any, batches: int) -> int:
-    """Number of samples that a loader of one sampler gives in `batches` batches (of 1 without a batch size)."""
-    size = getattr(loader, "batch_size", None)
-    return min(batches * (1 if size is None else size), len(loader.sampler))
+    """Return the number of samples that a loader gives in so many batches; one in each without a batch size."""
+    batch_size = getattr(loader, "batch_size", None)
+    samples = batches if batch_size is None else batches * batch_size
+    return min(samples, len(loader.sampler))
 
 
 def move_batch(trainer: Trainer, batch: Any) -> Any:
-    """A batch of a loader that Lightning does not know, brought where and as it brings those that it knows."""
+    """Return a batch of a loader that Lightning does not know, on the device and in the precision of those that it knows."""
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)

@@ -25,19 +25,24 @@ def logged_names(trainer: Trainer) -> set[str]:
     results = trainer._results
     if results is None:
         return set()
-    logged = [each for each in results.values() if not each.has_reset and each.meta.on_epoch]
-    return {results._forked_name(each, on_step=False)[0] for each in logged}
+    logged = [result for result in results.values() if not result.has_reset and result.meta.on_epoch]
+    return {results._forked_name(result, on_step=False)[0] for result in logged}
 
 
 def run_folder(trainer: Trainer, logger: Any = None) -> str:
-    """Find the folder of the run by a logger, by default the first one.
+    """Return the folder of the run.
 
-    Not `Trainer.log_dir`, for which all ranks have to ask together.
+    `Trainer.log_dir` is not used: all ranks have to ask for it together.
+
+    Args:
+        trainer: The Trainer of the run.
+        logger: The logger whose folder it is; by default the first one.
     """
-    logger = next(iter(trainer.loggers), None) if logger is None else logger
+    if logger is None:
+        logger = next(iter(trainer.loggers), None)
     if logger is None:
         return trainer.default_root_dir
     if logger.log_dir is not None:
         return str(logger.log_dir)
-    # of a logger whose runs share a folder
+    # The runs of this logger share a folder.
     return os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name), str(logger.version))

@@ -14,9 +14,9 @@ from torch import nn
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """No gradients and all submodules in evaluation mode inside the block; then each in its own mode, as before.
+    """Put all submodules in evaluation mode inside the block, without gradients.
 
-    The random states are what they were, too.
+    Afterwards each submodule is in the mode in which it was, and the random states are what they were.
     """
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
@@ -59,13 +59,13 @@ def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
 
 @contextmanager
 def preserved_random_states() -> Iterator[None]:
-    """Afterwards the random states are what they were, also after an error."""
+    """Restore the random states after the block, also after an error."""
     mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None  # which `isolate_rng` leaves out
-    keeping = isolate_rng()
-    keeping.__enter__()
+    isolation = isolate_rng()
+    isolation.__enter__()
     try:
         yield
     finally:
-        keeping.__exit__(None, None, None)  # told of an error, it would leave the states as they are
+        isolation.__exit__(None, None, None)  # told of an error, it would leave the states as they are
         if mps is not None:
             torch.mps.set_rng_state(mps)

@@ -10,26 +10,29 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def weight_fingerprints(module: nn.Module) -> list[int]:
-    """Return a number for each parameter that is another one once its values are others.
+    """Return a number for each parameter. Other values give another number.
 
-    It is a sum of the bits of this process's part of the values, read as integers: exact, whatever the device. Sums of the
-    rows and of the columns have factors, so that exchanged values do not go unseen. A parameter whose bits cannot be read,
-    such as one without memory, has no number.
+    The number is a sum of the bits of the values that this process holds, read as integers. So it is exact on every device.
+    The sums of rows and of columns are multiplied by odd numbers, so that exchanged values change it. A parameter whose bits
+    cannot be read, such as one without memory, has no number.
     """
-    marks = []
+    fingerprints = []
     for parameter in module.parameters():
         # A part of a parameter that several processes share must not be exchanged with them.
         values = parameter.to_local() if hasattr(parameter, "to_local") else parameter.detach()
         try:
             bits = values.contiguous().view(_INTEGERS[values.element_size()])
             rows = bits.reshape(len(bits) if bits.ndim else 1, -1)
-            of_columns, of_rows = (rows.sum(dim=dim, dtype=torch.int64) for dim in (0, 1))
-            mark = (of_columns * _odd_numbers(of_columns)).sum() + (of_rows * _odd_numbers(of_rows)).sum()
-            marks.append(mark.cpu())
+            column_sums = rows.sum(dim=0, dtype=torch.int64)
+            row_sums = rows.sum(dim=1, dtype=torch.int64)
+            fingerprint = _weighted_sum(column_sums) + _weighted_sum(row_sums)
+            fingerprints.append(fingerprint.cpu())
         except (KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
             continue
-    return [int(mark) for mark in marks]
+    return [int(fingerprint) for fingerprint in fingerprints]
 
 
-def _odd_numbers(like: torch.Tensor) -> torch.Tensor:
-    return 2 * torch.arange(len(like), device=like.device) + 1
+def _weighted_sum(sums: torch.Tensor) -> torch.Tensor:
+    """Return 1 * sums[0] + 3 * sums[1] + 5 * sums[2] + ..."""
+    odd_numbers = 2 * torch.arange(len(sums), device=sums.device) + 1
+    return (sums * odd_numbers).sum()
