@@ -34,7 +34,7 @@ EPS = 1e-30
 def discriminant_ratio(
     embeddings: Any, labels: Any, *, eps: float = EPS, normalize: bool = False, skip_singletons: bool = False
 ) -> Float[Tensor, ""]:
-    """Compute J of one batch, on the device of the embeddings and without waiting for the device.
+    """Return J of one batch, on the device of the embeddings and without waiting for the device.
 
     Args:
         embeddings: (items, dim), any floating dtype; computed in float64 (in float32 on MPS, which has no float64).
@@ -75,7 +75,7 @@ def batch_ratios(
     skip_singletons: bool = False,
     call: str = "batch_ratios",
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """J and the variance ratio of one batch, from one computation. See `discriminant_ratio` and `variance_ratio`.
+    """Return J and the variance ratio of one batch, from one computation; see `discriminant_ratio` and `variance_ratio`.
 
     Args:
         embeddings: See `discriminant_ratio`.
@@ -83,24 +83,37 @@ def batch_ratios(
         eps: See `discriminant_ratio`.
         normalize: See `discriminant_ratio`.
         skip_singletons: See `discriminant_ratio`; the variance ratio has no need of it.
-        call: The function that was called, for messages.
+        call: The public function, for messages.
     """
     rows, codes = read_batch(embeddings, labels, call)
-    plain = type(rows) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
-    if plain and rows.device.type == "cpu" and rows.dtype != torch.float64:
-        # Compiled; not for float64, whose squares may overflow, nor for tensors that hold no values, as in a compiled graph.
+    if _suits_kernel(rows):
         items = rows.detach().float().contiguous()
-        items = unit_rows(items.double()) if normalize else items
-        found = _scatter_kernel.ratios(items.numpy(), codes.long().contiguous().numpy(), eps, skip_singletons)
-        j, ratio = torch.tensor(found, dtype=torch.float32, device="cpu").unbind()
+        if normalize:
+            items = unit_rows(items.double())
+        values = _scatter_kernel.ratios(items.numpy(), codes.long().contiguous().numpy(), eps, skip_singletons)
+        j, ratio = torch.tensor(values, dtype=torch.float32, device="cpu").unbind()
         return j, ratio
     with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
         batch = BatchScatter.of(rows, codes, normalize=normalize)
         return batch.discriminant_ratio(eps=eps, skip_singletons=skip_singletons), batch.variance_ratio()
 
 
+def _suits_kernel(rows: Tensor) -> bool:
+    """Return whether the compiled loops can be used: not for float64, whose squares may overflow.
+
+    Nor for tensors that hold no values, as in a compiled graph, or that are on a device.
+    """
+    holds_values = type(rows) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    return holds_values and rows.device.type == "cpu" and rows.dtype != torch.float64
+
+
 def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Tensor]:
-    """Read embeddings without a gradient, and the codes of their labels on the same device.
+    """Return embeddings, and the codes of their labels on the same device.
+
+    Args:
+        embeddings: (items, dim), any floating dtype.
+        labels: (items,) integers or strings.
+        function: The public function, for messages.
 
     Raises:
         ValueError: If shapes or types do not fit. Values are not checked, since that would wait for the device.
@@ -121,10 +134,13 @@ def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Ten
 
 @dataclass(frozen=True)
 class BatchScatter:
-    """The sums of one batch that J and the variance ratio are made of. No size depends on values: nothing waits."""
+    """The sums of one batch that J and the variance ratio are made of, in PyTorch operations.
+
+    No size depends on values, so that nothing waits for a device.
+    """
 
     items: Float[Tensor, "items dim"]
-    apart: Float[Tensor, "items dim"]
+    deviations: Float[Tensor, "items dim"]
     """each item minus the mean of its class"""
     offset: Float[Tensor, "items dim"]
     """mean minus origin of a class, in the row of its origin; 0 in other rows"""
@@ -135,39 +151,43 @@ class BatchScatter:
 
     @classmethod
     def of(cls, embeddings: Tensor, labels: Tensor, *, normalize: bool) -> BatchScatter:
-        """Those of embeddings without a gradient."""
+        """Return the sums of a batch."""
         items = embeddings.float() if embeddings.device.type == "mps" else embeddings.double()
         if normalize:
             items = unit_rows(items)
         origin = _origins(labels)
         count = items.new_zeros(len(items)).index_add_(0, origin, items.new_ones(len(items)))
-        apart = items - items[origin]  # (items, dim)
-        offset = torch.zeros_like(items).index_add_(0, origin, apart).div_(count.clamp(min=1).unsqueeze(1))
-        return cls(items, apart.sub_(offset[origin]), offset, count, embeddings.dtype)
+        from_origin = items - items[origin]  # (items, dim)
+        offset = torch.zeros_like(items).index_add_(0, origin, from_origin).div_(count.clamp(min=1).unsqueeze(1))
+        return cls(items, from_origin.sub_(offset[origin]), offset, count, embeddings.dtype)
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the ratios."""
+        """Dtype of the ratios."""
         return torch.promote_types(self.source, torch.float32)
 
     def discriminant_ratio(self, *, eps: float, skip_singletons: bool) -> Float[Tensor, ""]:
-        """J (see `discriminant_ratio`)."""
+        """Return J (see `discriminant_ratio`)."""
         if self.items.numel() == 0:
             return self.items.new_full((), torch.nan, dtype=self.dtype)
-        # a class of one item has no scatter within, and must not move the centre
-        between, within = self._lengths(self.count * (self.count > 1)) if skip_singletons else self.lengths
+        if skip_singletons:
+            # A class of one item has no scatter within, and must not move the centre.
+            between, within = self._lengths(self.count * (self.count > 1))
+        else:
+            between, within = self.lengths
         return torch.where(self.count.max() <= 1, torch.nan, _ratio(between, within, eps)).to(self.dtype)
 
     def variance_ratio(self) -> Float[Tensor, ""]:
-        """The variance ratio (see `variance_ratio`)."""
+        """Return the variance ratio (see `variance_ratio`)."""
         if self.items.numel() == 0:
             return self.items.new_full((), torch.nan, dtype=self.dtype)
         between, within = self.lengths
-        items, classes = len(self.items), self.count.count_nonzero().to(self.count)  # integers divide to float32
+        items = len(self.items)
+        classes = self.count.count_nonzero().to(self.count)  # a float: integers divide to float32
         ratio = estimated_ratio((between / within).square(), items, classes, self.count.square().sum())
-        # beside a class 1e300 away the scatter within may underflow; what is not finite stays NaN
-        defined = (classes > 1) & (classes < items) & (self.apart != 0).any()
-        return torch.where(defined, ratio, torch.nan).to(self.dtype)
+        # Not `within != 0`: beside a class 1e300 away the scatter within may underflow. Items with NaN or Inf stay NaN.
+        is_defined = (classes > 1) & (classes < items) & (self.deviations != 0).any()
+        return torch.where(is_defined, ratio, torch.nan).to(self.dtype)
 
     @cached_property
     def lengths(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
@@ -175,50 +195,55 @@ class BatchScatter:
         return self._lengths(self.count)
 
     def _lengths(self, count: Float[Tensor, "items"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Those of the classes whose `count` is not 0."""
-        reference = count.argmax().view(1)  # its class takes part: an outlier that does not must not swallow the others
+        """Return the same of the classes whose `count` is not 0."""
+        # Means are relative to that of a class that takes part: beside an outlier that does not, others would lose digits.
+        reference = count.argmax().view(1)
         means = (self.items - self.items[reference]).add_(self.offset).sub_(self.offset[reference])
         means -= (count / count.sum()) @ means
         means *= count.sqrt().unsqueeze(1)
-        apart = self.apart
+        deviations = self.deviations
         if self.items.dtype == self.source:  # squares may overflow or underflow; those of narrower dtypes cannot
-            unit = torch.stack([torch.linalg.vector_norm(rows, ord=torch.inf) for rows in (apart, means)]).max()
+            largest = [torch.linalg.vector_norm(rows, ord=torch.inf) for rows in (deviations, means)]
+            unit = torch.stack(largest).max()
             unit = unit.where(unit > 0, 1)
-            apart, means = apart / unit, means / unit
-        return torch.linalg.vector_norm(means), torch.linalg.vector_norm(apart)
+            deviations = deviations / unit
+            means = means / unit
+        return torch.linalg.vector_norm(means), torch.linalg.vector_norm(deviations)
 
 
 def _origins(labels: Shaped[Tensor, "items"]) -> Int[Tensor, "items"]:
-    """Find the first item of each item's class; without `unique`, whose size only the device knows."""
-    ordered, order = (labels.long() if labels.dtype == torch.bool else labels).sort(stable=True)
+    """Return the first item of each item's class; without `unique`, whose size only the device knows."""
+    if labels.dtype == torch.bool:
+        labels = labels.long()
+    ordered, order = labels.sort(stable=True)
     first = torch.searchsorted(ordered, ordered)
     return torch.empty_like(order).scatter_(0, order, order[first])
 
 
 def _ratio(between: Float[Tensor, ""], within: Float[Tensor, ""], eps: float) -> Float[Tensor, ""]:
-    """J of the square roots of both scatters; NaN if both are 0."""
+    """Return J, given the square roots of both scatters; NaN if both are 0."""
     ratio = (between / within).square()
     return 1 / ((1 + eps) / ratio + eps)
 
 
 def estimated_ratio(traces: Tensor, items: Tensor | float, classes: Tensor | int, squares: Tensor | float) -> Tensor:
-    """Compute the variance ratio from Tr(S_B) / Tr(S_W), n, k and sum_c n_c^2."""
+    """Return the variance ratio, given Tr(S_B) / Tr(S_W), n, k and sum_c n_c^2 (see variance_ratio.py)."""
     n0 = (items - squares / items) / (classes - 1)
     return (traces * ((items - classes) / (classes - 1)) - 1) / n0
 
 
 def _lengths(rows: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows"]:
-    """Euclidean length along the last dimension, without an overflow or underflow of the squares."""
+    """Return the Euclidean length along the last dimension, without an overflow or underflow of the squares."""
     if rows.shape[-1] == 0:
         return rows.sum(dim=-1)
     largest = torch.linalg.vector_norm(rows, ord=torch.inf, dim=-1, keepdim=True)
     scaled = rows / largest.where(largest > 0, 1)
-    found: Tensor = torch.linalg.vector_norm(scaled, dim=-1) * largest.squeeze(-1)
-    return found
+    lengths: Tensor = torch.linalg.vector_norm(scaled, dim=-1) * largest.squeeze(-1)
+    return lengths
 
 
 def unit_rows(items: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
-    """Scale each row to length 1, however small or large; a row of zeros stays as it is."""
+    """Return each row scaled to length 1, however small or large it is; a row of zeros stays as it is."""
     largest = torch.linalg.vector_norm(items, ord=torch.inf, dim=1, keepdim=True)
     scaled = items / largest.where(largest > 0, 1)
     units: Tensor = scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp(min=1)
@@ -268,7 +293,7 @@ class ClassMoments:
 
     @classmethod
     def of(cls, embeddings: Any, labels: Any) -> ClassMoments:
-        """Compute the moments of one batch, in float64 on its device.
+        """Return the moments of one batch, in float64 on its device.
 
         Args:
             embeddings: (items, dim), any floating dtype.
@@ -281,60 +306,71 @@ class ClassMoments:
         items = rows.double()
         present, number, counts = codes.unique(return_inverse=True, return_counts=True)
         origins = items[number.sort(stable=True).indices[counts.cumsum(0) - counts]]  # the first item of each class
-        shifted = items - origins[number]
-        offsets = torch.zeros_like(origins).index_add_(0, number, shifted) / counts.unsqueeze(1)
-        apart = _lengths(shifted - offsets[number])
-        unit = apart.new_ones(()) if len(apart) == 0 else apart.max()
-        squares = (apart / unit.where(unit > 0, 1)).square()
+        from_origin = items - origins[number]
+        offsets = torch.zeros_like(origins).index_add_(0, number, from_origin) / counts.unsqueeze(1)
+        distances = _lengths(from_origin - offsets[number])
+        unit = distances.new_ones(()) if len(distances) == 0 else distances.max()
+        squares = (distances / unit.where(unit > 0, 1)).square()
         spread = unit * torch.zeros_like(offsets[:, 0]).index_add_(0, number, squares).sqrt()
         return cls(present.long(), counts, origins, offsets, spread)
 
     def merge(self, other: ClassMoments) -> ClassMoments:
-        """Merge the moments of two sets."""
-        labels, place = torch.cat([self.labels, other.labels]).unique(return_inverse=True)
-        ours, others = place[: len(self.labels)], place[len(self.labels) :]
+        """Return the moments of the union of two disjoint sets."""
+        labels, row = torch.cat([self.labels, other.labels]).unique(return_inverse=True)
+        own_rows = row[: len(self.labels)]
+        other_rows = row[len(self.labels) :]
 
-        def spread(values: Tensor, at: Tensor) -> Tensor:
-            return values.new_zeros(len(labels), *values.shape[1:]).index_copy_(0, at, values)
+        def placed(values: Tensor, rows: Tensor) -> Tensor:
+            return values.new_zeros(len(labels), *values.shape[1:]).index_copy_(0, rows, values)
 
-        counts_a, counts_b = spread(self.counts, ours), spread(other.counts, others)
-        share = counts_b.double() / (counts_a + counts_b)
-        origins_b = spread(other.origins, others)
-        origins = origins_b.index_copy(0, ours, self.origins)
-        offsets_a = spread(self.offsets, ours)
-        step = (origins_b - origins) + (spread(other.offsets, others) - offsets_a)
-        # where one set has no item of a class, the moments of the other stay as they are
-        offsets = offsets_a + step * share.unsqueeze(1)
-        apart = _lengths(step) * (share * counts_a).sqrt()
-        scatter = torch.stack([spread(self.spread, ours), spread(other.spread, others), apart], dim=1)
-        return ClassMoments(labels, counts_a + counts_b, origins, offsets, _lengths(scatter))
+        counts = placed(self.counts, own_rows)
+        other_counts = placed(other.counts, other_rows)
+        share = other_counts.double() / (counts + other_counts)
+        other_origins = placed(other.origins, other_rows)
+        # the origin of the other set for the classes that only it has
+        origins = other_origins.index_copy(0, own_rows, self.origins)
+        offsets = placed(self.offsets, own_rows)
+        # From the mean of one set to that of the other. Where one set has no item of a class, its share is 0 or 1, and the
+        # moments of the other stay as they are.
+        step = (other_origins - origins) + (placed(other.offsets, other_rows) - offsets)
+        between = _lengths(step) * (share * counts).sqrt()
+        spreads = torch.stack([placed(self.spread, own_rows), placed(other.spread, other_rows), between], dim=1)
+        return ClassMoments(
+            labels=labels,
+            counts=counts + other_counts,
+            origins=origins,
+            offsets=offsets + step * share.unsqueeze(1),
+            spread=_lengths(spreads),
+        )
 
     def shared(self, processes: Processes) -> ClassMoments:
-        """Merge the moments of all processes for some of the classes; each class is in one process only.
+        """Return the merged moments of all processes, for some of the classes: each class is in one process. Collective.
 
-        Every process must call it; a process without items passes moments of the same dimension and no class.
+        A process without items passes moments of the same dimension and no class.
         """
         owner = self.labels.remainder(processes.count)
-        mine = self._of(owner == processes.rank)
+        moments = self._of(owner == processes.rank)
         for step in range(1, processes.count):
-            to = (processes.rank + step) % processes.count
-            leaving = self._of(owner == to)
+            destination = (processes.rank + step) % processes.count
             source = (processes.rank - step) % processes.count
-            received = processes.exchange(leaving.tensors(), destination=to, source=source)
-            mine = mine.merge(ClassMoments(*(received or ())))
-        return mine
+            received = processes.exchange(
+                self._of(owner == destination).tensors(), destination=destination, source=source
+            )
+            moments = moments.merge(ClassMoments(*(received or ())))
+        return moments
 
     def _of(self, chosen: Bool[Tensor, "classes"]) -> ClassMoments:
+        """Return the moments of the classes that a mask chooses."""
         return ClassMoments(*(tensor[chosen] for tensor in self.tensors()))
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Its fields, in the order in which it takes them."""
+        """Return the fields, in the order of the constructor."""
         return self.labels, self.counts, self.origins, self.offsets, self.spread
 
     def discriminant_ratio(
         self, *, eps: float = EPS, skip_singletons: bool = False, processes: Processes = ALONE
     ) -> Float[Tensor, ""]:
-        """Compute J of the whole set; NaN where it is undefined (see `discriminant_ratio`).
+        """Return J of the whole set; NaN where it is undefined (see `discriminant_ratio`). Collective.
 
         Args:
             eps: See `discriminant_ratio`.
@@ -344,23 +380,24 @@ class ClassMoments:
         return self.class_scatter(skip_singletons=skip_singletons, processes=processes).discriminant_ratio(eps=eps)
 
     def class_scatter(self, *, skip_singletons: bool = False, processes: Processes = ALONE) -> ClassScatter:
-        """Compute the count, the distance to the centre and the spread of each class of all processes.
+        """Return the count, the distance to the centre and the spread of each class of all processes. Collective.
 
         Args:
             skip_singletons: Leave out classes with a single item.
-            processes: The processes that hold the other classes of the set (see `shared`); every one has to call it.
+            processes: The processes that hold the other classes of the set (see `shared`).
         """
-        kept = self._of(self.counts > (1 if skip_singletons else 0))
-        counts = kept.counts.double()
+        moments = self._of(self.counts > (1 if skip_singletons else 0))
+        counts = moments.counts.double()
         total = sum(processes.gather(float(counts.sum())))
-        references = [pair for pair in processes.gather((kept.origins[:1], kept.offsets[:1])) if len(pair[0])]
+        first_classes = processes.gather((moments.origins[:1], moments.offsets[:1]))
+        references = [(origin, offset) for origin, offset in first_classes if len(origin)]
         if not references:
             return ClassScatter(counts, counts, counts)
         origin, offset = references[0]
-        means = (kept.origins - origin) + (kept.offsets - offset)
+        means = (moments.origins - origin) + (moments.offsets - offset)
         centre = torch.stack(processes.gather((counts / total) @ means)).sum(dim=0)
-        mine = torch.stack([counts, _lengths(means - centre), kept.spread])  # (3, classes)
-        return ClassScatter(*torch.cat(processes.gather(mine), dim=1))
+        own = torch.stack([counts, _lengths(means - centre), moments.spread])  # (3, classes)
+        return ClassScatter(*torch.cat(processes.gather(own), dim=1))
 
 
 @dataclass(frozen=True)
@@ -374,7 +411,7 @@ class ClassScatter:
     """square root of the scatter of each class"""
 
     def discriminant_ratio(self, *, eps: float = EPS) -> Float[Tensor, ""]:
-        """Compute J of the whole set; NaN where it is undefined."""
+        """Return J of the whole set; NaN where it is undefined."""
         if len(self.counts) == 0 or self.counts.max() <= 1:
             return self.counts.new_full((), torch.nan)
         return _ratio(_lengths(self.counts.sqrt() * self.distances), _lengths(self.spread), eps)
@@ -383,11 +420,11 @@ class ClassScatter:
 def ratio_of_set(
     mine: ClassMoments | None, processes: Processes = ALONE, *, eps: float = EPS, skip_singletons: bool = False
 ) -> tuple[float, ClassScatter]:
-    """Compute J of the items of all processes, and the scatter of all their classes. Collective.
+    """Return J of the items of all processes, and the scatter of all their classes. Collective.
 
     Args:
-        mine: Of the items of this process; None if it has none.
-        processes: All that hold a part of the set.
+        mine: Moments of the items of this process; None if it has none.
+        processes: All processes that hold a part of the set.
         eps: Share of the total scatter that is added to the scatter within classes.
         skip_singletons: Leave classes with a single item out of J.
 
@@ -413,17 +450,18 @@ def ratio_of_set(
                     "come from the same model."
                 )
         moments = (ClassMoments.nothing(dim) if mine is None else mine).shared(processes)
-        scatter = kept = moments.class_scatter(processes=processes)
+        scatter = moments.class_scatter(processes=processes)
+        scatter_of_j = scatter
         if skip_singletons:
-            kept = moments.class_scatter(skip_singletons=True, processes=processes)
+            scatter_of_j = moments.class_scatter(skip_singletons=True, processes=processes)
     if not len(scatter.counts):
         raise ValueError("The set is empty: no step gave an embedding.")
-    value = float(kept.discriminant_ratio(eps=eps))
-    if math.isnan(value):
+    value = float(scatter_of_j.discriminant_ratio(eps=eps))
+    if not math.isnan(value):
+        return value, scatter
+    if scatter.counts.max() == 1:
         raise ValueError(
             f"Each of the {len(scatter.counts)} classes has one item. J compares items of the same class: validate on a "
             "set with several items of each class."
-            if scatter.counts.max() == 1
-            else "All embeddings are equal: the model has collapsed."
         )
-    return value, scatter
+    raise ValueError("All embeddings are equal: the model has collapsed.")

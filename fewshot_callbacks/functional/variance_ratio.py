@@ -39,7 +39,7 @@ from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_qu
 
 
 def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> Float[Tensor, ""]:
-    """Estimate variance between classes over variance within them, on the device of the embeddings.
+    """Return an estimate of the variance between classes over that within them, on the device of the embeddings.
 
     The ratio is a property of the population that the items were drawn from, so that batches of any size, episodes and
     whole sets can be compared; they differ only in the uncertainty of the estimate. The call does not wait for the
@@ -99,7 +99,7 @@ def variance_ratio_of_set(
     normalize: bool = False,
     confidence: float = 0.95,
 ) -> VarianceRatioEstimate:
-    """Compute the variance ratio of a whole set, with its interval over the classes (see the module docstring).
+    """Return the variance ratio of a whole set, with its interval over the classes (see the module docstring).
 
     Args:
         embeddings: (items, dim), any floating dtype; or the `ClassMoments` or `ClassScatter` of a set, merged from
@@ -128,60 +128,81 @@ def variance_ratio_of_set(
             raise ValueError(
                 "variance_ratio_of_set(embeddings) needs labels. Pass one integer or string for each embedding."
             )
-        items, codes = read_batch(embeddings, labels, "variance_ratio_of_set")
-        embeddings = ClassMoments.of(unit_rows(items.double()) if normalize else items, codes)
+        rows, codes = read_batch(embeddings, labels, "variance_ratio_of_set")
+        embeddings = ClassMoments.of(unit_rows(rows.double()) if normalize else rows, codes)
     scatter = embeddings.class_scatter() if isinstance(embeddings, ClassMoments) else embeddings
-    counts, distances, spread = scatter.counts, scatter.distances, scatter.spread
-    classes, total = len(counts), int(counts.sum())
+    counts = scatter.counts
+    classes = len(counts)
+    items = int(counts.sum())
     undefined = _why_undefined(scatter)
     if undefined is not None:
-        return VarianceRatioEstimate(math.nan, UNKNOWN, classes, total, undefined)
-    unit = spread.max()  # > 0; of other units the squares may overflow
-    between, within = counts * (distances / unit).square(), (spread / unit).square()
+        return VarianceRatioEstimate(math.nan, UNKNOWN, classes, items, undefined)
+    unit = scatter.spread.max()  # above 0; in other units the squares may overflow
+    between = counts * (scatter.distances / unit).square()
+    within = (scatter.spread / unit).square()
     squares = counts.square()
-    ratio = estimated_ratio(between.sum() / within.sum(), total, classes, squares.sum())
-    # Leaving out a class moves the centre away from it: n_c |mu_c - mu|^2 n / (n - n_c) of the scatter goes.
-    left = total - counts
-    others = (between.sum() - between * total / left) / (within.sum() - within)
-    without = estimated_ratio(others, left, classes - 1, squares.sum() - squares)
-    n0 = float((total - squares.sum() / total) / (classes - 1))
-    interval = _jackknife_interval(float(ratio), without, counts / total, n0, confidence)
-    return VarianceRatioEstimate(float(ratio), interval, classes, total)
+    ratio = float(estimated_ratio(between.sum() / within.sum(), items, classes, squares.sum()))
+    # Leaving out a class moves the centre away from it: the scatter loses n_c |mu_c - mu|^2 n / (n - n_c).
+    remaining = items - counts
+    traces_without = (between.sum() - between * items / remaining) / (within.sum() - within)
+    ratios_without = estimated_ratio(traces_without, remaining, classes - 1, squares.sum() - squares)
+    n0 = float((items - squares.sum() / items) / (classes - 1))
+    interval = _jackknife_interval(ratio, ratios_without, counts / items, n0, confidence)
+    return VarianceRatioEstimate(ratio, interval, classes, items)
 
 
 def _why_undefined(scatter: ClassScatter) -> str | None:
-    classes, known = len(scatter.counts), torch.cat([scatter.distances, scatter.spread])
-    several = "Measure on a set of several classes, with several items of each."
-    reasons = {
-        "The set is empty.": classes == 0,
-        "Some embeddings are not finite.": not bool(known.isfinite().all()),
-        f"Each of the {classes} classes has one item. {several}": bool((scatter.counts == 1).all()),
-        f"The set has a single class. {several}": classes == 1,
-        "All embeddings are equal: the model has collapsed.": bool((known == 0).all()),
-        "The items of each class are equal: there is no variance within to compare with.": bool(
-            (scatter.spread == 0).all()
+    """Return the reason why the ratio of a set is undefined; None if it is defined."""
+    classes = len(scatter.counts)
+    lengths = torch.cat([scatter.distances, scatter.spread])
+    fix = "Measure on a set of several classes, with several items of each."
+    reasons = (
+        ("The set is empty.", classes == 0),
+        ("Some embeddings are not finite.", not bool(lengths.isfinite().all())),
+        (f"Each of the {classes} classes has one item. {fix}", bool((scatter.counts == 1).all())),
+        (f"The set has a single class. {fix}", classes == 1),
+        ("All embeddings are equal: the model has collapsed.", bool((lengths == 0).all())),
+        (
+            "The items of each class are equal: there is no variance within to compare with.",
+            bool((scatter.spread == 0).all()),
         ),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    )
+    for reason, holds in reasons:
+        if holds:
+            return reason
+    return None
 
 
 def _jackknife_interval(
-    ratio: float, without: Float[Tensor, "classes"], shares: Float[Tensor, "classes"], n0: float, confidence: float
+    ratio: float,
+    ratios_without: Float[Tensor, "classes"],
+    shares: Float[Tensor, "classes"],
+    n0: float,
+    confidence: float,
 ) -> Interval:
-    """Interval on the scale of log(1 + n0 ratio), from the ratios without one class each."""
-    units = len(without)
-    logs = (n0 * without).log1p()
-    if units < 3 or not bool(logs.isfinite().all()):
+    """Return the interval, a t interval on the scale of log(1 + n0 ratio).
+
+    Args:
+        ratio: The ratio of all classes.
+        ratios_without: The ratio without each class.
+        shares: Share of the items that each class has.
+        n0: The effective number of items of a class (see the module docstring).
+        confidence: Confidence level.
+    """
+    classes = len(ratios_without)
+    logs = (n0 * ratios_without).log1p()
+    if classes < 3 or not bool(logs.isfinite().all()):
         return UNKNOWN
     moves = logs - logs.mean()
     largest = float(moves.abs().max())
     if largest == 0:
         return UNKNOWN
-    scaled = moves / largest  # their fourth powers underflow otherwise
-    second, fourth = float(scaled.square().sum()), float(scaled.pow(4).sum())
+    scaled = moves / largest  # otherwise fourth powers underflow
+    second = float(scaled.square().sum())
+    fourth = float(scaled.pow(4).sum())
     # at least 1, at most the effective number of classes minus one: see statistics.py
     freedom = max(1.0, min(1 / float(shares.square().sum()) - 1, 2 * second * second / fourth))
-    reach = t_quantile(confidence, freedom) * largest * math.sqrt((units - 1) / units * second)
+    reach = t_quantile(confidence, freedom) * largest * math.sqrt((classes - 1) / classes * second)
     centre = math.log1p(n0 * ratio)
-    low, high = (math.expm1(min(centre + side * reach, 700.0)) / n0 for side in (-1, 1))  # exp(710) overflows
+    low, high = (math.expm1(min(end, 700.0)) / n0 for end in (centre - reach, centre + reach))  # exp(710) overflows
     return Interval(low, high)

@@ -4,11 +4,17 @@ The prototypes are those of Snell, Swersky and Zemel, "Prototypical networks for
 all items of a class; the classifier is the nearest class mean of Mensink, Verbeek, Perronnin and Csurka,
 "Distance-based image classification: generalizing to new classes at near-zero cost", TPAMI 2013.
 
-It is Recall@1 with the class means, rounded to float64, as the gallery. The means must not depend on the order of the items.
-Each component of an item is therefore rounded to a grid, 2**-(62 - log2 n) of the largest such component in its class, where
-n is the size of the largest class; sums of these integers are exact, and leaving a query out of its class is a subtraction.
-A class that holds one huge item has a huge mean and a coarse grid, but no other class is touched by it. Equal means are
-rounded alike for any number of members, so that they are equally similar.
+It is Recall@1 with the class means, rounded to float64, as the gallery.
+
+Why the means are sums of integers. A sum of float64 numbers depends on their order: on the order of the items, on how they
+are spread over processes, and on whether a query was subtracted from a sum or never added. Prototypes that differ in the
+last digit rank differently where they should tie. So each component of an item is rounded to a grid, 2**-(62 - log2 n) of
+the largest such component in its class, where n is the size of the largest class. Sums of these integers are exact in any
+order, and leaving a query out of its class is a subtraction. Sums in float64 would be shorter, but depend on the order;
+`math.fsum` does not, but sums one component of one class at a time, and once more for each query that is left out.
+
+A class that holds one huge item has a huge mean and a coarse grid, but the grids of other classes do not depend on it.
+Equal means are rounded to equal float64 numbers for any number of items, so that they are equally similar.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ from fewshot_callbacks.engine.thresholds import BestMatches
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional._reading import computable
 
-# Float64 numbers that a component of a prototype or of an item takes while means are made, with room to spare.
+# Float64 numbers that are in memory for each component of a prototype or of an item while means are made; fewer are needed.
 NUMBERS_PER_COMPONENT = 16
 
 
@@ -46,7 +52,7 @@ def prototype_accuracy(
     memory_bytes: int,
     processes: Processes = ALONE,
 ) -> Float[Tensor, "queries"]:
-    """Check whether the most similar prototype of each query is that of its own class.
+    """Return whether the most similar prototype of each query is that of its own class. Collective.
 
     The prototype of a class is the mean of its gallery items, rounded to float64: for cosine the mean of the items scaled to
     length 1, which is the usual choice, otherwise the plain mean. Every class of the gallery competes, also one that no
@@ -63,7 +69,7 @@ def prototype_accuracy(
             of its own class.
         memory_bytes: Bound on the memory used beyond the embeddings, as far as 16 prototypes and the least that a pass over
             these queries takes fit into it.
-        processes: Who else holds queries and gallery items; the result is that of the queries given here.
+        processes: All processes that hold queries and gallery items; the result is that of the queries of this one.
 
     Returns:
         One value for each query: 1 where its own prototype is the most similar, 1 / n where it is one of n equally
@@ -81,21 +87,20 @@ def prototype_accuracy(
     classes = torch.from_numpy(processes.joined(gallery_labels.cpu().unique().numpy())).unique()
     if not len(classes):
         return torch.full((len(queries),), torch.nan, dtype=torch.float64)
-    item_class, query_class = (
-        torch.searchsorted(classes, labels).clamp(max=len(classes) - 1) for labels in (gallery_labels, query_labels)
-    )
+    item_class = torch.searchsorted(classes, gallery_labels)
+    query_class = torch.searchsorted(classes, query_labels).clamp(max=len(classes) - 1)
     means = _ClassMeans(gallery, item_class, len(classes), similarity, memory_bytes, processes)
-    known = (classes[query_class] == query_labels) & (means.counts[query_class] > int(same_set))
+    has_prototype = (classes[query_class] == query_labels) & (means.counts[query_class] > int(same_set))
     with computing() as threads:
         better, equal = _count_others(
             computable(queries),
-            torch.where(known, query_class, -1),
+            torch.where(has_prototype, query_class, -1),
             means,
             memory_bytes // 2,
             threads,
             same_set=same_set,
         )
-    return ((better == 0).double() / (1 + equal)).masked_fill(~known, torch.nan)
+    return ((better == 0).double() / (1 + equal)).masked_fill(~has_prototype, torch.nan)
 
 
 def _count_others(
@@ -107,37 +112,34 @@ def _count_others(
     *,
     same_set: bool,
 ) -> tuple[Int[Tensor, "queries"], Int[Tensor, "queries"]]:
-    """Count the prototypes of other classes that are more similar to each query than its own, and those that are as similar.
+    """Return how many prototypes of other classes are more similar to each query than its own, and how many as similar.
+
+    Collective.
 
     Args:
-        queries: All queries.
+        queries: All queries of this process.
         query_class: The class number of each; -1 where it has no prototype.
         means: The prototypes.
         memory_bytes: Budget of the pass over all pairs.
-        threads: To compute with.
-        same_set: Leave each query out of the mean of its class.
+        threads: Number of threads to compute with.
+        same_set: Whether each query is left out of the mean of its class.
     """
-    own = np.full(len(queries), -np.inf)
-    better, equal = torch.zeros_like(query_class), torch.zeros_like(query_class)
-    # means that do not all fit are formed once more, now that the score of each query with its own is known
-    blocks = list(means.blocks()) if len(means.counts) <= means.classes_at_once else None
-    for sums in blocks or means.blocks():
+    # All blocks of sums, if they fit into the budget; else they are computed once for each of the two loops.
+    cached = list(means.blocks()) if len(means.counts) <= means.classes_at_once else None
+    own_scores = np.full(len(queries), -np.inf)
+    for sums in cached or means.blocks():
         for part in sums.members(query_class).split(means.rows_at_once):
-            left_out = means.prepared(queries[part]) if same_set else None
-            mine = sums.means(query_class[part] - sums.first, left_out)
-            vectors = Vectors(queries[part], mine, means.similarity, threads=threads)
-            every = np.arange(len(part))
-            own[part.numpy()] = vectors.to_user(vectors.exact(every, every))
-    for sums in blocks or means.blocks():
+            own_scores[part.numpy()] = _own_scores(queries, query_class, part, sums, means, threads, same_set=same_set)
+    better = torch.zeros_like(query_class)
+    equal = torch.zeros_like(query_class)
+    for sums in cached or means.blocks():
         prototypes = sums.means(slice(None))
         for part in torch.arange(len(queries)).split(means.rows_at_once):
             vectors = Vectors(queries[part], prototypes, means.similarity, threads=threads)
-            number = (query_class[part] - sums.first).numpy()
-            is_here = (number >= 0) & (number < len(prototypes))
-            first = np.where(is_here, number, 0)  # its own prototype is no other
-            lists = Lists(first, first + is_here, np.arange(len(prototypes), dtype=np.int32))
-            thresholds = np.where(query_class[part].numpy() >= 0, vectors.from_user(own[part.numpy()]), -np.inf)
-            relevance = Relevance(lists, np.full(len(part), -1, np.int32))
+            own = (query_class[part] - sums.first).numpy()
+            has_prototype = query_class[part].numpy() >= 0
+            thresholds = np.where(has_prototype, vectors.from_user(own_scores[part.numpy()]), -np.inf)
+            relevance = _own_prototypes(own, len(prototypes))
             best = BestMatches(thresholds, np.ones(len(part), np.int64))
             ranks = rank_of_best(Matches(vectors, relevance, best, "float32", None, memory_bytes))
             better[part] += ranks.negatives_above[:, 0]
@@ -145,33 +147,82 @@ def _count_others(
     return better, equal
 
 
+def _own_scores(
+    queries: Float[Tensor, "queries dim"],
+    query_class: Int[Tensor, "queries"],
+    part: Int[Tensor, "part"],
+    sums: _Sums,
+    means: _ClassMeans,
+    threads: int,
+    *,
+    same_set: bool,
+) -> Float[np.ndarray, "part"]:
+    """Return the exact score of some queries with the prototype of their class, in the units of the data.
+
+    Args:
+        queries: All queries.
+        query_class: The class number of each.
+        part: Indices of queries whose classes are in the block.
+        sums: A block of classes.
+        means: All prototypes.
+        threads: Number of threads to compute with.
+        same_set: Whether each query is left out of the mean of its class.
+    """
+    left_out = means.prepared(queries[part]) if same_set else None
+    prototypes = sums.means(query_class[part] - sums.first, left_out)
+    vectors = Vectors(queries[part], prototypes, means.similarity, threads=threads)
+    rows = np.arange(len(part))
+    return vectors.to_user(vectors.exact(rows, rows))
+
+
+def _own_prototypes(own: Int[np.ndarray, "queries"], prototypes: int) -> Relevance:
+    """Return the relevance in which the only relevant item of a query is its own prototype, if it is among these.
+
+    Args:
+        own: Number of the prototype of each query; other numbers are those of other blocks.
+        prototypes: Number of prototypes.
+    """
+    is_present = (own >= 0) & (own < prototypes)
+    first = np.where(is_present, own, 0)
+    lists = Lists(first, first + is_present, np.arange(prototypes, dtype=np.int32))
+    return Relevance(lists, np.full(len(own), -1, np.int32))
+
+
 @dataclass(frozen=True)
 class _Sums:
-    """The sums of the items of some classes."""
+    """The sums of the items of a block of classes, as integers: components are multiples of `unit * 2**-bits`."""
 
     # number of the first class
     first: int
     sums: Int[Tensor, "classes dim"]
-    # power of two: each component is a multiple of unit * 2**-bits
+    # a power of two
     unit: Float[Tensor, "classes dim"]
     counts: Int[Tensor, "classes"]
     bits: int
 
     def members(self, query_class: Int[Tensor, "queries"]) -> Int[Tensor, "members"]:
-        """Find the indices of the queries of these classes."""
-        return ((query_class >= self.first) & (query_class < self.first + len(self.counts))).nonzero().flatten()
+        """Return the indices of the queries of these classes."""
+        is_member = (query_class >= self.first) & (query_class < self.first + len(self.counts))
+        return is_member.nonzero().flatten()
 
     def means(
         self, index: Int[Tensor, "rows"] | slice, left_out: Float[Tensor, "rows dim"] | None = None
     ) -> Float[Tensor, "rows dim"]:
-        """Compute the means of these classes, each without one of its items if they are given, rounded to float64.
+        """Return the means of some classes, rounded to float64.
 
-        Each step depends on the quotient alone, so that equal ones are rounded alike. The result is the nearest float64
-        wherever the quotient is at least the number of items; below, a tie may fall to the other side.
+        Each step depends on the quotient alone, so that equal means are equal bit for bit. The result is the nearest
+        float64 wherever the quotient is at least the number of items; below, a tie may fall to the other side.
+
+        Args:
+            index: Positions of the classes in this block.
+            left_out: An item of each class that its mean leaves out.
         """
-        sums, unit, counts = self.sums[index], self.unit[index], self.counts[index].unsqueeze(1)
+        sums = self.sums[index]
+        unit = self.unit[index]
+        counts = self.counts[index].unsqueeze(1)
         if left_out is not None:
-            sums, counts = sums - _on_grid(left_out, unit, self.bits), counts - 1
+            sums = sums - _on_grid(left_out, unit, self.bits)
+            counts = counts - 1
         whole = torch.div(sums, counts, rounding_mode="trunc").double()
         rest = sums - whole.long() * counts  # exact, since no mean lies beyond 2**(bits + 1), which float64 holds
         return (whole + rest.double() / counts.double()) * 2.0**-self.bits * unit
@@ -184,9 +235,9 @@ class _ClassMeans:
         gallery: The items of this process.
         item_class: Class numbers of the items.
         classes: The number of classes.
-        similarity: For cosine items are scaled to length 1 first.
-        memory_bytes: Bound on the memory used at a time, half of which is left for the pass over all pairs.
-        processes: Who else holds items.
+        similarity: For cosine, items are scaled to length 1 first.
+        memory_bytes: Budget, half of which is for the pass over all pairs.
+        processes: All processes that hold items.
     """
 
     def __init__(
@@ -198,36 +249,40 @@ class _ClassMeans:
         memory_bytes: int,
         processes: Processes,
     ) -> None:
-        self.gallery, self.similarity, self.processes = gallery, similarity, processes
+        self.gallery = gallery
+        self.similarity = similarity
+        self.processes = processes
+        # class numbers, ascending, and the index of each item in this order
         self.item_class, self.order = item_class.sort(stable=True)
         self.counts = self._everywhere(torch.bincount(item_class, minlength=classes), np.sum)
         self.bits = 62 - int(self.counts.max()).bit_length()  # a sum of all items of a class fits into 63 bits
         dim = gallery.shape[1]
         self.classes_at_once = max(16, memory_bytes // 4 // (8 * NUMBERS_PER_COMPONENT * dim))
         self.rows_at_once = min(4096, self.classes_at_once)
-        # dot products with means of this scale stay in the range of float64; a power of two changes no comparison
+        # At this scale, dot products with means stay in the range of float64. A power of two changes no comparison.
         largest = max(abs(float(end)) for end in gallery.aminmax()) if len(gallery) else 0.0
         exponent = math.frexp(processes.largest([largest])[0])[1] + dim.bit_length() + 2
         self.scale = 2.0 ** min(-exponent, 1023) if similarity == "dot" else 1.0
 
     def _everywhere(self, mine: Tensor, over_processes: Callable[..., Any]) -> Tensor:
-        """Reduce each number over all processes, to its sum or its maximum."""
-        found = over_processes(self.processes.gather(mine.cpu().numpy()), axis=0)
-        return torch.from_numpy(found).to(mine.device)
+        """Return the sum or the maximum of each number over all processes. Collective."""
+        reduced = over_processes(self.processes.gather(mine.cpu().numpy()), axis=0)
+        return torch.from_numpy(reduced).to(mine.device)
 
     def prepared(self, vectors: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
-        """Items as they are averaged, by operations whose result depends on each row alone."""
+        """Return items as they are averaged, by operations whose result depends on each row alone."""
         vectors = vectors.double()
         if self.similarity != "cosine":
             return vectors * self.scale
         largest = vectors.abs().amax(dim=1, keepdim=True)
-        # by a power of two, so that no square overflows or vanishes
+        # Divided by a power of two, so that no square overflows or underflows.
         vectors = vectors / _power_of_two(largest)
-        length = vectors.square().cumsum(dim=1)[:, -1:].sqrt()  # sequential: the same sum in each layout
+        # A cumulative sum runs from the first component to the last, whatever the layout in memory is.
+        length = vectors.square().cumsum(dim=1)[:, -1:].sqrt()
         return vectors / length.masked_fill(length == 0, 1.0)
 
     def blocks(self) -> Iterator[_Sums]:
-        """Yield the sums of all classes, a block of classes at a time."""
+        """Yield the sums of all classes, a block of classes at a time. Collective."""
         for first in range(0, len(self.counts), self.classes_at_once):
             counts = self.counts[first : first + self.classes_at_once]
             largest = self.gallery.new_zeros((len(counts), self.gallery.shape[1]), dtype=torch.float64)
@@ -240,17 +295,18 @@ class _ClassMeans:
             yield _Sums(first, self._everywhere(sums, np.sum), unit, counts, self.bits)
 
     def _items(self, first: int, classes: int) -> Iterator[tuple[Float[Tensor, "items dim"], Int[Tensor, "items"]]]:
-        """Yield blocks of the items of some classes, with the index of each item's class among these."""
-        start, stop = torch.searchsorted(self.item_class, self.item_class.new_tensor([first, first + classes])).tolist()
-        for some in torch.arange(start, stop).split(self.rows_at_once):
-            yield self.prepared(self.gallery[self.order[some]]), self.item_class[some] - first
+        """Yield the items of some neighbouring classes in parts, with the number of each item's class from `first` on."""
+        ends = self.item_class.new_tensor([first, first + classes])
+        start, stop = torch.searchsorted(self.item_class, ends).tolist()
+        for part in torch.arange(start, stop).split(self.rows_at_once):
+            yield self.prepared(self.gallery[self.order[part]]), self.item_class[part] - first
 
 
 def _power_of_two(values: Tensor) -> Tensor:
-    """Find the largest power of two not above each value; 1 for 0."""
+    """Return the largest power of two that is not above each value; 1 for 0."""
     return torch.where(values == 0, 1.0, values / (2 * torch.frexp(values)[0]))
 
 
 def _on_grid(values: Float[Tensor, "rows dim"], unit: Float[Tensor, "rows dim"], bits: int) -> Int[Tensor, "rows dim"]:
-    """Round each value to a multiple of unit * 2**-bits."""
+    """Return each value as an integer, rounded to a multiple of unit * 2**-bits."""
     return (values / unit * 2.0**bits).round().long()

@@ -1,8 +1,8 @@
-"""Threshold consistency: does one threshold serve all classes, and which want another?
+"""Threshold consistency: whether one threshold serves all classes, and which classes need another one.
 
-The counts of each class at a grid of thresholds follow from one more pass over the pairs. The grid must not depend on the
-order of the data or the number of processes, and the pooled rates that bound it are only known after the pass. So the
-thresholds are multiples of a power of two, a sample says where they are counted, and the exact counts say which are used.
+The counts of each class at some thresholds follow from one more pass over the pairs. The thresholds must not depend on the
+order of the data or the number of processes, and the pooled rates that bound their range are only known after the pass. So
+the thresholds are multiples of a power of two, a sample says where they are counted, and exact counts say which are used.
 
 References:
     Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning", ICLR 2024, arXiv 2307.04047: OPIS
@@ -15,23 +15,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from fewshot_callbacks.engine.evaluation import PooledPairs
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.retrieval.operating_points import false_match_rate
 from fewshot_callbacks.system.terminal import printable
 
-# Thresholds of a range: at least so many, and fewer than twice as many. OPIS was within 2 % of that of 700 thresholds.
+# Number of thresholds in a range, at least, and less than twice as many. OPIS was within 2 % of that of 700 thresholds.
 FEWEST = 16
-# Where the sample says that the range ends, the false match rates may be off by this factor.
+# The sample may be off by this factor in the false match rates at the ends of the range.
 SLACK = 1.25
-# Passes over the pairs, at most: the first suffices where the sample does, four tell scores apart to the eighth place.
+# Largest number of passes over the pairs: one suffices if the sample does, and four tell scores apart to the eighth place.
 PASSES = 4
-# Below all scores, which lie in [-1, 1]; and above them.
-BELOW, ABOVE = -2.0, 2.0
+# Scores below and above all exact scores, which lie in [-1, 1].
+BELOW_ALL = -2.0
+ABOVE_ALL = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,84 +68,93 @@ class ThresholdConsistency:
 
         NaN with fewer than two classes, or no threshold.
         """
-        return float(self.utility.var(axis=0).mean()) if self._known else math.nan
+        return float(self.utility.var(axis=0).mean()) if self._is_defined else math.nan
 
     def gap(self, share: float = 0.1) -> float:
         """Return how far the mean utility of the worst classes lies below that of all, in [0, 1]: epsilon-OPIS.
 
         Args:
-            share: Of the classes, in (0, 1], rounded up: those with the lowest mean utility over all thresholds, and not at
-                each of them, so that the gap is that of some classes.
+            share: Share of the classes that are the worst, in (0, 1], rounded up. Their mean utility over all thresholds is
+                the lowest, so they are the same classes at each threshold.
         """
-        if not self._known:
+        if not self._is_defined:
             return math.nan
         means = self.utility.mean(axis=1)
-        return float(means.mean() - np.sort(means)[: math.ceil(share * len(means))].mean())
+        worst = np.sort(means)[: math.ceil(share * len(means))]
+        return float(means.mean() - worst.mean())
 
     @property
     def common_threshold(self) -> float:
-        """The threshold with the highest mean utility over classes, of several the highest; NaN if there is none."""
-        return float(self.thresholds[self._common]) if self._known else math.nan
+        """The threshold with the highest mean utility over classes, the highest of several; NaN if there is none."""
+        return float(self.thresholds[self._common_position]) if self._is_defined else math.nan
 
     def wanting(self, most: int = 10) -> dict[int | str, tuple[float, float]]:
         """Return the classes that gain the most by a threshold of their own: label -> (threshold, gain in utility).
 
-        It is the best for the class, of several the nearest to the common one.
+        It is the best threshold for the class, the nearest to the common one of several.
 
         Args:
-            most: So many classes, the largest gain first; others gain less.
+            most: Largest number of classes, of which the largest gain comes first.
         """
-        if not self._known:
+        if not self._is_defined:
             return {}
+        common = self._common_position
         best = self.utility.max(axis=1)
-        gains = best - self.utility[:, self._common]
-        away = np.abs(np.arange(len(self.thresholds)) - self._common)
-        own = np.where(self.utility == best[:, None], away, len(away)).argmin(axis=1)
-        chosen = [at for at in np.argsort(-gains, kind="stable")[:most] if gains[at] > 0]
-        return {self.labels[at]: (float(self.thresholds[own[at]]), round(float(gains[at]), 12)) for at in chosen}
+        gains = best - self.utility[:, common]
+        thresholds = len(self.thresholds)
+        distances = np.abs(np.arange(thresholds) - common)
+        best_position = np.where(self.utility == best[:, None], distances, thresholds).argmin(axis=1)
+        wanting = {}
+        for number in np.argsort(-gains, kind="stable")[:most]:
+            if gains[number] > 0:
+                threshold = float(self.thresholds[best_position[number]])
+                wanting[self.labels[number]] = (threshold, round(float(gains[number]), 12))
+        return wanting
 
     def notes(self, rate: float) -> tuple[str, ...]:
-        """Say what is missing.
+        """Return a note if the values are NaN, or if classes are left out.
 
         Args:
             rate: The largest false match rate.
         """
-        if not self._known:
-            why = "two classes with pairs of both kinds, and a threshold at which so many other pairs match"
-            return (f"Threshold consistency at {rate / 10:g} to {rate:g} is NaN: it needs {why}.",)
+        if not self._is_defined:
+            needed = "two classes with pairs of both kinds, and a threshold at which so many other pairs match"
+            return (f"Threshold consistency at {rate / 10:g} to {rate:g} is NaN: it needs {needed}.",)
         if not self.left_out:
             return ()
-        every = self.left_out + len(self.labels)
-        return (f"Threshold consistency leaves out {self.left_out} of {every} classes: no two items are a pair.",)
+        classes = self.left_out + len(self.labels)
+        return (f"Threshold consistency leaves out {self.left_out} of {classes} classes: no two items are a pair.",)
 
     def __str__(self) -> str:
-        """Return what is known of all classes, and those that gain the most by a threshold of their own as a table."""
+        """Return both values, and a table of the classes that gain the most by a threshold of their own."""
         sizes = f"{len(self.labels):,} classes at {len(self.thresholds)} thresholds"
         head = f"{sizes}: OPIS {self.opis:.4f}, gap {self.gap():.4f}"
         if self.left_out:
-            what = "class without a pair is" if self.left_out == 1 else "classes without a pair are"
-            head += f"; {self.left_out:,} {what} left out"
-        if not self._known:
+            subject = "class without a pair is" if self.left_out == 1 else "classes without a pair are"
+            head += f"; {self.left_out:,} {subject} left out"
+        if not self._is_defined:
             return head
         common = f"common threshold {self.common_threshold:.4f}"
-        every = self.wanting(len(self.labels))
-        if not every:
+        wanting = len(self.wanting(len(self.labels)))
+        if not wanting:
             return f"{head}\n{common}; no class gains by one of its own"
-        rows = [
-            (printable(label), f"{own:.4f}", f"{gain:.4f}") for label, (own, gain) in self.wanting(SHOWN_ROWS).items()
-        ]
+        rows = []
+        for label, (threshold, gain) in self.wanting(SHOWN_ROWS).items():
+            rows.append((printable(label), f"{threshold:.4f}", f"{gain:.4f}"))
         common += "; classes that gain the most by one of their own:"
-        return "\n".join([head, common, *table(("class", "threshold", "gain"), rows, len(every))])
+        return "\n".join([head, common, *table(("class", "threshold", "gain"), rows, wanting)])
 
     def __repr__(self) -> str:
         return str(self)
 
     @property
-    def _known(self) -> bool:
+    def _is_defined(self) -> bool:
+        """Whether there are classes to compare, and thresholds to compare them at."""
         return len(self.labels) > 1 and len(self.thresholds) > 0
 
     @property
-    def _common(self) -> int:
+    def _common_position(self) -> int:
+        """Position of the common threshold."""
         means = self.utility.mean(axis=0)
         return int(np.flatnonzero(means == means.max())[-1])
 
@@ -155,79 +166,144 @@ def threshold_consistency(
     names: Sequence[str] | None,
     rate: float,
 ) -> ThresholdConsistency:
-    """Compare the classes where the pooled false match rate lies between a tenth of a rate and the rate; collective.
+    """Return how differently thresholds serve the classes, where the false match rate is a tenth of a rate to the rate.
+
+    Collective.
 
     Args:
         pooled: Counts of all pairs, whose relevance is one label for each item.
-        labels: Of the queries of this process.
+        labels: Labels of the queries of this process.
         classes: The labels of all queries, ascending.
         names: The string of each label; None where labels are integers.
         rate: The largest false match rate.
     """
-    nothing = ThresholdConsistency(np.empty(0), (), np.empty((0, 0)), len(classes))
-    if not pooled.negatives.total:
-        return nothing
-    (low, high), of = _likely(pooled, rate), np.searchsorted(classes, labels)
-    for _ in range(PASSES):
-        step, every = 2.0 ** math.floor(math.log2((high - low) / (1.5 * FEWEST))), 1
-        numbers = np.arange(math.floor(low / step), math.ceil(high / step) + 1)
-        relevant, negatives = _counts(pooled, of, len(classes), step * numbers)
-        rates = false_match_rate(negatives[:, 1:].sum(axis=0), int(negatives[:, 0].sum()))
-        inside = (rates >= rate / 10) & (rates <= rate)
-        lower, higher = np.flatnonzero(rates > rate), np.flatnonzero(rates < rate / 10)
-        if len(lower) and len(higher) and inside.sum() >= FEWEST:
-            break
-        width = high - low
-        low = step * numbers[lower[-1]] if len(lower) else low - width
-        high = step * numbers[higher[0]] if len(higher) else high + width
-    else:
-        return nothing
-    # the coarsest grid follows from the exact counts alone, and not from where they were made
-    while (inside & (numbers % (2 * every) == 0)).sum() >= FEWEST:
-        every *= 2
-    inside &= numbers % every == 0
-    some = (relevant[:, 0] > 0) & (negatives[:, 0] > 0)
-    accepted = relevant[some, 1:][:, inside] / relevant[some, :1]
-    rejected = 1 - negatives[some, 1:][:, inside] / negatives[some, :1]
-    # without a division by zero where nothing is accepted and nothing rejected
+    class_of_query = np.searchsorted(classes, labels)
+    counts = None
+    if pooled.negatives.total:
+        counts = _counts_in_range(pooled, class_of_query, len(classes), rate)
+    if counts is None:
+        return ThresholdConsistency(np.empty(0), (), np.empty((0, 0)), len(classes))
+    in_grid = _coarsest_grid(counts, rate)
+    has_pairs = (counts.relevant > 0) & (counts.negatives > 0)
+    accepted = counts.relevant_reaching[has_pairs][:, in_grid] / counts.relevant[has_pairs, None]
+    rejected = 1 - counts.negatives_reaching[has_pairs][:, in_grid] / counts.negatives[has_pairs, None]
+    # `tiny` avoids 0 / 0 where nothing is accepted and nothing rejected.
     utility = 2 * accepted * rejected / np.maximum(accepted + rejected, np.finfo(np.float64).tiny)
-    present = classes[some].tolist()
-    words = tuple(present) if names is None else tuple(names[label] for label in present)
-    return ThresholdConsistency(step * numbers[inside], words, utility, int((~some).sum()))
+    present = classes[has_pairs].tolist()
+    return ThresholdConsistency(
+        thresholds=counts.step * counts.multiples[in_grid],
+        labels=tuple(present) if names is None else tuple(names[label] for label in present),
+        utility=utility,
+        left_out=int((~has_pairs).sum()),
+    )
 
 
-def _likely(pooled: PooledPairs, rate: float) -> tuple[float, float]:
-    """Return scores, in the units of the data, between which the range probably lies."""
-    known, last = pooled.sample.estimates, len(pooled.sample.estimates) - 1
+class _ClassCounts(NamedTuple):
+    """Pairs of the queries of each class, of all processes: all pairs, and those that reach each threshold.
+
+    The thresholds are `step * multiples`, in the units of the data, ascending.
+    """
+
+    step: float
+    multiples: Int[np.ndarray, "thresholds"]
+    relevant: Int[np.ndarray, "classes"]
+    negatives: Int[np.ndarray, "classes"]
+    relevant_reaching: Int[np.ndarray, "classes thresholds"]
+    negatives_reaching: Int[np.ndarray, "classes thresholds"]
+
+    def false_match_rates(self) -> Float[np.ndarray, "thresholds"]:
+        """Return the pooled false match rate at each threshold."""
+        return false_match_rate(self.negatives_reaching.sum(axis=0), int(self.negatives.sum()))
+
+    def in_range(self, rate: float) -> Bool[np.ndarray, "thresholds"]:
+        """Return whether the false match rate at each threshold is a tenth of a rate to the rate."""
+        rates = self.false_match_rates()
+        return (rates >= rate / 10) & (rates <= rate)
+
+
+def _counts_in_range(
+    pooled: PooledPairs, class_of_query: Int[np.ndarray, "own"], classes: int, rate: float
+) -> _ClassCounts | None:
+    """Return counts at thresholds of which enough lie in the range, and some on both sides of it. Collective.
+
+    The first pass counts where a sample says that the range lies. If too few thresholds lie in it, the next pass has finer
+    ones; if the range goes on, it is widened. None if the range has too few thresholds after the last pass.
+
+    Args:
+        pooled: Counts of all pairs.
+        class_of_query: Number of the class of each query of this process.
+        classes: Number of classes.
+        rate: The largest false match rate.
+    """
+    low, high = _likely_range(pooled, rate)
+    for _ in range(PASSES):
+        step = 2.0 ** math.floor(math.log2((high - low) / (1.5 * FEWEST)))
+        multiples = np.arange(math.floor(low / step), math.ceil(high / step) + 1)
+        counts = _counts(pooled, class_of_query, classes, step, multiples)
+        rates = counts.false_match_rates()
+        below_range = np.flatnonzero(rates > rate)
+        above_range = np.flatnonzero(rates < rate / 10)
+        if len(below_range) and len(above_range) and counts.in_range(rate).sum() >= FEWEST:
+            return counts
+        width = high - low
+        low = step * multiples[below_range[-1]] if len(below_range) else low - width
+        high = step * multiples[above_range[0]] if len(above_range) else high + width
+    return None
+
+
+def _coarsest_grid(counts: _ClassCounts, rate: float) -> Bool[np.ndarray, "thresholds"]:
+    """Return which thresholds in the range are used: the multiples of the largest power of two with enough of them.
+
+    They follow from the exact counts alone, whatever thresholds were counted.
+    """
+    in_range = counts.in_range(rate)
+    stride = 1
+    while (in_range & (counts.multiples % (2 * stride) == 0)).sum() >= FEWEST:
+        stride *= 2
+    used: Bool[np.ndarray, "thresholds"] = in_range & (counts.multiples % stride == 0)
+    return used
+
+
+def _likely_range(pooled: PooledPairs, rate: float) -> tuple[float, float]:
+    """Return scores, in the units of the data, between which the range probably lies. Collective."""
     ends = np.array(pooled.negatives.span(pooled.positives.scores))
-    if len(known):
-        ends = known[[last - int(min(1.0, share) * last) for share in (SLACK * rate, rate / 10 / SLACK)]]
+    estimates = pooled.sample.estimates
+    if len(estimates):
+        last = len(estimates) - 1
+        positions = [last - int(min(1.0, share) * last) for share in (SLACK * rate, rate / 10 / SLACK)]
+        ends = estimates[positions]
     low, high = (float(end) for end in pooled.vectors.to_user(ends))
     return low, max(high, low + 2.0**-20 * max(abs(low), 2.0**-100))
 
 
 def _counts(
-    pooled: PooledPairs, of: Int[np.ndarray, "own"], classes: int, thresholds: Float[np.ndarray, "thresholds"]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Count, for the queries of each class, relevant and other pairs: all of them, and those that reach each threshold.
+    pooled: PooledPairs,
+    class_of_query: Int[np.ndarray, "own"],
+    classes: int,
+    step: float,
+    multiples: Int[np.ndarray, "thresholds"],
+) -> _ClassCounts:
+    """Return the counts of each class at the thresholds `step * multiples`, from one more pass. Collective.
 
     Args:
         pooled: Counts of all pairs.
-        of: Class of each query of this process, from 0.
-        classes: How many there are.
-        thresholds: Ascending, in the units of the data.
-
-    Returns:
-        Both (classes, 1 + thresholds), of all processes.
+        class_of_query: Number of the class of each query of this process.
+        classes: Number of classes.
+        step: Distance of two thresholds, in the units of the data.
+        multiples: Ascending.
     """
-    asked = np.append(BELOW, np.minimum(pooled.vectors.from_user(thresholds), ABOVE))
-    relevant, negatives = np.zeros((2, classes, len(asked)), np.int64)
-    for batch, reaching in pooled.evaluation.negatives_per_query(asked):
-        np.add.at(negatives, of[batch], reaching)
-    for batch, (offsets, scores, _) in pooled.relevant.by_batch():
-        reached = np.searchsorted(asked, scores, side="right") - 1
-        np.add.at(relevant, (np.repeat(of[batch], np.diff(offsets)), reached), 1)
-    counts = np.stack([np.cumsum(relevant[:, ::-1], axis=1)[:, ::-1], negatives])
+    scores = np.append(BELOW_ALL, np.minimum(pooled.vectors.from_user(step * multiples), ABOVE_ALL))
+    # relevant pairs between two neighbouring scores, and negatives that reach each score
+    relevant_between = np.zeros((classes, len(scores)), np.int64)
+    negatives = np.zeros((classes, len(scores)), np.int64)
+    for batch, reaching in pooled.evaluation.negatives_per_query(scores):
+        np.add.at(negatives, class_of_query[batch], reaching)
+    for batch, (offsets, relevant_scores, _) in pooled.relevant.by_batch():
+        highest_reached = np.searchsorted(scores, relevant_scores, side="right") - 1
+        class_of_pair = np.repeat(class_of_query[batch], np.diff(offsets))
+        np.add.at(relevant_between, (class_of_pair, highest_reached), 1)
+    relevant = np.cumsum(relevant_between[:, ::-1], axis=1)[:, ::-1]
     processes = pooled.vectors.processes
-    relevant, negatives = processes.summed(counts) if processes.count > 1 else counts
-    return relevant, negatives
+    if processes.count > 1:
+        relevant, negatives = processes.summed(np.stack([relevant, negatives]))
+    return _ClassCounts(step, multiples, relevant[:, 0], negatives[:, 0], relevant[:, 1:], negatives[:, 1:])
