@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from fewshot_callbacks.data.dataset import Split
 from fewshot_callbacks.data.image_set import ImageItem, ImageSet, PhotoTransform, in_splits, required
@@ -14,7 +15,7 @@ SOURCE = (
     "CUB_200_2011.tgz from the Caltech-UCSD Birds-200-2011 page of the Caltech Vision Lab "
     "(https://www.vision.caltech.edu/datasets/cub_200_2011/)"
 )
-# Published numbers, by which an incomplete copy is noticed.
+# Published numbers of classes, by which an incomplete copy is noticed.
 CLASSES: Mapping[Split, int] = {"train": 100, "val": 50, "test": 50}
 
 _TRANSFORM = PhotoTransform()
@@ -105,50 +106,63 @@ class CUB200(ImageSet):
         memory_mb: float = 512,
     ) -> None:
         folder = Path(root) / FOLDER / "images"
-        classes, paths, class_of = _tables(folder.parent)
-        listed = [
-            (cub_split(class_of[image]), ImageItem(folder / path, classes[class_of[image]]))
-            for image, path in paths.items()
-        ]
+        lists = _read_lists(folder.parent)
+        listed = []
+        for image, path in lists.paths.items():
+            class_id = lists.classes[image]
+            listed.append((cub_split(class_id), ImageItem(folder / path, lists.class_names[class_id])))
         fix = f"Unpack {SOURCE} into {root}"
         items = in_splits(listed, folder, "images.txt", fix, CLASSES, partial=partial)
         super().__init__(items, split, transform, memory_mb=memory_mb)
 
 
-def _tables(folder: Path) -> tuple[dict[int, str], dict[int, str], dict[int, int]]:
-    """Read the names of classes by class number, and the paths and classes of images by image number."""
+class _Lists(NamedTuple):
+    """The lists of the set.
+
+    Attributes:
+        class_names: Class number -> the name of the class.
+        paths: Image number -> the path of the image.
+        classes: Image number -> the number of its class.
+    """
+
+    class_names: dict[int, str]
+    paths: dict[int, str]
+    classes: dict[int, int]
+
+
+def _read_lists(folder: Path) -> _Lists:
+    """Read the three lists, and refuse lists that do not fit together."""
     fix = f"Unpack {SOURCE} into {folder.parent}."
     required(folder / "images", fix)
-    classes, paths, labels = (
-        _numbered(required(folder / name, fix)) for name in ("classes.txt", "images.txt", "image_class_labels.txt")
-    )
+    class_names = _numbered_lines(required(folder / "classes.txt", fix))
+    paths = _numbered_lines(required(folder / "images.txt", fix))
+    labels = _numbered_lines(required(folder / "image_class_labels.txt", fix))
     if paths.keys() != labels.keys():
         raise ValueError(
             f"images.txt has {len(paths):,} images and image_class_labels.txt {len(labels):,}, not the same ones; "
             f"image {min(paths.keys() ^ labels.keys())} is in only one of them. {fix}"
         )
-    wrong = [(image, label) for image, label in labels.items() if not label.isdecimal()]
-    if wrong:
-        raise ValueError(
-            f"image_class_labels.txt gives image {wrong[0][0]} the class {wrong[0][1]!r}, no number. {fix}"
-        )
-    class_of = {image: int(label) for image, label in labels.items()}
-    unknown = sorted(set(class_of.values()) - classes.keys())
+    classes: dict[int, int] = {}
+    for image, label in labels.items():
+        if not label.isdecimal():
+            raise ValueError(f"image_class_labels.txt gives image {image} the class {label!r}, no number. {fix}")
+        classes[image] = int(label)
+    unknown = sorted(set(classes.values()) - class_names.keys())
     if unknown:
         raise ValueError(f"image_class_labels.txt has the class {unknown[0]}, which classes.txt does not name. {fix}")
-    return classes, paths, class_of
+    return _Lists(class_names, paths, classes)
 
 
-def _numbered(file: Path) -> dict[int, str]:
-    """The lines `number text` of a file."""
-    table: dict[int, str] = {}
+def _numbered_lines(file: Path) -> dict[int, str]:
+    """Read the lines `number text` of a file: number -> text."""
+    texts: dict[int, str] = {}
     for line in read_lines(file):
-        number, *rest = re.split(r"[ \t]+", line.text, maxsplit=1)
-        if not (number.isdecimal() and rest):
+        number, *text = re.split(r"[ \t]+", line.text, maxsplit=1)
+        if not (number.isdecimal() and text):
             raise ValueError(
                 f"Line {line.number} of {file} is {line.text!r}, not a number and a name. Unpack {SOURCE} again."
             )
-        if int(number) in table:
+        if int(number) in texts:
             raise ValueError(f"Line {line.number} of {file} has the number {number} again. Unpack {SOURCE} again.")
-        table[int(number)] = composed_form(rest[0])
-    return table
+        texts[int(number)] = composed_form(text[0])
+    return texts

@@ -20,9 +20,10 @@ from fewshot_callbacks.data.samplers import (
 from fewshot_callbacks.functional.episodes import EpisodeProtocol, check_classes_suffice, check_episode_sizes
 
 Loader = DataLoader[tuple[Tensor, int]]
-# The settings that the classes of a split must suffice for.
+# The settings of episodes and batches that need a number of classes, or of images in each class.
 SIZES = ("ways", "shots", "queries", "classes_per_batch", "items_per_class")
-DEFAULT_TRAINING, DEFAULT_PROTOCOL = Episodes(), EpisodeProtocol()
+DEFAULT_TRAINING = Episodes()
+DEFAULT_PROTOCOL = EpisodeProtocol()
 
 
 class FewShotDataModule(LightningDataModule):
@@ -76,21 +77,35 @@ class FewShotDataModule(LightningDataModule):
             raise ValueError(f"batch_size is {batch_size}. Use batch_size >= 1.")
         if num_workers < 0:
             raise ValueError(f"num_workers is {num_workers}. Use 0 to load in the main process.")
-        self.dataset, self.train, self.evaluation = dataset, train, evaluation
+        self.dataset = dataset
+        self.train = train
+        self.evaluation = evaluation
         self.val_episodes = evaluation.episodes if val_episodes is None else val_episodes
         check_episode_sizes(val_episodes=self.val_episodes)
-        self.episodic_evaluation, self.augment = episodic_evaluation, augment
-        self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
-        settings = {"dataset": type(dataset).__name__, "train": asdict(train), "evaluation": asdict(evaluation)}
-        names = ("val_episodes", "episodic_evaluation", "augment", "batch_size", "num_workers", "seed")
-        # of plain values, which load anywhere, and under one name: the model has an `evaluation`, too
-        self.save_hyperparameters({"data": settings | {name: getattr(self, name) for name in names}})
-        # a data set of one's own may read its lists anew for each split
-        self._served: dict[Split, FewShotDataset] = {}
+        self.episodic_evaluation = episodic_evaluation
+        self.augment = augment
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.seed = seed
+        settings = {
+            "dataset": type(dataset).__name__,
+            "train": asdict(train),
+            "evaluation": asdict(evaluation),
+            "val_episodes": self.val_episodes,
+            "episodic_evaluation": episodic_evaluation,
+            "augment": augment,
+            "batch_size": batch_size,
+            "num_workers": num_workers,
+            "seed": seed,
+        }
+        # Plain values can be loaded anywhere. They have one name together, since the model has an `evaluation`, too.
+        self.save_hyperparameters({"data": settings})
+        # The splits are cached: a user's data set may read its lists again for each.
+        self._splits: dict[Split, FewShotDataset] = {}
         self._augmented_batches = 0
 
     def images(self, split: Split) -> FewShotDataset:
-        """The images of a split, as its loader serves them: those of the training split augmented.
+        """Return the images of a split as its loader serves them: the training images are augmented.
 
         Args:
             split: "train", "val" or "test".
@@ -99,76 +114,84 @@ class FewShotDataModule(LightningDataModule):
             The data set, with `labels` and `class_names`.
 
         Raises:
-            ValueError: There is no such split; says why.
+            ValueError: If there is no such split; the message says why.
         """
-        images = self._plain(split)
-        return images.augmented(self.seed) if split == "train" and self.augment else images
+        images = self._not_augmented(split)
+        if split == "train" and self.augment:
+            return images.augmented(self.seed)
+        return images
 
-    def _plain(self, split: Split) -> FewShotDataset:
-        if split not in self._served:
-            self._served[split] = self.dataset.with_split(split)
-        return self._served[split]
+    def _not_augmented(self, split: Split) -> FewShotDataset:
+        if split not in self._splits:
+            self._splits[split] = self.dataset.with_split(split)
+        return self._splits[split]
 
     def check(self, *splits: Split) -> None:
-        """Check that the classes of splits suffice for what is requested of them.
+        """Refuse splits whose classes do not suffice for their episodes or batches.
 
         Args:
-            splits: "train", "val" or "test", or none of them for all; a validation split that is left out by choice is
-                passed over.
+            splits: "train", "val" or "test"; by default all. A validation split that is left out by choice is not checked.
 
         Raises:
-            ValueError: Names each split with a class that is too small, the class, and the options that would fit.
+            ValueError: With each split that has a class that is too small, the class, and the options that would fit.
         """
-        chosen = [split for split in splits or SPLITS if split in self.dataset.splits]
-        problems = [problem for split in chosen if (problem := self._problem(split)) is not None]
+        problems = []
+        for split in splits or SPLITS:
+            problem = self._problem(split) if split in self.dataset.splits else None
+            if problem is not None:
+                problems.append(problem)
         if problems:
             raise ValueError(" ".join(problems))
 
     def _problem(self, split: Split) -> str | None:
         """Say why the classes of a split do not suffice for its episodes or batches; None if they do."""
-        images, batches = self._plain(split), self.train if split == "train" else self.evaluation
+        images = self._not_augmented(split)
+        batches = self.train if split == "train" else self.evaluation
         prefix = "--data.train." if split == "train" else "--data.evaluation."
         sizes = {name: getattr(batches, name) for name in SIZES if hasattr(batches, name)}
-        balanced = isinstance(batches, ClassBalanced)
-        suffice: Callable[..., None] = check_class_balance if balanced else check_classes_suffice
+        is_balanced = isinstance(batches, ClassBalanced)
+        check: Callable[..., None] = check_class_balance if is_balanced else check_classes_suffice
         try:
-            suffice(images.labels, **sizes, class_names=images.class_names, prefix=prefix)
+            check(images.labels, **sizes, class_names=images.class_names, prefix=prefix)
         except ValueError as error:
             options = ", ".join(f"{prefix}{name} {size}" for name, size in sizes.items())
-            what = "batches" if balanced else "episodes"
+            what = "batches" if is_balanced else "episodes"
             return f"The {split} classes do not suffice for the requested {what} ({options}): {error}"
         return None
 
     def setup(self, stage: str) -> None:
-        """Begin the augmentation anew with a fit that is not resumed."""
+        """Restart the random numbers of the augmentation in a fit; a resumed fit then loads its state."""
         if stage == "fit":
             self._augmented_batches = 0
 
     def train_dataloader(self) -> Loader:
-        """Fresh episodes or class-balanced batches in each epoch, a function of (seed, epoch)."""
+        """Serve fresh episodes or class-balanced batches in each epoch, a function of (seed, epoch)."""
         images = self.images("train")
-        return self._loader(images, batch_sampler=self.train.sampler(images, self.seed, coming_epoch(self.trainer)))
+        sampler = self.train.sampler(images, self.seed, coming_epoch(self.trainer))
+        return self._loader(images, batch_sampler=sampler)
 
     def val_dataloader(self) -> Loader | list[Loader]:
-        """Each validation image once, in order; with `episodic_evaluation`, fixed episodes.
+        """Serve each validation image once, in order; with `episodic_evaluation`, fixed episodes.
 
-        Where there is no validation by choice an empty list, which Lightning skips.
+        Without a validation split it is an empty list, which Lightning skips.
         """
-        return self._evaluation_loader("val", self.val_episodes) if "val" in self.dataset.splits else []
+        if "val" not in self.dataset.splits:
+            return []
+        return self._evaluation_loader("val", self.val_episodes)
 
     def test_dataloader(self) -> Loader:
-        """Each test image once, in order; with `episodic_evaluation`, fixed episodes."""
+        """Serve each test image once, in order; with `episodic_evaluation`, fixed episodes."""
         return self._evaluation_loader("test", self.evaluation.episodes)
 
     def training_data_for_evaluation(self) -> Loader:
-        """Each training image once, in order, as evaluation images are served: not augmented.
+        """Serve each training image once, in order and not augmented, as evaluation images are served.
 
         `GeneralizationGapMonitor` draws its training classes from it.
         """
-        return self._loader(self._plain("train"), batch_size=self.batch_size)
+        return self._loader(self._not_augmented("train"), batch_size=self.batch_size)
 
     def _evaluation_loader(self, split: Split, episodes: int) -> Loader:
-        images = self._plain(split)
+        images = self._not_augmented(split)
         if not self.episodic_evaluation:
             return self._loader(images, batch_size=self.batch_size)
         sizes = asdict(self.evaluation) | {"episodes": episodes}
@@ -181,16 +204,16 @@ class FewShotDataModule(LightningDataModule):
             **batches,
             collate_fn=as_tuple,
             num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,  # each keeps the images that it has decoded
+            persistent_workers=self.num_workers > 0,  # each worker caches the images that it has decoded
             # PyTorch warns of pinned memory that no accelerator reads.
             pin_memory=torch.cuda.is_available(),
         )
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Let the data set augment a training batch where it is trained on; leave every other batch as it is.
+        """Let the data set augment a training batch on the device of the training; leave every other batch as it is.
 
-        The random numbers depend on the seed, the rank and the number of batches so far, which checkpoints keep: not on
-        workers or on global random state.
+        The random numbers depend on the seed, the rank and the number of batches so far, which checkpoints hold. They depend
+        neither on workers nor on global random state.
         """
         if not (self.augment and self.trainer is not None and self.trainer.training):
             return batch
@@ -205,7 +228,7 @@ class FewShotDataModule(LightningDataModule):
         return {"augmented_batches": self._augmented_batches}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from where a checkpoint was written."""
+        """Continue the random numbers of the augmentation from a checkpoint."""
         self._augmented_batches = state_dict["augmented_batches"]
 
 
@@ -216,11 +239,10 @@ def as_tuple(items: list[tuple[Tensor, int]]) -> Batch:
 
 
 def coming_epoch(trainer: Trainer | None) -> int:
-    """The training epoch that comes next: not 0 where a run is resumed.
+    """Return the number of the next training epoch, which is not 0 in a resumed run.
 
-    It is the number that Lightning hands to `set_epoch` a little later, and too late for workers, which fetch their
-    first batches as soon as the loader is made. `trainer.current_epoch` is one too small after a checkpoint of the end of
-    an epoch.
+    Lightning passes the same number to `set_epoch`, but too late for workers, which fetch their first batches as soon as the
+    loader is made. `trainer.current_epoch` is one too small after a checkpoint of the end of an epoch.
     """
     if trainer is None:
         return 0

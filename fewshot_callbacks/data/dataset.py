@@ -1,4 +1,4 @@
-"""What a data set of this package is: one split of it, with labels, that knows the other splits."""
+"""The base class of data sets: one split with its labels, which can make the other splits."""
 
 import hashlib
 from abc import abstractmethod
@@ -18,16 +18,16 @@ AnyDataset = TypeVar("AnyDataset", bound="FewShotDataset")  # the tests' type ch
 
 
 class FewShotDataset(Dataset[tuple[Tensor, int]]):
-    """Base: one split of a data set, a map-style `Dataset` of (image, label) with `labels` and `class_names`.
+    """Base of data sets: one split, a map-style `Dataset` of (image, label) with `labels` and `class_names`.
 
-    A subclass sets the attributes, and defines `batch` and `with_split`. `FewShotDataModule` makes loaders of it, and so
-    does any `DataLoader`.
+    A subclass sets the attributes, and defines `batch` and `with_split`. `ImageSet` does so for images in files, and is the
+    base of most readers. `FewShotDataModule` makes loaders of a data set, and so does any `DataLoader`.
 
     Attributes:
         in_channels: Channels of an image.
-        splits: The splits that there are.
+        splits: The splits of the data set.
         labels: (items,), int64, 0 ... C-1 inside the split.
-        class_names: For each label, its name.
+        class_names: The name of each label.
     """
 
     in_channels: ClassVar[int] = 3
@@ -43,43 +43,43 @@ class FewShotDataset(Dataset[tuple[Tensor, int]]):
         return images[0], int(labels[0])
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Float[Tensor, "channels height width"], int]]:
-        """Items, made together; a DataLoader calls it."""
+        """Return several items, which are made together; a DataLoader calls this method."""
         images, labels = self.batch(indices)
         return list(zip(images.unbind(), labels.tolist(), strict=True))
 
     @abstractmethod
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Many items as two tensors: images (items, channels, height, width) and labels (items,)."""
+        """Return many items as two tensors: images (items, channels, height, width) and labels (items,)."""
 
     @abstractmethod
     def with_split(self: AnyDataset, split: Split) -> AnyDataset:
-        """The same data set with the images of another split.
+        """Return the same data set with the images of another split.
 
         Args:
             split: One of `splits`.
 
         Raises:
-            ValueError: There is no such split; says why.
+            ValueError: If there is no such split; the message says why.
         """
 
     def augmented(self: AnyDataset, seed: int) -> AnyDataset:
-        """The same images as a network is trained on them; by default as they are.
+        """Return the same images as a network is trained on them; by default as they are.
 
         Args:
-            seed: Of what is random, unless that is drawn from PyTorch's random state.
+            seed: Seed of an augmentation that does not draw from PyTorch's random state.
         """
         return self
 
     def augment_batch(
         self, images: Float[Tensor, "images channels height width"], generator: torch.Generator
     ) -> Float[Tensor, "images channels height width"]:
-        """Augment a training batch as a whole, where it is trained on; by default not at all."""
+        """Augment a training batch as a whole, on the device of the training; by default not at all."""
         return images
 
 
 def seeded_draw(name: str, seed: int) -> float:
     """Draw a number in [0, 1): the first 8 bytes of SHA-256 of "seed name", read as a fraction."""
-    # not Python's `hash`, which is another one in each process
+    # Python's `hash` would differ between processes.
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big") / 2**64
 
 

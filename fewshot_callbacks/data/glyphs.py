@@ -32,12 +32,14 @@ from tqdm import tqdm
 
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
 
-Drawings = dict[str, UInt8[np.ndarray, "size size"]]  # of one face, by character
+# The images of one face, by character.
+Drawings = dict[str, UInt8[np.ndarray, "size size"]]
 
-VERSION = 1  # of the drawing: raise it with every change that moves a pixel or a class
+# The version of the drawing: raise it with every change that moves a pixel or a class.
+VERSION = 1
 
-# The text faces among matplotlib's fonts: each family, and how it calls its regular, bold, italic and bold italic face.
-# Its display, size-variant and private-use fonts are not text.
+# The text faces among matplotlib's fonts: each family, with the endings of its regular, bold, italic and bold italic face.
+# matplotlib's display, size-variant and private-use fonts are not text.
 FAMILIES = {
     "DejaVuSans": ("", "-Bold", "-Oblique", "-BoldOblique"),
     "DejaVuSerif": ("", "-Bold", "-Italic", "-BoldItalic"),
@@ -46,14 +48,14 @@ FAMILIES = {
 }
 FACES = tuple(family + style for family, styles in FAMILIES.items() for style in styles)
 
-# In the order in which look-alikes are settled: the first script keeps the drawing.
+# The scripts, in the order in which look-alikes are settled: the first script keeps the drawing.
 SCRIPTS = ("Latin", "symbols", "Greek", "Cyrillic", "Armenian", "Georgian")
 
 SUPERSAMPLING = 4  # glyphs are centred to a quarter of a pixel
-EM = 0.75  # of the image: an average letter is a little over half as high as the image
-INK = 30 / 32  # of the image: what is larger is drawn smaller
-LOOK_ALIKE = 0.01  # of the ink; see `_look_alikes`
-MISSING = "\uffff"  # never a character: fonts answer with their missing-glyph box
+EM = 0.75  # share of the image's side: an average letter is a little over half as high as the image
+INK = 30 / 32  # largest share of the image's side that is ink: larger glyphs are drawn smaller
+LOOK_ALIKE = 0.01  # share of the ink in which look-alikes differ at most; see `_look_alikes`
+NO_CHARACTER = "\uffff"  # fonts answer with their missing-glyph box
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +80,7 @@ class DrawnGlyphs:
 
 
 def script_of(character: str) -> str:
-    """The script that the character's Unicode name mentions, `symbols` where it mentions none of ours.
+    """Return the script that the character's Unicode name mentions, `symbols` where it mentions none of ours.
 
     Examples:
         >>> [script_of(character) for character in "aλжեგ+7"]
@@ -97,92 +99,119 @@ def draw_glyphs(size: int, min_faces: int) -> DrawnGlyphs:
     terminal.
     """
     fonts = Path(mpl.get_data_path()) / "fonts" / "ttf"
-    # of each face: the characters with a glyph other than its missing-glyph box, which is number 0
-    maps = [FT2Font(str(fonts / f"{face}.ttf")).get_charmap() for face in FACES]
-    held = [{chr(code) for code, glyph in of_face.items() if glyph != 0} for of_face in maps]
-    count = Counter(character for characters in held for character in characters)
-    # separators (Z), control and private-use codes (C) and combining marks (M) have no ink
-    candidates = [c for c, faces in count.items() if faces >= min_faces and unicodedata.category(c)[0] not in "ZCM"]
+    files = [fonts / f"{face}.ttf" for face in FACES]
+    characters_of_faces = [_characters_of(file) for file in files]
+    faces_of = Counter(character for characters in characters_of_faces for character in characters)
+    candidates = [character for character, faces in faces_of.items() if faces >= min_faces and _has_ink(character)]
     candidates.sort(key=lambda character: (SCRIPTS.index(script_of(character)), character))
 
-    drawings: list[Drawings] = []  # for each face
-    shown = tqdm(list(zip(FACES, held, strict=True)), "Drawing the glyphs, once", leave=False, disable=None)
-    for face, characters in shown:
-        here = [character for character in candidates if character in characters]
-        box, *drawn = _draw([MISSING, *here], fonts / f"{face}.ttf", size)
-        pairs = zip(here, drawn, strict=True)
-        drawings.append({c: image for c, image in pairs if image.any() and not np.array_equal(image, box)})
+    drawings: list[Drawings] = []  # by face
+    progress = tqdm(
+        list(zip(files, characters_of_faces, strict=True)), "Drawing the glyphs, once", leave=False, disable=None
+    )
+    for file, characters in progress:
+        drawings.append(_draw_face(file, [character for character in candidates if character in characters], size))
 
-    count = Counter(character for drawn in drawings for character in drawn)
-    candidates = [character for character in candidates if count[character] >= min_faces]
-    kept = _without_look_alikes(candidates, drawings)
-    items = [(label, face) for label, c in enumerate(kept) for face in range(len(FACES)) if c in drawings[face]]
-    left_out = Counter(map(script_of, candidates)) - Counter(map(script_of, kept))
-    images = np.stack([drawings[face][kept[label]] for label, face in items])
+    # A face may turn out to have no drawing of a character.
+    faces_of = Counter(character for drawing in drawings for character in drawing)
+    candidates = [character for character in candidates if faces_of[character] >= min_faces]
+    classes = _without_look_alikes(candidates, drawings)
+    removed_of_script = Counter(map(script_of, candidates)) - Counter(map(script_of, classes))
+    items = [
+        (label, face)
+        for label, character in enumerate(classes)
+        for face in range(len(FACES))
+        if character in drawings[face]
+    ]
+    images = np.stack([drawings[face][classes[label]] for label, face in items])
     return DrawnGlyphs(
         images=torch.from_numpy(images).unsqueeze(1),
         classes=torch.tensor([label for label, _ in items]),
         faces=torch.tensor([face for _, face in items]),
-        characters=tuple(kept),
-        scripts=tuple(map(script_of, kept)),
-        look_alikes=tuple(left_out[script] for script in SCRIPTS),
+        characters=tuple(classes),
+        scripts=tuple(map(script_of, classes)),
+        look_alikes=tuple(removed_of_script[script] for script in SCRIPTS),
     )
 
 
-def _draw(characters: list[str], path: Path, size: int) -> UInt8[np.ndarray, "characters size size"]:
-    """Draw characters of one font; all zero where one has no ink. All are pasted into one strip, which is reduced."""
-    side, limit, em = size * SUPERSAMPLING, int(size * SUPERSAMPLING * INK), round(EM * size * SUPERSAMPLING)
-    # Pillow's own layout: it would prefer Raqm, which not every build has, and the drawing must not depend on the
-    # build.
-    font = ImageFont.truetype(str(path), em, layout_engine=ImageFont.Layout.BASIC)
+def _characters_of(file: Path) -> set[str]:
+    """Return the characters that a font has a glyph for; glyph 0 is its missing-glyph box."""
+    return {chr(code) for code, glyph in FT2Font(str(file)).get_charmap().items() if glyph != 0}
+
+
+def _has_ink(character: str) -> bool:
+    """Return whether a character may have ink: separators (Z), control codes (C) and combining marks (M) have none."""
+    return unicodedata.category(character)[0] not in "ZCM"
+
+
+def _draw_face(file: Path, characters: list[str], size: int) -> Drawings:
+    """Draw characters of one font, without those that have no ink or whose glyph is the missing-glyph box."""
+    missing_glyph, *images = _draw([NO_CHARACTER, *characters], file, size)
+    return {
+        character: image
+        for character, image in zip(characters, images, strict=True)
+        if image.any() and not np.array_equal(image, missing_glyph)
+    }
+
+
+def _draw(characters: list[str], file: Path, size: int) -> UInt8[np.ndarray, "characters size size"]:
+    """Draw characters of one font; an image is all zero if its character has no ink."""
+    side = size * SUPERSAMPLING
+    largest_ink = int(side * INK)
+    em = round(EM * size * SUPERSAMPLING)
+    # Pillow would prefer the layout of Raqm, which not every build has, and the drawing must not depend on the build.
+    font = ImageFont.truetype(str(file), em, layout_engine=ImageFont.Layout.BASIC)
+    # All characters are pasted into one strip, which is reduced at once.
     strip = Image.new("L", (side, side * len(characters)))
-    for i, character in enumerate(characters):
+    for number, character in enumerate(characters):
         ink = _ink(character, font, side)
-        smaller = em
-        while max(ink.size) > limit:  # once, or twice where hinting rounds up
-            # At least one less, or hinting could keep the size where it is for ever.
-            smaller = min(smaller - 1, smaller * limit // max(ink.size))
-            ink = _ink(character, font.font_variant(size=smaller), side)
-        strip.paste(ink, ((side - ink.width) // 2, side * i + (side - ink.height) // 2))
+        font_size = em
+        while max(ink.size) > largest_ink:  # one step, or two if hinting rounds up
+            # At least one less, or hinting could keep the size as it is for ever.
+            font_size = min(font_size - 1, font_size * largest_ink // max(ink.size))
+            ink = _ink(character, font.font_variant(size=font_size), side)
+        left = (side - ink.width) // 2
+        top = (side - ink.height) // 2
+        strip.paste(ink, (left, side * number + top))
     return np.array(strip.reduce(SUPERSAMPLING)).reshape(len(characters), size, size)
 
 
 def _ink(character: str, font: ImageFont.FreeTypeFont, side: int) -> Image.Image:
-    """The drawing, cut to its ink; empty where there is none."""
+    """Draw a character, cut to its ink; the image is empty if it has none."""
     page = Image.new("L", (2 * side, 2 * side))  # ample: an em is 3/8 of it
     ImageDraw.Draw(page).text((side // 2, side * 5 // 4), character, fill=255, font=font, anchor="ls")
     return page.crop(page.getbbox() or (0, 0, 0, 0))
 
 
 def _without_look_alikes(candidates: list[str], drawings: list[Drawings]) -> list[str]:
-    """The candidates that look like no earlier one that was kept."""
-    alike: dict[str, set[str]] = defaultdict(set)
-    for drawn in drawings:
-        for one, other in _look_alikes(drawn):
-            alike[one].add(other)
-            alike[other].add(one)
-    kept: dict[str, None] = {}  # a set that remembers its order
+    """Return the candidates that look like no earlier candidate that is returned."""
+    look_alikes: dict[str, set[str]] = defaultdict(set)
+    for drawing in drawings:
+        for first, second in _look_alikes(drawing):
+            look_alikes[first].add(second)
+            look_alikes[second].add(first)
+    classes: dict[str, None] = {}  # a set that remembers its order
     for character in candidates:
-        if alike[character].isdisjoint(kept):
-            kept[character] = None
-    return list(kept)
+        if look_alikes[character].isdisjoint(classes):
+            classes[character] = None
+    return list(classes)
 
 
-def _look_alikes(drawn: Drawings) -> list[tuple[str, str]]:
-    """Pairs of one face whose difference, squared and summed, is at most 1 % of the larger one's squared ink.
+def _look_alikes(drawing: Drawings) -> list[tuple[str, str]]:
+    """Return the pairs of one face whose difference, squared and summed, is at most 1 % of the larger squared ink.
 
     Pixel-identical pairs are among them; so is the same outline a fraction of a pixel aside.
     """
-    characters = list(drawn)
+    characters = list(drawing)
     if not characters:
         return []
     # Bytes in float64: all sums are integers below 2^53, so that no rounding decides.
-    pixels = torch.from_numpy(np.stack(list(drawn.values()))).flatten(1).double()  # (glyphs, size * size)
+    pixels = torch.from_numpy(np.stack(list(drawing.values()))).flatten(1).double()  # (glyphs, size * size)
     ink = pixels.square().sum(dim=1)
-    apart = torch.addmm(ink[:, None] + ink, pixels, pixels.T, alpha=-2)  # (glyphs, glyphs)
+    differences = torch.addmm(ink[:, None] + ink, pixels, pixels.T, alpha=-2)  # (glyphs, glyphs)
     # The difference is multiplied instead of the ink being divided, which would round.
-    close = apart.mul_(round(1 / LOOK_ALIKE)) <= torch.maximum(ink[:, None], ink)
-    return [(characters[i], characters[j]) for i, j in close.triu(diagonal=1).nonzero().tolist()]
+    is_close = differences.mul_(round(1 / LOOK_ALIKE)) <= torch.maximum(ink[:, None], ink)
+    return [(characters[i], characters[j]) for i, j in is_close.triu(diagonal=1).nonzero().tolist()]
 
 
 Drawn = TypeVar("Drawn", bound=Any)
@@ -249,25 +278,27 @@ class Glyphs(FewShotDataset):
         if split not in SCRIPTS_OF:
             raise ValueError(f"There is no split {split!r}. Use one of {', '.join(map(repr, SCRIPTS_OF))}.")
         drawn = self._drawn
-        inside = torch.tensor([script in SCRIPTS_OF[split] for script in drawn.scripts])  # (classes,)
-        items = inside[drawn.classes]  # (images,)
+        in_split = torch.tensor([script in SCRIPTS_OF[split] for script in drawn.scripts])  # (all classes,)
+        items = in_split[drawn.classes]  # (all images,)
+        label_of_class = in_split.cumsum(0) - 1  # (all classes,)
+        classes = in_split.nonzero().flatten().tolist()
         self.split: Split = split
-        self.images, self.faces = drawn.images[items], drawn.faces[items]
-        self.labels = (inside.cumsum(0) - 1)[drawn.classes[items]]  # the number of a class inside its split
-        members = inside.nonzero().flatten().tolist()
-        self.class_names = tuple(drawn.characters[c] for c in members)
-        self.scripts = tuple(drawn.scripts[c] for c in members)
+        self.images = drawn.images[items]
+        self.faces = drawn.faces[items]
+        self.labels = label_of_class[drawn.classes[items]]
+        self.class_names = tuple(drawn.characters[number] for number in classes)
+        self.scripts = tuple(drawn.scripts[number] for number in classes)
 
     def with_split(self, split: Split) -> "Glyphs":
-        """The glyphs of another split, of the same drawing."""
+        """Return the glyphs of another split, of the same drawing."""
         other = copy.copy(self)
         other._choose(split)
         return other
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Many items as two tensors: images (items, 1, size, size) and labels (items,)."""
-        chosen = torch.tensor(indices, dtype=torch.int64)
-        return self.images[chosen].float() / 255, self.labels[chosen]
+        """Return many items as two tensors: images (items, 1, size, size) and labels (items,)."""
+        items = torch.tensor(indices, dtype=torch.int64)
+        return self.images[items].float() / 255, self.labels[items]
 
     def augment_batch(
         self, images: Float[Tensor, "images 1 size size"], generator: torch.Generator
@@ -277,7 +308,7 @@ class Glyphs(FewShotDataset):
 
 
 def cache_file(size: int = 32, min_faces: int = 10) -> Path:
-    """Where the drawing is kept; the name changes with everything that the drawing depends on.
+    """Return where the drawing is kept; the name changes with everything that the drawing depends on.
 
     Args:
         size: See `Glyphs`.
@@ -290,15 +321,15 @@ def cache_file(size: int = 32, min_faces: int = 10) -> Path:
         >>> cache_file(size=32, min_faces=10).name
         'glyphs-32px-10faces-....pt'
     """
-    # Of another version of matplotlib the fonts may differ, and of Pillow the rasteriser.
-    made_with = f"{VERSION} {mpl.__version__} {PIL.__version__} {size} {min_faces}"
-    fingerprint = hashlib.sha256(made_with.encode()).hexdigest()[:12]
+    # Another version of matplotlib may have other fonts, and another version of Pillow may draw them otherwise.
+    versions = f"{VERSION} {mpl.__version__} {PIL.__version__} {size} {min_faces}"
+    fingerprint = hashlib.sha256(versions.encode()).hexdigest()[:12]
     folder = os.environ.get("FEWSHOT_CALLBACKS_CACHE") or platformdirs.user_cache_dir("fewshot_callbacks")
     return Path(folder) / f"glyphs-{size}px-{min_faces}faces-{fingerprint}.pt"
 
 
 def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
-    """All glyphs before they are split: from the cache if it is sound, else drawn and put there.
+    """Return all glyphs before they are split: from the cache if it is sound, else drawn and put there.
 
     Args:
         size: See `Glyphs`.
@@ -316,24 +347,23 @@ def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
 
 
 def load_or_draw(file: Path, kind: type[Drawn], draw: Callable[[], Drawn], what: str) -> Drawn:
-    """Load what was drawn before, if its file is sound, else draw it and put it there.
+    """Load a drawing from its file if that is sound, else draw it and write the file.
 
     Args:
-        file: Where it is kept.
-        kind: A dataclass of tensors and plain values.
-        draw: Draws it anew.
-        what: An image of it, for messages.
+        file: The file of the drawing.
+        kind: Its class, a dataclass of tensors and plain values.
+        draw: The function that draws it.
+        what: The name of one image of it, for messages.
 
     Returns:
         The drawing.
     """
     try:
         # Weights only: a file in a folder that others may write to must not run code.
-        kept: Drawn = kind(**torch.load(file, weights_only=True))
-        return kept
-    # It was never drawn: nothing to warn of.
+        cached: Drawn = kind(**torch.load(file, weights_only=True))
+        return cached
     except (FileNotFoundError, NotADirectoryError):
-        pass
+        pass  # it was never drawn: there is nothing to warn of
     except Exception as error:  # torch.load promises no class of error for a damaged file
         warnings.warn(f"The {what} cache {file} cannot be read ({error!r:.200}). Drawing it again.", stacklevel=3)
     drawn = draw()
@@ -396,12 +426,16 @@ def augment_glyphs(
     def uniform(limit: float) -> Float[Tensor, "images"]:
         return limit * (2 * torch.rand(len(images), generator=generator, device=source) - 1)
 
-    angle, lean, size = torch.deg2rad(uniform(degrees)), uniform(shear), 1 + uniform(scale)
-    cos, sin = angle.cos() / size, angle.sin() / size
-    # Where each pixel of the result is looked up, in coordinates from -1 to 1: rotation, after shear, after scale.
-    across = torch.stack([cos, lean * cos - sin, 2 * uniform(shift)], dim=1)
-    down = torch.stack([sin, lean * sin + cos, 2 * uniform(shift)], dim=1)
-    theta = torch.stack([across, down], dim=1).to(images)  # (images, 2, 3)
+    angle = torch.deg2rad(uniform(degrees))
+    lean = uniform(shear)
+    size = 1 + uniform(scale)
+    cos = angle.cos() / size
+    sin = angle.sin() / size
+    # The map tells where each pixel of the result is looked up, in coordinates from -1 to 1: rotation, after shear, after
+    # scale.
+    x_row = torch.stack([cos, lean * cos - sin, 2 * uniform(shift)], dim=1)
+    y_row = torch.stack([sin, lean * sin + cos, 2 * uniform(shift)], dim=1)
+    theta = torch.stack([x_row, y_row], dim=1).to(images)  # (images, 2, 3)
     grid = affine_grid(theta, list(images.shape), align_corners=False)  # (images, size, size, 2)
     moved = grid_sample(images, grid, padding_mode="zeros", align_corners=False)
     if noise:

@@ -92,7 +92,7 @@ class ImageFolder(ImageSet):
         elif val_share or test_share:
             check_shares(val_share, test_share)
             listed = _listed_classes(root)
-            # Else `train`, `val` and `test` would be taken for three classes, without a word.
+            # Otherwise `train`, `val` and `test` would silently be taken for three classes.
             if {train_folder, test_folder} <= {item.class_name for item in listed}:
                 raise ValueError(
                     f"{root} holds the folders {train_folder!r} and {test_folder!r}: it is split already. Leave out "
@@ -114,79 +114,88 @@ class ImageFolder(ImageSet):
         )
 
 
-def _split_folders(root: Path, wanted: Mapping[Split, str]) -> dict[Split, list[ImageItem]]:
-    """List the folder of each split."""
-    if not root.is_dir():
-        *others, last = map(repr, dict.fromkeys(wanted.values()))
-        raise FileNotFoundError(
-            f"There is no folder {root}. It should hold the folders {', '.join(others)} and {last}."
-        )
-    for split, name in wanted.items():
-        if not (root / name).is_dir():
-            instead = " or val_folder=None for no validation" if split == "val" else ""
-            classes = {folder.name for folder in list_folders(root)} - set(wanted.values())
-            shares = (
-                f" To split the {counted(len(classes), 'folder')} in it as classes, pass val_share=0.2 and "
-                "test_share=0.2 (--data.dataset.val_share 0.2 --data.dataset.test_share 0.2)."
-            )
-            raise FileNotFoundError(
-                f"{root} holds no folder {name!r} for {split}. Make it, or pass {split}_folder=...{instead}."
-                f"{shares if len(classes) >= len(wanted) else ''}"
-            )
-    items = {split: _listed_classes(root / name) for split, name in wanted.items()}
-    validates_on_test = wanted.get("val") == wanted["test"]  # an explicit choice
+def _split_folders(root: Path, folders: Mapping[Split, str]) -> dict[Split, list[ImageItem]]:
+    """List the folder of each split, and refuse classes that are in two splits."""
+    _check_folders(root, folders)
+    items = {split: _listed_classes(root / name) for split, name in folders.items()}
+    # A validation on the test images is an explicit choice, and shares all their classes.
+    compared = [split for split in items if split != "val" or folders["val"] != folders["test"]]
     refuse_shared(
-        [
-            (repr(wanted[split]), {item.class_name for item in of_split})
-            for split, of_split in items.items()
-            if not (split == "val" and validates_on_test)
-        ],
+        [(repr(folders[split]), {item.class_name for item in items[split]}) for split in compared],
         "; few-shot evaluation needs classes that were never seen. Keep each class in one split.",
     )
     return items
 
 
+def _check_folders(root: Path, folders: Mapping[Split, str]) -> None:
+    """Refuse a missing folder; if `root` seems to hold the classes themselves, the message names the shares."""
+    if not root.is_dir():
+        *first_names, last_name = map(repr, dict.fromkeys(folders.values()))
+        raise FileNotFoundError(
+            f"There is no folder {root}. It should hold the folders {', '.join(first_names)} and {last_name}."
+        )
+    for split, name in folders.items():
+        if (root / name).is_dir():
+            continue
+        without_validation = " or val_folder=None for no validation" if split == "val" else ""
+        other_folders = {folder.name for folder in list_folders(root)} - set(folders.values())
+        shares = ""
+        if len(other_folders) >= len(folders):
+            shares = (
+                f" To split the {counted(len(other_folders), 'folder')} in it as classes, pass val_share=0.2 and "
+                "test_share=0.2 (--data.dataset.val_share 0.2 --data.dataset.test_share 0.2)."
+            )
+        raise FileNotFoundError(
+            f"{root} holds no folder {name!r} for {split}. Make it, or pass {split}_folder=...{without_validation}.{shares}"
+        )
+
+
 def _drawn_splits(
     items: Sequence[ImageItem], root: Path, val_share: float, test_share: float, seed: int
 ) -> dict[Split, list[ImageItem]]:
-    """Split the classes by their shares; a split that was asked for has at least one."""
-    # by a draw of each name alone: a class that is added or removed moves few of the others
+    """Split the classes by their shares; each split with a share above 0 has at least one class."""
+    # Each name is drawn by itself, so that a class that is added or removed moves few of the others.
     classes = sorted({item.class_name for item in items}, key=lambda name: seeded_draw(name, seed))
-    test = max(1, round(test_share * len(classes)))
-    val = max(1, round(val_share * len(classes))) if val_share else 0
-    if test + val >= len(classes):
+    test_count = max(1, round(test_share * len(classes)))
+    val_count = max(1, round(val_share * len(classes))) if val_share else 0
+    held_out = test_count + val_count
+    if held_out >= len(classes):
         raise ValueError(
             f"{root} holds {counted(len(classes), 'class')}; val_share {val_share:g} and test_share {test_share:g} leave "
             "none to train on. Use smaller shares, or add classes."
         )
-    members: dict[Split, set[str]] = {"train": set(classes[test + val :]), "test": set(classes[:test])}
-    if val:
-        members["val"] = set(classes[test : test + val])
+    classes_of: dict[Split, set[str]] = {"train": set(classes[held_out:]), "test": set(classes[:test_count])}
+    if val_count:
+        classes_of["val"] = set(classes[test_count:held_out])
     rank_zero_info(
-        f"{root}: {counted(len(classes), 'class')}, of which {len(members['train']):,} to train, {val:,} to "
-        f"validate and {test:,} to test on (split_seed {seed})."
+        f"{root}: {counted(len(classes), 'class')}, of which {len(classes_of['train']):,} to train, {val_count:,} to "
+        f"validate and {test_count:,} to test on (split_seed {seed})."
     )
-    return {split: [item for item in items if item.class_name in inside] for split, inside in members.items()}
+    return {split: [item for item in items if item.class_name in names] for split, names in classes_of.items()}
 
 
 def _listed_classes(root: Path) -> list[ImageItem]:
-    """List the images of a folder and the class of each; says what else is there."""
+    """List the images of a folder, with the class of each, and print what else the folder holds."""
     if not root.is_dir():
         raise FileNotFoundError(f"There is no folder {root}. It should hold one folder of images per class.")
     of_systems = Counter[str]()
-    classes = list_folders(root, of_systems)
-    if not classes:
+    folders = list_folders(root, of_systems)
+    if not folders:
         raise ValueError(f"{root} holds no class: no folder is in it. Put the images of each class in a folder there.")
-    found = list_images(classes, root)
+    found = list_images(folders, root)
     found.of_systems.update(of_systems)
-    empty = [folder.name for folder, files in zip(classes, found.of_folders, strict=True) if not files]
+    empty = [folder.name for folder, files in zip(folders, found.of_folders, strict=True) if not files]
     if empty:
         raise ValueError(
-            f"{named(empty, 'class')} of {len(classes)} in {root} without an image. Add images "
+            f"{named(empty, 'class')} of {len(folders)} in {root} without an image. Add images "
             f"({', '.join(ENDINGS)}) or remove the folder{'s' if len(empty) > 1 else ''}."
         )
-    if skipped := found.describe_skipped():
+    skipped = found.describe_skipped()
+    if skipped:
         rank_zero_info(f"{root}: {skipped}. Images end in {', '.join(ENDINGS)}.")
-    named_files = zip(classes, found.of_folders, strict=True)
-    # One name for a class, in whichever form of Unicode a disk or an archive keeps it.
-    return [ImageItem(file, composed_form(folder.name)) for folder, files in named_files for file in files]
+    items = []
+    for folder, files in zip(folders, found.of_folders, strict=True):
+        # A class has one name, in whichever form of Unicode a disk or an archive keeps it.
+        class_name = composed_form(folder.name)
+        items += [ImageItem(file, class_name) for file in files]
+    return items

@@ -1,4 +1,8 @@
-"""Data sets whose images are files, what a model sees of them, and what a reader says of a set that is not as published."""
+"""Data sets whose images are files, what a model sees of them, and the checks by which a reader refuses an incomplete set.
+
+A reader of a further data set is a subclass of `ImageSet` that lists the images of each split: see "Add a reader of a data
+set" in CONTRIBUTING.md.
+"""
 
 import copy
 import itertools
@@ -65,7 +69,8 @@ class PhotoTransform:
     def __post_init__(self) -> None:
         check_image_size(self.image_size)
         resize = self._resized()
-        if (resize if isinstance(resize, int) else min(resize)) < self.image_size:
+        shorter_side = resize if isinstance(resize, int) else min(resize)
+        if shorter_side < self.image_size:
             raise ValueError(
                 f"resize is {resize}, smaller than image_size {self.image_size}, so the centre would be padded with "
                 f"black. Use resize >= {self.image_size}."
@@ -80,10 +85,10 @@ class PhotoTransform:
             raise ValueError(f"std is {self.std}; images are divided by it. Use positive numbers.")
 
     def __call__(self, images: Sequence[Image.Image], augment: bool = False) -> Float[Tensor, "images 3 height width"]:
-        """Return the batch.
+        """Return the images as one batch.
 
         Args:
-            images: At least one.
+            images: At least one image.
             augment: Whether they are training images.
         """
         from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
@@ -91,16 +96,16 @@ class PhotoTransform:
         to_size = transforms.Compose(self.steps(augment))
         pixels = [np.asarray(to_size(image)) for image in images]  # (height, width, 3), bytes
         if augment and self.flip:
-            flips = (torch.rand(len(pixels)) < self.flip).tolist()
-            pixels = [image[:, ::-1] if flip else image for image, flip in zip(pixels, flips, strict=True)]
-        batch = (
-            # Bytes up to here: a quarter of the memory to stack, and a single pass converts and reorders them.
-            torch.from_numpy(np.stack(pixels)).movedim(3, 1).to(torch.float32, memory_format=torch.contiguous_format)
-        )
+            is_flipped = (torch.rand(len(pixels)) < self.flip).tolist()
+            pixels = [image[:, ::-1] if flip else image for image, flip in zip(pixels, is_flipped, strict=True)]
+        # Bytes take a quarter of the memory to stack, and a single pass converts and reorders them.
+        stacked = torch.from_numpy(np.stack(pixels)).movedim(3, 1)
+        batch = stacked.to(torch.float32, memory_format=torch.contiguous_format)
         batch.div_(255)
         if augment and self.jitter:
             jitter_colours(batch, self.jitter)
-        mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (self.mean, self.std))
+        mean = torch.tensor(self.mean).reshape(3, 1, 1)
+        std = torch.tensor(self.std).reshape(3, 1, 1)
         return batch.sub_(mean).div_(std)
 
     def _resized(self) -> int | tuple[int, int]:
@@ -130,14 +135,14 @@ def jitter_colours(images: Float[Tensor, "images 3 height width"], strength: flo
     as Pillow's `ImageEnhance` does.
 
     Args:
-        images: In [0, 1].
-        strength: 0 changes nothing.
+        images: The images, with values in [0, 1].
+        strength: The largest change of a factor; 0 changes nothing.
     """
-    # A negative factor would invert the image.
-    low, high = max(0.0, 1 - strength), 1 + strength
+    low = max(0.0, 1 - strength)  # a negative factor would invert the image
+    high = 1 + strength
     brightness, contrast, saturation = low + (high - low) * torch.rand(3, len(images), 1, 1, 1)
     images.mul_(brightness).clamp_(max=1)
-    # in place: a batch of 120 images of 84 x 84 takes 10 MB, and each copy as many
+    # All steps work in place: a batch of 120 images of 84 x 84 takes 10 MB, and each copy as many
     mean_grey = _grey(images).mean(dim=(1, 2, 3), keepdim=True)
     images.sub_(mean_grey).mul_(contrast).add_(mean_grey).clamp_(0, 1)
     grey = _grey(images)
@@ -154,7 +159,8 @@ def _grey(images: Float[Tensor, "images 3 height width"]) -> Float[Tensor, "imag
 Transform = Callable[[Sequence[Image.Image], bool], Float[Tensor, "images channels height width"]]
 AnyImageSet = TypeVar("AnyImageSet", bound="ImageSet")  # the tests' type checker does not know Self here
 
-_NAMED_AT_MOST = 5  # in an error message
+# Largest number of classes that an error message names.
+_MAX_NAMED = 5
 
 
 class ImageItem(NamedTuple):
@@ -173,11 +179,11 @@ class ImageItem(NamedTuple):
 
 
 class DecodedImages:
-    """Images by their number, kept as long as they fit; those that come later are read at each access.
+    """A cache of images by their number. Once it is full, further images are read at each access.
 
     Args:
         memory_mb: Memory for their pixels, in MB. The workers of a loader share it equally.
-        items: Number of the images, for the message that they do not fit.
+        items: Number of all images, for the message that they do not fit.
     """
 
     def __init__(self, memory_mb: float, items: int) -> None:
@@ -185,22 +191,23 @@ class DecodedImages:
         self.items = items
         self._images: dict[int, Image.Image] = {}
         self._bytes = 0
-        # Nobody who asked for none has to be told that they do not fit.
-        self._full = memory_mb == 0
+        # A user who wants no cache needs no message that it is full.
+        self._is_full = memory_mb == 0
 
     def get(self, index: int, read: Callable[[int], Image.Image]) -> Image.Image:
-        """Return an image; it is read where it is not kept."""
+        """Return an image from the cache, or read it and put it there."""
         if index in self._images:
             return self._images[index]
-        image, worker = read(index), get_worker_info()
-        size = image.width * image.height * (1 if image.mode == "L" else 4)  # Pillow's RGB takes 4 bytes a pixel
-        if self._full:
+        image = read(index)
+        if self._is_full:
             return image
+        worker = get_worker_info()
+        size = image.width * image.height * (1 if image.mode == "L" else 4)  # Pillow's RGB takes 4 bytes a pixel
         if self._bytes + size <= self.memory_mb * 1e6 / (worker.num_workers if worker else 1):
             self._images[index] = image
             self._bytes += size
             return image
-        self._full = True
+        self._is_full = True
         # The workers of a loader would each say it, and again whenever they are started.
         if worker is None:
             rank_zero_info(
@@ -223,23 +230,23 @@ class ImageSet(FewShotDataset):
     Labels are 0 ... C-1 in the order of the class names.
 
     Args:
-        items: What each split holds.
+        items: The images of each split.
         split: The split that is served.
-        transform: From a list of PIL images, and whether they are to be augmented, to a float batch.
+        transform: A function from a list of PIL images, and whether they are to be augmented, to a float batch.
         memory_mb: Memory for the decoded images of a split, in MB, so that each file is decoded once instead of in each
             epoch. Images beyond it are decoded at each access. The workers of a loader share it; 0 keeps none, infinity
             all.
-        mode: What an image is converted to.
+        mode: Pillow's mode that an image is converted to: colour or grey.
         background: The colour behind what is transparent, by name or as "#rrggbb".
-        no_validation: Why there is no validation split, where that is a choice, and how to get one.
+        no_validation: Why there is no validation split if the user chose so, and how to get one.
 
     Attributes:
-        transform: As given.
-        background: As given.
-        items: Those of this split.
-        files: For each item, its file.
+        transform: The argument of this name.
+        background: The argument of this name.
+        items: The images of the split that is served.
+        files: The file of each item.
         labels: (items,), int64.
-        class_names: For each label, its name.
+        class_names: The name of each label.
 
     Raises:
         ValueError: There is no such split, or a setting is out of range. An image that cannot be read is named when it is
@@ -260,21 +267,24 @@ class ImageSet(FewShotDataset):
         if not memory_mb >= 0:
             raise ValueError(f"memory_mb is {memory_mb}. Use 0 to keep no decoded images, 512 for half a gigabyte.")
         parse_colour(background)  # refused here, and not in a worker at the first transparent image
-        self.transform, self._mode, self._no_validation = transform, mode, no_validation
+        self.transform = transform
         self.background = background
         self.splits = tuple(items)
-        self._all_items = items
-        self._caches = {name: DecodedImages(memory_mb, len(of_split)) for name, of_split in items.items()}
+        self._mode = mode
+        self._no_validation = no_validation
+        self._items_of_splits = items
+        self._caches = {name: DecodedImages(memory_mb, len(split_items)) for name, split_items in items.items()}
         self._augment = False
         self._choose(split)
 
     def _choose(self, split: Split) -> None:
+        """Serve a split."""
         if split not in self.splits:
             if split == "val" and self._no_validation:
                 raise ValueError(f"There is no validation split: {self._no_validation}")
             raise ValueError(f"There is no split {split!r}. Use one of {', '.join(map(repr, self.splits))}.")
         self.split: Split = split
-        self.items = self._all_items[split]
+        self.items = self._items_of_splits[split]
         # Sorted, so that labels depend neither on the order of the file system nor on the machine.
         names = sorted({item.class_name for item in self.items})
         label_of = {name: label for label, name in enumerate(names)}
@@ -287,29 +297,31 @@ class ImageSet(FewShotDataset):
         return tuple(str(item.file) for item in self.items)
 
     def with_split(self: AnyImageSet, split: Split) -> AnyImageSet:
-        """The images of another split; nothing is listed again, and decoded images are shared."""
+        """Return the images of another split; nothing is listed again, and decoded images are shared."""
         other = copy.copy(self)  # shallow: both hold the same lists and the same decoded images
         other._choose(split)
         return other
 
     def augmented(self: AnyImageSet, seed: int = 0) -> AnyImageSet:
-        """The same images as a network is trained on them, from PyTorch's random state; decoded images are shared."""
+        """Return the same images, augmented from PyTorch's random state; decoded images are shared."""
         other = copy.copy(self)
         other._augment = True
         return other
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Many items as two tensors: images (items, channels, height, width) and labels (items,)."""
+        """Return many items as two tensors: images (items, channels, height, width) and labels (items,)."""
         cache = self._caches[self.split]
         images = [cache.get(index, self._image) for index in indices]
         return self.transform(images, self._augment), self.labels[list(indices)]
 
     def _image(self, index: int) -> Image.Image:
-        """An image, not transformed."""
+        """Read an image, or its box; it is not transformed."""
         item = self.items[index]
         try:
             image = read_image(item.file, background=self.background)
-            return (image if item.box is None else image.crop(item.box)).convert(self._mode)
+            if item.box is not None:
+                image = image.crop(item.box)
+            return image.convert(self._mode)
         except ValueError as error:
             raise ValueError(
                 f"{item.file} cannot be read as an image: {error}. Replace the file or remove it."
@@ -317,34 +329,44 @@ class ImageSet(FewShotDataset):
 
 
 def named(names: Sequence[str], noun: str) -> str:
-    """`1 class ('a')`, `7 classes ('a', 'b', 'c', 'd', 'e', ...)`."""
-    some = ", ".join(map(repr, names[:_NAMED_AT_MOST])) + (", ..." if len(names) > _NAMED_AT_MOST else "")
-    return f"{counted(len(names), noun)} ({some})"
+    """Write the number of things and the first names: `1 class ('a')`, `7 classes ('a', 'b', 'c', 'd', 'e', ...)`."""
+    first_names = ", ".join(map(repr, names[:_MAX_NAMED]))
+    further = ", ..." if len(names) > _MAX_NAMED else ""
+    return f"{counted(len(names), noun)} ({first_names}{further})"
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 box`, `2,000 boxes`, `3 files`."""
-    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun[-1] in 'sx' else 's'}"
+    """Write a number of things: `1 box`, `2,000 boxes`, `3 files`."""
+    if number == 1:
+        return f"1 {noun}"
+    plural = noun + ("es" if noun[-1] in "sx" else "s")
+    return f"{number:,} {plural}"
 
 
 def required(path: Path, fix: str) -> Path:
-    """The path of a file or folder that must be there.
+    """Return the path of a file or folder that must exist.
 
     Raises:
-        FileNotFoundError: It is not; the message ends in `fix`.
+        FileNotFoundError: If it does not; the message ends in `fix`.
     """
     if path.exists():
         return path
-    # The deepest folder that there is shows how far a path was right.
+    # The deepest folder that exists shows how far a path was right.
     nearest = next(parent for parent in path.parents if parent.exists() or parent == parent.parent)
     raise FileNotFoundError(f"{nearest} holds no {path.relative_to(nearest).as_posix()!r}. {fix}")
 
 
 def refuse_any(faulty: Sequence[object], what: str, fix: str, error: type[Exception] = FileNotFoundError) -> None:
-    """Refuse a set that lacks something, or in which something cannot be used; the message names the first and the fix.
+    """Refuse a set with faults; the message names the first of them and the fix.
+
+    Args:
+        faulty: The files or names that are missing or cannot be used.
+        what: The fault, for the message.
+        fix: What to do about it.
+        error: The class of the error.
 
     Raises:
-        Exception: There is any; of the class `error`.
+        Exception: If there is a fault; of the class `error`.
     """
     if faulty:
         raise error(f"{what}; the first is {str(faulty[0])!r}. {fix}")
@@ -359,62 +381,77 @@ def in_splits(
     *,
     partial: bool,
 ) -> dict[Split, list[ImageItem]]:
-    """Deal the images that lists name to their splits, and refuse them where they are not all that is published.
+    """Deal listed images to their splits, and refuse a set that is not complete.
 
     Args:
         listed: The split of each image, and the image.
-        folder: Where the images are.
-        lists: What names them, for the message.
+        folder: The folder of the images.
+        lists: The name of the lists, for messages.
         fix: What to do about what is missing: the beginning of a sentence.
-        published: Classes of each split.
-        partial: Leave out images that are missing, and accept fewer classes, though no split without one.
+        published: Number of classes of each split.
+        partial: Leave out images that are missing, and accept fewer classes, but no split without a class.
 
     Returns:
         The images of each split, in the order of the lists.
 
     Raises:
-        FileNotFoundError: An image is missing.
-        ValueError: There are other numbers of classes.
+        FileNotFoundError: If an image is missing.
+        ValueError: If an image is listed twice, the numbers of classes differ from the published ones, or a split is empty.
     """
-    or_partial = f"{fix}, or pass partial=True to use what is there."
-    twice = [file for file, times in Counter(item.file for _, item in listed).items() if times > 1]
-    what = f"{len(twice):,} of the images of {lists} are listed twice, and would count twice"
-    refuse_any([Path(os.path.relpath(file, folder)).as_posix() for file in twice], what, f"{fix}.", ValueError)
-    found_files = paths_on_disk([Path(item.file) for _, item in listed], folder)
-    missing = [item.file for _, item in listed if Path(item.file) not in found_files]
+    complete_or_partial = f"{fix}, or pass partial=True to use what is there."
+
+    def name_of(file: str | Path) -> str:
+        return Path(os.path.relpath(file, folder)).as_posix()
+
+    repeated = [file for file, times in Counter(item.file for _, item in listed).items() if times > 1]
+    what = f"{len(repeated):,} of the images of {lists} are listed twice, and would count twice"
+    refuse_any([name_of(file) for file in repeated], what, f"{fix}.", ValueError)
+
+    file_on_disk = paths_on_disk([Path(item.file) for _, item in listed], folder)
+    items: dict[Split, list[ImageItem]] = {name: [] for name in published}
+    missing = []
+    for split, item in listed:
+        file = Path(item.file)
+        if file in file_on_disk:
+            items[split].append(item._replace(file=file_on_disk[file]))
+        else:
+            missing.append(file)
     if not partial:
-        names = [Path(os.path.relpath(file, folder)).as_posix() for file in missing]
-        refuse_any(names, f"{len(names):,} of the {len(listed):,} images of {lists} are not in {folder}", or_partial)
-    there = [
-        (of, item._replace(file=found_files[Path(item.file)])) for of, item in listed if Path(item.file) in found_files
-    ]
-    items = {name: [item for of, item in there if of == name] for name in published}
-    found = {name: len({item.class_name for item in of_split}) for name, of_split in items.items()}
-    if found != dict(published) and not partial:
-        counts = "; ".join(f"{name} has {found[name]} of {number}" for name, number in published.items())
-        raise ValueError(f"The classes in {folder.parent} are not the published ones: {counts}. {or_partial}")
+        what = f"{len(missing):,} of the {len(listed):,} images of {lists} are not in {folder}"
+        refuse_any([name_of(file) for file in missing], what, complete_or_partial)
+        classes = {split: len({item.class_name for item in split_items}) for split, split_items in items.items()}
+        if classes != dict(published):
+            counts = "; ".join(f"{split} has {classes[split]} of {number}" for split, number in published.items())
+            raise ValueError(
+                f"The classes in {folder.parent} are not the published ones: {counts}. {complete_or_partial}"
+            )
     check_no_split_is_empty(items, folder.parent, f"{fix}.")
     return items
 
 
 def refuse_shared(classes: Iterable[tuple[str, Iterable[str]]], fix: str) -> None:
-    """Refuse a class that is in two of the folders or lists of splits, which are given by name.
+    """Refuse a class that is in two folders or lists of splits.
+
+    Args:
+        classes: The name of each folder or list, and its classes.
+        fix: The end of the message.
 
     Raises:
-        ValueError: One is; the message ends in `fix`.
+        ValueError: If two share a class; the message ends in `fix`.
     """
-    for (one, inside), (other, others) in itertools.combinations(classes, 2):
-        if shared := sorted(set(inside) & set(others)):
-            raise ValueError(f"{one} and {other} share {named(shared, 'class')}{fix}")
+    for (first, first_classes), (second, second_classes) in itertools.combinations(classes, 2):
+        shared = sorted(set(first_classes) & set(second_classes))
+        if shared:
+            raise ValueError(f"{first} and {second} share {named(shared, 'class')}{fix}")
 
 
 def check_no_split_is_empty(items: Mapping[Split, Sequence[ImageItem]], where: Path, fix: str) -> None:
     """Refuse a split without an image, which a part of a set may have.
 
     Raises:
-        ValueError: There is one; the message ends in `fix`.
+        ValueError: If there is one; the message ends in `fix`.
     """
-    empty = [split for split, inside in items.items() if not inside]
+    empty = [split for split, split_items in items.items() if not split_items]
     if empty:
         raise ValueError(f"What is in {where} leaves {' and '.join(empty)} without a class. {fix}")
 
@@ -423,7 +460,7 @@ def check_shares(val_share: float, test_share: float) -> None:
     """Refuse shares of classes that leave nothing to train or to test on.
 
     Raises:
-        ValueError: They do.
+        ValueError: If they do.
     """
     if not (val_share >= 0 and test_share > 0 and val_share + test_share < 1):
         raise ValueError(

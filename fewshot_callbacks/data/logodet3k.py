@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -47,8 +47,8 @@ def logo_split(name: str, *, val_share: float, test_share: float, seed: int) -> 
     """Draw a class into a split by its brand (`split_of`).
 
     The brand is the name in lower case without a last "-1", "-2", ..., so that the variants of one brand are never in two
-    splits. Which other classes there are does not matter, so no class changes its split with `min_boxes` or in a part of
-    the set; the shares are met only on average.
+    splits. The draw does not depend on the other classes, so that no class changes its split with `min_boxes` or in a part
+    of the set. The shares are met only on average.
 
     Args:
         name: Name of the class.
@@ -133,8 +133,10 @@ class LogoTransform(PhotoTransform):
         from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
         side = self._resized() if augment else self.image_size
-        squeezed = transforms.Resize((side, side) if isinstance(side, int) else side)
-        return [squeezed, *super().steps(augment)] if augment else [squeezed]
+        squeeze = transforms.Resize((side, side) if isinstance(side, int) else side)
+        if augment:
+            return [squeeze, *super().steps(augment)]
+        return [squeeze]
 
 
 _TRANSFORM = LogoTransform()
@@ -219,125 +221,150 @@ class LogoDet3K(ImageSet):
         check_shares(val_share, test_share)
         folder = Path(root) / FOLDER
         fix = f"Unpack {SOURCE} into {root}, or pass partial=True to use what is there."
-        found = _annotated(folder, fix, partial=partial)
-        sizes = Counter(item.class_name for item in found.items)
-        kept = [item for item in found.items if sizes[item.class_name] >= min_boxes]
-        split_of = {
+        annotations = _read_annotations(folder, fix, partial=partial)
+        boxes_of_class = Counter(item.class_name for item in annotations.items)
+        items = [item for item in annotations.items if boxes_of_class[item.class_name] >= min_boxes]
+        split_of_class = {
             name: logo_split(name, val_share=val_share, test_share=test_share, seed=split_seed)
-            for name in {item.class_name for item in kept}
+            for name, boxes in boxes_of_class.items()
+            if boxes >= min_boxes
         }
         self.counts = LogoCounts(
-            classes=len(split_of),
-            boxes=len(kept),
-            broken_boxes=found.broken_boxes,
-            small_classes=len(sizes) - len(split_of),
-            boxes_of_small_classes=len(found.items) - len(kept),
-            missing_images=len(found.missing),
-            unreadable_files=len(found.unreadable),
+            classes=len(split_of_class),
+            boxes=len(items),
+            broken_boxes=annotations.broken_boxes,
+            small_classes=len(boxes_of_class) - len(split_of_class),
+            boxes_of_small_classes=len(annotations.items) - len(items),
+            missing_images=len(annotations.without_image),
+            unreadable_files=len(annotations.unreadable),
         )
         rank_zero_info(self.counts.in_words())
-        # Without a share there is no validation split to be empty, and asking for it names the setting.
+        # With a share of 0 there is no validation split: it is not refused as empty, and the error for a user who asks for
+        # it names the share.
         splits = [name for name in SPLITS if name != "val" or val_share > 0]
-        items = {name: [item for item in kept if split_of[item.class_name] == name] for name in splits}
+        items_of = {name: [item for item in items if split_of_class[item.class_name] == name] for name in splits}
         check_no_split_is_empty(
-            items,
+            items_of,
             folder,
-            f"It has {counted(len(split_of), 'class')} with at least {min_boxes} boxes. Use a smaller min_boxes, other "
-            "shares or another split_seed.",
+            f"It has {counted(len(split_of_class), 'class')} with at least {min_boxes} boxes. Use a smaller min_boxes, "
+            "other shares or another split_seed.",
         )
         super().__init__(
-            items, split, transform, memory_mb=memory_mb, no_validation="val_share is 0. Use a positive share."
+            items_of, split, transform, memory_mb=memory_mb, no_validation="val_share is 0. Use a positive share."
         )
 
     @property
     def boxes(self) -> Int[Tensor, "items 4"]:
-        """Of each item: left, top, right and bottom in pixels, inside the image."""
+        """Left, top, right and bottom of each item in pixels, inside the image."""
         return torch.tensor([item.box for item in self.items])
 
 
 @dataclass
-class _Found:
-    items: list[ImageItem]
-    broken_boxes: int
-    missing: list[Path]  # annotations without an image
-    unreadable: list[Path]
-    of_systems: Counter[str]
+class _Annotations:
+    """What the annotations of a set say.
+
+    Attributes:
+        items: All boxes that are not broken.
+        broken_boxes: Number of boxes without a name, without four finite numbers, empty, or outside the image.
+        without_image: Annotations without an image.
+        unreadable: Annotations and images that cannot be read.
+        of_systems: Numbers of files that operating systems leave in folders, by name.
+    """
+
+    items: list[ImageItem] = field(default_factory=list)
+    broken_boxes: int = 0
+    without_image: list[Path] = field(default_factory=list)
+    unreadable: list[Path] = field(default_factory=list)
+    of_systems: Counter[str] = field(default_factory=Counter)
 
 
-def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
-    """All annotated boxes; refuses an incomplete set unless it may be `partial`."""
-    of_systems = Counter[str]()
-    categories = list_folders(required(folder, fix), of_systems)
-    there = {category.name.casefold() for category in categories}
-    absent = [category for category in CATEGORIES if category.casefold() not in there]
+def _read_annotations(folder: Path, fix: str, *, partial: bool) -> _Annotations:
+    """Read all annotations, and refuse an incomplete set unless it may be `partial`."""
+    annotations = _Annotations()
+    categories = list_folders(required(folder, fix), annotations.of_systems)
     if not partial:
+        present = {category.name.casefold() for category in categories}
+        absent = [category for category in CATEGORIES if category.casefold() not in present]
         refuse_any(absent, f"{len(absent)} of the {len(CATEGORIES)} categories are not in {folder}", fix)
-    found = _Found([], 0, [], [], of_systems)
     for category in categories:
-        for brand in list_folders(category, of_systems):
-            _read_brand(brand, found)
-    refuse_second_links(sorted({Path(item.file) for item in found.items}))
-    if of_systems:
-        rank_zero_info(f"{folder}: {describe_system_names(of_systems)}.")
+        for brand in list_folders(category, annotations.of_systems):
+            _read_brand(brand, annotations)
+    refuse_second_links(sorted({Path(item.file) for item in annotations.items}))
+    if annotations.of_systems:
+        rank_zero_info(f"{folder}: {describe_system_names(annotations.of_systems)}.")
     if not partial:
-        missing, unreadable = len(found.missing), counted(len(found.unreadable), "unreadable file")
-        refuse_any(found.missing, f"{folder} holds {counted(missing, 'annotation')} without its image", fix)
-        refuse_any(found.unreadable, f"{folder} holds {unreadable}", fix, ValueError)
-    return found
+        without_image = counted(len(annotations.without_image), "annotation")
+        refuse_any(annotations.without_image, f"{folder} holds {without_image} without its image", fix)
+        unreadable = counted(len(annotations.unreadable), "unreadable file")
+        refuse_any(annotations.unreadable, f"{folder} holds {unreadable}", fix, ValueError)
+    return annotations
 
 
-def _read_brand(folder: Path, found: _Found) -> None:
-    """Add what the annotations of a folder say."""
-    # One listing of the folder instead of a question for each of its images; endings may be in upper case.
-    names = {spelling_key(entry.name): entry.name for entry in list_entries(folder, found.of_systems)}
-    for xml in sorted(name for name in names if name.endswith(".xml")):
-        jpg = names.get(xml.removesuffix(".xml") + ".jpg")
-        read = folder / names[xml]
-        if jpg is None:
-            found.missing.append(read)
-            continue
-        try:
-            annotation = ElementTree.parse(read).getroot()
-            read = folder / jpg
-            size = image_size(read)
-        except (ElementTree.ParseError, ValueError):
-            found.unreadable.append(read)
-            continue
-        sees_stored = size.stored != size.upright and _size(annotation) == size.stored
-        for thing in annotation.findall("object"):
-            name, box = (
-                composed_form(" ".join((thing.findtext("name") or "").split())),
-                _box(thing, size, sees_stored=sees_stored),
-            )
-            if not name or box is None:
-                found.broken_boxes += 1
-            else:
-                found.items.append(ImageItem(str(folder / jpg), name, box))
+def _read_brand(folder: Path, annotations: _Annotations) -> None:
+    """Add the boxes of a folder, each annotation with its image."""
+    # The folder is listed once, instead of a question for each of its images; endings may be in upper case.
+    names = {spelling_key(entry.name): entry.name for entry in list_entries(folder, annotations.of_systems)}
+    for xml_name in sorted(name for name in names if name.endswith(".xml")):
+        xml = folder / names[xml_name]
+        jpg_name = names.get(xml_name.removesuffix(".xml") + ".jpg")
+        if jpg_name is None:
+            annotations.without_image.append(xml)
+        else:
+            _read_annotation(xml, folder / jpg_name, annotations)
 
 
-def _size(annotation: ElementTree.Element) -> tuple[float, ...]:
-    """Width and height of the picture that the annotation was made of; nothing where it does not say."""
+def _read_annotation(xml: Path, jpg: Path, annotations: _Annotations) -> None:
+    """Add the boxes of one image."""
+    try:
+        annotation = ElementTree.parse(xml).getroot()
+    except (ElementTree.ParseError, ValueError):
+        annotations.unreadable.append(xml)
+        return
+    try:
+        size = image_size(jpg)
+    except ValueError:
+        annotations.unreadable.append(jpg)
+        return
+    is_of_stored_picture = size.stored != size.upright and _annotated_size(annotation) == size.stored
+    for element in annotation.findall("object"):
+        name = composed_form(" ".join((element.findtext("name") or "").split()))
+        box = _box(element, size, is_of_stored_picture=is_of_stored_picture)
+        if not name or box is None:
+            annotations.broken_boxes += 1
+        else:
+            annotations.items.append(ImageItem(str(jpg), name, box))
+
+
+def _annotated_size(annotation: ElementTree.Element) -> tuple[float, ...]:
+    """Return the width and height of the picture that was annotated; nothing if the annotation does not say."""
     try:
         return tuple(float(annotation.findtext(f"size/{side}") or "nan") for side in ("width", "height"))
     except ValueError:
         return ()
 
 
-def _box(thing: ElementTree.Element, size: PictureSize, *, sees_stored: bool) -> tuple[int, int, int, int] | None:
-    """Left, top, right and bottom of an object, upright and cut to the image; None where nothing is left.
+def _box(
+    element: ElementTree.Element, size: PictureSize, *, is_of_stored_picture: bool
+) -> tuple[int, int, int, int] | None:
+    """Return left, top, right and bottom of an object, upright and cut to the image; None for a broken box.
 
     Args:
-        thing: The object.
-        size: Of its picture.
-        sees_stored: Whether the annotation was made of the stored picture, before Exif turned it.
+        element: The object in the annotation.
+        size: The size of its picture.
+        is_of_stored_picture: Whether the picture was annotated as it is stored, before its Exif tag turns it.
     """
     sides = ("xmin", "ymin", "xmax", "ymax")
     try:
-        left, top, right, bottom = (round(float(thing.findtext(f"bndbox/{side}") or "nan")) for side in sides)
-    except (ValueError, OverflowError):  # no number, NaN; infinite
+        left, top, right, bottom = (round(float(element.findtext(f"bndbox/{side}") or "nan")) for side in sides)
+    except (ValueError, OverflowError):  # not a number, or infinite
         return None
-    if sees_stored:
+    if is_of_stored_picture:
         left, top, right, bottom = size.turned((left, top, right, bottom))
     width, height = size.upright
-    left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
-    return (left, top, right, bottom) if left < right and top < bottom else None
+    left = max(left, 0)
+    top = max(top, 0)
+    right = min(right, width)
+    bottom = min(bottom, height)
+    if left >= right or top >= bottom:
+        return None
+    return left, top, right, bottom

@@ -13,7 +13,7 @@ LISTS = (
     "https://github.com/twitter-research/meta-learning-lstm)"
 )
 IMAGES = "the images of ILSVRC-2012 (https://www.image-net.org) that the lists name, under the names of the lists"
-# Published numbers, by which an incomplete copy is noticed.
+# Published numbers of classes, by which an incomplete copy is noticed.
 CLASSES: Mapping[Split, int] = {"train": 64, "val": 16, "test": 20}
 
 _TRANSFORM = PhotoTransform()
@@ -73,22 +73,29 @@ class MiniImageNet(ImageSet):
         memory_mb: float = 512,
     ) -> None:
         folder = Path(root) / "images"
-        lists = {name: _rows(required(folder.parent / f"{name}.csv", f"Put {LISTS} there.")) for name in CLASSES}
+        rows_of = {name: _rows(required(folder.parent / f"{name}.csv", f"Put {LISTS} there.")) for name in CLASSES}
         required(folder, f"Put {IMAGES} there.")
-        classes = [(f"{name}.csv", {label for _, label in rows}) for name, rows in lists.items()]
+        classes = [(f"{name}.csv", {label for _, label in rows}) for name, rows in rows_of.items()]
         refuse_shared(classes, f". Use {LISTS}, unchanged.")
-        listed = [(name, ImageItem(folder / file, label)) for name, rows in lists.items() for file, label in rows]
+        listed = [(name, ImageItem(folder / file, label)) for name, rows in rows_of.items() for file, label in rows]
         fix = f"Put {LISTS} into {root}, and {IMAGES} into {folder}"
         items = in_splits(listed, folder, "the lists", fix, CLASSES, partial=partial)
         super().__init__(items, split, transform, memory_mb=memory_mb)
 
 
 def _rows(file: Path) -> list[tuple[str, str]]:
-    """File name and label of each image of a list."""
-    header, *lines = [(line.number, line.cells(",")) for line in read_lines(file)] or [(1, [])]
-    if header[1] != ["filename", "label"]:
-        raise ValueError(f"{file} begins with {header[1]}, not with filename,label. Put {LISTS} there.")
-    for number, row in lines:
-        if len(row) != 2 or not all(row):
-            raise ValueError(f"Line {number} of {file} is {row}, not a file name and a label. Put {LISTS} there.")
-    return [(composed_form(name), composed_form(label)) for _, (name, label) in lines]
+    """Return the file name and the label of each image of a list."""
+    lines = list(read_lines(file))
+    header = lines[0].cells(",") if lines else []
+    if header != ["filename", "label"]:
+        raise ValueError(f"{file} begins with {header}, not with filename,label. Put {LISTS} there.")
+    rows = []
+    for line in lines[1:]:
+        cells = line.cells(",")
+        if len(cells) != 2 or not all(cells):
+            raise ValueError(
+                f"Line {line.number} of {file} is {cells}, not a file name and a label. Put {LISTS} there."
+            )
+        name, label = cells
+        rows.append((composed_form(name), composed_form(label)))
+    return rows

@@ -25,11 +25,12 @@ from fewshot_callbacks.files.images import list_entries, list_folders, refuse_se
 from fewshot_callbacks.files.names import composed_form, describe_system_names
 
 FOLDER = "omniglot-py"
-BACKGROUND, EVALUATION = "images_background", "images_evaluation"
+BACKGROUND = "images_background"
+EVALUATION = "images_evaluation"
 SOURCE = (
     "images_background.zip and images_evaluation.zip from the folder python of https://github.com/brendenlake/omniglot"
 )
-# Published numbers, by which an incomplete copy is noticed.
+# Published numbers of characters, by which an incomplete copy is noticed.
 CHARACTERS: Mapping[str, int] = {BACKGROUND: 964, EVALUATION: 659}
 DRAWINGS = 20  # of each character
 VALIDATION_ALPHABETS = ("Armenian", "Korean", "N_Ko", "Tagalog", "Tifinagh")
@@ -106,7 +107,8 @@ class Omniglot(ImageSet):
         folder = Path(root) / FOLDER
         if download:
             _download(folder)
-        background, evaluation = (_drawings(folder, name, partial=partial) for name in (BACKGROUND, EVALUATION))
+        background = _drawings(folder, BACKGROUND, partial=partial)
+        evaluation = _drawings(folder, EVALUATION, partial=partial)
         alphabets = sorted({_alphabet(drawing) for drawing in background})
         unknown = sorted(set(val_alphabets) - set(alphabets))
         if unknown:
@@ -138,9 +140,9 @@ def ink_on_paper(
     """Turn drawings in black on white into one batch, ink 1 on paper 0, never augmented."""
     from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
-    # The scans are black on white. Ink is 1 and paper 0, so that what a padding or a shift brings in is paper.
-    drawn = transforms.Compose([ImageOps.invert, transforms.Resize((size, size)), transforms.ToTensor()])
-    return torch.stack([drawn(image) for image in images])
+    # The scans are black on white. Ink becomes 1 and paper 0, so that a padding or a shift brings in paper.
+    to_ink = transforms.Compose([ImageOps.invert, transforms.Resize((size, size)), transforms.ToTensor()])
+    return torch.stack([to_ink(image) for image in images])
 
 
 def _download(folder: Path) -> None:
@@ -150,8 +152,9 @@ def _download(folder: Path) -> None:
 
     for name in (BACKGROUND, EVALUATION):
         if not (folder / name).is_dir():
-            address, md5 = f"{Published.download_url_prefix}/{name}.zip", Published.zips_md5[name]
-            download_and_extract_archive(address, str(folder), filename=f"{name}.zip", md5=md5)
+            archive = f"{name}.zip"
+            address = f"{Published.download_url_prefix}/{archive}"
+            download_and_extract_archive(address, str(folder), filename=archive, md5=Published.zips_md5[name])
 
 
 def _alphabet(drawing: ImageItem) -> str:
@@ -159,30 +162,33 @@ def _alphabet(drawing: ImageItem) -> str:
 
 
 def _drawings(parent: Path, name: str, *, partial: bool) -> list[ImageItem]:
-    """The drawings of a set, in the order of the names of characters and files."""
+    """List the drawings of a set, in the order of the names of characters and files."""
     fix = f"Unpack {SOURCE} into {parent}"
     folder = required(parent / name, f"{fix}, or pass download=True.")
     of_systems = Counter[str]()
-    found = {
-        composed_form(f"{alphabet.name}/{character.name}"): [
-            character / entry.name
-            for entry in list_entries(character, of_systems)
-            if entry.name.lower().endswith(".png")
-        ]
-        for alphabet in list_folders(folder, of_systems)
-        for character in list_folders(alphabet, of_systems)
-    }
-    refuse_second_links([file for files in found.values() for file in files])
+    files_of: dict[str, list[Path]] = {}
+    for alphabet in list_folders(folder, of_systems):
+        for character in list_folders(alphabet, of_systems):
+            files_of[composed_form(f"{alphabet.name}/{character.name}")] = [
+                character / entry.name
+                for entry in list_entries(character, of_systems)
+                if entry.name.lower().endswith(".png")
+            ]
+    refuse_second_links([file for files in files_of.values() for file in files])
     if of_systems:
         rank_zero_info(f"{folder}: {describe_system_names(of_systems)}.")
     if not partial:
-        fix += " again, or pass partial=True to use what is there."
-        incomplete = [character for character, drawings in found.items() if len(drawings) != DRAWINGS]
-        if len(found) != CHARACTERS[name]:
-            raise ValueError(f"{folder} holds {len(found)} characters; published are {CHARACTERS[name]}. {fix}")
-        if incomplete:
-            raise ValueError(
-                f"{named(incomplete, 'class')} of {len(found)} in {folder} without exactly {DRAWINGS} drawings; the "
-                f"first has {len(found[incomplete[0]])}. {fix}"
-            )
-    return [ImageItem(file, character) for character, files in found.items() for file in files]
+        _check_complete(files_of, folder, CHARACTERS[name], f"{fix} again, or pass partial=True to use what is there.")
+    return [ImageItem(file, character) for character, files in files_of.items() for file in files]
+
+
+def _check_complete(files_of: Mapping[str, Sequence[Path]], folder: Path, characters: int, fix: str) -> None:
+    """Refuse a set with another number of characters than published, or with a character of fewer or more drawings."""
+    if len(files_of) != characters:
+        raise ValueError(f"{folder} holds {len(files_of)} characters; published are {characters}. {fix}")
+    incomplete = [character for character, files in files_of.items() if len(files) != DRAWINGS]
+    if incomplete:
+        raise ValueError(
+            f"{named(incomplete, 'class')} of {len(files_of)} in {folder} without exactly {DRAWINGS} drawings; the "
+            f"first has {len(files_of[incomplete[0]])}. {fix}"
+        )

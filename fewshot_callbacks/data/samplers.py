@@ -1,4 +1,4 @@
-"""What a network is trained on, and the samplers that draw it: episodes, and batches of P classes with K items each."""
+"""Samplers of training batches: episodes, and batches of P classes with K items each."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -31,15 +31,16 @@ class SeededBatchSampler(BatchSampler):
     """
 
     def __new__(cls, *args: Any, **settings: Any) -> Any:
-        """Leave the arguments where Lightning looks for them when it makes a batch sampler anew for several processes.
+        """Save the arguments where Lightning looks for them when it re-creates a batch sampler for several processes.
 
-        In its own hooks Lightning notes them itself; a loader that was made elsewhere would be an error otherwise.
+        Lightning saves them itself if a sampler is made in one of its hooks. A sampler that was made elsewhere would
+        otherwise be an error.
         """
         self = super().__new__(cls)
         # The names are those of `lightning.fabric.utilities.data`. `sampler` has to be among the arguments: Lightning
-        # looks for one of that name to replace, and fails without.
-        notes = {"args": args, "kwargs": {**settings, "sampler": None}, "default_kwargs": {}, "arg_names": ("labels",)}
-        for name, value in notes.items():
+        # replaces the argument of that name, and fails without one.
+        saved = {"args": args, "kwargs": {**settings, "sampler": None}, "default_kwargs": {}, "arg_names": ("labels",)}
+        for name, value in saved.items():
             setattr(self, f"__pl_saved_{name}", value)
         return self
 
@@ -50,7 +51,9 @@ class SeededBatchSampler(BatchSampler):
         self.seed = seed
         self.epoch = epoch
         self.sizes = sizes
-        self.batch_size, self.drop_last = 1, False  # part of the interface of BatchSampler
+        # Attributes that every BatchSampler has.
+        self.batch_size = 1
+        self.drop_last = False
 
     def draw(self, seed: int) -> EpisodeList:
         """Draw the list of episodes of a seed: `ways`, `shots`, `queries` and `episodes` are those of `sizes`."""
@@ -58,7 +61,7 @@ class SeededBatchSampler(BatchSampler):
 
     @property
     def sampler(self) -> "SeededBatchSampler":  # type: ignore[override]  # the base class has an attribute
-        """This object, whose `set_epoch` Lightning then finds."""
+        """This object, so that Lightning finds `set_epoch`."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
@@ -146,7 +149,9 @@ class EpisodicBatchSampler(SeededBatchSampler):
             raise ValueError(
                 f"{episodes} episodes do not make a batch of {episodes_per_batch}. Use episodes >= {episodes_per_batch}."
             )
-        self.episodes, self.episodes_per_batch, self.fixed = episodes, episodes_per_batch, fixed
+        self.episodes = episodes
+        self.episodes_per_batch = episodes_per_batch
+        self.fixed = fixed
         self._list = self.draw(seed if fixed else mixed_seed(seed, epoch))  # a wrong setting fails here
         self._list_epoch = epoch
 
@@ -161,7 +166,8 @@ class EpisodicBatchSampler(SeededBatchSampler):
             True
         """
         if not self.fixed and self._list_epoch != self.epoch:
-            self._list, self._list_epoch = self.draw(mixed_seed(self.seed, self.epoch)), self.epoch
+            self._list = self.draw(mixed_seed(self.seed, self.epoch))
+            self._list_epoch = self.epoch
         return self._list
 
     @property
@@ -170,29 +176,29 @@ class EpisodicBatchSampler(SeededBatchSampler):
         return self.episode_list.hash
 
     def __iter__(self) -> Iterator[list[int]]:
-        # A generator, for a DataLoader with workers makes one iterator in vain, which must not count.
+        # This is a generator: a DataLoader with workers makes an iterator that it never uses, which must count as no epoch.
         indices = self.episode_list.indices[self._share()]  # (episodes of this rank, ways, shots + queries)
         self.epoch += 1
-        together = self.episodes_per_batch
-        for batch in range(len(indices) // together):
-            yield indices[batch * together : (batch + 1) * together].flatten().tolist()
+        for batch in range(len(indices) // self.episodes_per_batch):
+            start = batch * self.episodes_per_batch
+            yield indices[start : start + self.episodes_per_batch].flatten().tolist()
 
     def __len__(self) -> int:
         return len(range(self.episodes)[self._share()]) // self.episodes_per_batch
 
     def _share(self) -> slice:
-        """Which episodes of the list this process takes."""
+        """Return the episodes of the list that this process takes."""
         rank, world_size = own_rank()
         if self.fixed:
             return slice(rank, None, world_size)
         needed = world_size * self.episodes_per_batch
         if self.episodes < needed:
-            each = "one" if self.episodes_per_batch == 1 else f"a batch of {self.episodes_per_batch}"
+            batch = "one" if self.episodes_per_batch == 1 else f"a batch of {self.episodes_per_batch}"
             raise ValueError(
-                f"{self.episodes} episodes per epoch leave some of the {world_size} processes without {each}. Use "
+                f"{self.episodes} episodes per epoch leave some of the {world_size} processes without {batch}. Use "
                 f"episodes >= {needed}."
             )
-        # Every rank the same number of episodes: under DDP a rank that has one more would wait for the gradients of the
+        # Every rank has the same number of episodes: under DDP a rank that has one more would wait for the gradients of the
         # others.
         return slice(rank, self.episodes // world_size * world_size, world_size)
 
@@ -232,14 +238,14 @@ class Episodes:
 
 
 def own_rank() -> tuple[int, int]:
-    """The rank of this process, and how many there are; 0 and 1 where nothing is distributed."""
+    """Return the rank of this process and the number of processes; 0 and 1 if nothing is distributed."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
 def mixed_seed(*numbers: int) -> int:
-    """Hash some numbers to one seed; neighbours share nothing, as those of seed + epoch would."""
+    """Hash numbers to one seed. Neighbouring numbers have unrelated seeds, which sums of seed and epoch would not have."""
     return int.from_bytes(hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()[:4], "little")
 
 
@@ -292,15 +298,16 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         sampler: Sampler[int] | Iterable[int] | None = None,
     ) -> None:
         check_batch_sizes(classes_per_batch=classes_per_batch, items_per_class=items_per_class)
-        # an episode with one support image and K - 1 queries is P classes of K items
+        # An episode of P ways with one support image and K - 1 queries has P classes of K items.
         super().__init__(labels, class_names, seed, epoch, ways=classes_per_batch, shots=1, queries=items_per_class - 1)
         check_class_balance(self.labels, classes_per_batch, items_per_class, self.class_names)
-        filled = max(1, len(self.labels) // (classes_per_batch * items_per_class))
-        self.sizes["episodes"] = filled if batches is None else batches
+        if batches is None:
+            batches = max(1, len(self.labels) // (classes_per_batch * items_per_class))
+        self.sizes["episodes"] = batches
         check_batch_sizes(batches=self.sizes["episodes"])
 
     def __iter__(self) -> Iterator[list[int]]:
-        # A generator, for a DataLoader with workers makes one iterator in vain, which must not count.
+        # This is a generator: a DataLoader with workers makes an iterator that it never uses, which must count as no epoch.
         rank, world_size = own_rank()
         if self.sizes["ways"] < world_size:
             raise ValueError(
@@ -310,7 +317,7 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         drawn = self.draw(mixed_seed(self.seed, self.epoch)).indices  # (batches, classes, items)
         self.epoch += 1
         for batch in drawn:
-            # whole classes, so that the items of a process have relevant ones among themselves, too
+            # Each process has whole classes, so that its items have relevant items among themselves.
             yield batch[rank::world_size].flatten().tolist()
 
     def __len__(self) -> int:
@@ -348,7 +355,7 @@ class ClassBalanced:
         return ClassBalancedBatchSampler(data.labels, **asdict(self), seed=seed, class_names=names, epoch=epoch)
 
 
-# Of each size of a batch: the smallest, and why.
+# The smallest value of each size of a batch, and the reason.
 _SMALLEST = {
     "classes_per_batch": (1, "a batch needs at least one class"),
     "items_per_class": (2, "an item alone in its class has no relevant item"),
@@ -371,11 +378,11 @@ def check_batch_sizes(**sizes: Any) -> None:
         ValueError: items_per_class=1: an item alone in its class has no relevant item. Use items_per_class >= 2.
     """
     for name, size in sizes.items():
-        smallest, why = _SMALLEST[name]
+        smallest, reason = _SMALLEST[name]
         if not hasattr(size, "__index__") or isinstance(size, bool):
             raise ValueError(f"{name}={size!r} must be a whole number, such as {smallest}.")
         if size < smallest:
-            raise ValueError(f"{name}={size}: {why}. Use {name} >= {smallest}.")
+            raise ValueError(f"{name}={size}: {reason}. Use {name} >= {smallest}.")
 
 
 def check_class_balance(
