@@ -24,7 +24,7 @@ from fewshot_callbacks.data import CUB200, FewShotDataset, ImageFolder, LogoDet3
 from fewshot_callbacks.data.logodet3k import LogoTransform
 from fewshot_callbacks.functional import Relevance, evaluate_retrieval
 from fewshot_callbacks.report import image_files, pictures_of_files
-from tests.data.trees import PLAIN, draw
+from tests.data.trees import PLAIN, save_image
 
 LOGO = LogoTransform(image_size=8)
 
@@ -82,7 +82,7 @@ def judged(folder: Path) -> list[Any]:
 def write_birds(root: Path) -> None:
     folder, birds = root / "CUB_200_2011", ["001.Café", "002.Auklet", "003.Grebe", "004.Gull"]
     for number, bird in enumerate(birds):
-        draw(folder / "images" / bird / "é_1.jpg", (40 * number, 0, 0))
+        save_image(folder / "images" / bird / "é_1.jpg", (40 * number, 0, 0))
     (folder / "classes.txt").write_text(text(*(f"{n} {bird}" for n, bird in enumerate(birds, 1))), encoding="utf-8")
     lines = [f"{n} {bird}/é_1.jpg" for n, bird in enumerate(birds, 1)]
     (folder / "images.txt").write_text(text(*lines), encoding="utf-8")
@@ -91,27 +91,27 @@ def write_birds(root: Path) -> None:
 
 def write_lists_of_images(root: Path) -> None:
     for split, label in (("train", "café"), ("val", "n2"), ("test", "n3")):
-        draw(root / "images" / f"{label}.jpg", (len(label), 60, 0))
+        save_image(root / "images" / f"{label}.jpg", (len(label), 60, 0))
         (root / f"{split}.csv").write_text(text("filename,label", f"{label}.jpg,{label}"), encoding="utf-8")
 
 
 def write_folder(root: Path) -> None:
     for number, name in enumerate(("train/café", "train/owl", "val/heron", "test/gull")):
         for item in range(2):
-            draw(root / name / f"é{item}.png", (60 * number, 100 * item, 0))
+            save_image(root / name / f"é{item}.png", (60 * number, 100 * item, 0))
 
 
 def write_drawings(root: Path) -> None:
     for number, name in enumerate(("images_background/Café", "images_background/Grec", "images_evaluation/Thé")):
         for item in range(2):
-            draw(root / "omniglot-py" / name / "caractère" / f"{item}.png", (60 * number, 100 * item, 0))
+            save_image(root / "omniglot-py" / name / "caractère" / f"{item}.png", (60 * number, 100 * item, 0))
 
 
 def write_logos(root: Path) -> None:
     box = "<bndbox><xmin>2</xmin><ymin>2</ymin><xmax>9</xmax><ymax>6</ymax></bndbox>"
     for number, brand in enumerate(("Café", "Oreo", "Twix", "Dole")):
         folder = root / "LogoDet-3K" / "Food" / brand
-        draw(folder / "1.jpg", (60 * number, 0, 0))
+        save_image(folder / "1.jpg", (60 * number, 0, 0))
         lines = ("<annotation>", f"<object><name>{brand}</name>{box}</object>", "</annotation>")
         (folder / "1.xml").write_text(text(*lines), encoding="utf-8")
 

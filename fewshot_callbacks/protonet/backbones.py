@@ -1,4 +1,4 @@
-"""Backbones: from images to embeddings."""
+"""Backbones: networks from images to embeddings. `make_backbone` gives a further one its name."""
 
 from typing import Any, Literal, cast, get_args
 
@@ -51,7 +51,12 @@ class Conv4(nn.Module):
             raise ValueError(f"Conv4: there is no init={init!r}. Choose 'pytorch' or 'he_fan_out'.")
         self.in_channels = in_channels
         self.width = width
-        self.blocks = nn.Sequential(*(_conv_block(inputs, width, init) for inputs in (in_channels, *[width] * 3)))
+        self.blocks = nn.Sequential(
+            _conv_block(in_channels, width, init),
+            _conv_block(width, width, init),
+            _conv_block(width, width, init),
+            _conv_block(width, width, init),
+        )
 
     def output_dim(self, image_size: int | tuple[int, int]) -> int:
         """Compute the length of the embedding of an image.
@@ -69,7 +74,9 @@ class Conv4(nn.Module):
             >>> Conv4().output_dim((84, 84))
             1600
         """
-        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+        if isinstance(image_size, int):
+            image_size = (image_size, image_size)
+        height, width = image_size
         if min(height, width) < 16:
             raise ValueError(
                 f"Conv4 halves the image four times; {height}x{width} pixels are too few. Resize the images to 16x16 "
@@ -97,7 +104,7 @@ class Conv4(nn.Module):
             )
         self.output_dim((height, width))  # refuses images that would vanish
         if images.device.type == "cpu":
-            # convolutions are faster there with the channels last in memory: benchmarks/episodes.py
+            # There, convolutions are faster with the channels last in memory: benchmarks/episodes.py.
             images = images.to(memory_format=torch.channels_last)
         features: Tensor = self.blocks(images)  # (batch, width, height // 16, width // 16)
         return features.flatten(start_dim=1)  # (batch, dim)
@@ -130,7 +137,7 @@ def resnet18(in_channels: int = 3) -> nn.Module:
 
     _check_channels(in_channels)
     network = cast(nn.Module, models.resnet18(weights=None))
-    # Embeddings are what the classifier would have been given.
+    # The embeddings are the inputs of the removed classifier.
     network.fc = nn.Identity()
     if in_channels != 3:
         network.conv1 = nn.Conv2d(in_channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
@@ -176,10 +183,10 @@ def checked_embeddings(embeddings: Any, backbone: nn.Module, images: int, call: 
     if isinstance(embeddings, Tensor) and embeddings.ndim == 2 and len(embeddings) == images:
         return embeddings
     is_tensor = isinstance(embeddings, Tensor)
-    gave = f"shape {tuple(embeddings.shape)}" if is_tensor else f"a {type(embeddings).__name__}"
+    output = f"shape {tuple(embeddings.shape)}" if is_tensor else f"a {type(embeddings).__name__}"
     raise ValueError(
-        f"{call}: {type(backbone).__name__} gave {gave} for {images} images; one vector per image is needed, (images, dim). "
-        "End the backbone with nn.Flatten() or a pooling."
+        f"{call}: {type(backbone).__name__} gave {output} for {images} images; one vector per image is needed, (images, "
+        "dim). End the backbone with nn.Flatten() or a pooling."
     )
 
 
@@ -191,7 +198,8 @@ def _conv_block(in_channels: int, out_channels: int, init: ConvolutionInit) -> n
         convolution,
         nn.BatchNorm2d(out_channels),
         nn.MaxPool2d(kernel_size=2),
-        nn.ReLU(inplace=True),  # the maximum commutes with it, and leaves it a quarter of the numbers, also backward
+        # The ReLU commutes with the maximum, and after it a quarter of the numbers is left, also in the backward pass.
+        nn.ReLU(inplace=True),
     )
 
 

@@ -21,17 +21,16 @@ from fewshot_callbacks.functional.episodes import (
 )
 from fewshot_callbacks.protonet.heads import Representation, class_logits
 
-# Embedding components that `evaluate_episodes` scores in one piece: 16 MiB in float32, however many episodes.
+# Embedding components that `evaluate_episodes` scores at once: 16 MiB in float32, however many episodes.
 NUMBERS_AT_ONCE = 2**22
 
-
-# `EpisodeAccuracy.episodes_hash` where the loader of the episodes has no `EpisodeList` to name them by.
+# The value of `EpisodeAccuracy.episodes_hash` if the loader of the episodes has no `EpisodeList` to name them by.
 UNKNOWN_EPISODES = "unknown"
 
-
-# checkpoints hold the protocol and load with weights_only=True; older ones name the modules where it was defined
-_OLD = (f"{__name__}.EpisodeProtocol", f"{EpisodeProtocol.__module__}.protocol.EpisodeProtocol")
-torch.serialization.add_safe_globals([EpisodeProtocol, *((EpisodeProtocol, name) for name in _OLD)])
+# Checkpoints hold the protocol and are loaded with weights_only=True. Older checkpoints name the modules in which it was
+# defined then.
+_OLD_NAMES = (f"{__name__}.EpisodeProtocol", f"{EpisodeProtocol.__module__}.protocol.EpisodeProtocol")
+torch.serialization.add_safe_globals([EpisodeProtocol, *((EpisodeProtocol, name) for name in _OLD_NAMES)])
 
 
 def query_hits(
@@ -109,17 +108,19 @@ def evaluate_episodes(
     labels = check_labels(labels, len(embeddings), "labels", "embeddings", "evaluate_episodes")
     _check_fit(labels, episode_list)
     device = embeddings.device if device is None else device
-    rows = episode_list.ways * (episode_list.shots + episode_list.queries)
-    piece = max(1, NUMBERS_AT_ONCE // (rows * embeddings.shape[1]))
+    shots = episode_list.shots
+    images_per_episode = episode_list.ways * (shots + episode_list.queries)
+    chunk = max(1, NUMBERS_AT_ONCE // (images_per_episode * embeddings.shape[1]))
     targets = torch.arange(episode_list.ways, device=device).repeat_interleave(episode_list.queries)
-    # For a list without episodes, since `cat` joins at least one tensor.
+    # The empty tensor is for a list without episodes, since `cat` joins at least one tensor.
     accuracies = [torch.empty(0, dtype=torch.float64)]
     with torch.no_grad():
-        for start in range(0, len(episode_list), piece):
-            indices = episode_list.indices[start : start + piece]  # (piece, ways, shots + queries)
-            images = embeddings[indices.to(embeddings.device)].to(device)  # (piece, ways, shots + queries, dim)
-            support, query = images[:, :, : episode_list.shots], images[:, :, episode_list.shots :]
-            logits = class_logits(head, query.flatten(1, 2), support, representation)  # (piece, ways * queries, ways)
+        for start in range(0, len(episode_list), chunk):
+            indices = episode_list.indices[start : start + chunk]  # (chunk, ways, shots + queries)
+            images = embeddings[indices.to(embeddings.device)].to(device)  # (chunk, ways, shots + queries, dim)
+            support = images[:, :, :shots]
+            query = images[:, :, shots:]
+            logits = class_logits(head, query.flatten(1, 2), support, representation)  # (chunk, ways * queries, ways)
             accuracies.append(query_hits(logits, targets).cpu().double().mean(dim=-1))
     return summarize_accuracies(torch.cat(accuracies), episode_list)
 
@@ -136,8 +137,8 @@ def score_batch(
     """Score the episodes of a batch.
 
     Args:
-        embeddings: With a gradient in training.
-        labels: (images,).
+        embeddings: Embeddings of the images; in training they have a gradient.
+        labels: (images,) class of each image.
         head: See `evaluate_episodes`.
         representation: See `evaluate_episodes`.
         shots: Support images per class.
@@ -151,14 +152,17 @@ def score_batch(
         ValueError: If the batch does not form these episodes.
     """
     try:
+        # (episodes, way, shot, dim) and (episodes, way, query, dim)
         support, query = split_episodes(embeddings, labels, shots=shots, episodes=episodes)
-        # (episodes, way, shot, dim), (episodes, way, query, dim)
     except ValueError as error:
-        what = "an episode" if episodes == 1 else f"{episodes} episodes"
-        several = "" if episodes == 1 else f" and episodes_per_batch={episodes}"
+        what = "an episode"
+        settings = f"shots={shots}"
+        if episodes != 1:
+            what = f"{episodes} episodes"
+            settings += f" and episodes_per_batch={episodes}"
         raise ValueError(
             f"A {purpose} batch of {len(labels)} images is not {what} of {shots} support images per class. "
-            f"{error} An EpisodicBatchSampler with shots={shots}{several} as the loader's batch_sampler draws episodes."
+            f"{error} An EpisodicBatchSampler with {settings} as the loader's batch_sampler draws episodes."
         ) from error
     ways, queries = query.shape[1:3]
     logits = class_logits(head, query.flatten(1, 2), support, representation)  # (episodes, way * query, way)
@@ -177,7 +181,7 @@ def episode_accuracy(
     """Compute the accuracy of a batch that is one episode, in float64 on the CPU.
 
     Raises:
-        ValueError: It is no episode, or one of other sizes than those of the protocol.
+        ValueError: If it is no episode, or its sizes are not those of the protocol.
     """
     _, hits = score_batch(embeddings, labels, head, representation, protocol.shots, 1, "evaluation")
     ways, queries = hits.shape[1:]
@@ -193,31 +197,38 @@ def episode_accuracy(
 def summarize_batches(
     accuracies: Float[Tensor, "episodes"], episodes: object, protocol: EpisodeProtocol, *, batch_statistics: bool
 ) -> EpisodeAccuracy:
-    """Summarise batches that were an episode each, under the hash of the list that they come from, if that is known.
+    """Summarise the accuracies of batches that were one episode each.
 
     Args:
         accuracies: Accuracy of each episode, in the order of the list.
         episodes: The `EpisodeList` of the loader, if it has one.
         protocol: Sizes of the episodes.
         batch_statistics: Whether batch norm used the statistics of the episode.
+
+    Returns:
+        The summary, with the hash of the list, or "unknown" without a list.
     """
-    n, ways, shots, queries = len(accuracies), protocol.ways, protocol.shots, protocol.queries
+    count = len(accuracies)
     if isinstance(episodes, EpisodeList):
-        return summarize_accuracies(accuracies, episodes.first(n), batch_statistics=batch_statistics)
-    # Only the sizes are read: the images of these episodes are not known.
-    indices = torch.arange(n * ways * (shots + queries)).reshape(n, ways, shots + queries)
-    unknown = EpisodeList(indices, ways, shots, queries)
-    result = summarize_accuracies(accuracies, unknown, batch_statistics=batch_statistics)
+        return summarize_accuracies(accuracies, episodes.first(count), batch_statistics=batch_statistics)
+    # The images of these episodes are not known. Any indices do, since only the sizes of the list are read.
+    images_per_class = protocol.shots + protocol.queries
+    indices = torch.arange(count * protocol.ways * images_per_class)
+    indices = indices.reshape(count, protocol.ways, images_per_class)
+    placeholder = EpisodeList(indices, protocol.ways, protocol.shots, protocol.queries)
+    result = summarize_accuracies(accuracies, placeholder, batch_statistics=batch_statistics)
     return replace(result, episodes_hash=UNKNOWN_EPISODES)
 
 
 def logged_values(result: EpisodeAccuracy | None) -> dict[str, float]:
-    """Name the values of a result for a logger; NaN where nothing could be evaluated."""
+    """Return the values of a result by the names that are logged; NaN if nothing could be evaluated."""
+    if result is None:
+        return dict.fromkeys(("accuracy", "accuracy_std", "accuracy_ci95", "accuracy_ci95_open"), math.nan)
     return {
-        "accuracy": result.mean if result else math.nan,
-        "accuracy_std": result.std if result else math.nan,
-        "accuracy_ci95": result.ci95 if result else math.nan,
-        "accuracy_ci95_open": result.open_interval.half_width if result else math.nan,
+        "accuracy": result.mean,
+        "accuracy_std": result.std,
+        "accuracy_ci95": result.ci95,
+        "accuracy_ci95_open": result.open_interval.half_width,
     }
 
 
@@ -230,7 +241,7 @@ def batch_norm_of_the_batch(module: nn.Module) -> Iterator[None]:
     each batch norm has its own statistics and mode back, untouched.
 
     Args:
-        module: What holds the batch norms.
+        module: The network with the batch norms.
 
     Yields:
         Nothing.
@@ -247,15 +258,18 @@ def batch_norm_of_the_batch(module: nn.Module) -> Iterator[None]:
         tensor([0.])
     """
     norms = batch_norms(module)
-    before = [(norm.running_mean, norm.running_var, norm.training) for norm in norms]
+    saved = [(norm.running_mean, norm.running_var, norm.training) for norm in norms]
     try:
         for norm in norms:
-            norm.running_mean = norm.running_var = None
+            norm.running_mean = None
+            norm.running_var = None
             norm.training = False
         yield
     finally:
-        for norm, (mean, var, training) in zip(norms, before, strict=True):
-            norm.running_mean, norm.running_var, norm.training = mean, var, training
+        for norm, (running_mean, running_var, training) in zip(norms, saved, strict=True):
+            norm.running_mean = running_mean
+            norm.running_var = running_var
+            norm.training = training
 
 
 def batch_norms(module: nn.Module) -> list[_BatchNorm]:
@@ -264,17 +278,21 @@ def batch_norms(module: nn.Module) -> list[_BatchNorm]:
 
 
 def _check_fit(labels: Tensor, episode_list: EpisodeList) -> None:
+    """Refuse a list of episodes that was drawn for other labels."""
     if len(episode_list) == 0:
         return
     fix = "Draw the list from the labels that you evaluate: sample_episodes(labels, ...)."
-    first, last = int(episode_list.indices.min()), int(episode_list.indices.max())
+    first = int(episode_list.indices.min())
+    last = int(episode_list.indices.max())
     if first < 0 or last >= len(labels):
         raise ValueError(f"The episode list names the images {first} to {last}; there are {len(labels)} images. {fix}")
     drawn = labels[episode_list.indices.cpu()]  # (episodes, ways, shots + queries)
     classes = drawn[:, :, 0].sort(dim=1).values  # (episodes, ways)
-    foreign = (drawn != drawn[:, :, :1]).flatten(1).any(dim=1) | (classes[:, 1:] == classes[:, :-1]).any(dim=1)
-    if foreign.any():
+    mixes_labels = (drawn != drawn[:, :, :1]).flatten(1).any(dim=1)
+    repeats_class = (classes[:, 1:] == classes[:, :-1]).any(dim=1)
+    wrong = mixes_labels | repeats_class
+    if wrong.any():
         raise ValueError(
-            f"The episode list was drawn for other labels: in {int(foreign.sum())} of its {len(foreign)} episodes a "
+            f"The episode list was drawn for other labels: in {int(wrong.sum())} of its {len(wrong)} episodes a "
             f"class mixes labels or occurs twice. {fix}"
         )

@@ -1,4 +1,8 @@
-"""Heads: map the distances between queries and what represents each class to logits of the classes."""
+"""Heads: map the distances between queries and the points that represent classes to logits.
+
+A further head is a subclass of `DistanceHead` with a method `logits`, or any module `(query, points) -> logits`; `make_head`
+gives it a name.
+"""
 
 import math
 from abc import abstractmethod
@@ -49,8 +53,9 @@ def prototypes(
             f"A prototype is the mean of at least one support embedding; support of shape {tuple(support.shape)} has "
             "0 shots. Give (..., way, shot, dim) with shot >= 1."
         )
-    points = on_unit_sphere(support) if on_sphere else support
-    return points.mean(dim=-2, dtype=_at_least_float32(support))
+    if on_sphere:
+        support = on_unit_sphere(support)
+    return support.mean(dim=-2, dtype=_at_least_float32(support))
 
 
 def squared_distances(
@@ -93,17 +98,21 @@ def squared_distances(
     check_distance(distance, "squared_distances")
     dtype = torch.promote_types(_at_least_float32(query), _at_least_float32(points))
     with torch.autocast(query.device.type, enabled=False):
-        query, points = query.to(dtype), points.to(dtype)
+        query = query.to(dtype)
+        points = points.to(dtype)
         if distance == "euclidean":
-            return _chords(query, points).square()
-        query, points = on_unit_sphere(query), on_unit_sphere(points)
-        chords = _chords(query, points)
+            return _distances(query, points).square()
+        query = on_unit_sphere(query)
+        points = on_unit_sphere(points)
+        chords = _distances(query, points)
         if distance == "unit_euclidean":
             return chords.square()
-        return (2 * torch.atan2(chords, _chords(query, -points))).square()
+        opposite_chords = _distances(query, -points)
+        return (2 * torch.atan2(chords, opposite_chords)).square()
 
 
-def _chords(query: Tensor, points: Tensor) -> Tensor:
+def _distances(query: Tensor, points: Tensor) -> Tensor:
+    """Return Euclidean distances, summed from the differences of the coordinates."""
     return torch.cdist(query, points, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -111,10 +120,10 @@ def on_unit_sphere(embeddings: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*s
     """Scale each embedding to length 1; one of length 0 stays where it is, without a gradient.
 
     Args:
-        embeddings: Any number of them.
+        embeddings: Embeddings, with any number of leading dimensions.
 
     Returns:
-        The same shape, in at least float32.
+        Embeddings of the same shape, in at least float32.
 
     Examples:
         >>> import torch
@@ -124,13 +133,21 @@ def on_unit_sphere(embeddings: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*s
     """
     embeddings = embeddings.to(_at_least_float32(embeddings))
     lengths = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)  # (*shape, 1)
-    # Both sides are replaced before the division: the gradient of 0 / 0 would be NaN, even where `where` drops its
-    # value.
+    # Numerator and denominator are replaced before the division: the gradient of 0 / 0 would be NaN, even if `where` drops
+    # its value.
     return torch.where(lengths > 0, embeddings, 0.0) / torch.where(lengths > 0, lengths, 1.0)
 
 
 def check_distance(distance: str, owner: str) -> None:
-    """Refuse a distance that there is not, which this owner was given."""
+    """Refuse an unknown distance.
+
+    Args:
+        distance: The distance.
+        owner: The function or class that it was passed to, for the message.
+
+    Raises:
+        ValueError: If there is no such distance.
+    """
     fix = "Choose 'euclidean', or on the unit sphere 'unit_euclidean' or 'angular'."
     refuse_unknown(owner, "distance", distance, Distance, fix)
 
@@ -206,7 +223,7 @@ class SoftmaxHead(DistanceHead):
     """
 
     def logits(self, squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Logits `-d^2` in (-inf, 0]; see `DistanceHead.logits`."""
+        """Return the logits `-d^2` in (-inf, 0]; see `DistanceHead.logits`."""
         return -squared
 
 
@@ -261,12 +278,15 @@ class DistanceRatioHead(DistanceHead):
         return self.log_rho.to(_at_least_float32(self.log_rho)).exp()
 
     def logits(self, squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Logits `-rho / 2 * ln(d^2 + 1e-10)`, at most `11.52 rho`; see `DistanceHead.logits`."""
-        return -0.5 * self.log_rho.to(squared.dtype).exp() * (squared + EPSILON).log()
+        """Return the logits `-rho / 2 * ln(d^2 + 1e-10)`, at most `11.52 rho`; see `DistanceHead.logits`."""
+        rho = self.log_rho.to(squared.dtype).exp()
+        return -0.5 * rho * (squared + EPSILON).log()
 
     def extra_repr(self) -> str:
         """Show the current exponent in `print(model)`, and the distance where it is not the usual one."""
-        return ", ".join(filter(None, (f"rho={self.rho.item():.4g}", super().extra_repr())))
+        rho = f"rho={self.rho.item():.4g}"
+        distance = super().extra_repr()
+        return f"{rho}, {distance}" if distance else rho
 
 
 def make_head(head: str | nn.Module) -> nn.Module:
@@ -325,7 +345,7 @@ def class_logits(
             closer; each logit depends only on its own query and point.
         query: Query embeddings.
         support: Support embeddings of the same episodes.
-        representation: See above.
+        representation: What represents a class, `"mean"` or `"nearest"`.
 
     Returns:
         Logits, larger is closer.
@@ -347,20 +367,26 @@ def class_logits(
         tensor([[-1., -0.]])
     """
     check_representation(representation, "class_logits")
-    if representation == "mean" or support.shape[-2] <= 1:  # `prototypes` refuses 0 shots in words
-        return _scored(head, query, prototypes(support, on_sphere=isinstance(head, DistanceHead) and head.on_sphere))
     ways, shots = support.shape[-3:-1]
-    of_points = _scored(head, query, support.flatten(-3, -2))  # (*episodes, query, way * shot)
-    nearest: Tensor = of_points.unflatten(-1, (ways, shots)).amax(dim=-1)  # (*episodes, query, way)
+    # With one shot both are the same, and `prototypes` refuses 0 shots in words.
+    if representation == "mean" or shots <= 1:
+        on_sphere = isinstance(head, DistanceHead) and head.on_sphere
+        logits: Tensor = head(query, prototypes(support, on_sphere=on_sphere))
+        return logits
+    point_logits: Tensor = head(query, support.flatten(-3, -2))  # (*episodes, query, way * shot)
+    nearest: Tensor = point_logits.unflatten(-1, (ways, shots)).amax(dim=-1)  # (*episodes, query, way)
     return nearest
 
 
-def _scored(head: nn.Module, query: Tensor, points: Tensor) -> Tensor:
-    logits: Tensor = head(query, points)
-    return logits
-
-
 def check_representation(representation: str, owner: str) -> None:
-    """Refuse a representation that there is not, which this owner was given."""
+    """Refuse an unknown representation of a class.
+
+    Args:
+        representation: The representation.
+        owner: The function or class that it was passed to, for the message.
+
+    Raises:
+        ValueError: If there is no such representation.
+    """
     fix = "Choose 'mean', the prototype of a class, or 'nearest', its support point nearest to the query."
     refuse_unknown(owner, "representation", representation, Representation, fix)

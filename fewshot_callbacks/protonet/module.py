@@ -35,7 +35,9 @@ from fewshot_callbacks.trainer.side_effects import evaluation_mode
 from fewshot_callbacks.trainer.warning import warn
 
 # Largest ln rho: above it rho is infinite in float32.
-LARGEST = math.log(torch.finfo(torch.float32).max)
+MAX_LOG_RHO = math.log(torch.finfo(torch.float32).max)
+# Steps between two looks at rho on an accelerator, which has to be waited for at each.
+ACCELERATOR_INTERVAL = 50
 
 
 class ExponentWatch:
@@ -50,15 +52,17 @@ class ExponentWatch:
 
     def __init__(self, interval: int | None = None) -> None:
         self.interval = interval
-        self._seen: list[tuple[int, Tensor]] = []
-        self._last: tuple[int, float] | None = None
+        # Steps and their ln rho since the last look.
+        self._recorded: list[tuple[int, Tensor]] = []
+        # The last step with a finite rho, and that rho.
+        self._last_finite: tuple[int, float] | None = None
 
     def see(self, step: int, head: nn.Module, *, wait: bool = False) -> None:
-        """Take note of rho before a step.
+        """Record rho before a step, and look at the recorded values if it is time.
 
         Args:
             step: Number of the step.
-            head: Whose exponent it is; any other head is passed over.
+            head: The head with the exponent; any other head is passed over.
             wait: Look at once, as before a checkpoint or the end of a training.
 
         Raises:
@@ -67,27 +71,35 @@ class ExponentWatch:
         if not isinstance(head, DistanceRatioHead):
             return
         # A copy, since the optimiser writes the next value into the same tensor.
-        self._seen.append((step, head.log_rho.detach().clone()))
-        interval = self.interval or (1 if head.log_rho.device.type == "cpu" else 50)
-        if wait or len(self._seen) >= interval:
+        self._recorded.append((step, head.log_rho.detach().clone()))
+        interval = self.interval
+        if not interval:
+            interval = 1 if head.log_rho.device.type == "cpu" else ACCELERATOR_INTERVAL
+        if wait or len(self._recorded) >= interval:
             self._look()
 
     def _look(self) -> None:
-        seen, self._seen = self._seen, []
-        log_rhos = torch.stack([log_rho for _, log_rho in seen]) if len(seen) > 1 else seen[0][1].reshape(1)
-        for (step, _), log_rho in zip(seen, log_rhos.tolist(), strict=True):  # the one moment that waits for the device
-            rho = math.exp(log_rho) if log_rho <= LARGEST else log_rho * math.inf  # inf, or NaN for NaN
+        recorded = self._recorded
+        self._recorded = []
+        log_rhos = torch.stack(
+            [log_rho for _, log_rho in recorded]
+        ).tolist()  # the only moment that waits for the device
+        for (step, _), log_rho in zip(recorded, log_rhos, strict=True):
+            rho = math.exp(log_rho) if log_rho <= MAX_LOG_RHO else log_rho * math.inf  # infinity, or NaN for NaN
             if not (math.isfinite(rho) and math.isfinite(log_rho)):
-                before = (
-                    "it was never finite" if self._last is None else "its last finite value was {1:.4g}, at step {0}"
-                )
                 raise ValueError(
                     f"rho of the distance-ratio head became {rho} at step {step} (ln rho = {log_rho:.4g}); "
-                    f"{before.format(*self._last or ())}. The training has diverged: lower the learning rate, clip "
+                    f"{self._last_finite_in_words()}. The training has diverged: lower the learning rate, clip "
                     "gradients (Trainer(gradient_clip_val=1.0)), or look for images that are not finite. Earlier "
                     "checkpoints are not affected."
                 )
-            self._last = step, rho
+            self._last_finite = (step, rho)
+
+    def _last_finite_in_words(self) -> str:
+        if self._last_finite is None:
+            return "it was never finite"
+        step, rho = self._last_finite
+        return f"its last finite value was {rho:.4g}, at step {step}"
 
 
 StepOutput = dict[str, Tensor] | None
@@ -180,23 +192,32 @@ class ProtoNet(LightningModule):
         check_representation(representation, "ProtoNet")
         self.evaluation = EpisodeProtocol(**evaluation) if isinstance(evaluation, dict) else evaluation
         validation_episodes = self.evaluation.episodes if validation_episodes is None else validation_episodes
-        # validations may be shorter than the test, whose interval they need not have
+        # Validations may be shorter than the test: their intervals need not be as narrow.
         self.validation = replace(self.evaluation, episodes=validation_episodes)
-        # The name is that of the argument, since `save_hyperparameters` takes the values of arguments from this frame.
-        evaluation = asdict(self.evaluation)  # what a checkpoint holds: plain numbers, which any reader can load
-        modules = [name for name, given in {"backbone": backbone, "head": head}.items() if isinstance(given, nn.Module)]
+        # `save_hyperparameters` reads the arguments from the local names of this function. Under the name of the argument it
+        # finds plain numbers, which any reader of a checkpoint can load.
+        evaluation = asdict(self.evaluation)
+        networks = {"backbone": backbone, "head": head}
+        modules = [name for name, network in networks.items() if isinstance(network, nn.Module)]
         self.save_hyperparameters(ignore=modules)
         if "_instantiator" in self.hparams:  # LightningCLI hands over a module's configuration, which can be saved
             self.save_hyperparameters()
-        self.backbone, self.head = make_backbone(backbone, in_channels), make_head(head)
+        self.backbone = make_backbone(backbone, in_channels)
+        self.head = make_head(head)
         self.representation: Representation = representation
-        self.shots, self.episodes_per_batch, self.learning_rate = shots, episodes_per_batch, learning_rate
-        self.batch_statistics, self.evaluation_batches = batch_statistics, evaluation_batches
+        self.shots = shots
+        self.episodes_per_batch = episodes_per_batch
+        self.learning_rate = learning_rate
+        self.batch_statistics = batch_statistics
+        self.evaluation_batches = evaluation_batches
         _check_settings(self)
         self.evaluation_results: dict[str, EpisodeAccuracy] = {}
-        self._stores: list[EmbeddingStore] = []  # one per loader, while an evaluation runs
+        # While an evaluation runs: the embeddings of each loader, or the accuracy of each of its episodes.
+        self._stores: list[EmbeddingStore] = []
+        # Stages and loaders whose failure was warned of.
         self._warned: set[str] = set()
-        self._announced: dict[str, str] = {}  # stage and loader -> the episodes that were named last
+        # Stage and loader -> the episodes that were named in the last message.
+        self._announced: dict[str, str] = {}
         self._exponent_watch = ExponentWatch()
 
     def forward(self, images: Shaped[Tensor, "images *shape"]) -> Float[Tensor, "images dim"]:
@@ -204,9 +225,10 @@ class ProtoNet(LightningModule):
         return checked_embeddings(self.backbone(images), self.backbone, len(images), "ProtoNet")
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Compute the loss of one episode, or of several: in each equally many images of each class, more than `shots`.
+        """Compute the loss of one episode or of several; all have equally many images of each class, more than `shots`.
 
-        For callbacks it comes with the detached `embeddings` and the `labels` of the whole batch.
+        Returns:
+            The `loss`; for callbacks also the detached `embeddings` and the `labels` of the whole batch.
         """
         images, labels = batch
         self._exponent_watch.see(self.global_step, self.head)
@@ -214,7 +236,7 @@ class ProtoNet(LightningModule):
         loss, hits = score_batch(
             embeddings, labels, self.head, self.representation, self.shots, self.episodes_per_batch, "training"
         )
-        # the mean of all ranks: each has episodes of its own
+        # Each rank has other episodes, so that the mean over all ranks is logged.
         logged = {"train/loss": loss, "train/accuracy": hits.mean()}
         self.log_dict(logged, prog_bar=True, sync_dist=True, batch_size=len(labels))
         if isinstance(self.head, DistanceRatioHead):
@@ -231,8 +253,8 @@ class ProtoNet(LightningModule):
         self._exponent_watch.see(self.global_step, self.head, wait=True)
 
     def on_validation_epoch_start(self) -> None:
-        """Drop what an aborted epoch may have left; in a fit, check that rho is still a number."""
-        # A checkpoint may be written after the validation, and must not hold a rho that is none.
+        """Drop the embeddings of an aborted epoch; in a fit, check that rho is still a number."""
+        # A checkpoint may be written after the validation, and must not hold a rho that is no number.
         if self.trainer.state.fn == "fit":
             self._exponent_watch.see(self.global_step, self.head, wait=True)
         self._stores = [EmbeddingStore() for _ in evaluation_loaders(self.trainer)]
@@ -240,10 +262,10 @@ class ProtoNet(LightningModule):
     on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> StepOutput:
-        """Embed one batch; return `embeddings` and `labels`, for callbacks.
+        """Embed one batch; return its `embeddings` and `labels`, for callbacks.
 
-        None with `evaluation_batches="episodes"`: an image occurs in many of them, and a callback that treats each row as a
-        different image would be wrong.
+        With `evaluation_batches="episodes"` it returns None: an image occurs in many episodes, and a callback that treats
+        each row as a different image would be wrong.
         """
         images, labels = batch
         store = self._stores[dataloader_idx]
@@ -254,7 +276,8 @@ class ProtoNet(LightningModule):
         with batch_norm_of_the_batch(self.backbone) if self.batch_statistics else nullcontext():
             embeddings = self(images)
         accuracy = episode_accuracy(embeddings, labels, self.head, self.representation, self.evaluation)
-        store.append(accuracy.reshape(1, 1), torch.tensor([batch_idx]))  # an episode is a row, its accuracy the column
+        # An episode is a row of the store, and its accuracy the only column.
+        store.append(accuracy.reshape(1, 1), torch.tensor([batch_idx]))
         return None
 
     test_step = validation_step
@@ -273,7 +296,7 @@ class ProtoNet(LightningModule):
         return {"embeddings": self(images), "labels": labels}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam over backbone and head, without a schedule."""
+        """Return Adam over backbone and head, without a schedule."""
         return torch.optim.Adam(self.parameters(), lr=self.learning_rate)
 
     def support_classifier(
@@ -282,7 +305,7 @@ class ProtoNet(LightningModule):
         """Make a classifier of new classes from a few labelled images, for use after training.
 
         Args:
-            images: The support, on any device.
+            images: The support images, on any device.
             labels: The class of each image; classes may have different numbers of images.
 
         Returns:
@@ -296,11 +319,14 @@ class ProtoNet(LightningModule):
         return embeddings
 
     def _evaluate(self, stage: str, protocol: EpisodeProtocol) -> None:
-        stores, self._stores = self._stores, []
+        """Score the episodes of each loader, and log the results."""
+        stores = self._stores
+        self._stores = []
         if self.trainer.sanity_checking:
             return
-        for i, (store, loader) in enumerate(zip(stores, evaluation_loaders(self.trainer).values(), strict=True)):
-            suffix = f"/dataloader_idx_{i}" if len(stores) > 1 else ""
+        loaders = evaluation_loaders(self.trainer).values()
+        for number, (store, loader) in enumerate(zip(stores, loaders, strict=True)):
+            suffix = f"/dataloader_idx_{number}" if len(stores) > 1 else ""
             key = f"{stage}{suffix}"
             self.evaluation_results.pop(key, None)
             try:
@@ -311,19 +337,19 @@ class ProtoNet(LightningModule):
                     warn(f"{stage}/accuracy{suffix} is NaN, because nothing could be evaluated. {error}")
             result = self.evaluation_results.get(key)
             self._announce(key, result)
-            values = logged_values(result)
-            for name, value in values.items():  # at the end of an epoch, Lightning no longer knows which loader it was
+            for name, value in logged_values(result).items():
+                # At the end of an epoch Lightning no longer knows the loader, so that the suffix is part of the name.
                 self.log(f"{stage}/{name}{suffix}", value, prog_bar=name == "accuracy", add_dataloader_idx=False)
 
     def _announce(self, key: str, result: EpisodeAccuracy | None) -> None:
-        """Name the episodes in a message where they are not those of the last one; as charts they would be flat lines."""
+        """Name the episodes in a message if they are not those of the last message; as charts they would be flat lines."""
         if result is not None and self._announced.get(key) != result.episodes_in_words:
             self._announced[key] = result.episodes_in_words
             rank_zero_info(f"{key}: accuracies are of {result.episodes_in_words}.")
 
 
 def _accuracy_of(net: ProtoNet, store: EmbeddingStore, loader: Any, protocol: EpisodeProtocol) -> EpisodeAccuracy:
-    """Summarise one loader; equal on every rank, because `gather` is."""
+    """Return the accuracy of one loader; equal on every rank, because `gather` is."""
     if net.evaluation_batches == "images":
         embeddings, labels = store.gather(dataset_size=unpadded_length(loader))
         episodes = sample_episodes(labels, **asdict(protocol))
@@ -331,8 +357,8 @@ def _accuracy_of(net: ProtoNet, store: EmbeddingStore, loader: Any, protocol: Ep
             embeddings, labels, net.head, episodes, representation=net.representation, device=net.device
         )
     accuracies, _ = store.gather()  # (episodes, 1)
-    known = getattr(getattr(loader, "batch_sampler", None), "episode_list", None)
-    return summarize_batches(accuracies[:, 0], known, protocol, batch_statistics=net.batch_statistics)
+    episode_list = getattr(getattr(loader, "batch_sampler", None), "episode_list", None)
+    return summarize_batches(accuracies[:, 0], episode_list, protocol, batch_statistics=net.batch_statistics)
 
 
 def _check_settings(net: ProtoNet) -> None:

@@ -18,7 +18,7 @@ from fewshot_callbacks.data.samplers import ClassBalanced, Episodes
 from fewshot_callbacks.functional.episodes import sample_episodes
 from tests.callbacks.models import trainer
 from tests.data.trees import CLASSES_OF_FOLDERS as CLASSES
-from tests.data.trees import PLAIN, draw, everything, write_folders
+from tests.data.trees import PLAIN, all_items, save_image, write_folders
 
 TINY = Episodes(ways=2, shots=1, queries=2, episodes=2)
 PROTOCOL = EpisodeProtocol(ways=2, shots=1, queries=1, episodes=3, seed=5)
@@ -39,7 +39,7 @@ def joined(loader) -> Batch:
     return images, labels
 
 
-def test_training_batches_are_episodes_or_balanced_and_augmented_unless_not_wanted(root: Path) -> None:
+def test_training_batches_are_episodes_or_balanced_and_augmented_by_default(root: Path) -> None:
     for images, labels in module(root).train_dataloader():
         assert images.shape == (6, 3, 8, 8)
         assert labels.reshape(2, 3).unique(dim=1).shape == (2, 1)
@@ -49,7 +49,7 @@ def test_training_batches_are_episodes_or_balanced_and_augmented_unless_not_want
     assert one[1].tolist() == [0, 1]
     assert not torch.equal(one[0], other[0])
     plain = module(root, augment=False).images("train")
-    assert torch.equal(plain.batch([0, 5])[0], everything(ImageFolder(root, transform=PLAIN))[0][[0, 5]])
+    assert torch.equal(plain.batch([0, 5])[0], all_items(ImageFolder(root, transform=PLAIN))[0][[0, 5]])
 
 
 def test_evaluation_images_come_once_in_order_as_tuples(root: Path) -> None:
@@ -60,7 +60,7 @@ def test_evaluation_images_come_once_in_order_as_tuples(root: Path) -> None:
         assert [len(labels) for _, labels in batches] == ([3] * 4 if split == "train" else [3, 3, 2])
         assert all(isinstance(batch, tuple) for batch in batches)
         images, labels = joined(batches)
-        expected = everything(ImageFolder(root, split, transform=PLAIN))
+        expected = all_items(ImageFolder(root, split, transform=PLAIN))
         assert torch.equal(images, expected[0])
         assert torch.equal(labels, expected[1])
 
@@ -71,7 +71,7 @@ def test_episodic_evaluation_gives_fixed_episodes(root: Path) -> None:
     expected = sample_episodes(torch.arange(8) // 4, ways=2, shots=1, queries=1, episodes=3, seed=5)
     loader = data.test_dataloader()
     assert loader.batch_sampler.hash == expected.hash
-    images, _ = everything(data.images("test"))
+    images, _ = all_items(data.images("test"))
     for _ in range(2):
         assert torch.equal(joined(loader)[0], images[expected.indices.flatten()])
 
@@ -93,7 +93,7 @@ class Points(FewShotDataset):
 
 
 @pytest.mark.parametrize("held", SPLITS)
-def test_a_data_set_of_ones_own_needs_two_methods_whichever_split_it_holds(held: Split) -> None:
+def test_a_data_set_of_the_user_needs_two_methods_whichever_split_it_holds(held: Split) -> None:
     data = FewShotDataModule(Points(held), train=TINY, evaluation=PROTOCOL)
     data.check()
     for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
@@ -144,11 +144,11 @@ def test_only_training_batches_of_glyphs_are_augmented_and_runs_repeat(tmp_path:
     assert same(fit(glyphs(), resume=tmp_path / "epoch=0.ckpt").train, one.train[3:])
 
 
-def test_a_gap_is_measured_and_settings_are_kept(tmp_path: Path) -> None:
+def test_a_generalization_gap_is_measured_and_a_checkpoint_holds_the_settings(tmp_path: Path) -> None:
     """The gap needs no argument; a logger and a checkpoint hold the settings of data and model, as plain values."""
     for split, classes in {"train": 5, "val": 4, "test": 2}.items():
         for number, i in itertools.product(range(classes), range(4)):
-            draw(tmp_path / split / f"{split}{number}" / f"{i}.png", (40 * number + i, 9 * i, 99))
+            save_image(tmp_path / split / f"{split}{number}" / f"{i}.png", (40 * number + i, 9 * i, 99))
     data = module(tmp_path, {"transform": PhotoTransform(image_size=16)})
     monitor = GeneralizationGapMonitor(classes=None, label_groups=2, strict=True)
     keeper = ModelCheckpoint(tmp_path / "kept", filename="one")

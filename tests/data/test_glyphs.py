@@ -44,7 +44,7 @@ def test_images_have_ink_in_the_middle_and_paper_around_it(splits: dict[str, Gly
         assert ((first + last) - 31).abs().max() <= 2
 
 
-def test_look_alikes_are_the_close_ones_of_all_pairs() -> None:
+def test_look_alikes_are_all_pairs_whose_difference_is_small() -> None:
     glyph_set = Glyphs("val")
     of_face = glyph_set.images[glyph_set.faces == 0, 0].numpy()[:60]
     drawings = {chr(number): image for number, image in enumerate(of_face)}
@@ -91,7 +91,7 @@ def pen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pen:
     return pen
 
 
-def test_the_second_time_nothing_is_drawn(pen: Pen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_glyphs_are_drawn_once_and_then_read_from_the_cache(pen: Pen, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = load_drawing(), load_drawing()
     assert pen.drawn == 1
     assert torch.equal(first.images, second.images)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from fewshot_callbacks.data import ImageFolder
 from fewshot_callbacks.data.image_set import DecodedImages
 from tests.data.trees import CLASSES_OF_FOLDERS as CLASSES
-from tests.data.trees import PLAIN, SPLITS, draw, everything, names_of, write_folders
+from tests.data.trees import PLAIN, SPLITS, all_items, names_of, save_image, write_folders
 
 LOG = "lightning.pytorch.utilities.rank_zero"
 all_of = partial(ImageFolder, split=None)
@@ -30,7 +30,7 @@ def test_the_class_of_an_image_is_its_folder(root: Path) -> None:
     colour = 0
     for split in SPLITS:
         images = ImageFolder(root, split, transform=PLAIN)
-        pixels, labels = everything(images)
+        pixels, labels = all_items(images)
         assert images.class_names == CLASSES[split]
         assert labels.tolist() == [label for label in range(len(CLASSES[split])) for _ in range(4)]
         expected = torch.arange(colour + 1.0, colour + len(labels) + 1)
@@ -39,7 +39,7 @@ def test_the_class_of_an_image_is_its_folder(root: Path) -> None:
         colour += len(labels)
 
 
-def test_without_validation_there_is_no_such_split(root: Path) -> None:
+def test_without_a_validation_folder_there_is_no_validation_split(root: Path) -> None:
     images = ImageFolder(root, val_folder=None)
     assert images.splits == ("train", "test")
     with pytest.raises(ValueError, match="There is no validation split: val_folder is None"):
@@ -60,7 +60,7 @@ def test_without_validation_there_is_no_such_split(root: Path) -> None:
         ("", {"val_share": 0.2, "test_share": 0.2}, r"it is split already\. Leave out val_share and test_share"),
     ],
 )  # fmt: skip
-def test_folders_that_make_no_splits_are_named_with_the_way_out(root: Path, place: str, settings, words: str) -> None:
+def test_folders_that_make_no_splits_are_refused_with_the_fix(root: Path, place: str, settings, words: str) -> None:
     with pytest.raises((FileNotFoundError, ValueError), match=words):
         ImageFolder(root / place, **settings)
 
@@ -129,7 +129,7 @@ def test_other_files_are_counted_in_one_line_and_a_named_pipe_is_never_waited_fo
 def plain(tmp_path: Path) -> Path:
     """Ten classes in one folder."""
     for number in range(10):
-        draw(tmp_path / f"bird{number}" / "0.png")
+        save_image(tmp_path / f"bird{number}" / "0.png")
     return tmp_path
 
 
@@ -161,7 +161,9 @@ def test_every_split_that_is_asked_for_has_a_class(plain: Path) -> None:
         (0.49, 0.49, "holds 10 classes; .* leave none to train on"),
     ],
 )
-def test_shares_that_leave_nothing_are_refused(val_share: float, test_share: float, words: str, plain: Path) -> None:
+def test_shares_that_leave_no_class_to_train_on_are_refused(
+    val_share: float, test_share: float, words: str, plain: Path
+) -> None:
     with pytest.raises(ValueError, match=words):
         ImageFolder(plain, val_share=val_share, test_share=test_share)
 
@@ -180,7 +182,9 @@ class Reader:
 
 
 @pytest.mark.parametrize(("memory_mb", "mode", "kept"), [(0, "RGB", 0), (3 * EACH, "RGB", 3), (3 * EACH, "L", 12)])
-def test_images_are_read_once_as_far_as_they_fit_and_a_full_cache_is_said_once(memory_mb, mode, kept, caplog) -> None:
+def test_images_that_fit_are_read_once_and_one_message_says_that_the_cache_is_full(
+    memory_mb, mode, kept, caplog
+) -> None:
     images, reader = DecodedImages(memory_mb, 20), Reader(mode)
     with caplog.at_level("INFO", LOG):
         for index in [*range(20)] * 2:
@@ -192,10 +196,10 @@ def test_images_are_read_once_as_far_as_they_fit_and_a_full_cache_is_said_once(m
 
 def test_a_second_epoch_does_not_need_the_files_but_a_worker_that_is_sent_the_images_does(root: Path) -> None:
     images = ImageFolder(root, transform=PLAIN, memory_mb=float("inf"))
-    first, _ = everything(images)
+    first, _ = all_items(images)
     for file in (root / "train").rglob("*.png"):
         file.unlink()
-    assert torch.equal(everything(images.with_split("test").with_split("train"))[0], first)
+    assert torch.equal(all_items(images.with_split("test").with_split("train"))[0], first)
     assert len(images.augmented()[0][0]) == 3  # another transform of the same images
     with pytest.raises(ValueError, match="cannot be read as an image"):
         pickle.loads(pickle.dumps(images))[0]
@@ -210,14 +214,14 @@ def kept(images: DecodedImages, _: int) -> int:
     return 20 - len(again.read)
 
 
-def test_workers_share_the_memory() -> None:
+def test_workers_share_the_memory_of_the_cache() -> None:
     images = DecodedImages(6 * EACH, 20)
     loader = DataLoader(range(2), batch_size=None, num_workers=2, collate_fn=partial(kept, images))
     assert list(loader) == [3, 3]
 
 
 @pytest.mark.parametrize("flip", [None, 1.0])
-def test_images_are_not_mirrored_unless_that_is_asked_for(tmp_path: Path, flip: float | None) -> None:
+def test_images_are_mirrored_only_if_flip_is_set(tmp_path: Path, flip: float | None) -> None:
     """A mirrored logo or word is another one. Half of this image is black, half white."""
     for name in ("one", "other"):
         (tmp_path / name).mkdir()

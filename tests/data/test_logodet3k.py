@@ -57,7 +57,7 @@ def reference(name: str, val: float, test: float, seed: int) -> str:
     return "val" if digits < (test + val) * 16**16 else "train"
 
 
-def test_the_draw_is_that_of_the_documentation(logos: Path) -> None:
+def test_classes_are_drawn_into_splits_as_documented(logos: Path) -> None:
     for seed in (0, 1):
         drawn = names_of(LogoDet3K(logos, **TINY, split_seed=seed))
         assert drawn == {s: {b for b in BRANDS if reference(b, 0.3, 0.3, seed) == s} for s in SPLITS}
@@ -117,7 +117,7 @@ def test_boxes_are_cut_to_the_image_and_names_are_the_objects(logos: Path) -> No
     assert boxes.tolist() == [[0, 5, 20, 10]] * 2  # the image is 20 x 10, whatever the annotation says
 
 
-def test_what_is_missing_is_named_with_the_archive(logos: Path, tmp_path: Path) -> None:
+def test_the_error_for_missing_logos_names_them_and_the_archive(logos: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"holds no 'nowhere/LogoDet-3K'\. Unpack LogoDet-3K\.zip from the p"):
         LogoDet3K(tmp_path / "nowhere")
     for category in ("Sports", "Food"):
@@ -133,7 +133,7 @@ def test_what_is_missing_is_named_with_the_archive(logos: Path, tmp_path: Path) 
         data.with_split("val")
 
 
-def test_annotations_without_image_and_files_that_cannot_be_read(logos: Path) -> None:
+def test_annotations_without_an_image_and_unreadable_files_are_refused_or_counted(logos: Path) -> None:
     folder = logos / "LogoDet-3K" / CATEGORIES[0] / BRANDS[0]
     (folder / "1.jpg").rename(folder / "2.jpg")
     with pytest.raises(FileNotFoundError, match=r"1 annotation without its image; the first is .*Alfa-1/1\.xml"):

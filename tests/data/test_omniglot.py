@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision import datasets
 
 from fewshot_callbacks.data import Omniglot, omniglot
-from tests.data.trees import everything, names_of
+from tests.data.trees import all_items, names_of
 
 ALPHABETS = ("Armenian", "Korean", "N_Ko", "Tagalog", "Tifinagh")
 SETS = ("images_background", "images_evaluation")
@@ -47,18 +47,18 @@ def test_whole_alphabets_of_the_published_sets_are_validated_on(few: Path, monke
 def test_ink_is_high_and_images_are_resized(few: Path) -> None:
     images = Omniglot(few, image_size=7, partial=True)
     assert images.class_names == ("Greek/character01", "Greek/character02")
-    pixels, labels = everything(images)
+    pixels, labels = all_items(images)
     assert labels.tolist() == [0, 0, 1, 1]
     rows = torch.tensor([2, 2, 1, 1])  # character01 was drawn second; a row of 7 is 15 of 105
     expected = (torch.arange(7) < rows[:, None]).float()[:, None, :, None].expand(-1, -1, -1, 7)
     torch.testing.assert_close(pixels, expected, atol=0.3, rtol=0)  # the edge is smoothed
-    assert torch.equal(pixels, everything(images.augmented())[0])
+    assert torch.equal(pixels, all_items(images.augmented())[0])
     without = Omniglot(few, val_alphabets=(), partial=True)
     assert (len(without.class_names), without.splits) == (7, ("train", "test"))
     assert Omniglot(few, "test", partial=True)[0][0].shape == (1, 28, 28)
 
 
-def test_nothing_depends_on_the_order_of_the_listing(few: Path) -> None:
+def test_labels_do_not_depend_on_the_order_in_which_folders_are_listed(few: Path) -> None:
     files = Omniglot(few, partial=True).files
     iterdir, glob = Path.iterdir, Path.glob
     with (
@@ -77,7 +77,9 @@ def test_nothing_depends_on_the_order_of_the_listing(few: Path) -> None:
         ({"val_alphabets": (), "split": "val"}, r"no validation split: val_alphabets is empty\. Name alpha"),
     ],
 )
-def test_what_leaves_no_split_or_is_incomplete_is_refused(few: Path, settings: dict, words: str) -> None:
+def test_an_incomplete_set_and_a_choice_of_alphabets_that_empties_a_split_are_refused(
+    few: Path, settings: dict, words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         Omniglot(few, **{"partial": True, **settings})
 

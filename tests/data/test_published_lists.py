@@ -8,7 +8,7 @@ import torch
 
 from fewshot_callbacks.data import CUB200, MiniImageNet
 from fewshot_callbacks.data.cub200 import cub_split
-from tests.data.trees import CLASSES, PLAIN, SPLITS, draw, everything, write_lists, write_tree
+from tests.data.trees import CLASSES, PLAIN, SPLITS, all_items, save_image, write_lists, write_tree
 
 BIRDS = {  # the rule in the words of the paper's program: even, 1 of 4, 3 of 4
     "train": [name for i, name in enumerate(CLASSES) if i % 2 == 0],
@@ -34,7 +34,7 @@ def test_the_split_is_that_of_the_paper_and_each_image_has_the_label_of_its_clas
     data, names = CUB200(birds, split, transform=PLAIN), BIRDS[split]
     assert data.class_names == tuple(names)
     assert len(names) == (100 if split == "train" else 50)
-    pixels, labels = everything(data)
+    pixels, labels = all_items(data)
     drawn = (pixels[:, :2].amax(dim=(1, 2, 3)) * 255).round().int()
     expected = torch.tensor([CLASSES.index(names[label]) for label in labels.tolist()])
     assert (drawn - expected).abs().max() <= 2  # a JPEG is not exact
@@ -43,7 +43,7 @@ def test_the_split_is_that_of_the_paper_and_each_image_has_the_label_of_its_clas
         cub_split(0)
 
 
-def test_missing_images_are_counted_and_partial_goes_on(broken: Path) -> None:
+def test_missing_images_are_counted_and_partial_leaves_them_out(broken: Path) -> None:
     folder = broken / "CUB_200_2011" / "images"
     shutil.rmtree(folder / CLASSES[4])
     first = f"{CLASSES[199]}/Bird_1.jpg"  # the lists begin with the last class
@@ -83,17 +83,17 @@ def write_mini(root: Path, published: dict[str, list[str]] = PUBLISHED) -> Path:
     for split, labels in published.items():
         rows = [(f"{label}{number:08}.jpg", label, number) for number in (1, 2) for label in labels]
         for file, label, number in rows:
-            draw(root / "images" / file, (2 * LABELS.index(label), 40 * number, 0))
+            save_image(root / "images" / file, (2 * LABELS.index(label), 40 * number, 0))
         lines = [f"{file},{label}" for file, label, _ in rows]
         (root / f"{split}.csv").write_text("\n".join(["filename,label", *lines]))
     return root
 
 
 @pytest.mark.parametrize("split", PUBLISHED)
-def test_the_lists_of_mini_imagenet_decide(tmp_path: Path, split: str) -> None:
+def test_the_split_of_mini_imagenet_is_that_of_its_lists(tmp_path: Path, split: str) -> None:
     served = MiniImageNet(write_mini(tmp_path), split, transform=PLAIN)
     assert served.class_names == tuple(sorted(PUBLISHED[split]))
-    pixels, labels = everything(served)
+    pixels, labels = all_items(served)
     drawn = (pixels.amax(dim=(2, 3)) * 255).round().int()  # (items, 3)
     expected = [(2 * LABELS.index(label), 40 * number) for number in (1, 2) for label in PUBLISHED[split]]
     assert (drawn[:, :2] - torch.tensor(expected)).abs().max() <= 3  # the order is the list's
@@ -112,7 +112,7 @@ def test_the_lists_of_mini_imagenet_decide(tmp_path: Path, split: str) -> None:
     ],
     ids=["no header", "empty", "no row", "shared", "few", "missing"],
 )
-def test_lists_of_mini_imagenet_that_are_none_or_others_are_refused(tmp_path: Path, content, words: str) -> None:
+def test_lists_of_mini_imagenet_that_are_missing_or_changed_are_refused(tmp_path: Path, content, words: str) -> None:
     write_mini(tmp_path, {"train": LABELS[:5], "test": LABELS[80:84]})
     if isinstance(content, str):
         (tmp_path / "val.csv").write_text(content)

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.data import ClassBalancedBatchSampler, EpisodicBatchSampler
 from fewshot_callbacks.functional.episodes import sample_episodes
-from tests.data.trees import pretend
+from tests.data.trees import pretend_to_be_rank
 
 LABELS = torch.tensor([3, 1, 4, 1, 5]).repeat(12)  # 12 images of 3, 4, 5 and 24 of 1
 WORDS = ["owl", "heron", "owl", "wren", "heron", "owl", "wren", "heron", "wren"] * 4
@@ -64,14 +64,16 @@ def test_several_episodes_in_a_batch_are_those_of_the_list(fixed: bool) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 @pytest.mark.parametrize("fixed", [True, False])
-def test_ranks_share_the_episodes(monkeypatch: pytest.MonkeyPatch, world_size: int, fixed: bool) -> None:
+def test_each_rank_takes_its_part_of_the_episodes(
+    monkeypatch: pytest.MonkeyPatch, world_size: int, fixed: bool
+) -> None:
     lengths = []
     for rank in range(world_size):
-        pretend(monkeypatch, rank, world_size)
+        pretend_to_be_rank(monkeypatch, rank, world_size)
         sampler = episodes(7, fixed=fixed)
-        everything = sampler.episode_list.indices.flatten(1).tolist()
+        all_episodes = sampler.episode_list.indices.flatten(1).tolist()
         share = list(sampler)
-        assert share == everything[rank::world_size][: len(share)]
+        assert share == all_episodes[rank::world_size][: len(share)]
         assert len(sampler) == len(share)
         lengths.append(len(share))
     assert lengths == [len(range(rank, 7, world_size)) if fixed else 7 // world_size for rank in range(world_size)]
@@ -85,8 +87,10 @@ def test_ranks_share_the_episodes(monkeypatch: pytest.MonkeyPatch, world_size: i
         (balanced, 3, r"2 classes .* 3 processes .*classes_per_batch >= 3"),
     ],
 )  # fmt: skip
-def test_training_needs_a_part_for_each_process(monkeypatch: pytest.MonkeyPatch, make, processes, words) -> None:
-    pretend(monkeypatch, 0, processes)
+def test_training_is_refused_if_a_process_would_have_no_episode_or_class(
+    monkeypatch: pytest.MonkeyPatch, make, processes, words
+) -> None:
+    pretend_to_be_rank(monkeypatch, 0, processes)
     with pytest.raises(ValueError, match=words):
         next(iter(make()))
 
@@ -108,7 +112,7 @@ def test_processes_share_each_batch_of_one_process(given_labels, world_size, see
 
     def drawn(form, rank: int = 0, world_size: int = 1) -> list[list[int]]:
         with pytest.MonkeyPatch.context() as patch:
-            pretend(patch, rank, world_size)
+            pretend_to_be_rank(patch, rank, world_size)
             sampler = balanced(classes, items, form(labels), batches=2, seed=seed, epoch=epoch)
             assert len(sampler) == 2
             return list(sampler)
@@ -132,7 +136,7 @@ def test_processes_share_each_batch_of_one_process(given_labels, world_size, see
         ((2, 2, 0), WORDS, r"batches=0.*batches >= 1"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(as_users_run_it, sizes, labels, words) -> None:
+def test_sizes_and_labels_of_which_nothing_can_be_drawn_are_refused(as_users_run_it, sizes, labels, words) -> None:
     assert len(balanced()) == 36 // 6  # by default as many batches as the items fill
     classes, items, *batches = sizes
     with pytest.raises(ValueError, match=words):

@@ -10,7 +10,9 @@ from fewshot_callbacks.protonet import Conv4, make_backbone
 
 
 @pytest.mark.parametrize(("channels", "size", "dim"), [(3, (84, 84), 1600), (1, (16, 47), 128)])
-def test_conv4_output_dimension(channels: int, size: tuple[int, int], dim: int) -> None:
+def test_the_output_of_conv4_has_the_dimension_that_output_dim_computes(
+    channels: int, size: tuple[int, int], dim: int
+) -> None:
     backbone = Conv4(channels).eval()
     assert backbone(torch.randn(2, channels, *size)).shape == (2, dim)
     assert backbone.output_dim(size) == dim

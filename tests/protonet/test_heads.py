@@ -58,7 +58,9 @@ def slow_logits(head: DistanceHead, query: Tensor, support: Tensor, representati
         (DistanceRatioHead(math.log(2.0)), (2.0, 4.0), 0.80000, 0.22314),
     ],
 )
-def test_table_1_of_the_distance_ratio_paper(head: nn.Module, distances, probability: float, loss: float) -> None:
+def test_both_heads_give_the_values_of_table_1_of_the_distance_ratio_paper(
+    head: nn.Module, distances, probability: float, loss: float
+) -> None:
     logits = head(torch.zeros(1, 2).double(), torch.tensor(distances).double().diag())  # a prototype on each axis
     assert logits.softmax(dim=-1)[0, 0].item() == pytest.approx(probability, abs=5e-6)
     assert nn.functional.cross_entropy(logits, torch.tensor([0])).item() == pytest.approx(loss, rel=2e-5)
@@ -85,7 +87,7 @@ def test_logits_of_several_shots_and_episodes_equal_the_definition(sizes, head, 
 
 
 @each_head
-def test_a_large_common_offset_cancels_nothing(head: nn.Module) -> None:
+def test_a_large_common_offset_of_all_embeddings_loses_no_digits(head: nn.Module) -> None:
     query, points = torch.randint(-8, 8, (30, 16)).float() / 8, torch.randint(-8, 8, (5, 16)).float() / 8
     # Sums of eighths and 2**14 are exact in float32, so the differences of the shifted points are the same numbers.
     shifted = head(query + 2.0**14, points + 2.0**14)
@@ -113,7 +115,7 @@ def test_half_precision_embeddings_and_autocast_give_float32_logits(head: Distan
         assert torch.is_autocast_enabled("cpu")
 
 
-def test_a_head_has_a_name_or_is_any_module() -> None:
+def test_make_head_takes_a_name_or_any_module() -> None:
     class DotProduct(nn.Module):
         def forward(self, query: Tensor, points: Tensor) -> Tensor:
             return query @ points.mT

@@ -122,7 +122,7 @@ def test_a_training_step_is_the_cross_entropy_of_the_queries(representation: Any
 
 
 @pytest.mark.parametrize(("value", "words", "last"), [(90.0, "inf", 3), (-math.inf, "0.0", 3), (math.nan, "nan", 20)])
-def test_an_exponent_that_is_no_number_stops_the_training(value: float, words: str, last: int) -> None:
+def test_a_rho_that_is_not_finite_stops_the_training(value: float, words: str, last: int) -> None:
     class Diverge(Callback):
         def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
             if trainer.global_step == last:
@@ -133,7 +133,7 @@ def test_an_exponent_that_is_no_number_stops_the_training(value: float, words: s
         trainer(Diverge()).fit(model(head="dr", learning_rate=1e-9), episodes_loader(fixed=False))
 
 
-def test_where_the_exponent_is_looked_at_now_and_then_the_step_is_right() -> None:
+def test_a_watch_that_looks_at_every_fourth_step_names_the_right_step() -> None:
     watch, head = ExponentWatch(interval=4), DistanceRatioHead()
     for step in range(2):
         watch.see(step, head)
@@ -174,7 +174,7 @@ def test_steps_hand_embeddings_to_callbacks() -> None:
         assert found[0]["embeddings"].shape == (5, 6)
 
 
-def test_what_is_no_episode_or_no_embedding_is_refused() -> None:
+def test_batches_that_are_no_episode_and_outputs_that_are_no_embeddings_are_refused() -> None:
     words = r"(?s)training batch of 5 images is not an episode of 2 support .*EpisodicBatchSampler with shots"
     with pytest.raises(ValueError, match=words):
         trainer(max_steps=1).fit(model(), images_loader())
@@ -219,7 +219,7 @@ def test_embedding_each_image_once_equals_forwarding_each_episode(
     assert {key: logged[f"{stage}/{key}"] for key in expected} == pytest.approx(expected)
 
 
-def test_whole_episodes_give_what_images_give_and_a_limit_names_its_own() -> None:
+def test_batches_of_episodes_give_the_result_of_batches_of_images_and_a_limit_names_the_first_episodes() -> None:
     net, loader = trained(model(representation="nearest")), episodes_loader()
     evaluated(net, images_loader())
     net.evaluation_batches = "episodes"
@@ -368,7 +368,7 @@ def test_an_episode_list_of_other_labels_is_refused(labels: Tensor, words: str) 
         evaluate_episodes(torch.randn(len(labels), 5), labels, SoftmaxHead(), episodes)
 
 
-def test_resuming_goes_on_where_it_stopped_and_modules_are_passed_again(tmp_path: Any) -> None:
+def test_a_resumed_training_equals_one_that_was_not_stopped_and_modules_are_passed_again(tmp_path: Any) -> None:
     def modules() -> dict[str, nn.Module]:
         return {"backbone": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16)), "head": SoftmaxHead()}
 
@@ -407,7 +407,7 @@ def test_command_line_configures_and_reloads(tmp_path: Any, monkeypatch: pytest.
 @pytest.mark.filterwarnings("ignore:.*sync_dist=True")  # the accuracy is that of all processes before it is logged
 @pytest.mark.filterwarnings("ignore:.*evaluated exactly once")  # which is what is tested
 @pytest.mark.parametrize(("mode", "make"), [("images", images_loader), ("episodes", episodes_loader)])
-def test_two_processes_give_what_one_gives(mode: Any, make: Any) -> None:
+def test_two_processes_give_the_result_of_one(mode: Any, make: Any) -> None:
     # An episodic sampler deals its list to the ranks itself; images are dealt by the sampler that Lightning puts in.
     data = dataset(classes=5, per_class=7)  # 35 images: one rank gets a repeated one
     net, loader = trained(model(evaluation_batches=mode)), make(data)
