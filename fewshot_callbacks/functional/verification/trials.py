@@ -75,8 +75,8 @@ def _least_cost(trials: _Trials, p: float) -> _Found:
 def _accepted_at(trials: _Trials, p: float) -> _Found:
     curve = trials.curve
     at = curve.keeping(p)
-    weights = (-1.0, -curve.slope(p)) if p * curve.of_different >= FEWEST_MISTAKES else None
-    return _Found(int(curve.accepted[0, at]) / curve.of_same, float(curve.thresholds[at]), weights)
+    weights = (-1.0, -curve.slope(p)) if p * curve.impostor >= FEWEST_MISTAKES else None
+    return _Found(int(curve.accepted[0, at]) / curve.genuine, float(curve.thresholds[at]), weights)
 
 
 def _accuracy(trials: _Trials) -> _Found:
@@ -90,7 +90,7 @@ def _accuracy(trials: _Trials) -> _Found:
         # the mean over folds as a mean over trials, in which a trial of a small fold weighs more
         parts[inside] = right * (len(parts) / len(trials.folds) / len(right))
     mean = math.fsum(accuracy for accuracy, _ in found.values()) / len(found)
-    weights = curve.of_same / len(parts), curve.of_different / len(parts)
+    weights = curve.genuine / len(parts), curve.impostor / len(parts)
     return _Found(mean, math.nan, weights, parts, found)
 
 
@@ -287,8 +287,8 @@ def evaluate_trials(
         intervals=intervals,
         confidence=confidence,
         trials=len(values),
-        same=curve.of_same,
-        different=curve.of_different,
+        same=curve.genuine,
+        different=curve.impostor,
         identities=0 if people is None else people.count,
         folds=of_folds,
         accuracy_error=_standard_error([accuracy for accuracy, _ in of_folds.values()]),
@@ -304,7 +304,7 @@ def _standard_error(values: Sequence[float]) -> float:
 def _notes(asked: Sequence[Asked], curve: Curve, without: Sequence[str]) -> tuple[str, ...]:
     """Note what too few impostor trials cannot show: a rate below that of one of them, and some intervals."""
     rates = [one.parameters["p"] for one in asked if one.metric.value is _accepted_at]
-    notes = note_of_rates("match", rates, curve.of_different, "impostor trials")
+    notes = note_of_rates("match", rates, curve.impostor, "impostor trials")
     if not without:
         return notes
     few = f"No interval of {', '.join(without)}: fewer than {FEWEST_MISTAKES} impostor trials are accepted there."
