@@ -29,10 +29,9 @@ of the paper says; `"coordinates"`: the mean of the embedding's own coordinates,
 
 # Added to squared distances, so that a query on its prototype gives a finite ratio.
 EPSILON = 1e-10
-
+# The measures of a step that has none.
 NOTHING = (math.nan,) * 4
-
-# A scale below this is none: the embeddings collapsed, or turned around, in one step.
+# With a smaller scale the embeddings collapsed, or turned around, in one step.
 LEAST_ALPHA = 1e-6
 
 
@@ -79,6 +78,7 @@ class StepDynamics:
 
     @property
     def _scale(self) -> float:
+        """Alpha as a divisor; NaN if it is too small for one."""
         return self.alpha if self.alpha >= LEAST_ALPHA else math.nan
 
 
@@ -91,7 +91,7 @@ def training_dynamics(
     episodes: int = 1,
     centering: Centering = "points",
 ) -> StepDynamics:
-    """Measure the effect of an optimiser step on the embeddings of an episode.
+    """Return measures of the effect of an optimiser step on the embeddings of an episode.
 
     Args:
         before: (rows, dim) embeddings of all support and query images just before the step; the first `shots` rows of each
@@ -126,57 +126,81 @@ def training_dynamics(
         (2.0, 0.0, 1.0, 1.0)
     """
     call = "training_dynamics"
-    before, after = as_tensor(before, "before", call), as_tensor(after, "after", call)
+    before = as_tensor(before, "before", call)
+    after = as_tensor(after, "after", call)
     if before.shape != after.shape:
         raise ValueError(
             f"training_dynamics compares the same rows before and after a step; got shapes {tuple(before.shape)} and "
             f"{tuple(after.shape)}. Embed one batch twice."
         )
     check_centering(centering, "training_dynamics")
-    before, after = (_exact(embeddings) for embeddings in (before, after))
+    before = _exact(before)
+    after = _exact(after)
     labels = as_labels(labels, "labels", call).codes.to(before.device)
-    old, new = (_class_distances(embeddings, labels, shots, episodes) for embeddings in (before, after))
+    old_distances = _class_distances(before, labels, shots, episodes)
+    new_distances = _class_distances(after, labels, shots, episodes)
     if not (before.isfinite().all() and after.isfinite().all()):
         return StepDynamics(*NOTHING, ("embeddings are not finite (NaN or Inf)",))
-    undefined = []
-
     dim = 0 if centering == "points" else 1
-    x_old, x_new = (embeddings - embeddings.mean(dim=dim, keepdim=True) for embeddings in (before, after))
-    # a mean may round, so that equal rows can differ from it
-    collapsed = bool((before == before[:1]).all())
-    norm = x_old.square().sum()
-    alpha = float((x_old * x_new).sum() / norm) if norm > 0 and not collapsed else math.nan
+    x_old = before - before.mean(dim=dim, keepdim=True)
+    x_new = after - after.mean(dim=dim, keepdim=True)
     moved = torch.linalg.vector_norm(x_new - x_old)
     if moved == 0:  # no step, which is neither good nor bad
         return StepDynamics(*NOTHING, ("the step moved no embedding, so there is nothing to measure",))
-    if math.isnan(alpha):
-        undefined.append("all embeddings were one point before the step (collapsed), so the scale alpha is undefined")
-    elif alpha < LEAST_ALPHA:
-        undefined.append(f"the new embeddings do not align with the old ones (alpha is {alpha:.3g})")
+    # The rows themselves are compared: a mean may round, so that equal rows differ from it.
+    collapsed = bool((before == before[:1]).all())
+    alpha = math.nan if collapsed else _alpha(x_old, x_new)
+    undefined = _why_alpha_is_undefined(alpha)
     phi = math.nan
     if not math.isnan(alpha):
         phi = min(1.0, float(torch.linalg.vector_norm(x_new - alpha * x_old) / moved))
-
-    ratios = 0.5 * (new.log() - old.log())  # (episodes, ways, queries, ways): ln psi
-    ways = ratios.shape[1]
-    same = torch.eye(ways, dtype=torch.bool, device=ratios.device)[:, None].expand(ratios.shape[1:])
-    psi_con = float(ratios[:, same].mean().exp())
-    psi_div = float(ratios[:, ~same].mean().exp()) if ways > 1 else math.nan
-    # Squared distances that are all no larger than what is added to them leave ratios of EPSILON alone.
-    without_distances = int((old <= 2 * EPSILON).flatten(1).all(dim=1).sum())
+    psi_con, psi_div = _distance_ratios(old_distances, new_distances)
+    without_distances = _episodes_without_distances(old_distances)
     if without_distances:
         psi_con = psi_div = math.nan
         undefined.append(
             f"all embeddings of {without_distances} of {episodes} episodes were one point before the step "
             f"(collapsed), so the distances have nothing to be compared with"
         )
-    if ways == 1:
+    if old_distances.shape[1] == 1:
         undefined.append("the episode has one class, so there is no distance to another class")
     return StepDynamics(alpha, phi, psi_con, psi_div, tuple(undefined))
 
 
+def _alpha(x_old: Float[Tensor, "rows dim"], x_new: Float[Tensor, "rows dim"]) -> float:
+    """Return the scale that best explains the new embeddings by the old ones; NaN if these are all zero."""
+    norm = x_old.square().sum()
+    return float((x_old * x_new).sum() / norm) if norm > 0 else math.nan
+
+
+def _why_alpha_is_undefined(alpha: float) -> list[str]:
+    """Return the reason why alpha, or what is divided by it, is NaN; empty if it is not."""
+    if math.isnan(alpha):
+        return ["all embeddings were one point before the step (collapsed), so the scale alpha is undefined"]
+    if alpha < LEAST_ALPHA:
+        return [f"the new embeddings do not align with the old ones (alpha is {alpha:.3g})"]
+    return []
+
+
+def _distance_ratios(
+    old: Float[Tensor, "episodes ways queries ways"], new: Float[Tensor, "episodes ways queries ways"]
+) -> tuple[float, float]:
+    """Return psi_con and psi_div, given squared distances of the queries to the prototypes before and after the step."""
+    logs = 0.5 * (new.log() - old.log())
+    ways = logs.shape[1]
+    is_own_class = torch.eye(ways, dtype=torch.bool, device=logs.device)[:, None].expand(logs.shape[1:])
+    psi_con = float(logs[:, is_own_class].mean().exp())
+    psi_div = float(logs[:, ~is_own_class].mean().exp()) if ways > 1 else math.nan
+    return psi_con, psi_div
+
+
+def _episodes_without_distances(old: Float[Tensor, "episodes ways queries ways"]) -> int:
+    """Return the number of episodes that were one point: the ratios of their distances would be those of `EPSILON`."""
+    return int((old <= 2 * EPSILON).flatten(1).all(dim=1).sum())
+
+
 def check_centering(centering: str, owner: str) -> None:
-    """Refuse a centering that there is not, which this owner was given."""
+    """Raise an error of this owner for an unknown centering."""
     fix = (
         "Choose 'points', the average embedding (the text of the paper), or 'coordinates', each embedding's own mean (the "
         "authors' program)."
@@ -185,12 +209,15 @@ def check_centering(centering: str, owner: str) -> None:
 
 
 def _exact(embeddings: Tensor) -> Tensor:
+    """Return embeddings in float64, without a gradient; on the CPU if their device is MPS, which has no float64."""
     embeddings = embeddings.detach()
-    return (embeddings.cpu() if embeddings.device.type == "mps" else embeddings).double()
+    if embeddings.device.type == "mps":
+        embeddings = embeddings.cpu()
+    return embeddings.double()
 
 
 def _class_distances(embeddings: Tensor, labels: Tensor, shots: int, episodes: int) -> Tensor:
-    """Squared distance of each query to each prototype of its episode, plus `EPSILON`: (episodes, ways, queries, ways)."""
+    """Return squared distances, plus `EPSILON`, of each query to each prototype: (episodes, ways, queries, ways)."""
     support, query = split_episodes(embeddings, labels, shots=shots, episodes=episodes)
     prototypes = support.mean(dim=2)  # (episodes, ways, dim)
     ways, queries = query.shape[1:3]
@@ -199,7 +226,7 @@ def _class_distances(embeddings: Tensor, labels: Tensor, shots: int, episodes: i
 
 
 def episode_in(labels: Int[Tensor, "items"], shots: int) -> tuple[Int[Tensor, "chosen"], int, int]:
-    """Choose the items of a batch that make one episode: as many of each class that has more than `shots`.
+    """Return the items of a batch that make one episode: equally many of each class that has more than `shots`.
 
     Args:
         labels: Labels of the batch, on the CPU.
@@ -219,18 +246,19 @@ def episode_in(labels: Int[Tensor, "items"], shots: int) -> tuple[Int[Tensor, "c
     _, classes, counts = labels.unique(return_inverse=True, return_counts=True)
     if bool((counts == counts[0]).all()):
         return torch.arange(len(labels), device=labels.device), int(counts[0]), len(counts)
-    enough = counts > shots
-    kept = int(enough.sum())
-    if kept < 2:
+    is_large = counts > shots
+    ways = int(is_large.sum())
+    if ways < 2:
         raise ValueError(
-            f"{kept} of the {len(counts)} classes of a batch have more than shots={shots} items, and two are needed. Train "
+            f"{ways} of the {len(counts)} classes of a batch have more than shots={shots} items, and two are needed. Train "
             "with an EpisodicBatchSampler, or on larger batches of fewer classes."
         )
-    size = int(counts[enough].min())
+    size = int(counts[is_large].min())
     order = classes.argsort(stable=True)  # by class, in the order of the batch
-    of_class = classes[order]
-    place = torch.arange(len(order), device=labels.device) - (counts.cumsum(0) - counts)[of_class]  # in the class
-    return order[enough[of_class] & (place < size)].sort().values, size, kept
+    class_of_item = classes[order]
+    number_in_class = torch.arange(len(order), device=labels.device) - (counts.cumsum(0) - counts)[class_of_item]
+    chosen = is_large[class_of_item] & (number_in_class < size)
+    return order[chosen].sort().values, size, ways
 
 
 # The four measures that the paper compares, and where a step counts as good.
@@ -278,7 +306,7 @@ class DynamicsHistory:
         return iter(zip(self.steps, self.measures, strict=True))
 
     def values(self, name: str) -> Float[Tensor, "steps"]:
-        """Collect one measure of all steps.
+        """Return one measure of all steps.
 
         Args:
             name: A field or property of `StepDynamics`.
@@ -298,7 +326,7 @@ class DynamicsHistory:
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> DynamicsHistory:
-        """Read what `to_dict` returned.
+        """Return the history that `to_dict` has stored.
 
         Raises:
             ValueError: If it does not hold a history.
@@ -326,17 +354,17 @@ class DynamicsHistory:
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # a name that no other file has
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # a name that no other file has
         try:
-            beside.write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
-            beside.replace(path)
+            temporary.write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+            temporary.replace(path)
         except BaseException:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
     @classmethod
     def load(cls, path: str | Path) -> DynamicsHistory:
-        """Read what `save` wrote.
+        """Return the history that `save` has written.
 
         Args:
             path: The file.
@@ -406,20 +434,21 @@ class DynamicsComparison:
         return stored
 
     def table(self) -> Table:
-        """Make a table for rich, with the paper's columns; p-values below 0.01 are bold, with a star."""
+        """Return a table for rich, with the paper's columns; p-values below 0.01 are bold, with a star."""
         with required_extra("cli", "DynamicsComparison.table"):
             from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only for those who print
             from rich.table import Table  # noqa: PLC0415
 
         steps = [next(iter(self.measures.values())).steps[run] for run in (0, 1)]
-        few = ". These are few steps for a comparison: measure more often (every_n_steps)"
-        few = "" if min(steps) >= FEW else few
+        advice = ""
+        if min(steps) < FEW:
+            advice = ". These are few steps for a comparison: measure more often (every_n_steps)"
         table = Table(
             box=SIMPLE_HEAD,
             pad_edge=False,
             caption=(
                 f"{steps[0]:,} and {steps[1]:,} measured steps. Geometric means; share of good steps: con-alpha < 1, "
-                f"div-alpha > 1, con-div < 1. * p < {SIGNIFICANT}" + few
+                f"div-alpha > 1, con-div < 1. * p < {SIGNIFICANT}" + advice
             ),
         )
         table.add_column("", no_wrap=True)
@@ -429,9 +458,12 @@ class DynamicsComparison:
         table.add_column("Mann-\nWhitney p", justify="right", no_wrap=True)
         table.add_column("Fisher's\nexact p", justify="right", no_wrap=True)
         for name, measure in self.measures.items():
-            (mean, other), shares = measure.geometric_means, measure.good_shares
-            good = ("", "") if shares is None else [f"{share:.5f}" for share in shares]
-            cells = f"{mean:.5f}", good[0], f"{other:.5f}", good[1]
+            shares = ["", ""]
+            if measure.good_shares is not None:
+                shares = [f"{share:.5f}" for share in measure.good_shares]
+            cells = []
+            for mean, share in zip(measure.geometric_means, shares, strict=True):
+                cells += [f"{mean:.5f}", share]
             table.add_row(TITLES[name], *cells, p_value(measure.mann_whitney_p), p_value(measure.fisher_p))
         return table
 
@@ -448,7 +480,7 @@ class DynamicsComparison:
 def compare_dynamics(
     run_a: DynamicsHistory | str | Path, run_b: DynamicsHistory | str | Path, *, names: tuple[str, str] = ("A", "B")
 ) -> DynamicsComparison:
-    """Compare two runs by the measures of their steps, with the tests of the paper.
+    """Return a comparison of two runs by the measures of their steps, with the tests of the paper.
 
     Args:
         run_a: The history of one run: `TrainingDynamicsMonitor.history`, or the file that the monitor wrote.
@@ -476,7 +508,8 @@ def compare_dynamics(
         >>> comparison.measures["div_alpha"].good_shares, comparison.measures["norm_ratio"].mann_whitney_p < 0.01
         ((0.0, 1.0), True)
     """
-    first, second = (run if isinstance(run, DynamicsHistory) else DynamicsHistory.load(run) for run in (run_a, run_b))
+    first = run_a if isinstance(run_a, DynamicsHistory) else DynamicsHistory.load(run_a)
+    second = run_b if isinstance(run_b, DynamicsHistory) else DynamicsHistory.load(run_b)
     for name, run in zip(names, (first, second), strict=True):
         if len(run) == 0:
             raise ValueError(
@@ -492,39 +525,63 @@ def compare_dynamics(
 
 
 def _compared(first: DynamicsHistory, second: DynamicsHistory, name: str) -> MeasureComparison:
-    from scipy.stats import fisher_exact, mannwhitneyu  # noqa: PLC0415 - half a second that only a comparison required_extra
+    """Return the comparison of one measure."""
+    from scipy.stats import fisher_exact, mannwhitneyu  # noqa: PLC0415 - half a second that only a comparison needs
 
-    a, b = (values[values.isfinite()] for values in (first.values(name), second.values(name)))
-    some = len(a) > 0 and len(b) > 0
-    means = tuple(float(values.log().mean().exp()) for values in (a, b))
-    mann_whitney = float(mannwhitneyu(a.numpy(), b.numpy(), alternative="two-sided").pvalue) if some else math.nan
-    good = RATIOS[name]
-    shares = fisher = None
-    if good is not None:
-        counts = [int((values < 1).sum() if good == "below 1" else (values > 1).sum()) for values in (a, b)]
-        table = [[count, len(values) - count] for count, values in zip(counts, (a, b), strict=True)]
-        fisher = float(fisher_exact(table).pvalue) if some else math.nan
-        shares = tuple(
-            count / len(values) if len(values) else math.nan for count, values in zip(counts, (a, b), strict=True)
-        )
-    return MeasureComparison(means, shares, (len(a), len(b)), mann_whitney, fisher)  # type: ignore[arg-type]
+    runs = [run.values(name) for run in (first, second)]
+    a, b = (values[values.isfinite()] for values in runs)
+    has_values = len(a) > 0 and len(b) > 0
+    mann_whitney = math.nan
+    if has_values:
+        mann_whitney = float(mannwhitneyu(a.numpy(), b.numpy(), alternative="two-sided").pvalue)
+    shares = None
+    fisher = None
+    if RATIOS[name] is not None:
+        good_a = _good_steps(a, name)
+        good_b = _good_steps(b, name)
+        shares = (_share(good_a, len(a)), _share(good_b, len(b)))
+        table = [[good_a, len(a) - good_a], [good_b, len(b) - good_b]]
+        fisher = float(fisher_exact(table).pvalue) if has_values else math.nan
+    return MeasureComparison(
+        geometric_means=(float(a.log().mean().exp()), float(b.log().mean().exp())),
+        good_shares=shares,
+        steps=(len(a), len(b)),
+        mann_whitney_p=mann_whitney,
+        fisher_p=fisher,
+    )
+
+
+def _good_steps(values: Float[Tensor, "steps"], name: str) -> int:
+    """Return how many values of a measure are good."""
+    return int((values < 1).sum() if RATIOS[name] == "below 1" else (values > 1).sum())
+
+
+def _share(count: int, total: int) -> float:
+    """Return a share; NaN of nothing."""
+    return count / total if total else math.nan
 
 
 def p_value(p: float | None) -> str:
-    """Format a p-value as the paper does: five decimals, or the power of ten above it; a star if it is significant.
+    """Return a p-value as the paper prints it: five decimals, or the power of ten above it; a star if it is significant.
 
     Examples:
         >>> p_value(0.61722), p_value(0.00244), p_value(3.2e-11), p_value(None), p_value(0.0)
         ('0.61722', '[bold]0.00244*[/]', '[bold]<1e-10*[/]', '', '[bold]<1e-300*[/]')
     """
-    if p is None or math.isnan(p):
-        return "" if p is None else "nan"
-    shown = f"{p:.5f}" if p >= 1e-4 else f"<1e{-300 if p == 0 else math.ceil(math.log10(p))}"
+    if p is None:
+        return ""
+    if math.isnan(p):
+        return "nan"
+    if p >= 1e-4:
+        shown = f"{p:.5f}"
+    else:
+        exponent = -300 if p == 0 else math.ceil(math.log10(p))
+        shown = f"<1e{exponent}"
     return f"[bold]{shown}*[/]" if p < SIGNIFICANT else shown
 
 
 def without_nan(value: Any) -> Any:
-    """Plain values with None in the place of NaN, which JSON does not know."""
+    """Return plain values with None in the place of NaN, which JSON does not know."""
     if isinstance(value, dict):
         return {name: without_nan(part) for name, part in value.items()}
     if isinstance(value, tuple | list):

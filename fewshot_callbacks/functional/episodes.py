@@ -57,8 +57,9 @@ class EpisodeProtocol:
 
     def __post_init__(self) -> None:
         for name, least in {"ways": 2, "shots": 1, "queries": 1, "episodes": 1, "seed": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"EpisodeProtocol({name}={getattr(self, name)}): use {name} >= {least}.")
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(f"EpisodeProtocol({name}={value}): use {name} >= {least}.")
 
 
 ClassNames = Sequence[str] | Mapping[int, str]
@@ -92,10 +93,11 @@ class EpisodeList:
     classes: Int[Tensor, "episodes ways"] | None = None
 
     def __post_init__(self) -> None:
-        found, expected = tuple(self.indices.shape[1:]), (self.ways, self.shots + self.queries)
-        if found != expected:
+        sizes = tuple(self.indices.shape[1:])
+        expected = (self.ways, self.shots + self.queries)
+        if sizes != expected:
             raise ValueError(
-                f"indices have {found} classes and images per episode; {self.ways}-way {self.shots}-shot with "
+                f"indices have {sizes} classes and images per episode; {self.ways}-way {self.shots}-shot with "
                 f"{self.queries} queries makes {expected}. Pass indices of shape (episodes, ways, shots + queries)."
             )
 
@@ -106,7 +108,7 @@ class EpisodeList:
         return self.indices[episode]
 
     def first(self, n: int) -> "EpisodeList":
-        """Make the list of the first `n` episodes (all of them if there are fewer), with its own hash.
+        """Return the list of the first `n` episodes (all of them if there are fewer), with its own hash.
 
         Raises:
             ValueError: `n` is negative.
@@ -151,7 +153,7 @@ def sample_episodes(
     seed: int = 0,
     class_names: ClassNames | None = None,
 ) -> EpisodeList:
-    """Draw episodes: classes without replacement, then images of each class without replacement, all equally likely.
+    """Return random episodes: classes without replacement, then images of each class, all equally likely.
 
     Every class is equally likely, regardless of its number of images, and episodes are independent of each other. The
     result depends only on the arguments: not on the global random state, which is left unchanged, nor on the number of
@@ -194,33 +196,33 @@ def sample_episodes(
     counts = numbers.unique(return_counts=True)[1]
 
     generator = torch.Generator().manual_seed(check_seed("sample_episodes", "seed", seed))
-    picked = _distinct(torch.full((episodes,), len(counts)), ways, generator)  # (episodes, ways)
-    of_class = _distinct(counts[picked.flatten()], shots + queries, generator)  # (episodes * ways, images)
+    classes = _distinct(torch.full((episodes,), len(counts)), ways, generator)  # (episodes, ways)
+    images = _distinct(counts[classes.flatten()], shots + queries, generator)  # (episodes * ways, images)
 
     by_class = numbers.argsort(stable=True)  # (items,): the items of the first class, of the second, ...
     starts = counts.cumsum(0) - counts  # (classes,)
-    indices = by_class[starts[picked.flatten(), None] + of_class].reshape(episodes, ways, shots + queries)
-    return EpisodeList(indices, ways, shots, queries, picked)
+    indices = by_class[starts[classes.flatten(), None] + images].reshape(episodes, ways, shots + queries)
+    return EpisodeList(indices, ways, shots, queries, classes)
 
 
 def _distinct(sizes: Int[Tensor, "rows"], k: int, generator: torch.Generator) -> Int[Tensor, "rows k"]:
-    """Draw `k` different numbers below the size of each row, every ordered choice equally likely (size >= k).
+    """Return `k` different random numbers below the size of each row (size >= k); every ordered choice is equally likely.
 
-    Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", CACM 30(9), 1987), all rows at once: time and memory
-    do not grow with the sizes. It makes every subset equally likely, but not every order, so rows are shuffled at last.
+    Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", CACM 30(9), 1987), for all rows at the same time: time
+    and memory do not grow with the sizes. It makes every subset equally likely, but not every order, so rows are shuffled.
     """
-    chosen = torch.empty(len(sizes), k, dtype=torch.int64)
+    numbers = torch.empty(len(sizes), k, dtype=torch.int64)
     for i in range(k):
         top = sizes - k + i
         draw = (torch.rand(len(sizes), generator=generator, dtype=torch.float64) * (top + 1)).long()
-        taken = (chosen[:, :i] == draw[:, None]).any(dim=1)
-        chosen[:, i] = torch.where(taken, top, draw)
-    shuffle = torch.rand(chosen.shape, generator=generator, dtype=torch.float64).argsort(dim=1, stable=True)
-    return chosen.gather(1, shuffle)
+        is_drawn = (numbers[:, :i] == draw[:, None]).any(dim=1)
+        numbers[:, i] = torch.where(is_drawn, top, draw)
+    shuffled = torch.rand(numbers.shape, generator=generator, dtype=torch.float64).argsort(dim=1, stable=True)
+    return numbers.gather(1, shuffled)
 
 
 def check_episode_sizes(**sizes: int) -> None:
-    """Refuse a size that is no whole number, or below one.
+    """Raise an error for a size that is no whole number, or below one.
 
     Args:
         **sizes: Numbers by name, as in `check_episode_sizes(ways=5, shots=1)`.
@@ -243,7 +245,7 @@ def check_episode_sizes(**sizes: int) -> None:
 def check_classes_suffice(
     labels: Any, *, ways: int, shots: int, queries: int, class_names: ClassNames | None = None, prefix: str = ""
 ) -> None:
-    """Refuse a set of which episodes of these sizes cannot be drawn.
+    """Raise an error for a set from which episodes of these sizes cannot be drawn.
 
     Args:
         labels: (items,), the class of each item.
@@ -287,7 +289,7 @@ def check_classes_suffice(
 
 
 def class_name(label: int, names: ClassNames | None) -> str:
-    """Name a class in a message: its name in quotation marks, or its label if it has none."""
+    """Return how a message names a class: by its name in quotation marks, or by its label if it has none."""
     if isinstance(names, Mapping):
         return repr(names[label]) if label in names else str(label)
     return repr(names[label]) if names is not None and 0 <= label < len(names) else str(label)
@@ -296,7 +298,7 @@ def class_name(label: int, names: ClassNames | None) -> str:
 def split_episode(
     embeddings: Float[Tensor, "rows dim"], labels: Any, *, shots: int
 ) -> tuple[Float[Tensor, "ways shots dim"], Float[Tensor, "ways queries dim"]]:
-    """Cut the embeddings of an episode into support and queries, class by class.
+    """Return the support and the queries of an episode, class by class.
 
     Rows may come in any order: they are grouped by a stable sort of the labels, and the first `shots` rows of each
     class are its support. Classes come out in the order of their labels (strings in alphabetical order), so the target of
@@ -349,7 +351,7 @@ def split_episode(
 def split_episodes(
     embeddings: Float[Tensor, "rows dim"], labels: Any, *, shots: int, episodes: int
 ) -> tuple[Float[Tensor, "episodes ways shots dim"], Float[Tensor, "episodes ways queries dim"]]:
-    """Cut a batch of several episodes into support and queries, all at once.
+    """Return the support and the queries of all episodes of a batch.
 
     Args:
         embeddings: (rows, dim), any floating type; gradients flow through. The episodes follow one another, with the
@@ -359,8 +361,8 @@ def split_episodes(
         episodes: Number of episodes in the batch, at least 1.
 
     Returns:
-        Support (episodes, ways, shots, dim) and query (episodes, ways, queries, dim), each episode as `split_episode` cuts
-        it.
+        Support (episodes, ways, shots, dim) and query (episodes, ways, queries, dim), each episode as `split_episode`
+        returns it.
 
     Raises:
         ValueError: As in `split_episode`, with the number of the episode; or if the episodes differ in size.
@@ -380,23 +382,27 @@ def split_episodes(
             f"of the same size. Pass as many rows for each episode, and one label per row."
         )
     read = Labels(read.codes.cpu(), read.words)  # an accelerator is waited for once, not in each episode
-    size, parts = rows // episodes, []
+    size = rows // episodes
+    support = []
+    queries = []
     for number in range(episodes):
-        own = slice(number * size, (number + 1) * size)
+        episode = slice(number * size, (number + 1) * size)
         try:
-            parts.append(split_episode(embeddings[own], read[own], shots=shots))
+            support_of_episode, queries_of_episode = split_episode(embeddings[episode], read[episode], shots=shots)
         except ValueError as error:
             if number == 0:
                 raise
             raise ValueError(f"Episode {number} of the {episodes} of the batch: {error}") from error
-        ways, first = len(parts[number][0]), len(parts[0][0])
-        if ways != first:
+        support.append(support_of_episode)
+        queries.append(queries_of_episode)
+        ways = len(support_of_episode)
+        first_ways = len(support[0])
+        if ways != first_ways:
             raise ValueError(
-                f"Episode {number} of the {episodes} of the batch has {ways} classes, the first has {first}. Pass "
+                f"Episode {number} of the {episodes} of the batch has {ways} classes, the first has {first_ways}. Pass "
                 "episodes of equal size, as an EpisodicBatchSampler draws them."
             )
-    support, query = zip(*parts, strict=True)
-    return torch.stack(support), torch.stack(query)
+    return torch.stack(support), torch.stack(queries)
 
 
 @dataclass(frozen=True)
@@ -465,7 +471,7 @@ class EpisodeAccuracy:
         return share_interval(self.mean, self.std / math.sqrt(self.n), self.n - 1, self.n, 0.95)
 
     def minus(self, other: "EpisodeAccuracy", *, over_classes: bool = False) -> Difference:
-        """Compute the difference from another accuracy, with its 95 % interval.
+        """Return the difference from another accuracy, with its 95 % interval.
 
         Accuracies of the same list of episodes are compared episode by episode.
 
@@ -497,19 +503,20 @@ class EpisodeAccuracy:
                 "One accuracy was measured with the batch statistics of its episodes, the other was not; they cannot be "
                 "compared. Evaluate both in the same way."
             )
-        if self.per_episode is not None and other.per_episode is not None and self.episodes_hash == other.episodes_hash:
-            by_episode = self.per_episode - other.per_episode
-            interval = paired_difference_interval(by_episode)
+        return Difference(self.mean, other.mean, self._interval_of_difference(other, over_classes=over_classes))
+
+    def _interval_of_difference(self, other: "EpisodeAccuracy", *, over_classes: bool) -> Interval:
+        """Return the interval of the difference: paired if both accuracies are of the same list of episodes."""
+        if self.per_episode is None or other.per_episode is None or self.episodes_hash != other.episodes_hash:
             if over_classes:
-                classes = self.classes
-                interval = (
-                    UNKNOWN if classes is None else interval_over_classes(by_episode, classes, of_difference=True)
-                )
-        elif over_classes:
-            interval = UNKNOWN
-        else:
-            interval = independent_difference_interval(self.mean, self.interval, other.mean, other.interval)
-        return Difference(self.mean, other.mean, interval)
+                return UNKNOWN
+            return independent_difference_interval(self.mean, self.interval, other.mean, other.interval)
+        by_episode = self.per_episode - other.per_episode
+        if not over_classes:
+            return paired_difference_interval(by_episode)
+        if self.classes is None:
+            return UNKNOWN
+        return interval_over_classes(by_episode, self.classes, of_difference=True)
 
     @property
     def episodes_in_words(self) -> str:
@@ -526,7 +533,7 @@ class EpisodeAccuracy:
 def summarize_accuracies(
     accuracies: Float[Tensor, "episodes"], episode_list: EpisodeList, *, batch_statistics: bool = False
 ) -> EpisodeAccuracy:
-    """Average one accuracy per episode, with its 95 % confidence interval.
+    """Return the mean of one accuracy for each episode, with its 95 % confidence interval.
 
     `ci95` is the interval of few-shot papers, mean ± 1.96 std / sqrt(n); `interval` is also valid for few episodes.
     Both show how far another list of episodes of the same classes would move the mean; `open_interval` shows how far

@@ -42,7 +42,7 @@ from fewshot_callbacks.functional._reading import as_tensor, check_labels
 
 
 def exact_mean(values: Float[Tensor, "n"]) -> float:
-    """Average values, rounded once, so that their order does not matter. NaN for no values.
+    """Return the mean of values, rounded once, so that their order does not matter; NaN for no values.
 
     Examples:
         >>> import torch
@@ -55,15 +55,15 @@ def exact_mean(values: Float[Tensor, "n"]) -> float:
 def class_means(
     values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]
 ) -> tuple[Int[Tensor, "classes"], Float[Tensor, "classes"], Int[Tensor, "classes"]]:
-    """Compute the mean over the queries of each class, rounded once, so that their order does not matter.
+    """Return the mean over the queries of each class, rounded once, so that their order does not matter.
 
     Args:
         values: One value for each query; NaN where the query has none, because nothing is relevant to it.
         labels: The class of each query, any integers.
 
     Returns:
-        Labels in ascending order, the mean of each (float64), and how many queries it is of. Queries without a value
-        are left out, and so is a class that none of its queries is left of; all are empty where no query is left.
+        Labels in ascending order, the mean of each (float64), and its number of queries. Queries without a value are left
+        out, and so is a class without a query that has one. All three are empty if no query has a value.
 
     Examples:
         >>> import torch
@@ -71,12 +71,13 @@ def class_means(
         >>> class_means(values, torch.tensor([7, 7, 3, 3, 9]))
         (tensor([3, 7]), tensor([0.5000, 0.5000], dtype=torch.float64), tensor([1, 2]))
     """
-    keep = ~values.isnan()
-    labels = labels[keep]
+    has_value = ~values.isnan()
+    labels = labels[has_value]
     order = _by_label(labels)
     present, counts = labels[order].unique_consecutive(return_counts=True)
-    ordered: list[float] = values[keep][order].double().tolist()
-    means, start = [], 0
+    ordered: list[float] = values[has_value][order].double().tolist()
+    means = []
+    start = 0
     for count in counts.tolist():
         means.append(math.fsum(ordered[start : start + count]) / count)
         start += count
@@ -84,7 +85,7 @@ def class_means(
 
 
 def _by_label(labels: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
-    """Return the places of labels in ascending order.
+    """Return the positions that sort some labels, equal ones in their order.
 
     NumPy sorts integers of 16 bits by counting: 158,652 labels in a tenth of the time.
     """
@@ -98,7 +99,7 @@ def _by_label(labels: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
 
 
 def macro_mean(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]) -> float:
-    """Average the means of the classes over their queries; NaN where no query has a value.
+    """Return the mean over classes of the means over their queries; NaN if no query has a value.
 
     The order of the queries and the names of the classes do not change its bits.
 
@@ -114,7 +115,7 @@ def macro_mean(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"])
     return exact_mean(class_means(values, labels)[1])
 
 
-# Two means of metrics that differ by less are equal: rounding is 1e-16 of them, and one query of a million 1e-6.
+# Two means of metrics that differ by less are equal: rounding is 1e-16 of them, one query of a million moves them by 1e-6.
 SAME = 1e-12
 # Units from which on the range of their differences tells that a correction went too far. Fewer often have a mean
 # beyond all of them, and `benchmarks/interval_coverage.py` finds no better coverage with the t interval.
@@ -174,43 +175,40 @@ class Difference:
 
     def __str__(self) -> str:
         """Return both values and their difference, first minus second, with its interval."""
-        first, second, value, interval, beyond = self.in_words()
+        first, second, value, interval, _ = self.in_words()
         words = f"{first} - {second} = {value}"
-        if beyond:
-            words += f" ({interval}), {'beyond' if beyond == 'yes' else 'within'} chance"
+        if interval:
+            chance = "beyond chance" if self.is_beyond_chance else "within chance"
+            words += f" ({interval}), {chance}"
         return words
 
     def in_words(self) -> tuple[str, str, str, str, str]:
-        """Write both values, their difference, its interval and whether that is beyond chance, as tables show them.
+        """Return both values, their difference, its interval and whether that is beyond chance, as tables show them.
 
-        The last two are empty where the interval is unknown, as that of a pooled metric is.
+        The last two are empty if the interval is unknown, as that of a pooled metric is.
 
         Examples:
             >>> Difference(0.75, 0.5, Interval(0.125, 0.375)).in_words()
             ('0.7500', '0.5000', '+0.2500', '+0.1250 to +0.3750', 'yes')
         """
         low, high = self.interval
-        known = not math.isnan(low)
-        return (
-            f"{self.first:.4f}",
-            f"{self.second:.4f}",
-            f"{self.value:+.4f}",
-            f"{low:+.4f} to {high:+.4f}" if known else "",
-            ("yes" if self.is_beyond_chance else "no") if known else "",
-        )
+        values = (f"{self.first:.4f}", f"{self.second:.4f}", f"{self.value:+.4f}")
+        if math.isnan(low):
+            return (*values, "", "")
+        return (*values, f"{low:+.4f} to {high:+.4f}", "yes" if self.is_beyond_chance else "no")
 
 
 def normal_quantile(confidence: float) -> float:
     """Return the half-width of an interval of this confidence in standard errors: 1.96 for 0.95."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence} is not between 0 and 1. Pass, for instance, 0.95.")
-    share = (1 + confidence) / 2
-    # near 1 the share is rounded to 1, and the tail that is left out is not rounded to 0
-    return NormalDist().inv_cdf(share) if share < 1 else -NormalDist().inv_cdf((1 - confidence) / 2)
+    upper = (1 + confidence) / 2
+    # Near 1 the upper share is rounded to 1, but the share of the lower tail is not rounded to 0.
+    return NormalDist().inv_cdf(upper) if upper < 1 else -NormalDist().inv_cdf((1 - confidence) / 2)
 
 
 def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Interval:
-    """Compute the interval of the mean of independent values between 0 and 1: a t interval on the logit scale.
+    """Return the interval of the mean of independent values between 0 and 1: a t interval on the logit scale.
 
     The module docstring gives the method and its sources. The result does not depend on the order of the values.
 
@@ -244,7 +242,7 @@ def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Inte
 
 
 def clustered_mean_interval(values: Any, clusters: Any, confidence: float = 0.95) -> Interval:
-    """Compute the interval of a mean of values in [0, 1] that are dependent inside clusters (the queries of a class).
+    """Return the interval of a mean of values in [0, 1] that are dependent inside clusters (the queries of a class).
 
     The module docstring gives the method and its sources. The result does not depend on the order of the values, nor on
     the names of the clusters. Where few clusters hold most of the values and differ from the others, the interval is too
@@ -277,7 +275,7 @@ def clustered_mean_interval(values: Any, clusters: Any, confidence: float = 0.95
 def macro_mean_interval(
     values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float = 0.95
 ) -> Interval:
-    """Compute the interval of the macro mean, with the classes as the independent units (see `mean_interval`).
+    """Return the interval of the macro mean, with the classes as the independent units (see `mean_interval`).
 
     Args:
         values: One value in [0, 1] for each query; NaN where it has none.
@@ -291,7 +289,7 @@ def macro_mean_interval(
 
 
 def paired_difference_interval(differences: Any, clusters: Any | None = None, confidence: float = 0.95) -> Interval:
-    """Compute the interval of the mean of differences of a metric: a t interval, corrected for skewness (Hall, 1992).
+    """Return the interval of the mean of differences of a metric: a t interval, corrected for skewness (Hall, 1992).
 
     Two good models differ in few queries, mostly to the advantage of one of them: such differences are skewed. Where they
     are so skewed that the correction goes beyond all of them, eight or more, the plain t interval is used. The module
@@ -318,30 +316,33 @@ def paired_difference_interval(differences: Any, clusters: Any | None = None, co
     call = "paired_difference_interval"
     differences = _doubles(differences, "differences", call)
     if clusters is None:
-        means, sizes = differences[~differences.isnan()].tolist(), None
+        means = differences[~differences.isnan()].tolist()
+        sizes = [1] * len(means)
     else:
         clusters = check_labels(clusters, len(differences), "clusters", "differences", call)
-        _, of_clusters, counts = class_means(differences, clusters)
-        means, sizes = of_clusters.tolist(), counts.tolist()
+        _, means_of_clusters, counts = class_means(differences, clusters)
+        means = means_of_clusters.tolist()
+        sizes = counts.tolist()
     if len(means) < 2:
         return UNKNOWN
-    _check_range(means, -1)
-    mean, error, freedom, skewness = _jackknife(means, sizes or [1] * len(means))
+    means = _within_range(means, -1)
+    mean, error, freedom, skewness = _jackknife(means, sizes)
     if not error:
         low, high = _of_equal_units((1 + mean) / 2, len(means), confidence)
         return Interval(2 * low - 1, 2 * high - 1)
     quantile = t_quantile(confidence, freedom)
     plain = Interval(mean - quantile * error, mean + quantile * error)
-    low, high = (mean - error * _hall(end, skewness) for end in (quantile, -quantile))
-    # beyond every difference the cubic is far from where it corrects a t statistic
-    outside = low < min(*means, plain.low) or high > max(*means, plain.high)
-    if outside and len(means) >= UNITS_WITH_RANGE:
+    low = mean - error * _hall(quantile, skewness)
+    high = mean - error * _hall(-quantile, skewness)
+    # Beyond all differences the cubic transformation no longer corrects a t statistic.
+    is_outside = low < min(*means, plain.low) or high > max(*means, plain.high)
+    if is_outside and len(means) >= UNITS_WITH_RANGE:
         low, high = plain
     return Interval(max(-1.0, low), min(1.0, high))
 
 
 def independent_difference_interval(first: float, interval: Interval, second: float, other: Interval) -> Interval:
-    """Compute the interval of the difference of two independent means from their intervals: MOVER (Zou and Donner, 2008).
+    """Return the interval of the difference of two independent means from their intervals: MOVER (Zou and Donner, 2008).
 
     Args:
         first: One mean.
@@ -370,14 +371,14 @@ def interval_over_classes(
     *,
     of_difference: bool = False,
 ) -> Interval:
-    """Compute the interval of a mean over episodes where another set of classes, and of episodes, would be drawn.
+    """Return the interval of a mean over episodes where another set of classes, and of episodes, would be drawn.
 
-    A mean over all episodes is a U-statistic of the classes, whose jackknife leaves out one class with all episodes that
-    hold it (Arvesen, 1969). That a finite list of episodes stands for all is noise that the jackknife counts several
-    times; what the classes of an episode do not explain says how much, and it is counted once.
+    A mean over all episodes is a U-statistic of the classes. Its jackknife leaves out one class with all episodes that
+    hold it (Arvesen, 1969). A finite list of episodes adds noise, which the jackknife counts several times. The residuals
+    that the classes of an episode do not explain give its size, and it is counted once.
 
     Args:
-        values: One value in [0, 1] for each episode, or in [-1, 1] if of a difference.
+        values: One value in [0, 1] for each episode, or in [-1, 1] for a difference.
         classes: The different classes of each episode.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the mean over all classes.
         of_difference: Whether the values are differences of a metric.
@@ -394,19 +395,23 @@ def interval_over_classes(
     """
     normal_quantile(confidence)
     present, number = classes.unique(return_inverse=True)
-    units, (episodes, ways) = len(present), classes.shape
+    units = len(present)
+    episodes, ways = classes.shape
     if units < ways + SPARE_CLASSES:
         return UNKNOWN
     values = values.double()
     total = torch.zeros(units, dtype=torch.float64).index_add(0, number.flatten(), values.repeat_interleave(ways))
-    of_class = total / torch.bincount(number.flatten())  # mean of the episodes that hold it
-    _, error, freedom, _ = _jackknife(of_class.tolist(), [1] * units)
-    mean, scale = exact_mean(values), ways * (units - 1) / (units - ways)
-    rest = values - mean - (of_class - of_class.mean())[number].sum(dim=1) * scale / ways
-    noise = float(rest.square().sum()) / max(1, episodes - units) / episodes
-    whole = (scale * error) ** 2
-    variance = max(whole - (scale - 1) * noise, float(values.var()) / episodes)
-    freedom = max(1.0, freedom * min(1.0, variance / whole)) if whole else 1.0  # the less is left, the less it is known
+    class_mean = total / torch.bincount(number.flatten())  # over the episodes that hold the class
+    _, error, freedom, _ = _jackknife(class_mean.tolist(), [1] * units)
+    mean = exact_mean(values)
+    scale = ways * (units - 1) / (units - ways)
+    residuals = values - mean - (class_mean - class_mean.mean())[number].sum(dim=1) * scale / ways
+    noise = float(residuals.square().sum()) / max(1, episodes - units) / episodes
+    variance_with_noise = (scale * error) ** 2
+    variance = max(variance_with_noise - (scale - 1) * noise, float(values.var()) / episodes)
+    # The smaller the part of the variance that remains, the less is known of it.
+    remaining = min(1.0, variance / variance_with_noise) if variance_with_noise else 0.0
+    freedom = max(1.0, freedom * remaining)
     if not of_difference:
         return share_interval(mean, math.sqrt(variance), freedom, units, confidence)
     reach = t_quantile(confidence, freedom) * math.sqrt(variance)
@@ -416,7 +421,7 @@ def interval_over_classes(
 def student_interval(
     values: Float[np.ndarray, "samples points"], confidence: float = 0.95
 ) -> tuple[Float[np.ndarray, "points"], Float[np.ndarray, "points"]]:
-    """Compute Student's t interval of the mean over independent samples, at each point of a curve.
+    """Return Student's t interval of the mean over independent samples, at each point of a curve.
 
     For values without bounds; a metric in [0, 1] has `mean_interval`.
 
@@ -440,19 +445,20 @@ def student_interval(
     if samples < 2:
         return np.full(points, math.nan), np.full(points, math.nan)
     values = values.astype(np.float64)
-    mean, error = values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(samples)
+    mean = values.mean(axis=0)
+    error = values.std(axis=0, ddof=1) / math.sqrt(samples)
     reach = t_quantile(confidence, samples - 1) * error
     return mean - reach, mean + reach
 
 
 def share_interval(mean: float, error: float, freedom: float, units: int, confidence: float) -> Interval:
-    """Interval of a mean in [0, 1]: t interval on the logit scale, or Gaffke's where all units have the same value.
+    """Return the interval of a mean in [0, 1]: a t interval on the logit scale, or Gaffke's if all units have one value.
 
     Args:
         mean: The estimate.
         error: Standard error of the estimate; 0 where all units have the same value.
         freedom: Degrees of freedom of the standard error.
-        units: Independent values that the mean is of.
+        units: Number of independent values that the mean is taken over.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
     """
     from scipy.special import expit, logit  # noqa: PLC0415 - what is never evaluated needs no SciPy
@@ -463,35 +469,42 @@ def share_interval(mean: float, error: float, freedom: float, units: int, confid
     return Interval(float(expit(logit(mean) - reach)), float(expit(logit(mean) + reach)))
 
 
-def _of_metric(means: list[float], sizes: Sequence[int], confidence: float, parts: int = 1) -> Interval:
+def _of_metric(means: Sequence[float], sizes: Sequence[int], confidence: float, parts: int = 1) -> Interval:
+    """Return the interval of a metric, given the mean and the number of queries of each unit (see `mean_interval`)."""
     normal_quantile(confidence)
     if len(means) < 2:
         return UNKNOWN
-    _check_range(means, 0)
+    means = _within_range(means, 0)
     mean, error, freedom, _ = _jackknife(means, sizes)
     units = len(means) * parts if mean in (0.0, 1.0) else len(means)
     return share_interval(mean, error, freedom, units, confidence)
 
 
 def _doubles(values: Any, name: str, call: str) -> Float[Tensor, "n"]:
-    """Values in float64 on the CPU, also those of a list."""
-    return (
-        as_tensor(values if isinstance(values, Tensor) else np.asarray(values, np.float64), name, call).double().cpu()
-    )
+    """Return values in float64 on the CPU; those of a list are not rounded to float32 on the way."""
+    if not isinstance(values, Tensor):
+        values = np.asarray(values, np.float64)
+    return as_tensor(values, name, call).double().cpu()
 
 
-def _check_range(values: list[float], lowest: int) -> None:
-    """Clip what rounding has carried outside [lowest, 1], and refuse what is no such metric."""
+def _within_range(values: Sequence[float], lowest: int) -> list[float]:
+    """Return values that rounding has carried outside [lowest, 1] clipped to it.
+
+    Raises:
+        ValueError: If a value is further outside, so that it is no such metric.
+    """
     if not all(lowest - OUTSIDE <= value <= 1 + OUTSIDE for value in values):
-        what, range_ = ("Metrics lie in", "[0, 1]") if lowest == 0 else ("Differences of metrics lie in", "[-1, 1]")
-        found = f"{min(values):g} to {max(values):g}"
+        fact = "Metrics lie in [0, 1]" if lowest == 0 else "Differences of metrics lie in [-1, 1]"
         raise ValueError(
-            f"{what} {range_}; found {found}. Scale them, or use paired_difference_interval for differences."
+            f"{fact}; found {min(values):g} to {max(values):g}. Scale them, or use paired_difference_interval for "
+            "differences."
         )
-    values[:] = [min(max(value, lowest), 1.0) for value in values]
+    return [min(max(value, lowest), 1.0) for value in values]
 
 
 class _Estimate(NamedTuple):
+    """A mean with its uncertainty."""
+
     mean: float
     # standard error of the mean; 0 where all units have the same value
     error: float
@@ -502,7 +515,7 @@ class _Estimate(NamedTuple):
 
 
 def _jackknife(means: Sequence[float], sizes: Sequence[int]) -> _Estimate:
-    """Estimate the mean over all queries from those of the units, with its standard error.
+    """Return the mean over all queries, with its standard error by leaving out one unit at a time.
 
     Every sum is rounded once, so that the order of the units does not change a bit.
 
@@ -510,25 +523,27 @@ def _jackknife(means: Sequence[float], sizes: Sequence[int]) -> _Estimate:
         means: Mean over the queries of each unit.
         sizes: Number of queries of each unit.
     """
-    units, queries = len(means), sum(sizes)
+    units = len(means)
+    queries = sum(sizes)
     shares = [size / queries for size in sizes]
     mean = math.fsum(size * value for size, value in zip(sizes, means, strict=True)) / queries
-    # how far leaving out each unit moves the mean
-    moves = [share * (value - mean) / (1 - share) for share, value in zip(shares, means, strict=True)]
-    largest = max(map(abs, moves))
     if max(abs(value - mean) for value in means) <= SAME:
         return _Estimate(mean, 0.0, 1.0, 0.0)
-    scaled = [move / largest for move in moves]  # their fourth powers underflow otherwise
+    # how far leaving out each unit moves the mean
+    moves = [share * (value - mean) / (1 - share) for share, value in zip(shares, means, strict=True)]
+    largest = max(abs(move) for move in moves)
+    scaled = [move / largest for move in moves]  # otherwise fourth powers underflow
     second, third, fourth = (math.fsum(move**power for move in scaled) for power in (2, 3, 4))
-    effective = 1 / math.fsum(share * share for share in shares)
+    effective_units = 1 / math.fsum(share * share for share in shares)
     # A variance with f degrees of freedom has a relative variance of 2 / f. That of sum x^2 is at most about sum x^4 over
     # its square, which is what few large moves among many small ones give: f = 2 for one of them, 4 for two.
-    freedom = max(1.0, min(effective - 1, 2 * second * second / fourth))
-    return _Estimate(mean, largest * math.sqrt((units - 1) / units * second), freedom, third / second**1.5)
+    freedom = max(1.0, min(effective_units - 1, 2 * second * second / fourth))
+    error = largest * math.sqrt((units - 1) / units * second)
+    return _Estimate(mean, error, freedom, third / second**1.5)
 
 
 def _of_equal_units(value: float, units: int, confidence: float) -> Interval:
-    """Gaffke's interval for equal values in [0, 1].
+    """Return Gaffke's interval for equal values in [0, 1].
 
     To each side the mean is that of the values and one more at the end of the range, under weights that are uniform on the
     simplex; the weight of the others is below (alpha / 2)^(1 / units) with a probability of alpha / 2.
@@ -541,12 +556,12 @@ def t_quantile(confidence: float, freedom: float) -> float:
     """Return the half-width of an interval of this confidence in standard errors that are themselves estimated."""
     from scipy.special import stdtrit  # noqa: PLC0415 - what is never evaluated needs no SciPy
 
-    share = (1 + confidence) / 2
-    return float(stdtrit(freedom, share) if share < 1 else -stdtrit(freedom, (1 - confidence) / 2))
+    upper = (1 + confidence) / 2
+    return float(stdtrit(freedom, upper) if upper < 1 else -stdtrit(freedom, (1 - confidence) / 2))
 
 
 def _hall(quantile: float, skewness: float) -> float:
-    """Convert a quantile of the corrected t statistic to standard errors: the inverse of Hall's cubic transformation."""
-    if abs(skewness) < 1e-6:  # nothing to correct, and the formula would cancel
+    """Return a quantile of the corrected t statistic in standard errors, by the inverse of Hall's cubic transformation."""
+    if abs(skewness) < 1e-6:  # there is nothing to correct, and the formula would lose all digits
         return quantile
     return 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)

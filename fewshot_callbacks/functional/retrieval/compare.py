@@ -1,4 +1,4 @@
-"""Compares evaluations, with intervals of the differences: of the same queries, and of training and other classes."""
+"""Differences of two evaluations, with intervals: of the same queries, or of training and validation classes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Differences(dict[str, Difference]):
     """Metric -> its two values and the interval of the first minus the second; `print` shows a table."""
 
     def __str__(self) -> str:
-        """Return a table with a metric a line."""
+        """Return a table with one metric in a line."""
         columns = ("metric", "first", "second", "first - second", "interval", "beyond chance")
         rows = [(name, *difference.in_words()) for name, difference in self.items()]
         note = "A difference above zero means that the first value is larger. Without an interval, chance is not known."
@@ -37,7 +37,7 @@ class Differences(dict[str, Difference]):
 
 
 def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence: float = 0.95) -> dict[str, Difference]:
-    """Compute the difference of every metric of two evaluations of the same queries, with its interval.
+    """Return the difference of every metric of two evaluations of the same queries, with its interval.
 
     Each query is compared with itself, so that what makes a query easy or hard for both models does not add to the
     uncertainty. The interval is that of the mean of the differences, robust to the dependence of queries of one class.
@@ -73,35 +73,40 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
             f"compare_reports: the first evaluation has {len(labels)} queries, the second {len(second.query_labels)}, "
             "and their labels are not the same in the same order. Evaluate the same items with both models."
         )
-    values, others = first.metrics(), second.metrics()
-    grouped = _grouped(first.grouped, second.grouped, confidence)
+    first_values = first.metrics()
+    second_values = second.metrics()
+    grouped = _grouped_intervals(first.grouped, second.grouped, confidence)
     differences = Differences()
-    for name in (name for name in values if name in others):
-        interval = UNKNOWN
+    for name in first_values:
+        if name not in second_values:
+            continue
+        interval = grouped.get(name, UNKNOWN)
         asked = asked_metric(name)
         if asked.of_queries in first.per_query:
-            differing = first.per_query[asked.of_queries] - second.per_query[asked.of_queries]
+            of_queries = first.per_query[asked.of_queries] - second.per_query[asked.of_queries]
             if asked.is_macro:
-                interval = paired_difference_interval(class_means(differing, labels)[1], confidence=confidence)
+                interval = paired_difference_interval(class_means(of_queries, labels)[1], confidence=confidence)
             else:
-                interval = paired_difference_interval(differing, labels, confidence)
-        elif name in grouped:
-            interval = grouped[name]
-        differences[name] = Difference(values[name], others[name], interval)
+                interval = paired_difference_interval(of_queries, labels, confidence)
+        differences[name] = Difference(first_values[name], second_values[name], interval)
     return differences
 
 
-def _grouped(first: GroupedRecall | None, second: GroupedRecall | None, confidence: float) -> dict[str, Interval]:
+def _grouped_intervals(
+    first: GroupedRecall | None, second: GroupedRecall | None, confidence: float
+) -> dict[str, Interval]:
+    """Return the interval of the difference of Grouped Recall, by metric; empty if the groups are not the same."""
     if first is None or second is None or (first.labels, first.unmatched) != (second.labels, second.unmatched):
-        return {}  # other groups
-    end = "_miss" if first.unmatched == "miss" else ""
-    both = {k: values - second.per_group[k] for k, values in first.per_group.items() if k in second.per_group}
-    return {
-        f"grouped_recall@{k}{end}": over_splits(
-            paired_difference_interval(split, confidence=confidence) for split in differing
-        )
-        for k, differing in both.items()
-    }
+        return {}
+    suffix = "_miss" if first.unmatched == "miss" else ""
+    intervals = {}
+    for k, values in first.per_group.items():
+        if k in second.per_group:
+            of_splits = values - second.per_group[k]
+            intervals[f"grouped_recall@{k}{suffix}"] = over_splits(
+                paired_difference_interval(of_groups, confidence=confidence) for of_groups in of_splits
+            )
+    return intervals
 
 
 @dataclass(frozen=True)
@@ -153,9 +158,10 @@ class GeneralizationGap:
         return values
 
     def in_words(self) -> str:
-        """Describe the gap in a sentence or two."""
+        """Return a sentence or two on the gap."""
         k = min(self.grouped)
-        grouped, plain = self.grouped[k], self.recall[k]
+        grouped = self.grouped[k]
+        plain = self.recall[k]
         gap = f"{grouped.value:+.3f} [{grouped.interval.low:+.3f}, {grouped.interval.high:+.3f}]"
         level = f"{self.confidence:.0%} interval"
         if math.isnan(grouped.interval.low):
@@ -174,7 +180,7 @@ class GeneralizationGap:
 
 
 def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -> GeneralizationGap:
-    """Compute the difference in recall between a report of training classes and a report of validation classes.
+    """Return the difference in recall between a report of training classes and a report of validation classes.
 
     Both sets should have about the same number of items per class: recall rises with that number.
 
@@ -220,10 +226,10 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
     recall = {}
     for k in ks:
         name = f"recall@{k}"
-        first, second = training[name], validation[name]
-        intervals = training.intervals[name], validation.intervals[name]
-        interval = independent_difference_interval(first, intervals[0], second, intervals[1])
-        recall[k] = Difference(first, second, interval)
+        interval = independent_difference_interval(
+            training[name], training.intervals[name], validation[name], validation.intervals[name]
+        )
+        recall[k] = Difference(training[name], validation[name], interval)
     return GeneralizationGap(
         grouped={k: grouped[k] for k in ks},
         recall=recall,

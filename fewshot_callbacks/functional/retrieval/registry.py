@@ -1,6 +1,7 @@
-"""The metrics of an evaluation, each asked for by the key under which it is logged.
+"""The metrics of an evaluation. A user asks for a metric by the key under which it is logged.
 
-Whoever adds a metric adds an entry to `METRICS`: keys, reports, tables, help and messages follow from it.
+To add a metric, add an entry to `METRICS`: keys, reports, tables, help and messages follow from it. A metric of ranks is a
+function in `rank_metrics.py`; its entry has the source `ranks`.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor
 
 # Ranks are compared as integers of 64 bits.
 LARGEST_RANK = 2**63 - 1
-
+# Before the key of a metric of queries, for the mean over classes.
 MACRO = "macro_"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What a metric is, and how it is computed.
+    """A metric: its key, its meaning, and how it is computed.
 
     Attributes:
-        pattern: Its key; `{k}` is a rank, `{p}` a share, `{divisor}` what AP@k is divided by.
-        source: What its value comes from: the `ranks` of a query, the `prototypes` of the classes, the `groups` of Grouped
-            Recall, the `pairs` of all queries and candidates, or those of each of the `classes`. The first two have a value
-            for each query.
+        pattern: Its key; `{k}` is a rank, `{p}` a share, `{divisor}` the divisor of AP@k.
+        source: From where its value comes: the `ranks` of a query, the `prototypes` of the classes, the `groups` of Grouped
+            Recall, the `pairs` of all queries and candidates, or the pairs of each of the `classes`. The first two have a
+            value for each query.
         value: The value, from the ranks of some queries and the rule for ties, from a `GroupedRecall`, from
             `PooledDecisions`, or from a `ThresholdConsistency` for each rate; the parameters of the key are passed by name.
             None for prototypes.
@@ -49,15 +50,16 @@ class Metric:
     @functools.cached_property
     def keys(self) -> re.Pattern[str]:
         """The keys that name this metric; its parameters are groups of the match."""
-        return re.compile(re.sub(r"\\{(\w+)\\}", lambda found: _FIELDS[found[1]], re.escape(self.pattern)))
+        return re.compile(re.sub(r"\\{(\w+)\\}", lambda field: _FIELDS[field[1]], re.escape(self.pattern)))
 
 
+# How the parameters of a key are written, and how each is read.
 _FIELDS = {
     "k": r"(?P<k>[1-9]\d*)",
     "p": r"(?P<p>\d*\.?\d+(?:e-?\d+)?)",
     "divisor": f"(?P<divisor>{'|'.join(get_args(Divisor))})",
 }
-_READ: dict[str, Callable[[str], Any]] = {"k": int, "p": float, "divisor": str}
+_TYPES: dict[str, Callable[[str], Any]] = {"k": int, "p": float, "divisor": str}
 
 METRICS = (
     Metric("mAP", "ranks", rank_metrics.average_precision, "Mean over queries of the precision at each relevant rank."),
@@ -179,7 +181,7 @@ DEFAULT_METRICS = (
 """What is reported unless `metrics` says otherwise: `metrics=(*DEFAULT_METRICS, "eer")` asks for one more."""
 
 RELEVANCE_METRICS = ("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "ndcg@10")
-"""The same where relevance is no single label: of judgements, of lists, or of items with several labels each."""
+"""What is reported by default if relevance is no single label: with judgements, lists, or several labels an item."""
 
 
 @dataclass(frozen=True)
@@ -202,32 +204,33 @@ class Asked:
 
     @property
     def patterns(self) -> dict[str, float]:
-        """Its key with one number left open, such as `recall@{k}` -> that number; none for a key without a number."""
-        start = MACRO if self.is_macro else ""
-        return {
-            start + self.metric.pattern.format(**{**self.parameters, name: f"{{{name}}}"}): self.parameters[name]
-            for name in ("k", "p")
-            if name in self.parameters
-        }
+        """Its key with one number left open, such as `recall@{k}` -> that number; empty for a key without a number."""
+        prefix = MACRO if self.is_macro else ""
+        patterns = {}
+        for name in ("k", "p"):
+            if name in self.parameters:
+                left_open = {**self.parameters, name: f"{{{name}}}"}
+                patterns[prefix + self.metric.pattern.format(**left_open)] = self.parameters[name]
+        return patterns
 
     @property
     def meaning(self) -> str:
-        """One sentence."""
+        """A sentence on what the metric is."""
         if self.is_macro:
             return f"Mean over classes of {self.of_queries}, so that large classes do not dominate."
         return self.metric.meaning.format(**self.parameters)
 
 
 def asked_metric(key: object, among: Sequence[Metric] | None = None) -> Asked:
-    """Read the key of a metric, as it is logged.
+    """Return the metric of a key.
 
     Args:
-        key: The key.
+        key: The key under which the metric is logged.
         among: The metrics that there are; by default those of retrieval.
 
     Raises:
-        ValueError: If there is no such metric, with the one that is meant: written in other letters, under the name of
-            another library, or misspelt.
+        ValueError: If there is no such metric. The message names the one that is meant: written in other letters, under the
+            name of another library, or misspelt.
 
     Examples:
         >>> asked_metric("recall@5").meaning
@@ -242,33 +245,42 @@ def asked_metric(key: object, among: Sequence[Metric] | None = None) -> Asked:
     if not isinstance(key, str):
         raise ValueError(f"metrics hold {key!r}. Each is the key under which it is logged, such as 'recall@1'.")
     of_queries = key.removeprefix(MACRO)
-    among = METRICS if among is None else among  # read here: a default would be that of the first import
+    if among is None:
+        among = METRICS  # not in the signature, where it would be that of the first import
     for metric in among:
-        if found := metric.keys.fullmatch(of_queries):
-            if key != of_queries and metric.source not in ("ranks", "prototypes"):
-                raise ValueError(
-                    f"there is no metric {key!r}: {of_queries} has no value for each query, and so no mean over classes. "
-                    f"Ask for {of_queries!r}."
-                )
-            parameters = {name: _READ[name](word) for name, word in found.groupdict().items()}
-            if parameters.get("k", 1) > LARGEST_RANK:
-                raise ValueError(
-                    f"metrics hold {key!r}, and ranks end at 2**63 - 1. From the number of gallery items on, all "
-                    "candidates count: pass that number."
-                )
-            if not 0 < parameters.get("p", 1) <= 1:
-                raise ValueError(f"metrics hold {key!r}, but a rate lies in (0, 1], such as 0.95.")
-            return Asked(key, metric, parameters)
+        match = metric.keys.fullmatch(of_queries)
+        if match is not None:
+            return Asked(key, metric, _parameters(key, metric, match))
     meant = _meant(key, among)
     if meant is not None:
         raise ValueError(f"there is no metric {key!r}; did you mean {meant!r}?")
-    patterns = ", ".join(metric.pattern for metric in among)
-    macro = ", and macro_ before those of single queries" if any(metric.source == "ranks" for metric in among) else ""
-    raise ValueError(f"there is no metric {key!r}. There are {patterns}{macro}.")
+    known = ", ".join(metric.pattern for metric in among)
+    if any(metric.source == "ranks" for metric in among):
+        known += ", and macro_ before those of single queries"
+    raise ValueError(f"there is no metric {key!r}. There are {known}.")
+
+
+def _parameters(key: str, metric: Metric, match: re.Match[str]) -> dict[str, Any]:
+    """Return the parameters of a key, if its rank and its rate are in range, and if it has a mean over classes."""
+    of_queries = key.removeprefix(MACRO)
+    if key != of_queries and metric.source not in ("ranks", "prototypes"):
+        raise ValueError(
+            f"there is no metric {key!r}: {of_queries} has no value for each query, and so no mean over classes. "
+            f"Ask for {of_queries!r}."
+        )
+    parameters = {name: _TYPES[name](word) for name, word in match.groupdict().items()}
+    if parameters.get("k", 1) > LARGEST_RANK:
+        raise ValueError(
+            f"metrics hold {key!r}, and ranks end at 2**63 - 1. From the number of gallery items on, all "
+            "candidates count: pass that number."
+        )
+    if not 0 < parameters.get("p", 1) <= 1:
+        raise ValueError(f"metrics hold {key!r}, but a rate lies in (0, 1], such as 0.95.")
+    return parameters
 
 
 def is_pattern(pattern: object, among: Sequence[Metric]) -> bool:
-    """Find out whether this is the key of a metric with one number left open, as `Asked.patterns` writes it."""
+    """Return whether this is the key of a metric with one number left open, as `Asked.patterns` writes it."""
     if not isinstance(pattern, str) or len(re.findall(r"\{[kp]\}", pattern)) != 1:
         return False
     try:
@@ -286,11 +298,11 @@ _PEERS = (
     (r"(mean)?(reciprocalrank|reciprank)|retrievalmrr", "mrr"),
     (r"(mean)?(reciprocalrank|reciprank)@?\d+|(retrieval)?mrr(top)?\d+|retrievalmrr@\d+", "mrr@{k}"),
     (r"meaninversenegativepenalty|inversenegativepenalty|inp", "minp"),
-    # trec_eval divides by R, papers on hashing and torchmetrics by those that are found
+    # trec_eval divides by R, papers on hashing and torchmetrics by the number of items found
     (r"mapcut@?\d+", "map@{k}_relevant"),
     (r"(retrievalmap|map)top(k=?)?@?\d+|retrievalmap@\d+", "map@{k}_found"),
     (r"((mean)?averageprecision|m?ap)@?\d+", "map@{k}_min"),
-    # the share of queries with a hit, which papers on metric learning call recall
+    # papers on metric learning call the share of queries with a hit recall
     (r"(retrieval)?(hitrate|hits?|success|cmc|rank|cmcrank|r|acc|accuracy)(top)?@?\d*", "recall@{k}"),
     (r"(top|recalltop)@?\d+(acc|accuracy)?|precision@1|(top|rank)?\d+(acc|accuracy)", "recall@{k}"),
     (r"retrievalrecall(top)?@?\d*|recall\d+", "ir_recall@{k}"),
@@ -306,44 +318,50 @@ _PEERS = (
 
 
 def _bare(key: str) -> str:
-    """Write a key in small letters, without the signs that only part its words."""
+    """Return a key in small letters, without the signs between its words."""
     return re.sub(r"[\s_\-=:()]", "", re.sub(r"[_\- ]at[_\- ]", "@", key.lower()))
 
 
 def _meant(key: str, among: Sequence[Metric]) -> str | None:
-    """Return the key that is meant by a wrong one; None if none is near.
+    """Return the key that is meant by a wrong one; None if no key is near.
 
-    In this order: the same in other letters, the name of another library, the same with other signs between its words,
-    and what is spelt nearly alike.
+    In this order: the same key in other letters, the name of another library, the same key with other signs between its
+    words, a key that is spelt nearly alike, and one that begins alike.
     """
     of_queries = key[len(MACRO) :] if key.lower().startswith(MACRO) else key
-    rank, rate = re.search(r"[1-9]\d*", of_queries), re.search(r"\d*\.\d+(e-?\d+)?|\d+e-\d+", of_queries)
-    example = {"k": rank[0] if rank else "1", "p": rate[0] if rate else "0.95", "divisor": "min"}
-    # each divisor has an example, so that one written in other letters is found
-    known = {
-        metric.pattern.format(**example | {"divisor": divisor}): metric
+    parameters = _numbers_in(of_queries)
+    # An example of each metric, with each divisor, so that one in other letters is found.
+    examples = {
+        metric.pattern.format(**parameters | {"divisor": divisor}): metric
         for metric in among
         for divisor in (get_args(Divisor) if "{divisor}" in metric.pattern else ("",))
     }
-    bare = re.sub(r"^(cosine|dot|euclidean|manhattan)(?=.)", "", _bare(of_queries))  # as sentence-transformers puts it
-    found = [one for one in known if one.lower() == of_queries.lower()]
+    bare = re.sub(r"^(cosine|dot|euclidean|manhattan)(?=.)", "", _bare(of_queries))  # a prefix of sentence-transformers
+    meant = [example for example in examples if example.lower() == of_queries.lower()]
     for names, pattern in _PEERS:
         if re.fullmatch(names, bare):
-            found += [one for one in known if one == pattern.format(**example)]
-    found += [one for one in known if _bare(one) == bare]
-    found += difflib.get_close_matches(of_queries.lower(), known, n=1)
-    found += [one for one in known if of_queries and one.startswith(of_queries.lower())]
-    if not found:
+            meant += [example for example in examples if example == pattern.format(**parameters)]
+    meant += [example for example in examples if _bare(example) == bare]
+    meant += difflib.get_close_matches(of_queries.lower(), examples, n=1)
+    meant += [example for example in examples if of_queries and example.startswith(of_queries.lower())]
+    if not meant:
         return None
-    start = MACRO if key != of_queries and known[found[0]].source in ("ranks", "prototypes") else ""
-    return start + found[0]
+    has_macro = key != of_queries and examples[meant[0]].source in ("ranks", "prototypes")
+    return MACRO + meant[0] if has_macro else meant[0]
+
+
+def _numbers_in(key: str) -> dict[str, str]:
+    """Return the parameters of an example: the rank and the rate in a key, or usual ones."""
+    rank = re.search(r"[1-9]\d*", key)
+    rate = re.search(r"\d*\.\d+(e-?\d+)?|\d+e-\d+", key)
+    return {"k": rank[0] if rank else "1", "p": rate[0] if rate else "0.95", "divisor": "min"}
 
 
 def asked_metrics(call: str, keys: Sequence[str], among: Sequence[Metric] | None = None) -> list[Asked]:
-    """Read keys of metrics, each once.
+    """Return the metrics of some keys, each once.
 
     Raises:
-        ValueError: As `asked_metric` does, or if they are a single string, or none.
+        ValueError: As `asked_metric`; or if the keys are a single string, or there are none.
     """
     if isinstance(keys, str):
         raise ValueError(f"{call}: metrics={keys!r} is one word. Pass several keys: metrics=({keys!r},).")

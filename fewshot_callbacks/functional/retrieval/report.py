@@ -46,7 +46,7 @@ class Values:
     intervals: dict[str, Interval]
 
     def __getitem__(self, key: str) -> float:
-        """Return a value that was asked for.
+        """Return the value of a metric.
 
         Raises:
             ValueError: If there is no such metric.
@@ -61,11 +61,11 @@ class Values:
         return self.values[key]
 
     def _why_left_out(self, key: str) -> str:
-        """Say why a value that was asked for may be missing."""
+        """Return why a value that was asked for may be missing."""
         return "the notes say why it is left out."
 
     def __contains__(self, key: object) -> bool:
-        """Whether a value is in this report."""
+        """Return whether the value of a metric is in this report."""
         return key in self.values
 
     @property
@@ -86,24 +86,24 @@ class Values:
         Raises:
             ValueError: If it is no pattern of a metric, with the patterns of this report.
         """
-        found: dict[str, dict[Any, float]] = {}
+        by_pattern: dict[str, dict[Any, float]] = {}
         for key, value in self.values.items():
-            for one, number in asked_metric(key, self.known).patterns.items():
-                found.setdefault(one, {})[number] = value
-        if pattern not in found and not is_pattern(pattern, self.known):
-            patterns = f"the patterns {', '.join(found)}" if found else "no value with a number in its key"
+            for key_pattern, number in asked_metric(key, self.known).patterns.items():
+                by_pattern.setdefault(key_pattern, {})[number] = value
+        if pattern not in by_pattern and not is_pattern(pattern, self.known):
+            known = f"the patterns {', '.join(by_pattern)}" if by_pattern else "no value with a number in its key"
             raise ValueError(
-                f"there is no pattern {pattern!r}; this report has {patterns}. A pattern is a key with one number left "
+                f"there is no pattern {pattern!r}; this report has {known}. A pattern is a key with one number left "
                 "open, {k} for a rank or {p} for a rate, such as 'recall@{k}'."
             )
-        return found.get(pattern, {})
+        return by_pattern.get(pattern, {})
 
     def meaning(self, key: str) -> str:
         """Return a sentence on what a value of this report is."""
         return asked_metric(key, self.known).meaning
 
     def lines(self) -> list[str]:
-        """Write each value with its interval, where there is one, in a line."""
+        """Return each value with its interval, where there is one, as a line."""
         lines = []
         for name, value in self.values.items():
             low, high = self.intervals.get(name, (math.nan, math.nan))
@@ -124,15 +124,19 @@ class Values:
 
 
 def notes_on(vectors: Vectors, relevant: Int[Tensor, "queries"], tied: Bool[Tensor, "queries"]) -> list[str]:
-    """Write the notes on what a reader of the means should know; collective.
+    """Return notes that a reader of the means should know. Collective.
 
     Args:
         vectors: Queries and gallery.
         relevant: Number of relevant candidates of each query.
-        tied: Queries with a relevant item that ties with an irrelevant one.
+        tied: Whether a relevant item of each query ties with a negative.
     """
-    notes, queries, without_match, ties = [], len(relevant), int((relevant == 0).sum()), int(tied.sum())
-    zero, collapsed = _zero_vectors(vectors), _have_collapsed(vectors)
+    queries = len(relevant)
+    without_match = int((relevant == 0).sum())
+    ties = int(tied.sum())
+    zero = _zero_vectors(vectors)
+    collapsed = _have_collapsed(vectors)
+    notes = []
     if without_match:
         notes.append(f"{without_match} of {queries} queries have no match and are left out of every mean.")
     if collapsed and queries > 1:
@@ -151,15 +155,16 @@ def notes_on(vectors: Vectors, relevant: Int[Tensor, "queries"], tied: Bool[Tens
 
 
 def _zero_vectors(vectors: Vectors) -> int:
-    """Return how many queries, or items if these are more, are zero, so that their cosine is taken for 0; collective."""
+    """Return how many queries, or items if these are more, are zero, so that their cosine is taken for 0. Collective."""
     if vectors.similarity != "cosine":
         return 0
     norms = vectors.norms[:1] if vectors.are_read else vectors.norms  # items in files are not looked at all at once
     return int(vectors.processes.summed(np.array([(side == 0).sum() for side in norms])).max())
 
 
-# Rows in which bytes of packed bits are looked for, and fewest bytes that tell.
-PACKED_ROWS, LEAST_BYTES = 1024, 1024
+# Rows that are searched for bytes of packed bits, and the fewest bytes that are judged.
+PACKED_ROWS = 1024
+LEAST_BYTES = 1024
 # A quarter of the bytes of random bits lie in the outer quarter of their range; of numbers that were quantised to int8 by
 # their range a hundredth do, and of pixels most.
 PACKED_SHARE = 0.15, 0.4
@@ -181,27 +186,33 @@ def _are_packed(vectors: Vectors) -> bool:
 
 
 def _have_collapsed(vectors: Vectors) -> bool:
-    """Find out whether all queries are equal, and all items, and there are several of either; collective."""
+    """Return whether all queries are equal, and all items, and there are several of either. Collective."""
     pairs = vectors.pairs
     sides = ((pairs.queries, pairs.query_first_duplicate), (pairs.gallery, pairs.gallery_first_duplicate))
-    own = [(len(rows), bool((twin == twin[:1]).all()), rows[:1].tobytes()) for rows, twin in sides]
-    every = [[side for side in of_side if side[0]] for of_side in zip(*vectors.processes.gather(own), strict=True)]
+    own = [(len(rows), bool((first == first[:1]).all()), rows[:1].tobytes()) for rows, first in sides]
+    by_side = zip(*vectors.processes.gather(own), strict=True)
     if vectors.are_read:
         return False
-    several = any(sum(rows for rows, *_ in of_side) > 1 for of_side in every)
-    return several and all(
-        all(equal for _, equal, _ in of_side) and len({row for *_, row in of_side}) == 1 for of_side in every
-    )
+    has_several = False
+    for parts in by_side:
+        filled = [part for part in parts if part[0]]
+        if not all(are_equal for _, are_equal, _ in filled) or len({row for *_, row in filled}) != 1:
+            return False
+        has_several |= sum(rows for rows, *_ in filled) > 1
+    return has_several
 
 
 def _note_of_longest(vectors: Vectors) -> list[str]:
-    """Note an embedding far longer than the others, which is seldom intended and slows the evaluation; collective."""
-    norms, row, ratio = vectors.norms[-1], -1, 1.0
+    """Return a note on an embedding far longer than the others, which is seldom intended and slow. Collective."""
+    norms = vectors.norms[-1]
+    row = -1
+    own_ratio = 1.0
     median = np.sort(norms)[(len(norms) - 1) // 2] if len(norms) else 0.0
-    if vectors.similarity in ("dot", "euclidean") and not vectors.are_read and median > 0:  # where lengths matter
+    has_lengths = vectors.similarity in ("dot", "euclidean")
+    if has_lengths and not vectors.are_read and median > 0:
         row = int(norms.argmax())
-        ratio = float(norms[row] / median)
-    ratio = vectors.processes.largest([ratio])[0]
+        own_ratio = float(norms[row] / median)
+    ratio = vectors.processes.largest([own_ratio])[0]
     if ratio < LONGEST_RATIO:
         return []
     which = f"Gallery row {row}" if vectors.processes.count == 1 else "One gallery row"
@@ -212,13 +223,13 @@ def _note_of_longest(vectors: Vectors) -> list[str]:
 
 
 def note_of_rates(kind: str, rates: Sequence[float], count: int, what: str) -> tuple[str, ...]:
-    """Note the rates that are below that of a single one of so many, which only more of them can show.
+    """Return a note on rates below that of a single mistake, which only more data can show.
 
     Args:
         kind: What a mistake is called, such as "match".
-        rates: Those that are asked for.
-        count: How many there are.
-        what: Of what.
+        rates: The rates that are asked for.
+        count: How many pairs, trials or probes can be mistaken.
+        what: What they are called, such as "irrelevant pairs".
     """
     smaller = ", ".join(f"{rate:g}" for rate in rates if count and rate < 1 / count)
     if not smaller:
@@ -230,21 +241,22 @@ def note_of_rates(kind: str, rates: Sequence[float], count: int, what: str) -> t
 
 
 def or_none(value: float) -> float | None:
-    """Replace NaN and infinity, which JSON cannot hold, by None."""
+    """Return None for NaN and infinity, which JSON cannot hold, and other numbers as they are."""
     return value if math.isfinite(value) else None
 
 
 class Points(dict[float, T]):
-    """Operating points by the rate that was asked for; one that is not there is refused with those that are."""
+    """Operating points by the requested rate; the error for another rate names those that there are."""
 
     def __init__(self, points: Mapping[float, T], pattern: str, kind: str) -> None:
         super().__init__(points)
-        self._pattern, self._kind = pattern, kind
+        self._pattern = pattern
+        self._kind = kind
 
     def __missing__(self, rate: float) -> T:
-        there = ", ".join(map(str, self)) if self else "none"
+        known = ", ".join(map(str, self)) if self else "none"
         raise LookupError(
-            f"this report has no operating point at a {self._kind} of {rate}; it has {there}. Ask for it when you evaluate, "
+            f"this report has no operating point at a {self._kind} of {rate}; it has {known}. Ask for it when you evaluate, "
             f"with metrics=({self._pattern.format(p=rate)!r}, ...)."
         )
 
@@ -376,6 +388,7 @@ class RetrievalReport(Values):
         return self._of_pairs().pair_counts
 
     def _of_pairs(self) -> PooledDecisions:
+        """Return the counts of all pairs, if there are any."""
         if self.pooled is None:
             raise LookupError(
                 f"this report has counted no pairs, since none of {', '.join(self.values)} is of all pairs together. Ask "
@@ -384,7 +397,7 @@ class RetrievalReport(Values):
         return self.pooled
 
     def per_class(self) -> dict[str, dict[int | str, float]]:
-        """Average each metric over the queries of each class: metric -> label, as it was given -> mean.
+        """Return the mean of each metric over the queries of each class: metric -> label, as it was given -> mean.
 
         Classes without a query that has a match are left out.
 
@@ -412,15 +425,14 @@ class RetrievalReport(Values):
         return meaning
 
     def lines(self) -> list[str]:
-        """Write each value with its interval, where there is one, in a line; with the groups of Grouped Recall."""
+        """Return each value with its interval, where there is one, as a line; with the groups of Grouped Recall."""
         lines = super().lines()
         if self.grouped is None:
             return lines
-        groups = self.grouped.in_words()
-        return [
-            f"{line}  {groups}" if asked_metric(name).metric.source == "groups" else line
-            for name, line in zip(self.values, lines, strict=True)
-        ]
+        for position, name in enumerate(self.values):
+            if asked_metric(name).metric.source == "groups":
+                lines[position] += f"  {self.grouped.in_words()}"
+        return lines
 
     def __str__(self) -> str:
         """Return the values of `metrics`, one in a line with its interval where there is one, and the messages."""
@@ -438,24 +450,30 @@ class RetrievalReport(Values):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (NaN becomes None)."""
-        tables = self.tables()
-        if (pooled := self.pooled) is not None:
-            tables |= {
-                "thresholds_at_precision": {f"{p:g}": or_none(at.threshold) for p, at in pooled.at_precision.items()},
-                "thresholds_at_false_match_rate": {
-                    f"{rate:g}": or_none(at.threshold) for rate, at in pooled.at_false_match_rate.items()
-                },
-                "auc_pr_bounds": [pooled.auc_pr.low, pooled.auc_pr.high],
-                "curve": [[or_none(value) for value in point] for point in pooled.curve],
-            }
-        return tables | {
-            "classes_wanting_another_threshold": {
-                f"{rate:g}": {str(label): list(wanted) for label, wanted in found.wanting().items()}
-                for rate, found in self.consistency.items()
-            },
-            "label_names": None if self.label_names is None else list(self.label_names),
-            "grouped": self.grouped and {name: getattr(self.grouped, name) for name in _OF_GROUPS},
-            **{name: getattr(self, name) for name in _PLAIN},
-            "notes": list(self.messages),
-            "seconds": round(self.seconds, 3),
+        stored = self.tables()
+        if self.pooled is not None:
+            stored |= _stored_decisions(self.pooled)
+        stored["classes_wanting_another_threshold"] = {
+            f"{rate:g}": {str(label): list(wanted) for label, wanted in of_rate.wanting().items()}
+            for rate, of_rate in self.consistency.items()
         }
+        stored["label_names"] = None if self.label_names is None else list(self.label_names)
+        stored["grouped"] = self.grouped and {name: getattr(self.grouped, name) for name in _OF_GROUPS}
+        stored |= {name: getattr(self, name) for name in _PLAIN}
+        stored["notes"] = list(self.messages)
+        stored["seconds"] = round(self.seconds, 3)
+        return stored
+
+
+def _stored_decisions(pooled: PooledDecisions) -> dict[str, Any]:
+    """Return the thresholds and the precision-recall curve of all pairs, for JSON."""
+    return {
+        "thresholds_at_precision": {
+            f"{precision:g}": or_none(point.threshold) for precision, point in pooled.at_precision.items()
+        },
+        "thresholds_at_false_match_rate": {
+            f"{rate:g}": or_none(point.threshold) for rate, point in pooled.at_false_match_rate.items()
+        },
+        "auc_pr_bounds": [pooled.auc_pr.low, pooled.auc_pr.high],
+        "curve": [[or_none(value) for value in point] for point in pooled.curve],
+    }

@@ -1,10 +1,10 @@
 """Intervals of numbers of pairs whose sides share identities: a jackknife that leaves out one identity at a time.
 
 Two pairs that share an identity are not independent, and there are far more pairs than identities. Leaving out an identity
-leaves out all pairs that it is on either side of; how far this moves a number is how much the number owes to it. A pair
-of two identities is left out twice, once with each, which the sum over identities counts twice: the squares of what the
-pairs of each two identities contribute are taken off once (Aronow, Samii and Assenova, "Cluster-robust variance
-estimation for dyadic data", 2015). Degrees of freedom and scale are those of all intervals of metrics (`intervals.py`).
+leaves out all pairs with it on either side, and moves the number. The variance is the sum of the squared moves. A pair of
+two identities is left out twice, once with each, so this sum counts its contribution twice: the squared contributions of
+the pairs of each two identities are subtracted once (Aronow, Samii and Assenova, "Cluster-robust variance estimation for
+dyadic data", 2015). Degrees of freedom and scale are those of all intervals of metrics (`statistics.py`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ FEWEST = 3
 
 @dataclass(frozen=True, eq=False)
 class Identities:
-    """Who is on each side of each trial.
+    """The identities of both sides of each trial.
 
     Attributes:
         first: Number of the identity of the first side, from 0.
-        second: The same of the second side; that of the first where `same`.
+        second: Number of the identity of the second side, the same as that of the first where `same`.
         same: Whether both sides have one identity.
-        count: How many identities there are.
+        count: Number of identities.
     """
 
     first: Int[np.ndarray, "trials"]
@@ -41,8 +41,9 @@ class Identities:
 
     @cached_property
     def _couples(self) -> Int[np.ndarray, "different"]:
-        """Number of the two identities of each trial of two, in either order."""
-        first, second = self.first[~self.same], self.second[~self.same]
+        """Number of the pair of identities of each impostor trial, in either order."""
+        first = self.first[~self.same]
+        second = self.second[~self.same]
         keys = np.minimum(first, second).astype(np.int64) * self.count + np.maximum(first, second)
         return np.unique(keys, return_inverse=True)[1]
 
@@ -52,12 +53,19 @@ class Identities:
         return np.stack(self._sums(np.ones(len(self.same))))
 
     def _sums(self, values: Float[np.ndarray, "trials"]) -> tuple[np.ndarray, np.ndarray]:
-        """Sum values over the trials of each identity, with itself and with others."""
+        """Return the sum of values over the trials of each identity with itself, and over those with others."""
+        genuine = self._sum_by(self.first, values, self.same)
+        impostor = self._sum_by(self.first, values, ~self.same) + self._sum_by(self.second, values, ~self.same)
+        return genuine, impostor
 
-        def summed(side: np.ndarray, some: np.ndarray) -> np.ndarray:
-            return np.bincount(side[some], weights=values[some], minlength=self.count)
-
-        return summed(self.first, self.same), summed(self.first, ~self.same) + summed(self.second, ~self.same)
+    def _sum_by(
+        self,
+        side: Int[np.ndarray, "trials"],
+        values: Float[np.ndarray, "trials"],
+        chosen: Bool[np.ndarray, "trials"],
+    ) -> Float[np.ndarray, "identities"]:
+        """Return the sum of values over the chosen trials that have each identity on one side."""
+        return np.bincount(side[chosen], weights=values[chosen], minlength=self.count)
 
     def interval(
         self,
@@ -71,31 +79,32 @@ class Identities:
 
         Args:
             value: The number, at least 0.
-            parts: What each trial adds to the mean over its kind.
-            weights: By how much the number moves with the mean over trials of one identity, and over those of two.
+            parts: Contribution of each trial to the mean over its kind.
+            weights: Derivative of the number by the mean over genuine trials, and by that over impostor trials.
             top: The largest value: 1, or infinite.
             confidence: Confidence level, in (0, 1).
         """
         totals = np.array([np.count_nonzero(self.same), np.count_nonzero(~self.same)])
-        means = [float(parts[kind].mean()) for kind in (self.same, ~self.same)]
-        owed = np.where(self.same, parts - means[0], parts - means[1])
-        left = totals[:, None] - self._trials
-        if self.count < FEWEST or not (left > 0).all():
+        deviations = parts - np.where(self.same, float(parts[self.same].mean()), float(parts[~self.same].mean()))
+        remaining = totals[:, None] - self._trials
+        if self.count < FEWEST or not (remaining > 0).all():
             return UNKNOWN
-        moves = sum(weight * of / rest for weight, of, rest in zip(weights, self._sums(owed), left, strict=True))
+        genuine, impostor = self._sums(deviations)
+        moves = weights[0] * genuine / remaining[0] + weights[1] * impostor / remaining[1]
         largest = float(np.abs(moves).max())
         if largest == 0:
             return share_interval(value, 0.0, 1.0, self.count, confidence) if top == 1 else UNKNOWN
-        twice = np.bincount(self._couples, weights=weights[1] / totals[1] * owed[~self.same]) / largest
-        scaled = moves / largest  # their fourth powers underflow otherwise
-        second, fourth = float((scaled**2).sum()), float((scaled**4).sum())
-        # pairs of the same two identities may cancel what others add, and then half of the sum is the least there can be
-        once = max(second - float((twice**2).sum()), second / 2)
+        scaled = moves / largest  # otherwise fourth powers underflow
+        second = float((scaled**2).sum())
+        fourth = float((scaled**4).sum())
+        counted_twice = np.bincount(self._couples, weights=weights[1] / totals[1] * deviations[~self.same]) / largest
+        # Contributions of the same two identities may cancel what others add. Half of the sum is the least variance.
+        counted_once = max(second - float((counted_twice**2).sum()), second / 2)
         freedom = max(1.0, min(self.count - 1, 2 * second * second / fourth))
-        error = largest * math.sqrt((self.count - 1) / self.count * once)
+        error = largest * math.sqrt((self.count - 1) / self.count * counted_once)
         if top == 1:
             return share_interval(value, error, freedom, self.count, confidence)
         reach = t_quantile(confidence, freedom) * error / value  # on the scale of its logarithm
-        # beyond the largest number there is no bound, which a confidence near 1 asks for
+        # A confidence near 1 may ask for an end beyond the largest float: there is no upper bound.
         high = value * math.exp(reach) if reach < math.log(sys.float_info.max) else math.inf
         return Interval(value * math.exp(-reach), high)

@@ -43,81 +43,100 @@ class Curve:
     @cached_property
     def accepted(self) -> Int[np.ndarray, "2 thresholds"]:
         """Numbers of genuine trials, and of impostor trials, whose scores reach each threshold."""
-        same = np.append(0, np.cumsum(self.same))[np.append(self._starts, len(self.same))]
-        everything = len(self.same) - np.append(self._starts, len(self.same))
-        return np.stack([same[-1] - same, everything - (same[-1] - same)])
+        trials_below = np.append(self._starts, len(self.same))
+        genuine_below = np.append(0, np.cumsum(self.same))[trials_below]
+        genuine = genuine_below[-1] - genuine_below
+        impostor = len(self.same) - trials_below - genuine
+        return np.stack([genuine, impostor])
 
     @property
-    def of_same(self) -> int:
+    def genuine(self) -> int:
         """Number of genuine trials."""
         return int(self.accepted[0, 0])
 
     @property
-    def of_different(self) -> int:
+    def impostor(self) -> int:
         """Number of impostor trials."""
         return int(self.accepted[1, 0])
 
     @cached_property
     def false_non_match_rate(self) -> Float[np.ndarray, "thresholds"]:
         """Share of the genuine trials that each threshold rejects."""
-        rates: Float[np.ndarray, "thresholds"] = (self.of_same - self.accepted[0]) / self.of_same
+        rates: Float[np.ndarray, "thresholds"] = (self.genuine - self.accepted[0]) / self.genuine
         return rates
 
     @cached_property
     def false_match_rate(self) -> Float[np.ndarray, "thresholds"]:
         """Share of the impostor trials that each threshold accepts."""
-        rates: Float[np.ndarray, "thresholds"] = self.accepted[1] / self.of_different
+        rates: Float[np.ndarray, "thresholds"] = self.accepted[1] / self.impostor
         return rates
 
     def keeping(self, rate: float) -> int:
         """Return the index of the lowest threshold that keeps a false match rate."""
-        # FMR falls with the threshold; searched upside down, the first that is not above the rate is found
+        # FMR falls with the threshold, so that its negative is ascending.
         return int(np.searchsorted(-self.false_match_rate, -rate))
 
     def equal_error(self) -> tuple[float, float]:
         """Return the equal error rate, and the score at which both rates cross."""
-        miss, match = self.false_non_match_rate, self.false_match_rate
-        at = int(np.argmax(miss >= match))  # not the first: where all is accepted, one is 0 and the other 1
-        crossing = equal_error_rate(*(float(rate) for rate in (miss[at - 1], match[at - 1], miss[at], match[at])))
-        return crossing, float(self.thresholds[at - 1])
+        fnmr = self.false_non_match_rate
+        fmr = self.false_match_rate
+        above = int(np.argmax(fnmr >= fmr))  # at least 1: where all is accepted, FNMR is 0 and FMR 1
+        below = above - 1
+        rate = equal_error_rate(float(fnmr[below]), float(fmr[below]), float(fnmr[above]), float(fmr[above]))
+        return rate, float(self.thresholds[below])
 
     def slope(self, rate: float) -> float:
         """Return by how much FNMR falls where FMR grows, near a false match rate.
 
-        It is a secant from half the rate to twice, divided by what a curve that is linear in the logarithm of FMR, as they
-        mostly are, would have between them.
+        The curve is taken to be linear in the logarithm of FMR, as most curves are, between half and twice the rate.
         """
-        ends = self.false_non_match_rate[[self.keeping(rate / 2), self.keeping(min(1.0, 2 * rate))]]
-        return float(ends[0] - ends[1]) / (rate * math.log(4)) if rate else 0.0
+        if not rate:
+            return 0.0
+        at_half = self.false_non_match_rate[self.keeping(rate / 2)]
+        at_twice = self.false_non_match_rate[self.keeping(min(1.0, 2 * rate))]
+        return float(at_half - at_twice) / (rate * math.log(4))
 
     def counts(self) -> PairCounts:
         """Return the counts at a few hundred thresholds and in bins of the score, for plots."""
-        low, high = float(self.scores[0]), float(self.scores[-1])
-        # an edge above all scores, so that the highest is in the last bin, also where all are equal
+        low = float(self.scores[0])
+        high = float(self.scores[-1])
+        # The last edge is above all scores, so that the highest is in the last bin, also where all are equal.
         edges = np.unique(np.linspace(low, high + 1e-6 * max(high - low, abs(high), 1e-30), BINS + 1))
-        tp, fp = self.accepted[:, :-1]
-        steps = np.linspace(0, self.of_same, RECALL_STEPS + 1), np.geomspace(1, self.of_different, MATCH_STEPS)
-        more = [np.searchsorted(-one, -wanted) for one, wanted in zip((tp, fp), steps, strict=True)]
-        bins = np.searchsorted(self.thresholds, edges)
-        chosen = np.unique(np.concatenate([bins, *more])).clip(max=len(tp) - 1)
-        in_bins = -np.diff(self.accepted[:, bins])
+        genuine, impostor = self.accepted[:, :-1]
+        recall_steps = np.linspace(0, self.genuine, RECALL_STEPS + 1)
+        match_steps = np.geomspace(1, self.impostor, MATCH_STEPS)
+        recall_positions = np.searchsorted(-genuine, -recall_steps)
+        match_positions = np.searchsorted(-impostor, -match_steps)
+        edge_positions = np.searchsorted(self.thresholds, edges)
+        chosen = np.unique(np.concatenate([edge_positions, recall_positions, match_positions]))
+        chosen = chosen.clip(max=len(genuine) - 1)
+        genuine_counts, impostor_counts = -np.diff(self.accepted[:, edge_positions])
         return PairCounts(
-            self.thresholds[chosen], tp[chosen], fp[chosen], self.of_same, self.of_different, edges, *in_bins
+            thresholds=self.thresholds[chosen],
+            true_positives=genuine[chosen],
+            false_positives=impostor[chosen],
+            relevant=self.genuine,
+            irrelevant=self.impostor,
+            edges=edges,
+            relevant_counts=genuine_counts,
+            irrelevant_counts=impostor_counts,
         )
 
 
 def best_threshold(scores: Float[np.ndarray, "trials"], same: Bool[np.ndarray, "trials"]) -> float:
     """Return the threshold at which most of some sorted trials are decided rightly.
 
-    It is the middle of the interval of scores between which all thresholds are as good; of several intervals that of the
-    highest scores. Where it is best to accept all it is the lowest score, and where it is best to accept none infinite.
+    It is the middle of an interval of scores: all thresholds in it are as good. If there are several such intervals, it is
+    that of the highest scores. Where it is best to accept all, the threshold is the lowest score; where it is best to accept
+    none, it is infinite.
     """
     curve = Curve(scores, same)
-    right = curve.accepted[0] - curve.accepted[1]  # and the number of impostor trials, which is always the same
-    best = right == right.max()
-    last = int(np.flatnonzero(best)[-1])
-    worse = np.flatnonzero(~best[:last])
-    low, high = float(curve.thresholds[worse[-1]]) if len(worse) else -math.inf, float(curve.thresholds[last])
+    right = curve.accepted[0] - curve.accepted[1]  # but for a constant, the number of impostor trials
+    is_best = right == right.max()
+    last = int(np.flatnonzero(is_best)[-1])
+    worse = np.flatnonzero(~is_best[:last])
+    low = float(curve.thresholds[worse[-1]]) if len(worse) else -math.inf
+    high = float(curve.thresholds[last])
     if math.isinf(low) or math.isinf(high):
         return high
     return max(low / 2 + high / 2, math.nextafter(low, math.inf))  # the sum of both might overflow

@@ -15,51 +15,69 @@ from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional._reading import default_mode, numbered, read_labels
 from fewshot_callbacks.functional.neighbours import compared_sets, nearest
-from fewshot_callbacks.functional.retrieval.registry import Metric, asked_metrics
+from fewshot_callbacks.functional.retrieval.registry import Asked, Metric, asked_metrics
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
 from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, exact_mean
 from fewshot_callbacks.functional.verification.scores import scores_of_pairs
 
 _CALL = "evaluate_identification"
-_NO_OTHERS = ("No probe is non-mated, so that no threshold follows from a false positive rate: these values are NaN.",)
-# Pairs of a probe and an item of its label that are scored at once.
-STRIPE = 2**20
+_NO_NON_MATED = (
+    "No probe is non-mated, so that no threshold follows from a false positive rate: these values are NaN.",
+)
+# Pairs of a probe and an item of its label that are scored at a time.
+PAIRS_AT_ONCE = 2**20
 
 
 class _Probes(NamedTuple):
-    """What identification needs to know of the probes."""
+    """Scores of the probes with the gallery."""
 
     own: Float[Tensor, "mated"]
     """the best score with an item of the probe's label"""
-    first: Float[Tensor, "mated k"]
-    """scores of the nearest items, whoever they are; NaN where there are no more"""
+    nearest: Float[Tensor, "mated k"]
+    """scores of the nearest items of any label; NaN where there are no more"""
     beyond: Int[Tensor, "mated"]
-    """items that score as the last of these and are not among them"""
+    """number of items that tie with the last of these and are not among them"""
     equal: Int[Tensor, "mated"]
-    """items of the probe's label that have its best score"""
-    others: Float[Tensor, "others"]
+    """number of items of the probe's label that have its best score"""
+    non_mated: Float[Tensor, "non_mated"]
     """the best score of each non-mated probe, ascending"""
 
-    def found(self, k: int) -> Float[Tensor, "mated"]:
+    def is_found(self, k: int) -> Float[Tensor, "mated"]:
         """Return the probability that an item of the label is among the first k, over the orders of equal scores."""
-        above = (self.first > self.own[:, None]).sum(1)
-        tied = (self.first == self.own[:, None]).sum(1)
-        tied += torch.where(self.own == self.first[:, -1], self.beyond, 0)
-        missed = torch.ones(len(self.own), dtype=torch.float64)
-        room = (k - above).clamp(min=0)
-        # each of the places that are left goes to an item of another label: hypergeometric
+        above = (self.nearest > self.own[:, None]).sum(1)
+        tied = (self.nearest == self.own[:, None]).sum(1)
+        tied += torch.where(self.own == self.nearest[:, -1], self.beyond, 0)
+        chance_of_none = torch.ones(len(self.own), dtype=torch.float64)
+        places = (k - above).clamp(min=0)
+        # Each place is taken by an item of another label: the hypergeometric distribution.
         for place in range(k):
-            left = tied - place
-            other = (left - self.equal).clamp(min=0).double() / left.clamp(min=1)  # integers divide to float32
-            missed = torch.where(place < room, missed * other, missed)
-        return 1 - missed
+            remaining = tied - place
+            others = (remaining - self.equal).clamp(min=0).double()  # integers divide to float32
+            chance = others / remaining.clamp(min=1)
+            chance_of_none = torch.where(place < places, chance_of_none * chance, chance_of_none)
+        return 1 - chance_of_none
 
     def threshold(self, rate: float) -> float:
-        """Return the lowest best score, of any probe, that keeps a false positive rate; infinite if there is none."""
-        scores = torch.cat([self.own, self.others]).unique()
-        reached = len(self.others) - torch.searchsorted(self.others, scores)
-        kept = scores[reached.double() / len(self.others) <= rate]
-        return float(kept[0]) if len(kept) else math.inf
+        """Return the lowest best score of any probe that keeps a false positive rate; infinite if there is none."""
+        scores = torch.cat([self.own, self.non_mated]).unique()
+        accepted = len(self.non_mated) - torch.searchsorted(self.non_mated, scores)
+        keeping = scores[accepted.double() / len(self.non_mated) <= rate]
+        return float(keeping[0]) if len(keeping) else math.inf
+
+    def value(self, asked: Asked, gallery: int) -> tuple[Float[Tensor, "mated"], float | None]:
+        """Return the value of a metric for each mated probe, and its threshold; None for a metric without one.
+
+        Args:
+            asked: The metric.
+            gallery: Number of gallery items.
+        """
+        found = self.is_found(min(asked.parameters.get("k", 1), gallery))
+        if "p" not in asked.parameters:
+            return found, None
+        if not len(self.non_mated):
+            return torch.full_like(found, math.nan), math.nan
+        threshold = self.threshold(asked.parameters["p"])
+        return found * (self.own >= threshold), threshold
 
 
 IDENTIFICATION_METRICS = (
@@ -189,35 +207,40 @@ def evaluate_identification(
             f"{_CALL}: none of the {len(rows)} probes has an item of its label in the gallery, so nobody can be identified. "
             "Pass labels of both in one form, and enrol items of some of the probes' labels."
         )
-    most = max([one.parameters.get("k", 1) for one in asked], default=1)
-    near = nearest(rows, gallery=items, k=min(most, len(items)), similarity=similarity, memory_mb=memory_mb)
+    k = min(max(request.parameters.get("k", 1) for request in asked), len(items))
+    near = nearest(rows, gallery=items, k=k, similarity=similarity, memory_mb=memory_mb)
     own, equal = _own_scores(rows[mated], of_probes[mated], items, of_items, similarity)
-    others = near.scores[~mated, 0].sort().values
-    known = _Probes(own, near.scores[mated], near.left_out[mated], equal, others)
+    non_mated = near.scores[~mated, 0].sort().values
+    scores = _Probes(own, near.scores[mated], near.left_out[mated], equal, non_mated)
     values, thresholds, intervals, per_probe = {}, {}, {}, {}
-    for one in asked:
-        found = known.found(min(one.parameters.get("k", 1), len(items)))
-        if "p" in one.parameters:
-            thresholds[one.key] = known.threshold(one.parameters["p"]) if len(others) else math.nan
-            found = found * (own >= thresholds[one.key]) if len(others) else torch.full_like(found, math.nan)
-        values[one.key] = exact_mean(found)
-        intervals[one.key] = clustered_mean_interval(found, of_probes[mated], confidence)
-        per_probe[one.key] = torch.full((len(rows),), math.nan, dtype=torch.float64).masked_scatter(mated, found)
-    rates = [one.parameters["p"] for one in asked if "p" in one.parameters]
+    for request in asked:
+        of_probe, threshold = scores.value(request, len(items))
+        if threshold is not None:
+            thresholds[request.key] = threshold
+        values[request.key] = exact_mean(of_probe)
+        intervals[request.key] = clustered_mean_interval(of_probe, of_probes[mated], confidence)
+        undefined = torch.full((len(rows),), math.nan, dtype=torch.float64)
+        per_probe[request.key] = undefined.masked_scatter(mated, of_probe)
     return IdentificationReport(
         values=values,
         thresholds=thresholds,
         intervals=intervals,
         confidence=confidence,
         mated=len(own),
-        non_mated=len(others),
+        non_mated=len(non_mated),
         gallery=len(items),
         identities=len(of_items.unique()),
-        notes=_NO_OTHERS
-        if rates and not len(others)
-        else note_of_rates("positive", rates, len(others), "non-mated probes"),
+        notes=_notes(asked, len(non_mated)),
         per_probe=per_probe,
     )
+
+
+def _notes(asked: Sequence[Asked], non_mated: int) -> tuple[str, ...]:
+    """Return notes on rates that so many non-mated probes cannot show."""
+    rates = [request.parameters["p"] for request in asked if "p" in request.parameters]
+    if rates and not non_mated:
+        return _NO_NON_MATED
+    return note_of_rates("positive", rates, non_mated, "non-mated probes")
 
 
 def _own_scores(
@@ -227,19 +250,29 @@ def _own_scores(
     gallery_labels: Int[Tensor, "gallery"],
     similarity: Similarity,
 ) -> tuple[Float[Tensor, "mated"], Int[Tensor, "mated"]]:
-    """Return the best score of each probe with an item of its label, and how many such items have it."""
+    """Return the best score of each probe with an item of its label, and how many such items have it.
+
+    Args:
+        probes: Probes with an item of their label in the gallery.
+        labels: The label of each probe.
+        gallery: Gallery items.
+        gallery_labels: The label of each item.
+        similarity: How they are compared.
+    """
     order = gallery_labels.argsort(stable=True)
     sorted_labels = gallery_labels[order]
     start = torch.searchsorted(sorted_labels, labels)
     count = torch.searchsorted(sorted_labels, labels, right=True) - start
     with computing() as threads:
-        # inside: what is made under `torch.inference_mode` cannot be written to here
-        best, equal = torch.empty(len(labels), dtype=torch.float64), torch.empty(len(labels), dtype=torch.int64)
+        # Created here: a tensor that was created under `torch.inference_mode` cannot be written to.
+        best = torch.empty(len(labels), dtype=torch.float64)
+        equal = torch.empty(len(labels), dtype=torch.int64)
         vectors = Vectors(probes, gallery, similarity, threads=threads)
-        for some in torch.arange(len(labels)).split(max(1, STRIPE // int(count.max()))):
-            place = torch.arange(len(some)).repeat_interleave(count[some])
-            within = torch.arange(len(place)) - (count[some].cumsum(0) - count[some])[place]
-            scores = scores_of_pairs(vectors, some[place], order[start[some][place] + within])
-            best[some] = torch.full_like(best[some], -math.inf).scatter_reduce(0, place, scores, "amax")
-            equal[some] = torch.zeros_like(some).index_add(0, place, (scores == best[some][place]).long())
+        for part in torch.arange(len(labels)).split(max(1, PAIRS_AT_ONCE // int(count.max()))):
+            # pairs of a probe and an item, probe by probe
+            row = torch.arange(len(part)).repeat_interleave(count[part])
+            position = torch.arange(len(row)) - (count[part].cumsum(0) - count[part])[row]
+            scores = scores_of_pairs(vectors, part[row], order[start[part][row] + position])
+            best[part] = torch.full_like(best[part], -math.inf).scatter_reduce(0, row, scores, "amax")
+            equal[part] = torch.zeros_like(part).index_add(0, row, (scores == best[part][row]).long())
     return best, equal

@@ -21,12 +21,12 @@ _CALL = "trial_scores"
 def trial_scores(
     embeddings: Any, first: Any, second: Any, *, similarity: Similarity = "cosine"
 ) -> Float[Tensor, "trials"]:
-    """Score listed pairs of embeddings, exactly: with the scores of `evaluate_retrieval` (docs/exactness.md).
+    """Return the exact scores of listed pairs of embeddings: those of `evaluate_retrieval` (docs/exactness.md).
 
     Args:
         embeddings: (items, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
         first: (trials,) index of the item on the first side of each trial.
-        second: (trials,) the same of the second side.
+        second: (trials,) index of the item on the second side.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
 
     Returns:
@@ -41,16 +41,19 @@ def trial_scores(
         tensor([1., 0.], dtype=torch.float64)
     """
     rows, _ = compared_sets(_CALL, ("embeddings", "others"), embeddings, None, similarity)
-    one, two = (chosen_indices(_CALL, side, len(rows), name) for name, side in (("first", first), ("second", second)))
-    if len(one) != len(two):
-        raise ValueError(f"{_CALL}: first has {len(one)} items, second {len(two)}. Pass one of each for every trial.")
+    left = chosen_indices(_CALL, first, len(rows), "first")
+    right = chosen_indices(_CALL, second, len(rows), "second")
+    if len(left) != len(right):
+        raise ValueError(
+            f"{_CALL}: first has {len(left)} items, second {len(right)}. Pass one of each for every trial."
+        )
     with computing() as threads:
-        return scores_of_pairs(Vectors(rows, None, similarity, threads=threads), one, two)
+        return scores_of_pairs(Vectors(rows, None, similarity, threads=threads), left, right)
 
 
 def scores_of_pairs(
     vectors: Vectors, rows: Int[Tensor, "pairs"], columns: Int[Tensor, "pairs"]
 ) -> Float[Tensor, "pairs"]:
-    """Score pairs of a query and an item, in the units of the data."""
-    made = vectors.exact(rows.numpy().astype(np.int64), columns.numpy().astype(np.int64))
-    return torch.from_numpy(vectors.to_user(made))
+    """Return the exact scores of pairs of a query and an item, in the units of the data."""
+    scores = vectors.exact(rows.numpy().astype(np.int64), columns.numpy().astype(np.int64))
+    return torch.from_numpy(vectors.to_user(scores))

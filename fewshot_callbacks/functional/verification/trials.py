@@ -26,79 +26,89 @@ _CALL = "evaluate_trials"
 # False matches from which on an interval of a value that rests on them is given: with 5, intervals of 95 % held 91 to 96 %
 # of the truths, with 2 of them 77 to 88 % (`benchmarks/trials.py --coverage`).
 FEWEST_MISTAKES = 10
-# Of a score; where the differences of two scores overflow there are no bins.
+# Largest size of a score. There are no bins if the difference of two scores overflows.
 LARGEST = 1e300
 
 
 @dataclass(frozen=True, eq=False)
 class _Trials:
-    """What values are computed from."""
+    """The arguments of the metrics: all trials, their folds and the costs of mistakes."""
 
     curve: Curve
     miss_cost: float
     match_cost: float
     folds: dict[int | str, Bool[np.ndarray, "trials"]]
-    """name -> which trials, in the order of the curve, are in this fold"""
+    """name -> whether each trial, in the order of the curve, is in this fold"""
 
 
-class _Found(NamedTuple):
-    """A value, and what its interval follows from: by how much it moves with two means, over the trials of each kind."""
+class _Value(NamedTuple):
+    """The value of a metric, and how it moves with two means, over genuine and over impostor trials: for its interval."""
 
     value: float
     threshold: float
     weights: tuple[float, float] | None
-    """for genuine trials, and for impostor trials; None where too few mistakes were seen for an interval"""
+    """derivative by the mean over genuine trials, and by that over impostor trials; None if too few mistakes were seen for
+    an interval"""
     parts: Float[np.ndarray, "trials"] | None = None
-    """what the means are of; by default the mistakes at the threshold"""
+    """contribution of each trial to these means; by default 1 for a mistake at the threshold"""
     folds: Mapping[int | str, tuple[float, float]] = MappingProxyType({})
     """name -> accuracy and threshold"""
 
 
-def _equal_error(trials: _Trials) -> _Found:
+def _equal_error(trials: _Trials) -> _Value:
+    """Return the equal error rate."""
     value, threshold = trials.curve.equal_error()
     slope = trials.curve.slope(value)  # the threshold moves until both rates are equal again
-    return _Found(value, threshold, (1 / (1 + slope), slope / (1 + slope)))
+    return _Value(value, threshold, (1 / (1 + slope), slope / (1 + slope)))
 
 
-def _least_cost(trials: _Trials, p: float) -> _Found:
-    curve, prices = trials.curve, (trials.miss_cost * p, trials.match_cost * (1 - p))
+def _least_cost(trials: _Trials, p: float) -> _Value:
+    """Return the least detection cost, over that of the better blind decision, if a share p of trials is genuine."""
     if p == 1:
         raise ValueError(f"{_CALL}: min_dcf@1 has no impostor trial to accept wrongly. Pass a share below 1.")
-    paid = (prices[0] * curve.false_non_match_rate + prices[1] * curve.false_match_rate) / min(prices)
-    best = len(paid) - 1 - int(np.argmin(paid[::-1]))  # of equal costs the highest threshold, as for the best F1
-    # at its least the cost does not change with the threshold
-    weights = prices[0] / min(prices), prices[1] / min(prices)
-    seen = curve.accepted[1, best] >= FEWEST_MISTAKES
-    return _Found(float(paid[best]), float(curve.thresholds[best]), weights if seen else None)
-
-
-def _accepted_at(trials: _Trials, p: float) -> _Found:
     curve = trials.curve
-    at = curve.keeping(p)
-    weights = (-1.0, -curve.slope(p)) if p * curve.of_different >= FEWEST_MISTAKES else None
-    return _Found(int(curve.accepted[0, at]) / curve.of_same, float(curve.thresholds[at]), weights)
+    miss_price = trials.miss_cost * p
+    match_price = trials.match_cost * (1 - p)
+    blind = min(miss_price, match_price)
+    costs = (miss_price * curve.false_non_match_rate + match_price * curve.false_match_rate) / blind
+    best = len(costs) - 1 - int(np.argmin(costs[::-1]))  # the highest threshold of equal costs, as for the best F1
+    # At its minimum the cost does not change with the threshold.
+    weights = (miss_price / blind, match_price / blind)
+    has_enough = curve.accepted[1, best] >= FEWEST_MISTAKES
+    return _Value(float(costs[best]), float(curve.thresholds[best]), weights if has_enough else None)
 
 
-def _accuracy(trials: _Trials) -> _Found:
+def _accepted_at(trials: _Trials, p: float) -> _Value:
+    """Return the share of genuine trials that are accepted at the lowest threshold that keeps a false match rate p."""
     curve = trials.curve
-    found: dict[int | str, tuple[float, float]] = {}
+    position = curve.keeping(p)
+    has_enough = p * curve.impostor >= FEWEST_MISTAKES
+    weights = (-1.0, -curve.slope(p)) if has_enough else None
+    return _Value(int(curve.accepted[0, position]) / curve.genuine, float(curve.thresholds[position]), weights)
+
+
+def _accuracy(trials: _Trials) -> _Value:
+    """Return the mean over folds of the share of right decisions, at the threshold that is best on the other folds."""
+    curve = trials.curve
+    folds: dict[int | str, tuple[float, float]] = {}
     parts = np.zeros(len(curve.same))
-    for name, inside in trials.folds.items():
-        threshold = best_threshold(curve.scores[~inside], curve.same[~inside])
-        right = (curve.scores[inside] >= threshold) == curve.same[inside]
-        found[name] = int(np.count_nonzero(right)) / len(right), threshold
-        # the mean over folds as a mean over trials, in which a trial of a small fold weighs more
-        parts[inside] = right * (len(parts) / len(trials.folds) / len(right))
-    mean = math.fsum(accuracy for accuracy, _ in found.values()) / len(found)
-    weights = curve.of_same / len(parts), curve.of_different / len(parts)
-    return _Found(mean, math.nan, weights, parts, found)
+    for name, in_fold in trials.folds.items():
+        threshold = best_threshold(curve.scores[~in_fold], curve.same[~in_fold])
+        is_right = (curve.scores[in_fold] >= threshold) == curve.same[in_fold]
+        folds[name] = int(np.count_nonzero(is_right)) / len(is_right), threshold
+        # The mean over folds as a mean over trials: a trial of a small fold has a larger weight.
+        parts[in_fold] = is_right * (len(parts) / len(trials.folds) / len(is_right))
+    mean = math.fsum(accuracy for accuracy, _ in folds.values()) / len(folds)
+    weights = (curve.genuine / len(parts), curve.impostor / len(parts))
+    return _Value(mean, math.nan, weights, parts, folds)
 
 
-def _likelihood_cost(trials: _Trials) -> _Found:
+def _likelihood_cost(trials: _Trials) -> _Value:
+    """Return Cllr, the cost in bits of scores as log-likelihood ratios."""
     curve = trials.curve
     bits = np.logaddexp(0.0, np.where(curve.same, -curve.scores, curve.scores)) / math.log(2)
     value = (float(bits[curve.same].mean()) + float(bits[~curve.same].mean())) / 2
-    return _Found(value, math.nan, (0.5, 0.5), bits)
+    return _Value(value, math.nan, (0.5, 0.5), bits)
 
 
 TRIAL_METRICS = (
@@ -265,62 +275,70 @@ def evaluate_trials(
     trials = _Trials(curve, miss_cost, false_match_cost, {} if of_fold is None else _folds(of_fold, order, curve.same))
     if people is not None:
         people = replace(people, first=people.first[order], second=people.second[order], same=curve.same)
-    found: dict[str, _Found] = {}
+    values_of_metrics: dict[str, _Value] = {}
     intervals: dict[str, Interval] = {}
-    for one in asked:
-        assert one.metric.value is not None
-        point: _Found = one.metric.value(trials, **one.parameters)
+    for request in asked:
+        assert request.metric.value is not None
+        value: _Value = request.metric.value(trials, **request.parameters)
+        values_of_metrics[request.key] = value
         if people is not None:
-            wrong = (curve.scores >= point.threshold) != curve.same
-            parts = wrong.astype(np.float64) if point.parts is None else point.parts
-            top = math.inf if one.metric.range is None else one.metric.range[1]
-            intervals[one.key] = (
-                UNKNOWN
-                if point.weights is None
-                else people.interval(point.value, parts, point.weights, top, confidence)
-            )
-        found[one.key] = point
-    of_folds = dict(found["accuracy"].folds) if "accuracy" in found else {}
+            intervals[request.key] = _interval(people, curve, value, request, confidence)
+    of_folds = dict(values_of_metrics["accuracy"].folds) if "accuracy" in values_of_metrics else {}
     return TrialReport(
-        values={key: point.value for key, point in found.items()},
-        thresholds={key: point.threshold for key, point in found.items() if not math.isnan(point.threshold)},
+        values={key: value.value for key, value in values_of_metrics.items()},
+        thresholds={
+            key: value.threshold for key, value in values_of_metrics.items() if not math.isnan(value.threshold)
+        },
         intervals=intervals,
         confidence=confidence,
         trials=len(values),
-        same=curve.of_same,
-        different=curve.of_different,
+        same=curve.genuine,
+        different=curve.impostor,
         identities=0 if people is None else people.count,
         folds=of_folds,
         accuracy_error=_standard_error([accuracy for accuracy, _ in of_folds.values()]),
-        notes=_notes(asked, curve, [key for key in intervals if found[key].weights is None]),
+        notes=_notes(asked, curve, [key for key in intervals if values_of_metrics[key].weights is None]),
         pair_counts=curve.counts(),
     )
 
 
+def _interval(people: Identities, curve: Curve, value: _Value, asked: Asked, confidence: float) -> Interval:
+    """Return the interval of a value; NaN if too few mistakes were seen for one."""
+    if value.weights is None:
+        return UNKNOWN
+    parts = value.parts
+    if parts is None:
+        is_wrong = (curve.scores >= value.threshold) != curve.same
+        parts = is_wrong.astype(np.float64)
+    top = math.inf if asked.metric.range is None else asked.metric.range[1]
+    return people.interval(value.value, parts, value.weights, top, confidence)
+
+
 def _standard_error(values: Sequence[float]) -> float:
+    """Return the standard error of a mean; NaN for fewer than two values."""
     return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-def _notes(asked: Sequence[Asked], curve: Curve, without: Sequence[str]) -> tuple[str, ...]:
-    """Note what too few impostor trials cannot show: a rate below that of one of them, and some intervals."""
-    rates = [one.parameters["p"] for one in asked if one.metric.value is _accepted_at]
-    notes = note_of_rates("match", rates, curve.of_different, "impostor trials")
-    if not without:
+def _notes(asked: Sequence[Asked], curve: Curve, without_interval: Sequence[str]) -> tuple[str, ...]:
+    """Return notes on what too few impostor trials cannot show: a rate below that of one of them, and some intervals."""
+    rates = [request.parameters["p"] for request in asked if request.metric.value is _accepted_at]
+    notes = note_of_rates("match", rates, curve.impostor, "impostor trials")
+    if not without_interval:
         return notes
-    few = f"No interval of {', '.join(without)}: fewer than {FEWEST_MISTAKES} impostor trials are accepted there."
+    few = f"No interval of {', '.join(without_interval)}: fewer than {FEWEST_MISTAKES} impostor trials are accepted there."
     return (*notes, few)
 
 
 def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.ndarray, "trials"]]:
-    """Read scores and kinds of trials.
+    """Return scores, and whether each trial is genuine.
 
     Raises:
         ValueError: If they are not finite numbers and booleans, as many of each, or of one kind.
     """
-    # a list of numbers is one of float64, which PyTorch would round
+    # PyTorch would round a list of numbers to float32.
     numbers = scores
     if isinstance(scores, list | tuple):
-        with contextlib.suppress(TypeError, ValueError):  # what holds no numbers is refused below
+        with contextlib.suppress(TypeError, ValueError):  # a list of other things is refused below
             numbers = np.asarray(scores, np.float64)
     read = as_tensor(numbers, "scores", _CALL), as_tensor(same, "same", _CALL)
     for name, value in zip(("scores", "same"), read, strict=True):
@@ -330,7 +348,7 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
             raise ValueError(
                 f"{_CALL} needs {name} of shape (trials,); got {tuple(value.shape)}. Pass one for each trial."
             )
-    values, kinds = (each.cpu() for each in read)
+    values, kinds = (value.cpu() for value in read)
     if len(values) != len(kinds):
         raise ValueError(f"{_CALL}: {len(values)} scores, but {len(kinds)} same. Pass one of each for every trial.")
     bad = (~(values.double().abs() <= LARGEST)).nonzero()
@@ -341,23 +359,23 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
         )
     other = ((kinds != 0) & (kinds != 1)).nonzero()
     if len(other):
-        at = int(other[0])
+        index = int(other[0])
         raise ValueError(
-            f"{_CALL}: same holds {kinds[at].item()} at index {at}. Pass True, or 1, for genuine trials, whose sides are of "
-            "one identity, and False, or 0, for impostor trials."
+            f"{_CALL}: same holds {kinds[index].item()} at index {index}. Pass True, or 1, for genuine trials, whose "
+            "sides are of one identity, and False, or 0, for impostor trials."
         )
-    flags = kinds.bool().numpy()
-    if flags.all() or not flags.any():
-        kind, missing = ("genuine", "impostor") if flags.all() else ("impostor", "genuine")
+    is_genuine = kinds.bool().numpy()
+    if is_genuine.all() or not is_genuine.any():
+        kind, missing = ("genuine", "impostor") if is_genuine.all() else ("impostor", "genuine")
         raise ValueError(
-            f"{_CALL}: all {len(flags)} trials are {kind} ones, and every rate needs trials of both kinds. Add {missing} "
-            "trials, or look at what `same` was made from."
+            f"{_CALL}: all {len(is_genuine)} trials are {kind} ones, and every rate needs trials of both kinds. Add "
+            f"{missing} trials, or look at what `same` was made from."
         )
-    return values.double().numpy(), flags
+    return values.double().numpy(), is_genuine
 
 
 def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) -> Identities | None:
-    """Read who is on each side.
+    """Return the identities of both sides; None without identities.
 
     Raises:
         ValueError: If one side is missing, or they disagree with `same`.
@@ -372,11 +390,12 @@ def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) 
     left, right = number[: len(same)], number[len(same) :]
     wrong = np.flatnonzero((left == right) != same)
     if len(wrong):
-        at = int(wrong[0])
+        index = int(wrong[0])
+        number_of_identities = "one" if left[index] == right[index] else "two"
         raise ValueError(
-            f"{_CALL}: in {len(wrong)} of {len(same)} trials `same` and the identities disagree, the first at index {at}: "
-            f"same is {bool(same[at])}, and the identities are {'one' if left[at] == right[at] else 'two'}. Pass "
-            "identities, such as names, not items."
+            f"{_CALL}: in {len(wrong)} of {len(same)} trials `same` and the identities disagree, the first at index "
+            f"{index}: same is {bool(same[index])}, and the identities are {number_of_identities}. Pass identities, such "
+            "as names, not items."
         )
     return Identities(left, right, same, len(names))
 
@@ -384,7 +403,12 @@ def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) 
 def _folds(
     labels: Labels, order: Int[np.ndarray, "trials"], same: Bool[np.ndarray, "trials"]
 ) -> dict[int | str, Bool[np.ndarray, "trials"]]:
-    """Return which trials, in an order, are in each fold.
+    """Return whether each trial is in each fold, by the name of the fold.
+
+    Args:
+        labels: The fold of each trial, as it was passed.
+        order: Index of each trial, in the order of the result.
+        same: Whether each trial is genuine, in this order.
 
     Raises:
         ValueError: If there is a single fold, or one with a single kind of trial.
@@ -393,14 +417,17 @@ def _folds(
     codes = numbers.numpy()[order]
     folds: dict[int | str, Bool[np.ndarray, "trials"]] = {}
     for code in np.unique(codes).tolist():
-        inside, name = codes == code, code if names is None else names[code]
-        of_same, size = np.count_nonzero(same[inside]), np.count_nonzero(inside)
-        if of_same in (0, size):
+        name = code if names is None else names[code]
+        in_fold = codes == code
+        size = np.count_nonzero(in_fold)
+        genuine = np.count_nonzero(same[in_fold])
+        if genuine in (0, size):
+            kind = "genuine" if genuine else "impostor"
             raise ValueError(
-                f"{_CALL}: fold {name!r} has {size} trials, all {'genuine' if of_same else 'impostor'} ones. Give "
-                "each fold trials of both kinds; LFW's have 300 of each."
+                f"{_CALL}: fold {name!r} has {size} trials, all {kind} ones. Give each fold trials of both kinds; LFW's "
+                "have 300 of each."
             )
-        folds[name] = inside
+        folds[name] = in_fold
     if len(folds) < 2:
         raise ValueError(
             f"{_CALL}: folds has the single fold {next(iter(folds))!r}. Pass at least two, such as 0 to 9."
