@@ -23,7 +23,7 @@ from fewshot_callbacks.callbacks.embeddings import (
     Source,
     hooks_ignored,
 )
-from fewshot_callbacks.functional._reading import Labels
+from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.dynamics import (
     Centering,
     DynamicsHistory,

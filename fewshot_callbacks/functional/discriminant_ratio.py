@@ -15,7 +15,7 @@ squared, and may be as large as 1e300.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,8 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.functional import _scatter_kernel
-from fewshot_callbacks.functional._reading import as_labels, as_tensor
+from fewshot_callbacks.functional._labels import Labels, as_labels, encode, join, on_cpu
+from fewshot_callbacks.functional._reading import as_tensor
 
 # The default keeps J finite in float32 (at most 1e30) and changes no digit of a J below 1e14.
 EPS = 1e-30
@@ -85,7 +86,8 @@ def batch_ratios(
         skip_singletons: See `discriminant_ratio`; the variance ratio has no need of it.
         call: The function that was called, for messages.
     """
-    rows, codes = read_batch(embeddings, labels, call)
+    rows, read = read_batch(embeddings, labels, call)
+    codes = read.codes.to(rows.device)
     plain = type(rows) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
     if plain and rows.device.type == "cpu" and rows.dtype != torch.float64:
         # Compiled; not for float64, whose squares may overflow, nor for tensors that hold no values, as in a compiled graph.
@@ -99,24 +101,25 @@ def batch_ratios(
         return batch.discriminant_ratio(eps=eps, skip_singletons=skip_singletons), batch.variance_ratio()
 
 
-def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Tensor]:
-    """Read embeddings without a gradient, and the codes of their labels on the same device.
+def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Labels]:
+    """Return embeddings without a gradient, and their labels.
 
     Raises:
         ValueError: If shapes or types do not fit. Values are not checked, since that would wait for the device.
     """
-    embeddings, codes = as_tensor(embeddings, "embeddings", function), as_labels(labels, "labels", function).codes
+    embeddings = as_tensor(embeddings, "embeddings", function)
+    read = as_labels(labels, "labels", function)
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
         raise ValueError(
             f"{function} needs floating-point embeddings of shape (items, dim); got {embeddings.dtype} of shape "
             f"{tuple(embeddings.shape)}. Flatten what belongs to one item: embeddings.flatten(1)."
         )
-    if codes.shape != embeddings.shape[:1]:
+    if len(read) != len(embeddings):
         raise ValueError(
-            f"{function} needs one label for each of the {len(embeddings)} embeddings; got {len(codes)} labels. Both must "
+            f"{function} needs one label for each of the {len(embeddings)} embeddings; got {len(read)} labels. Both must "
             "come from the same items in the same order."
         )
-    return embeddings, codes if isinstance(labels, Tensor) else codes.to(embeddings.device)
+    return embeddings, read
 
 
 @dataclass(frozen=True)
@@ -241,8 +244,8 @@ class ClassMoments:
         >>> torch.testing.assert_close(parts.discriminant_ratio(), whole.discriminant_ratio())
     """
 
-    labels: Int[Tensor, "classes"]
-    """ascending, each once"""
+    labels: Labels
+    """of the classes, as they were given, ascending, on the CPU"""
     counts: Int[Tensor, "classes"]
     origins: Float[Tensor, "classes dim"]
     """float64; an item of each class, from which its mean is measured, so that no offset costs a digit"""
@@ -272,14 +275,16 @@ class ClassMoments:
 
         Args:
             embeddings: (items, dim), any floating dtype.
-            labels: (items,) integers of any value, or strings, each of which maps to the same 64-bit integer in every call.
+            labels: (items,) integers of any value, or strings.
 
         Raises:
             ValueError: If embeddings are not (items, dim) or labels are not one integer or string for each item.
         """
-        rows, codes = read_batch(embeddings, labels, "ClassMoments.of")
+        rows, read = read_batch(embeddings, labels, "ClassMoments.of")
         items = rows.double()
-        present, number, counts = codes.unique(return_inverse=True, return_counts=True)
+        classes, number = read.distinct()
+        number = number.to(items.device)
+        counts = number.bincount(minlength=len(classes))
         origins = items[number.sort(stable=True).indices[counts.cumsum(0) - counts]]  # the first item of each class
         shifted = items - origins[number]
         offsets = torch.zeros_like(origins).index_add_(0, number, shifted) / counts.unsqueeze(1)
@@ -287,12 +292,12 @@ class ClassMoments:
         unit = apart.new_ones(()) if len(apart) == 0 else apart.max()
         squares = (apart / unit.where(unit > 0, 1)).square()
         spread = unit * torch.zeros_like(offsets[:, 0]).index_add_(0, number, squares).sqrt()
-        return cls(present.long(), counts, origins, offsets, spread)
+        return cls(on_cpu(classes), counts, origins, offsets, spread)
 
     def merge(self, other: ClassMoments) -> ClassMoments:
-        """Merge the moments of two sets."""
-        labels, place = torch.cat([self.labels, other.labels]).unique(return_inverse=True)
-        ours, others = place[: len(self.labels)], place[len(self.labels) :]
+        """Merge the moments of two sets; both have words for labels, or both integers."""
+        labels, place = join("ClassMoments.merge", [self.labels, other.labels]).distinct()
+        ours, others = place.to(self.counts.device).split([len(self.labels), len(other.labels)])
 
         def spread(values: Tensor, at: Tensor) -> Tensor:
             return values.new_zeros(len(labels), *values.shape[1:]).index_copy_(0, at, values)
@@ -312,23 +317,28 @@ class ClassMoments:
     def shared(self, processes: Processes) -> ClassMoments:
         """Merge the moments of all processes for some of the classes; each class is in one process only.
 
-        Every process must call it; a process without items passes moments of the same dimension and no class.
+        Every process must call it; a process without items passes moments of the same dimension and no class. What is
+        returned has codes for labels, which all processes agree on.
         """
-        owner = self.labels.remainder(processes.count)
-        mine = self._of(owner == processes.rank)
+        [codes], _ = encode("ClassMoments.shared", {"labels": self.labels}, processes)
+        coded = replace(self, labels=Labels(codes))
+        owner = codes.remainder(processes.count)
+        mine = coded._of(owner == processes.rank)
         for step in range(1, processes.count):
             to = (processes.rank + step) % processes.count
-            leaving = self._of(owner == to)
-            received = processes.exchange(leaving.tensors(), to=to, source=(processes.rank - step) % processes.count)
-            mine = mine.merge(ClassMoments(*(received or ())))
+            leaving = coded._of(owner == to)
+            source = (processes.rank - step) % processes.count
+            received = processes.exchange([leaving.labels.codes, *leaving.values()], to=to, source=source)
+            assert received is not None
+            mine = mine.merge(ClassMoments(Labels(received[0]), *received[1:]))
         return mine
 
     def _of(self, chosen: Bool[Tensor, "classes"]) -> ClassMoments:
-        return ClassMoments(*(tensor[chosen] for tensor in self.tensors()))
+        return ClassMoments(self.labels[chosen], *(tensor[chosen] for tensor in self.values()))
 
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Its fields, in the order in which it takes them."""
-        return self.labels, self.counts, self.origins, self.offsets, self.spread
+    def values(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return all fields but the labels, in the order in which it takes them."""
+        return self.counts, self.origins, self.offsets, self.spread
 
     def discriminant_ratio(
         self, *, eps: float = EPS, skip_singletons: bool = False, processes: Processes = ALONE

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fewshot_callbacks._extras import needs
 from fewshot_callbacks._terminal import as_text
-from fewshot_callbacks.functional._reading import as_labels, as_tensor, refuse_unknown
+from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._reading import as_tensor, refuse_unknown
 from fewshot_callbacks.functional.episodes import split_episodes
 
 if TYPE_CHECKING:

@@ -32,15 +32,8 @@ from fewshot_callbacks.distributed.processes import Processes, presence
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import _scatter_kernel
-from fewshot_callbacks.functional._reading import (
-    as_tensor,
-    check_embeddings,
-    check_labels,
-    computable,
-    default_mode,
-    read_labels,
-    refuse_words_beside_integers,
-)
+from fewshot_callbacks.functional._labels import Labels, check_labels, encode, read_labels
+from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
 from fewshot_callbacks.functional.knn import NeighbourSearch, Votes
 from fewshot_callbacks.functional.neighbours import positive_whole
@@ -339,7 +332,7 @@ def embedding_health(
 
 
 def _read(embeddings: Any, labels: Any, share: Share) -> tuple[Tensor, Tensor | None]:
-    """Read rows that can be computed with, and the codes of their labels; a process of several may have none. Collective."""
+    """Return rows that can be computed with, and the codes of their labels. *Collective*; a process may have no row."""
     rows, processes = as_tensor(embeddings, "embeddings", _CALL).cpu(), share.processes
     items = len(rows) if rows.ndim else 0
     if items or processes.count == 1:
@@ -348,16 +341,15 @@ def _read(embeddings: Any, labels: Any, share: Share) -> tuple[Tensor, Tensor | 
     places = share.query_places
     if places is not None:
         places = check_labels(places, items, "places", "embeddings", _CALL)
-    everyone = processes.gather((rows.shape[-1] if rows.ndim else 0, items, read and read[:1], places))
-    dims = {rank: dim for rank, (dim, number, *_) in enumerate(everyone) if number}
+    everyone = processes.gather((rows.shape[-1] if rows.ndim else 0, items, places))
+    dims = {rank: dim for rank, (dim, number, _) in enumerate(everyone) if number}
     if not dims:
         raise ValueError(f"{_CALL}: embeddings is empty (shape (0, 0)) in every process. Pass at least one item.")
     refuse_other_dims(_CALL, "embeddings", dims)
-    first = {f"labels in process {rank}": of for rank, (_, _, of, _) in enumerate(everyone) if of is not None}
-    refuse_words_beside_integers(_CALL, first)
+    codes = None if read is None else encode(_CALL, {"labels": read}, processes)[0][0]
     if places is not None:
         check_places(_CALL, "embeddings", torch.cat([held for *_, held in everyone if held is not None]))
-    return computable(rows), None if read is None else read.codes
+    return computable(rows), codes
 
 
 def _moments(
@@ -386,7 +378,9 @@ def _class_moments(
     offsets = sums / counts[:, None]
     # The origin is an item: what is subtracted is at most n times what is left, and its rounding n 2^-53 of it.
     scatter = (squares - counts * offsets.square().sum(dim=1)).clamp(min=0)
-    return ClassMoments(present.long(), counts, rows[origin].double() / lengths[origin, None], offsets, scatter.sqrt())
+    return ClassMoments(
+        Labels(present.long()), counts, rows[origin].double() / lengths[origin, None], offsets, scatter.sqrt()
+    )
 
 
 def _merged(parts: Sequence[Any]) -> Any:

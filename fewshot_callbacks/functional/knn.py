@@ -15,15 +15,8 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import ALONE, Processes, presence
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
-from fewshot_callbacks.functional._reading import (
-    Labels,
-    as_tensor,
-    check_labels,
-    default_mode,
-    merged_books,
-    read_labels,
-    refuse_words_beside_integers,
-)
+from fewshot_callbacks.functional._labels import Labels, check_labels, encode, encode_ids, read_labels
+from fewshot_callbacks.functional._reading import as_tensor, default_mode
 from fewshot_callbacks.functional._repeated import (
     Copies,
     Side,
@@ -214,23 +207,20 @@ def _accuracy(
     given = {name: presence(array) for name, array in arrays.items()}
     share.processes.refuse_other_calls(_CALL, settings | given)
     _check_sides(bank, bank_labels, ids, bank_ids)
-    queries, notes = _counted(
-        _whole(share.processes, "embeddings", "labels", embeddings, labels, share.query_places, ids)
-    )
-    rows, own_labels = queries.rows, queries.labels
-    others, other_labels, itself = rows, own_labels, torch.arange(len(rows))
+    sides = [_read("embeddings", "labels", "ids", embeddings, labels, ids, share.query_places)]
     if bank is not None:
-        of_bank, notes_on_bank = _counted(
-            _whole(share.processes, "bank", "bank_labels", bank, bank_labels, share.gallery_places, bank_ids)
-        )
+        sides.append(_read("bank", "bank_labels", "bank_ids", bank, bank_labels, bank_ids, share.gallery_places))
+    queries, *of_bank = _wholes(share.processes, sides)
+    queries, notes = _counted(queries)
+    rows = queries.rows
+    others, itself = queries, torch.arange(len(rows))
+    if bank is not None:
+        others, notes_on_bank = _counted(of_bank[0])
         notes += notes_on_bank
-        others, other_labels = of_bank.rows, of_bank.labels
-        itself = _places_of(queries.ids, of_bank.ids, len(rows))
-    refuse_words_beside_integers(_CALL, {"labels": own_labels, "bank_labels": other_labels})
-    compared = compared_sets(_CALL, ("embeddings", "bank"), rows, None if bank is None else others, similarity)
-    classes, of_others = (
-        torch.cat([own_labels.codes, other_labels.codes]).unique(return_inverse=True)[1].split([len(rows), len(others)])
-    )
+        itself = _places_of(queries.ids, others.ids, len(rows))
+    compared = compared_sets(_CALL, ("embeddings", "bank"), rows, None if bank is None else others.rows, similarity)
+    numbers = torch.cat([queries.labels, others.labels]).unique(return_inverse=True)[1]
+    classes, of_others = numbers.split([len(queries.labels), len(others.labels)])
     is_own = (itself >= 0) & (of_others[itself] == classes)
     same = torch.bincount(of_others, minlength=int(classes.max()) + 1)[classes] - is_own.long()
     if not bool((same > 0).any()):
@@ -238,7 +228,7 @@ def _accuracy(
             f"{_CALL}: none of the {len(rows)} queries has a candidate of its label, so no vote can be right. Pass a bank "
             "with labels of the queries, or none for leave-one-out."
         )
-    candidates = len(others) - int(bool((itself >= 0).any()))
+    candidates = len(others.rows) - int(bool((itself >= 0).any()))
     voters = NeighbourSearch(
         *compared, classes.numpy(), of_others.numpy(), itself.numpy(), similarity, memory_bytes(_CALL, memory_mb)
     )
@@ -325,61 +315,90 @@ def _report(
     )
 
 
-def _whole(processes: Processes, name: str, labels_name: str, rows: Any, labels: Any, places: Any, ids: Any) -> _Items:
-    """Return the items of all processes, in the order of their places. Collective.
+class _Side(NamedTuple):
+    """The queries, or the bank, of this process."""
 
-    Args:
-        processes: Those that make the call together.
-        name: Name of the vectors, for messages.
-        labels_name: Name of the labels, for messages.
-        rows: Vectors of this process.
-        labels: Their labels.
-        places: Their indices among all; None if those of a process follow those of the one before.
-        ids: Their ids; None if none were given, in any process.
-    """
-    vectors = as_tensor(rows, name, _CALL).cpu()
-    items = len(vectors) if vectors.ndim else 0
-    read = read_labels(labels, items, labels_name, name, _CALL)
-    id_name = "ids" if name == "embeddings" else "bank_ids"
-    codes = None if ids is None else check_labels(ids, items, id_name, name, _CALL)
-    if processes.count == 1 and places is None:
-        return _Items(vectors, read, codes)
-    place = None if places is None else check_labels(places, items, "places", name, _CALL)
-    if items and vectors.ndim != 2:
-        raise ValueError(f"{_CALL} needs {name} of shape (items, dim); got shape {tuple(vectors.shape)}.")
-    parts = processes.gather((vectors, read, codes, place))
-    refuse_words_beside_integers(
-        _CALL, {f"{labels_name} of process {rank}": part for rank, (_, part, *_) in enumerate(parts)}
-    )
-    filled = {rank: part for rank, (part, *_) in enumerate(parts) if len(part)}
-    if not filled:
-        raise ValueError(f"{_CALL}: {name} is empty (shape (0, 0)) in every process. Pass at least one item.")
-    refuse_other_dims(_CALL, name, {rank: part.shape[1] for rank, part in filled.items()})
-    label_codes = torch.cat([part.codes for _, part, *_ in parts])
-    words = merged_books((part.words for _, part, *_ in parts), _CALL)
-    whole = _Items(
-        torch.cat([*filled.values()]),
-        Labels(label_codes, words),
-        None if codes is None else torch.cat([of_part for *_, of_part, _ in parts if of_part is not None]),
-    )
-    given = [of_part for *_, of_part in parts if of_part is not None]
-    if not given:
-        return whole
-    joined = torch.cat(given)
-    check_places(_CALL, name, joined)
-    return whole.only(joined.argsort())
+    name: str
+    labels_name: str
+    ids_name: str
+    rows: Tensor
+    labels: Labels
+    ids: Labels | None
+    places: Int[Tensor, "items"] | None
 
 
 class _Items(NamedTuple):
     """The queries, or the bank, of all processes."""
 
     rows: Tensor
-    labels: Labels
-    ids: Tensor | None
+    labels: Int[Tensor, "items"]
+    """codes that queries and bank share"""
+    ids: Int[Tensor, "items"] | None
+    """codes that queries and bank share"""
 
     def only(self, index: Int[Tensor, "chosen"]) -> _Items:
         """Return the items with these indices, in their order."""
         return _Items(self.rows[index], self.labels[index], None if self.ids is None else self.ids[index])
+
+
+def _read(name: str, labels_name: str, ids_name: str, rows: Any, labels: Any, ids: Any, places: Any) -> _Side:
+    """Return what this process was given of one side.
+
+    Args:
+        name: Name of the vectors, for messages.
+        labels_name: Name of the labels, for messages.
+        ids_name: Name of the ids, for messages.
+        rows: Vectors of this process.
+        labels: Their labels.
+        ids: Their ids; None if none were given, in any process.
+        places: Their indices among all; None if those of a process follow those of the one before.
+    """
+    vectors = as_tensor(rows, name, _CALL).cpu()
+    items = len(vectors) if vectors.ndim else 0
+    return _Side(
+        name,
+        labels_name,
+        ids_name,
+        vectors,
+        read_labels(labels, items, labels_name, name, _CALL),
+        None if ids is None else read_labels(ids, items, ids_name, name, _CALL),
+        None if places is None else check_labels(places, items, "places", name, _CALL),
+    )
+
+
+def _wholes(processes: Processes, sides: Sequence[_Side]) -> list[_Items]:
+    """Return the items of all processes, for each side. Collective."""
+    codes, _ = encode(_CALL, {side.labels_name: side.labels for side in sides}, processes)
+    ids = {side.ids_name: side.ids for side in sides if side.ids is not None}
+    id_codes = dict(zip(ids, encode_ids(_CALL, ids, processes), strict=True)) if ids else {}
+    return [
+        _whole(processes, side, of_side, id_codes.get(side.ids_name))
+        for side, of_side in zip(sides, codes, strict=True)
+    ]
+
+
+def _whole(processes: Processes, side: _Side, labels: Int[Tensor, "own"], ids: Int[Tensor, "own"] | None) -> _Items:
+    """Return the items of all processes, in the order of their places. Collective."""
+    if processes.count == 1 and side.places is None:
+        return _Items(side.rows, labels, ids)
+    if len(labels) and side.rows.ndim != 2:
+        raise ValueError(f"{_CALL} needs {side.name} of shape (items, dim); got shape {tuple(side.rows.shape)}.")
+    parts = processes.gather((side.rows, labels, ids, side.places))
+    filled = {rank: part for rank, (part, *_) in enumerate(parts) if len(part)}
+    if not filled:
+        raise ValueError(f"{_CALL}: {side.name} is empty (shape (0, 0)) in every process. Pass at least one item.")
+    refuse_other_dims(_CALL, side.name, {rank: part.shape[1] for rank, part in filled.items()})
+    whole = _Items(
+        torch.cat([*filled.values()]),
+        torch.cat([part for _, part, *_ in parts]),
+        None if ids is None else torch.cat([part for *_, part, _ in parts if part is not None]),
+    )
+    places = [part for *_, part in parts if part is not None]
+    if not places:
+        return whole
+    joined = torch.cat(places)
+    check_places(_CALL, side.name, joined)
+    return whole.only(joined.argsort())
 
 
 def _counted(items: _Items) -> tuple[_Items, list[str]]:
@@ -389,7 +408,7 @@ def _counted(items: _Items) -> tuple[_Items, list[str]]:
     first = first_of_each(items.ids)
     if len(first) == len(items.ids):
         return items, []
-    note = note_on_ids(items.ids, items.labels.codes, sketches(items.rows))
+    note = note_on_ids(items.ids, items.labels, sketches(items.rows))
     return items.only(first), [] if note is None else [note]
 
 

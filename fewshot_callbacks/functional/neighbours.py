@@ -15,19 +15,15 @@ from fewshot_callbacks.engine.nearest import nearest_items, pairs_from
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Ints
 from fewshot_callbacks.engine.vectors import Floats, Similarity, Vectors, check_similarity
-from fewshot_callbacks.functional._reading import (
+from fewshot_callbacks.functional._labels import (
     Labels,
-    as_tensor,
-    check_embeddings,
     check_labels,
-    computable,
-    default_mode,
+    encode,
     exclusion_codes,
-    numbered,
     read_labels,
     refuse_ids_of_two_sets,
-    signs,
 )
+from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, signs
 from fewshot_callbacks.functional._repeated import first_of_each
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.retrieval.registry import LARGEST_RANK
@@ -301,7 +297,7 @@ def nearest(
     codes_of_ids = None if ids is None else check_labels(ids, items, "ids", "embeddings", _CALL)
     names = ("query_ids", "gallery_ids", "query_groups", "gallery_groups")
     given = dict(zip(names, (query_ids, gallery_ids, query_groups, gallery_groups), strict=True))
-    codes = exclusion_codes(_CALL, gallery is None, items, others, **given)
+    codes = exclusion_codes(_CALL, given, items, others, same_set=gallery is None)
     own_ids, item_ids = (codes_of_ids if gallery is None else codes[name] for name in ("query_ids", "gallery_ids"))
     first = None if item_ids is None else first_of_each(item_ids)
     index = first_of_each(own_ids) if queries is None and own_ids is not None else chosen(_CALL, queries, items)
@@ -366,10 +362,11 @@ def _labels(
         return None, None
     of_queries: Labels = read_labels(labels, items, "labels", "embeddings", _CALL)
     if gallery is None:
-        return of_queries.codes, of_queries.codes
+        codes = of_queries.codes
+        return codes, codes
     of_items = read_labels(gallery_labels, others, "gallery_labels", "gallery items", _CALL)
-    (left, right), _ = numbered(_CALL, {"labels": of_queries, "gallery_labels": of_items})
-    return left, right
+    [query_codes, item_codes], _ = encode(_CALL, {"labels": of_queries, "gallery_labels": of_items})
+    return query_codes, item_codes
 
 
 _RANGES = {

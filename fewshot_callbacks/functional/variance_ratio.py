@@ -128,8 +128,8 @@ def variance_ratio_of_set(
             raise ValueError(
                 "variance_ratio_of_set(embeddings) needs labels. Pass one integer or string for each embedding."
             )
-        items, codes = read_batch(embeddings, labels, "variance_ratio_of_set")
-        embeddings = ClassMoments.of(unit_rows(items.double()) if normalize else items, codes)
+        items, read = read_batch(embeddings, labels, "variance_ratio_of_set")
+        embeddings = ClassMoments.of(unit_rows(items.double()) if normalize else items, read)
     scatter = embeddings.class_scatter() if isinstance(embeddings, ClassMoments) else embeddings
     counts, distances, spread = scatter.counts, scatter.distances, scatter.spread
     classes, total = len(counts), int(counts.sum())
