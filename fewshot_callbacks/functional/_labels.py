@@ -243,8 +243,8 @@ def encode(
 def encode_ids(call: str, labels: Mapping[str, Labels], processes: Processes = ALONE) -> list[Int[Tensor, "_"]]:
     """Return codes that are equal where ids or groups are equal, in all arguments and processes. *Collective*.
 
-    Nobody asks for the id of such a code. So several processes exchange a digest of 16 bytes of each distinct word, and not
-    the words: paths of files are all distinct, and long.
+    Nobody asks for the id of such a code. So words are not sorted, and several processes exchange a digest of 16 bytes of
+    each distinct word in place of the word: paths of files are all distinct, and long.
 
     Args:
         call: The public function, for messages.
@@ -254,17 +254,13 @@ def encode_ids(call: str, labels: Mapping[str, Labels], processes: Processes = A
     Raises:
         ValueError: If some are words and others integers; in every process.
     """
-    if processes.count == 1:
-        return encode(call, labels)[0]
-    words = list(_distinct_objects(labels.values()))
-    everyone = processes.gather((_forms(labels), _digests(words)))
-    forms = [of_process for of_process, _ in everyone]
+    forms = processes.gather(_forms(labels))
     refuse_other_forms(call, _forms_of_all(forms))
     if not _are_objects(forms):
         return [_integers_in(part) for part in labels.values()]
-    codes = _numbered_rows(np.concatenate([digests for _, digests in everyone]))
-    first = sum(len(digests) for _, digests in everyone[: processes.rank])
-    code_of = dict(zip(words, codes[first : first + len(words)].tolist(), strict=True))
+    words = _distinct_objects(labels.values())
+    codes = range(len(words)) if processes.count == 1 else _codes_of_digests(words, processes)
+    code_of = dict(zip(words, codes, strict=True))
     return [_looked_up(part, code_of) for part in labels.values()]
 
 
@@ -369,9 +365,19 @@ def _integers_in(labels: Labels) -> Int[Tensor, "items"]:
     return labels.values if isinstance(labels.values, Tensor) else torch.empty(0, dtype=torch.int64, device="cpu")
 
 
-def _distinct_objects(labels: Iterable[Labels]) -> set[Any]:
-    """Return the distinct words or sets of labels; none of integers."""
-    return {label for part in labels if not isinstance(part.values, Tensor) for label in part.tolist()}
+def _distinct_objects(labels: Iterable[Labels]) -> list[Any]:
+    """Return the distinct words or sets of labels in the order in which they come; none of integers."""
+    objects = (label for part in labels if not isinstance(part.values, Tensor) for label in part.tolist())
+    return list(dict.fromkeys(objects))
+
+
+def _codes_of_digests(words: Sequence[str], processes: Processes) -> list[int]:
+    """Return a code for each distinct word, the same in all processes. *Collective*."""
+    everyone = processes.gather(_digests(words))
+    codes = _numbered_rows(np.concatenate(everyone))
+    first = sum(len(digests) for digests in everyone[: processes.rank])
+    own: list[int] = codes[first : first + len(words)].tolist()
+    return own
 
 
 def _digests(words: Sequence[str]) -> Int[np.ndarray, "words 2"]:

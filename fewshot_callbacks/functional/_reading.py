@@ -1,4 +1,4 @@
-"""Arrays and settings that callers pass: read as tensors, and refused where they are none."""
+"""Reads the arrays that callers pass as tensors, and refuses arrays and settings that cannot be used."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def default_mode() -> Iterator[None]:
 
 
 def as_tensor(value: Any, name: str, call: str) -> Tensor:
-    """Read a tensor, anything NumPy makes an array of, or a list of numbers or rows, as a detached tensor.
+    """Return a tensor, anything that NumPy makes an array of, or a list of numbers or rows as a detached tensor.
 
     Raises:
-        ValueError: For values that are masked, no numbers, or not there (a meta tensor), and for sparse tensors.
+        ValueError: For masked values, for what is no number, for a meta tensor, which has no values, and for sparse tensors.
     """
     if isinstance(value, Tensor):
         refuse_without_values(value, name, call)
@@ -55,17 +55,15 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
         raise ValueError(
-            f"{call}: {name} is a {kind} that cannot be converted to a tensor ({error}). Pass numbers: a tensor, a "
-            f"NumPy array, or "
-            "a list of rows of the same length."
+            f"{call}: {name} is a {kind} that cannot be converted to a tensor ({error}). Pass numbers: a tensor, a NumPy "
+            "array, or a list of rows of the same length."
         ) from error
 
 
 def number_distinct(values: Int[Tensor, "items"]) -> tuple[Int[Tensor, "items"], Int[Tensor, "distinct"]]:
-    """Number the distinct values in ascending order.
+    """Return the number of the value of each item, and the index of the first item of each number.
 
-    Returns:
-        The number of each item's value, and for each distinct value the index of its first item.
+    The distinct values are numbered from 0 in ascending order.
     """
     distinct, number = values.unique(return_inverse=True)
     first = torch.full((len(distinct),), len(values), device=values.device)
@@ -139,14 +137,8 @@ def check_embeddings(embeddings: Tensor, name: str, call: str) -> None:
 def check_matrix(embeddings: Tensor | Stored, name: str, call: str) -> None:
     """Refuse anything but a non-empty, floating-point (items, dim) matrix; its values may be NaN."""
     if embeddings.ndim != 2:
-        hint = (
-            f"For a single item pass {name}[None]; for items of one number each {name}[:, None]."
-            if embeddings.ndim == 1
-            else f"Flatten what belongs to one item: {name}.flatten(1)."
-            if embeddings.ndim > 2
-            else "Pass a matrix."
-        )
-        raise ValueError(f"{call} needs {name} of shape (items, dim); got shape {tuple(embeddings.shape)}. {hint}")
+        fix = _matrix_from(name, embeddings.ndim)
+        raise ValueError(f"{call} needs {name} of shape (items, dim); got shape {tuple(embeddings.shape)}. {fix}")
     if not embeddings.dtype.is_floating_point:
         raise ValueError(f"{call} needs floating-point {name}; got {embeddings.dtype}. Pass {name}.float().")
     if embeddings.shape[0] == 0:
@@ -155,22 +147,31 @@ def check_matrix(embeddings: Tensor | Stored, name: str, call: str) -> None:
         raise ValueError(f"{call}: {name} has no dimensions (shape {tuple(embeddings.shape)}).")
 
 
+def _matrix_from(name: str, ndim: int) -> str:
+    """Return how to make a matrix of a tensor with another number of dimensions."""
+    if ndim == 1:
+        return f"For a single item pass {name}[None]; for items of one number each {name}[:, None]."
+    if ndim > 2:
+        return f"Flatten what belongs to one item: {name}.flatten(1)."
+    return "Pass a matrix."
+
+
 def refuse_unknown(call: str, name: str, value: Any, known: Any, fix: str) -> None:
-    """Refuse a setting that is none of the words of a `Literal`."""
+    """Refuse a setting that is none of the choices of a `Literal`."""
     if value not in get_args(known):
         raise ValueError(f"{call}: there is no {name}={value!r}. {fix}")
 
 
 def check_seed(call: str, name: str, seed: Any) -> int:
-    """Return a seed that PyTorch's generators take, which have 64 bits.
+    """Return a seed as an integer of the 64 bits that PyTorch's generators take.
 
     Raises:
         ValueError: With the range.
     """
-    whole = seed.__index__() if hasattr(seed, "__index__") and not isinstance(seed, bool) else None
-    if whole is None or not -(2**63) <= whole < 2**64:
+    is_whole = hasattr(seed, "__index__") and not isinstance(seed, bool)
+    if not is_whole or not -(2**63) <= seed.__index__() < 2**64:
         raise ValueError(f"{call}: {name}={seed!r} must be a whole number, such as 0, from -2**63 to 2**64 - 1.")
-    return int(whole)
+    return int(seed.__index__())
 
 
 def refuse_non_finite(bad: Tensor, items: int, name: str, call: str, where: str = "") -> None:
@@ -192,19 +193,25 @@ def refuse_non_finite(bad: Tensor, items: int, name: str, call: str, where: str 
 
 
 def non_finite_rows(embeddings: Tensor | Stored) -> Tensor:
-    """Find the indices of rows with NaN or Inf, in slices: one mask of the whole matrix would take a quarter of it."""
+    """Return the indices of rows with NaN or Inf, ascending.
+
+    Rows are looked at in slices: one mask of the whole matrix would take a quarter of its memory. The sum of all numbers is
+    taken first, for it needs a third of the time, and is finite only if they are.
+    """
     if isinstance(embeddings, Stored):
-        return torch.cat([some.start + non_finite_rows(rows) for some, rows in embeddings.pieces()])
+        return torch.cat([span.start + non_finite_rows(rows) for span, rows in embeddings.pieces()])
     if embeddings.dtype in (torch.float32, torch.float64) and bool(embeddings.sum().isfinite()):
-        return torch.empty(0, dtype=torch.int64, device=embeddings.device)  # the sum of all, a third of the time
+        return torch.empty(0, dtype=torch.int64, device=embeddings.device)
     rows = max(1, 2**16 // max(1, embeddings.shape[1]))  # 0.5 MB in float64
     slices = [~part.isfinite().all(dim=1) for part in embeddings.split(rows)]
     return torch.cat(slices).nonzero().flatten()
 
 
 def computable(vectors: Tensor) -> Tensor:
-    """Make the rows contiguous in memory, and half precision float32, which holds each of its values."""
-    return (vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()).contiguous()
+    """Return rows that are contiguous in memory; half precision becomes float32, which holds each of its values."""
+    if vectors.dtype not in (torch.float32, torch.float64):
+        vectors = vectors.float()
+    return vectors.contiguous()
 
 
 def signs(codes: Tensor, name: str, call: str) -> Int[Tensor, "items bits"]:
@@ -223,29 +230,38 @@ def signs(codes: Tensor, name: str, call: str) -> Int[Tensor, "items bits"]:
             f"{call}: {name} have shape {tuple(codes.shape)}; codes are (items, bits), with at least one of each."
         )
     codes = codes.detach().cpu()
-    high, zero = codes == 1, codes == 0
-    low = codes == -1 if codes.dtype != torch.uint8 else torch.zeros_like(zero)  # torch takes -1 for 255 there
+    high = codes == 1
+    zero = codes == 0
+    # torch takes -1 for 255 in unsigned bytes
+    low = torch.zeros_like(zero) if codes.dtype == torch.uint8 else codes == -1
     others = codes[~(high | zero | low)]
     if len(others):
-        if codes.dtype == torch.uint8:
-            values = codes.unique().tolist()
-            shown = " and ".join(map(str, values)) if len(values) == 2 else f"{len(values)} values up to {values[-1]}"
-            raise ValueError(
-                f"{call}: {name} hold {shown}; binary codes hold 0 and 1. Pass {name} > 0 if each value is a bit, or "
-                f"np.unpackbits({name}, axis=1) if each is a byte of 8 bits."
-            )
-        found = ", ".join(f"{value:g}" for value in others[:3].tolist()) + (", ..." if len(others) > 3 else "")
-        fix = f"Pass {name} > 0."
-        if codes.dtype == torch.int8:  # how sentence-transformers packs bits: bytes minus 128
-            fix = (
-                f"Pass {name} > 0 if each value is a number, or "
-                f"np.unpackbits(np.asarray({name}).view(np.uint8) ^ 128, axis=1) if each is a byte of 8 bits, as "
-                'quantize_embeddings(precision="binary") makes them.'
-            )
-        raise ValueError(
-            f"{call}: binary codes hold -1 and +1, or 0 and 1; {len(others):,} of {codes.numel():,} values of {name} are "
-            f"neither ({found}). {fix}"
-        )
+        _refuse_other_values(codes, others, name, call)
     if bool(zero.any()) and bool(low.any()):
         raise ValueError(f"{call}: {name} hold -1 and 0; binary codes hold -1 and +1, or 0 and 1. Pass {name} > 0.")
     return high.to(torch.int8).mul_(2).sub_(1)
+
+
+def _refuse_other_values(codes: Tensor, others: Tensor, name: str, call: str) -> None:
+    """Raise the error of codes with values that are none of two; packed bytes are told how to be unpacked."""
+    if codes.dtype == torch.uint8:
+        values = codes.unique().tolist()
+        shown = " and ".join(map(str, values)) if len(values) == 2 else f"{len(values)} values up to {values[-1]}"
+        raise ValueError(
+            f"{call}: {name} hold {shown}; binary codes hold 0 and 1. Pass {name} > 0 if each value is a bit, or "
+            f"np.unpackbits({name}, axis=1) if each is a byte of 8 bits."
+        )
+    fix = f"Pass {name} > 0."
+    if codes.dtype == torch.int8:  # how sentence-transformers packs bits: bytes minus 128
+        fix = (
+            f"Pass {name} > 0 if each value is a number, or "
+            f"np.unpackbits(np.asarray({name}).view(np.uint8) ^ 128, axis=1) if each is a byte of 8 bits, as "
+            'quantize_embeddings(precision="binary") makes them.'
+        )
+    found = ", ".join(f"{value:g}" for value in others[:3].tolist())
+    if len(others) > 3:
+        found += ", ..."
+    raise ValueError(
+        f"{call}: binary codes hold -1 and +1, or 0 and 1; {len(others):,} of {codes.numel():,} values of {name} are "
+        f"neither ({found}). {fix}"
+    )

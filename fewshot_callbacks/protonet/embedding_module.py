@@ -133,6 +133,9 @@ class EmbeddingModule(LightningModule):
     receive only on these steps, regardless of the Trainer's `log_every_n_steps`. Steps return `embeddings` and
     `labels`, so that the monitors need no `source`.
 
+    Labels are a tensor, which the loss is given as it is, or a list of strings. Each string has a number, which it keeps
+    in all batches and processes, and in a run that is resumed from a checkpoint.
+
     Args:
         backbone: The network from images to embeddings: `conv4`, `resnet18`, or any module that returns (images, dim).
         loss: Called as `loss(embeddings, labels)`, returns a scalar. If it has parameters, they are trained, too.

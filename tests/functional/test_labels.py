@@ -114,7 +114,7 @@ def test_processes_exchange_distinct_words_once():
 
     for [(forms, words)] in in_threads(2, work):
         assert forms == {"labels": "strings", "gallery_labels": "strings"}
-        assert words == {"class 0", "class 1", "class 2"}
+        assert words == ["class 0", "class 1", "class 2"]
 
 
 def test_processes_exchange_digests_of_ids_and_not_their_words():
@@ -125,7 +125,8 @@ def test_processes_exchange_digests_of_ids_and_not_their_words():
         encode_ids("test", {"ids": labels_of(paths)}, process)
         return sent
 
-    for [(_, digests)] in in_threads(2, work):
+    for forms, digests in in_threads(2, work):
+        assert forms == {"ids": "strings"}
         assert digests.shape == (3, 2)
 
 
