@@ -244,7 +244,8 @@ def encode_ids(call: str, labels: Mapping[str, Labels], processes: Processes = A
     """Return codes that are equal where ids or groups are equal, in all arguments and processes. *Collective*.
 
     Nobody asks for the id of such a code. So words are not sorted, and several processes exchange a digest of 16 bytes of
-    each distinct word in place of the word: paths of files are all distinct, and long.
+    each distinct word in place of the word: paths of files are all distinct, and long. Half a million distinct words in
+    each of two processes take each about 1 s of processor time; integers take none, and are not exchanged.
 
     Args:
         call: The public function, for messages.
