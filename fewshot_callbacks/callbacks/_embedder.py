@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, check_submodule, describe, follow, hooks_ignored
 from fewshot_callbacks.distributed.torch_distributed import process_count
-from fewshot_callbacks.functional._reading import Labels, as_labels, joined_labels, read_labels
+from fewshot_callbacks.functional._labels import Labels, as_labels, join, on_cpu, read_labels
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
@@ -291,7 +291,7 @@ def labels_in(dataset: Any) -> Any:
         parts = [labels_in(part) for part in dataset.datasets]
         if any(part is None for part in parts):
             return None
-        return joined_labels([as_labels(part, "labels", "labels_in") for part in parts], "labels_in")
+        return join("labels_in", [on_cpu(as_labels(part, "labels", "labels_in")) for part in parts])
     if isinstance(dataset, TensorDataset):
         last = dataset.tensors[-1]
         return last if last.ndim == 1 and not (last.is_floating_point() or last.is_complex()) else None

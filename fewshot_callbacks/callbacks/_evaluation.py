@@ -17,7 +17,7 @@ from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._watched_keys import Better, look_for_misspelt_keys, look_for_wrong_modes
 from fewshot_callbacks.callbacks.embeddings import TRAINING_STEP, EmbeddingReader, EmbeddingSource, LabelSources, Source
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
-from fewshot_callbacks.functional._reading import Labels
+from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval.settings import several
 from fewshot_callbacks.trainer.loaders import evaluation_loaders, unknown_order_reason, unpadded_length
 from fewshot_callbacks.trainer.logs import log_synced_values, logged_names

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
-from fewshot_callbacks.functional._reading import sets_in
+from fewshot_callbacks.functional._labels import Labels, join
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
@@ -39,7 +39,7 @@ class ItemSet:
     loader: Any
 
     # of each item: those of one group are no candidates for each other; None if none were given
-    groups: Int[Tensor, "items"] | None = None
+    groups: Labels | None = None
 
     def class_names(self, names: Names | None) -> dict[Label, str]:
         """Name each label: by the names that are given, those that the data set has as `classes`, or the label itself.
@@ -74,11 +74,6 @@ def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> I
         processes: All that hold a part.
     """
     labels: list[Label] = shard.labels.tolist()
-    if shard.words is not None:
-        sets = sets_in(shard.words.values(), "RetrievalMonitor")
-        names = shard.words.values() if sets is None else map(tuple, sets)
-        of_code: dict[Any, Label] = dict(zip(shard.words, names, strict=True))
-        labels = [of_code[code] for code in labels]
     parts = processes.to_first((shard.embeddings, labels, shard.positions, shard.places, shard.groups))
     if parts is None:
         return None
@@ -91,7 +86,7 @@ def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> I
     rows = torch.cat([part for part in embeddings if len(part)] or [shard.embeddings])
     ordered = [every[place] for place in order.tolist()]
     grouped = [part for part in groups if part is not None]  # a process that had no item has none
-    in_order = torch.cat(grouped)[order] if grouped else None
+    in_order = join("RetrievalMonitor", grouped, "groups")[order] if grouped else None
     return ItemSet(rows[order], ordered, torch.cat(positions)[order], source, loader, in_order)
 
 

@@ -12,7 +12,8 @@ from fewshot_callbacks.callbacks._embedder import Embed
 from fewshot_callbacks.callbacks._evaluation import BatchMonitor, Loaders, step_of
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
-from fewshot_callbacks.functional._reading import Labels, non_finite_rows
+from fewshot_callbacks.functional._labels import Labels, on_cpu
+from fewshot_callbacks.functional._reading import non_finite_rows
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, batch_ratios, ratio_of_set, unit_rows
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
 from fewshot_callbacks.metrics.embedding_store import refuse_another_form
@@ -145,7 +146,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
     def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
         embeddings, labels = self._read(trainer, outputs, batch, step_of(trainer))
         refuse_another_form(self._policy.owner, self._forms.setdefault(loader, labels.form), labels)
-        codes, embeddings = labels.codes.cpu(), embeddings.cpu()
+        items, labels, embeddings = len(labels), on_cpu(labels), embeddings.cpu()
         bad = non_finite_rows(embeddings)
         if len(bad):
             raise ValueError(
@@ -156,14 +157,14 @@ class DiscriminantRatioMonitor(BatchMonitor):
         if self.normalize:
             embeddings = unit_rows(embeddings.double())
         dataloader = list(evaluation_loaders(trainer).values())[loader]
-        if unknown_order_reason(dataloader, self._batches[loader], first + len(codes)) is None:
+        if unknown_order_reason(dataloader, self._batches[loader], first + items) is None:
             # leave out what a DistributedSampler repeats, to even out the ranks, at the end
             mine = len(range(trainer.global_rank, len(dataloader.sampler.dataset), process_count()))
             fresh = slice(max(0, mine - first))
-            embeddings, codes = embeddings[fresh], codes[fresh]
-        moments = ClassMoments.of(embeddings, codes)
+            embeddings, labels = embeddings[fresh], labels[fresh]
+        moments = ClassMoments.of(embeddings, labels)
         self._moments[loader] = self._moments[loader].merge(moments) if loader in self._moments else moments
-        return len(labels)
+        return items
 
     def _names(self, loader: int | None = None) -> list[str]:
         return ["J", "variance_ratio", "variance_ratio_low", "variance_ratio_high"]

@@ -16,7 +16,8 @@ from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional import EmbeddingHealth, Moments, Share, embedding_health
-from fewshot_callbacks.functional._reading import Labels, non_finite_rows, refuse_non_finite
+from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.functional._reading import non_finite_rows, refuse_non_finite
 from fewshot_callbacks.functional.health import collapse_of, names_of
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 
@@ -89,7 +90,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
         self.reports: dict[str, EmbeddingHealth] = {}
 
     def _measure_batch(self, embeddings: Tensor, labels: Labels) -> tuple[float, float]:
-        rows, classes = embeddings.cpu().double(), len(labels.codes.unique()) or None
+        rows, classes = embeddings.cpu().double(), len(labels.distinct()[0]) or None
         refuse_non_finite(non_finite_rows(rows), len(rows), "embeddings", self._policy.owner)
         moments = Moments.of(rows)
         values = moments.rankme(), moments.effective_rank()
@@ -118,7 +119,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
             if has_labels is None:
                 raise ValueError("The set is empty: no step gave an embedding.")
             shard = self._stores[loader].shard(self._unpadded_length(trainer, loader))
-            labels, share = shard.named_labels if has_labels else None, Share(processes, shard.places)
+            labels, share = shard.labels if has_labels else None, Share(processes, shard.places)
             health = embedding_health(shard.embeddings, labels, k=self.k, normalize=self.normalize, share=share)
         self.reports[suffix] = health
         for note in health.notes:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fewshot_callbacks.callbacks._conduct import UsageError, check_at_least
-from fewshot_callbacks.functional._reading import Labels, as_labels, as_tensor, refuse_without_values
-from fewshot_callbacks.metrics.embedding_store import id_numbers
+from fewshot_callbacks.functional._labels import Labels, as_labels, join
+from fewshot_callbacks.functional._reading import as_tensor, refuse_without_values
+from fewshot_callbacks.metrics.embedding_store import read_ids
 
 # `("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule, or
 # `"encoder:pooler_output"` what its output holds under that name. A function of (outputs, batch): (embeddings, labels).
@@ -347,7 +348,7 @@ class EmbeddingReader:
             raise UsageError(f"{self.owner}: the labels of {step} are {describe(labels)}. {error}") from error
         rows = _rows(embeddings, step, self.owner)
         if self.shared.views > 1 and len(rows) == self.shared.views * len(read):
-            read = Labels(read.codes.repeat(self.shared.views), read.words)
+            read = join(self.owner, [read] * self.shared.views)
         if len(read) != len(rows):
             raise UsageError(
                 f"{self.owner}: {step} gave {len(rows)} embeddings, but {len(read)} labels; expected one for each "
@@ -439,10 +440,10 @@ def read_flag(where: Entry, outputs: Any, batch: Any, items: int, owner: str, vi
     return mask
 
 
-def read_codes(
+def read_names(
     argument: str, where: Entry | Sequence[Entry], outputs: Any, batch: Any, items: int, owner: str, views: int = 1
-) -> Tensor:
-    """Read a number for each embedding of a batch, (items,) integers on the CPU: equal where all entries are equal.
+) -> Labels:
+    """Return an integer or a word for each embedding of a batch, on the CPU: equal where all entries are equal.
 
     Args:
         argument: Name of the argument, for messages.
@@ -470,7 +471,7 @@ def read_codes(
         names = values.tolist() if isinstance(values, Tensor | np.ndarray) else list(values)
         values = [f"{name}, view {view}" if argument == "ids" else str(name) for view in range(views) for name in names]
     try:
-        return id_numbers(values, items, owner)
+        return read_ids(values, items, owner)
     except ValueError as error:
         raise UsageError(
             f"{owner}: {argument} gave {describe(values)}; expected an integer or a word for each of the {items} "

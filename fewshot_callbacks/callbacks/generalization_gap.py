@@ -229,7 +229,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             reports = [
                 evaluate_retrieval(
                     part.embeddings,
-                    part.named_labels,
+                    part.labels,
                     share=Share(processes, part.places),
                     **self._settings.arguments(),
                 )

@@ -38,12 +38,12 @@ from fewshot_callbacks.callbacks.embeddings import (
     LabelSources,
     Source,
     are_zeros_and_ones,
-    read_codes,
     read_entry,
     read_flag,
+    read_names,
 )
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
-from fewshot_callbacks.functional._reading import Labels, as_labels
+from fewshot_callbacks.functional._labels import Labels, as_labels, no_labels
 from fewshot_callbacks.functional.knn import PLACES, knn_accuracy
 from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval import (
@@ -223,9 +223,12 @@ class Parts:
     def _append(self, part: Part, side: Side, places: Tensor | None, some: Any, outputs: Any, batch: Any) -> None:
         """Add some items of a batch to a part; without places they follow those that it has."""
         embeddings, labels = side
-        codes = {"ids": self.ids[part[1]] if isinstance(self.ids, tuple | list) else self.ids, "exclude": self.exclude}
+        entries = {
+            "ids": self.ids[part[1]] if isinstance(self.ids, tuple | list) else self.ids,
+            "exclude": self.exclude,
+        }
         of_batch = outputs, batch, len(labels), self.reader.owner, self.reader.shared.views
-        ids, groups = (None if one is None else read_codes(name, one, *of_batch)[some] for name, one in codes.items())
+        ids, groups = (None if one is None else read_names(name, one, *of_batch)[some] for name, one in entries.items())
         positions = None if places is None else places[some]
         self.stores[part].append(embeddings[some], labels[some], positions, ids, groups)
 
@@ -242,11 +245,10 @@ class Parts:
             if self.are_two and not all(gather_objects(len(store) == items)):
                 dataset_size = None  # of the items of the loader; ids tell which of these rows come twice
             shard = store.shard(dataset_size)
-            nothing = torch.empty(0, dtype=torch.int64, device="cpu")
             if self.exclude is not None and shard.groups is None:  # of a process without items
-                shard = shard._replace(groups=nothing)
+                shard = shard._replace(groups=no_labels())
             if self.ids is not None and shard.ids is None:
-                shard = shard._replace(ids=nothing)
+                shard = shard._replace(ids=no_labels())
             self.shards[part] = shard
             del self.stores[part]
         return self.shards[part]
@@ -383,7 +385,7 @@ class Voters:
             if self.bank == "gallery" and self.parts.ids_are_shared(parts):
                 ids = {"ids": queries.ids, "bank_ids": self.parts.shards[parts[1]].ids}
             found = knn_accuracy(
-                *(part for shard in (queries, *bank) for part in (shard.embeddings, shard.named_labels)),
+                *(part for shard in (queries, *bank) for part in (shard.embeddings, shard.labels)),
                 **ids,
                 k=self.k,
                 temperature=0.07 if self.settings.similarity == "cosine" else None,
@@ -629,7 +631,7 @@ class RetrievalMonitor(EvaluationMonitor):
             if self._parts.ids_are_shared(parts):
                 groups |= dict(zip(IDS, (shard.ids for shard in shards), strict=True))
             return evaluate_retrieval(
-                *(part for shard in shards for part in (shard.embeddings, shard.named_labels)),
+                *(part for shard in shards for part in (shard.embeddings, shard.labels)),
                 share=Share(processes, *(shard.places for shard in shards)),
                 progress=progress,
                 **groups,

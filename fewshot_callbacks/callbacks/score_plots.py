@@ -11,7 +11,7 @@ from fewshot_callbacks.callbacks._conduct import check_at_least
 from fewshot_callbacks.callbacks._loggers import Drawing
 from fewshot_callbacks.callbacks._pictures import PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
-from fewshot_callbacks.functional._reading import as_labels
+from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.functional.statistics import class_means
 from fewshot_callbacks.plots.scores import (

@@ -22,7 +22,7 @@ from fewshot_callbacks.callbacks.embeddings import (
     hooks_ignored,
 )
 from fewshot_callbacks.files.outputs import free_path
-from fewshot_callbacks.functional._reading import Labels
+from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.dynamics import (
     Centering,
     DynamicsHistory,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler
 
 from fewshot_callbacks.data.dataset import FewShotDataset
-from fewshot_callbacks.functional._reading import as_labels
+from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional.episodes import (
     ClassNames,
     EpisodeList,
@@ -45,7 +45,7 @@ class SeededBatchSampler(BatchSampler):
         return self
 
     def __init__(self, labels: Any, class_names: ClassNames | None, seed: int, epoch: int, **sizes: int) -> None:
-        numbers, words = as_labels(labels, "labels", type(self).__name__).numbered()
+        numbers, words = as_labels(labels, "labels", type(self).__name__).encoded()
         self.labels = numbers.cpu()
         self.class_names = words or class_names
         self.seed = seed

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._reading import as_labels, check_seed, default_mode
+from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._reading import check_seed, default_mode
 
 
 @default_mode()
@@ -46,7 +47,7 @@ def class_subset(
     for name, number in (("classes", classes), ("items_per_class", items_per_class)):
         if number is not None and number < 1:
             raise ValueError(f"class_subset: {name}={number} must be at least 1; None takes all.")
-    numbers = as_labels(labels, "labels", "class_subset").numbered()[0].cpu()
+    numbers = as_labels(labels, "labels", "class_subset").encoded()[0].cpu()
     generator = torch.Generator().manual_seed(check_seed("class_subset", "seed", seed))
     distinct, number = numbers.unique(return_inverse=True)
     chosen = torch.zeros(len(distinct), dtype=torch.bool)

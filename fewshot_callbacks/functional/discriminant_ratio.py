@@ -15,7 +15,7 @@ squared, and may be as large as 1e300.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,8 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.functional import _scatter_kernel
-from fewshot_callbacks.functional._reading import as_labels, as_tensor
+from fewshot_callbacks.functional._labels import Labels, as_labels, encode, join, on_cpu
+from fewshot_callbacks.functional._reading import as_tensor
 
 # The default keeps J finite in float32 (at most 1e30) and changes no digit of a J below 1e14.
 EPS = 1e-30
@@ -85,7 +86,8 @@ def batch_ratios(
         skip_singletons: See `discriminant_ratio`; the variance ratio has no need of it.
         call: The public function, for messages.
     """
-    rows, codes = read_batch(embeddings, labels, call)
+    rows, read = read_batch(embeddings, labels, call)
+    codes = read.codes.to(rows.device)
     if _suits_kernel(rows):
         items = rows.detach().float().contiguous()
         if normalize:
@@ -107,29 +109,25 @@ def _suits_kernel(rows: Tensor) -> bool:
     return holds_values and rows.device.type == "cpu" and rows.dtype != torch.float64
 
 
-def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Tensor]:
-    """Return embeddings, and the codes of their labels on the same device.
-
-    Args:
-        embeddings: (items, dim), any floating dtype.
-        labels: (items,) integers or strings.
-        function: The public function, for messages.
+def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Labels]:
+    """Return embeddings without a gradient, and their labels.
 
     Raises:
         ValueError: If shapes or types do not fit. Values are not checked, since that would wait for the device.
     """
-    embeddings, codes = as_tensor(embeddings, "embeddings", function), as_labels(labels, "labels", function).codes
+    embeddings = as_tensor(embeddings, "embeddings", function)
+    read = as_labels(labels, "labels", function)
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
         raise ValueError(
             f"{function} needs floating-point embeddings of shape (items, dim); got {embeddings.dtype} of shape "
             f"{tuple(embeddings.shape)}. Flatten what belongs to one item: embeddings.flatten(1)."
         )
-    if codes.shape != embeddings.shape[:1]:
+    if len(read) != len(embeddings):
         raise ValueError(
-            f"{function} needs one label for each of the {len(embeddings)} embeddings; got {len(codes)} labels. Both must "
+            f"{function} needs one label for each of the {len(embeddings)} embeddings; got {len(read)} labels. Both must "
             "come from the same items in the same order."
         )
-    return embeddings, codes if isinstance(labels, Tensor) else codes.to(embeddings.device)
+    return embeddings, read
 
 
 @dataclass(frozen=True)
@@ -266,8 +264,8 @@ class ClassMoments:
         >>> torch.testing.assert_close(parts.discriminant_ratio(), whole.discriminant_ratio())
     """
 
-    labels: Int[Tensor, "classes"]
-    """ascending, each once"""
+    labels: Labels
+    """of the classes, as they were given, ascending, on the CPU"""
     counts: Int[Tensor, "classes"]
     origins: Float[Tensor, "classes dim"]
     """float64; an item of each class, from which its mean is measured, so that no offset costs a digit"""
@@ -297,14 +295,16 @@ class ClassMoments:
 
         Args:
             embeddings: (items, dim), any floating dtype.
-            labels: (items,) integers of any value, or strings, each of which maps to the same 64-bit integer in every call.
+            labels: (items,) integers of any value, or strings.
 
         Raises:
             ValueError: If embeddings are not (items, dim) or labels are not one integer or string for each item.
         """
-        rows, codes = read_batch(embeddings, labels, "ClassMoments.of")
+        rows, read = read_batch(embeddings, labels, "ClassMoments.of")
         items = rows.double()
-        present, number, counts = codes.unique(return_inverse=True, return_counts=True)
+        classes, number = read.distinct()
+        number = number.to(items.device)
+        counts = number.bincount(minlength=len(classes))
         origins = items[number.sort(stable=True).indices[counts.cumsum(0) - counts]]  # the first item of each class
         from_origin = items - origins[number]
         offsets = torch.zeros_like(origins).index_add_(0, number, from_origin) / counts.unsqueeze(1)
@@ -312,13 +312,12 @@ class ClassMoments:
         unit = distances.new_ones(()) if len(distances) == 0 else distances.max()
         squares = (distances / unit.where(unit > 0, 1)).square()
         spread = unit * torch.zeros_like(offsets[:, 0]).index_add_(0, number, squares).sqrt()
-        return cls(present.long(), counts, origins, offsets, spread)
+        return cls(on_cpu(classes), counts, origins, offsets, spread)
 
     def merge(self, other: ClassMoments) -> ClassMoments:
-        """Return the moments of the union of two disjoint sets."""
-        labels, row = torch.cat([self.labels, other.labels]).unique(return_inverse=True)
-        own_rows = row[: len(self.labels)]
-        other_rows = row[len(self.labels) :]
+        """Return the moments of the union of two disjoint sets, whose labels have one form."""
+        labels, row = join("ClassMoments.merge", [self.labels, other.labels]).distinct()
+        own_rows, other_rows = row.to(self.counts.device).split([len(self.labels), len(other.labels)])
 
         def placed(values: Tensor, rows: Tensor) -> Tensor:
             return values.new_zeros(len(labels), *values.shape[1:]).index_copy_(0, rows, values)
@@ -346,26 +345,30 @@ class ClassMoments:
     def shared(self, processes: Processes) -> ClassMoments:
         """Return the merged moments of all processes, for some of the classes: each class is in one process. Collective.
 
-        A process without items passes moments of the same dimension and no class.
+        A process without items passes moments of the same dimension and no class. What is returned has codes for labels, on
+        which all processes agree.
         """
-        owner = self.labels.remainder(processes.count)
-        moments = self._of(owner == processes.rank)
+        [codes], _ = encode("ClassMoments.shared", {"labels": self.labels}, processes)
+        coded = replace(self, labels=Labels(codes))
+        owner = codes.remainder(processes.count)
+        moments = coded._of(owner == processes.rank)
         for step in range(1, processes.count):
             destination = (processes.rank + step) % processes.count
             source = (processes.rank - step) % processes.count
-            received = processes.exchange(
-                self._of(owner == destination).tensors(), destination=destination, source=source
-            )
-            moments = moments.merge(ClassMoments(*(received or ())))
+            leaving = coded._of(owner == destination)
+            tensors = [leaving.labels.codes, *leaving.values()]
+            received = processes.exchange(tensors, destination=destination, source=source)
+            assert received is not None
+            moments = moments.merge(ClassMoments(Labels(received[0]), *received[1:]))
         return moments
 
     def _of(self, chosen: Bool[Tensor, "classes"]) -> ClassMoments:
         """Return the moments of the classes that a mask chooses."""
-        return ClassMoments(*(tensor[chosen] for tensor in self.tensors()))
+        return ClassMoments(self.labels[chosen], *(tensor[chosen] for tensor in self.values()))
 
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return the fields, in the order of the constructor."""
-        return self.labels, self.counts, self.origins, self.offsets, self.spread
+    def values(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return all fields but the labels, in the order of the constructor."""
+        return self.counts, self.origins, self.offsets, self.spread
 
     def discriminant_ratio(
         self, *, eps: float = EPS, skip_singletons: bool = False, processes: Processes = ALONE

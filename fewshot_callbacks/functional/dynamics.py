@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._reading import as_labels, as_tensor, refuse_unknown
+from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._reading import as_tensor, refuse_unknown
 from fewshot_callbacks.functional.episodes import split_episodes
 from fewshot_callbacks.system.extras import required_extra
 from fewshot_callbacks.system.terminal import as_text

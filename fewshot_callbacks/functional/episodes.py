@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._reading import Labels, as_labels, check_seed, default_mode
+from fewshot_callbacks.functional._labels import as_labels, on_cpu
+from fewshot_callbacks.functional._reading import check_seed, default_mode
 from fewshot_callbacks.functional.statistics import (
     UNKNOWN,
     Difference,
@@ -190,7 +191,7 @@ def sample_episodes(
         that are too small. Use queries <= 2 or drop these classes.
     """
     check_episode_sizes(ways=ways, shots=shots, queries=queries, episodes=episodes)
-    numbers, words = as_labels(labels, "labels", "sample_episodes").numbered()
+    numbers, words = as_labels(labels, "labels", "sample_episodes").encoded()
     numbers = numbers.cpu()
     check_classes_suffice(numbers, ways=ways, shots=shots, queries=queries, class_names=words or class_names)
     counts = numbers.unique(return_counts=True)[1]
@@ -264,7 +265,7 @@ def check_classes_suffice(
         ValueError: 2-way 1-shot with 2 queries needs 3 images per class; class 'heron' has 2, the smallest of 2 classes
         that are too small. Use queries <= 1 or drop these classes.
     """
-    numbers, words = as_labels(labels, "labels", "check_classes_suffice").numbered()
+    numbers, words = as_labels(labels, "labels", "check_classes_suffice").encoded()
     classes, counts = torch.unique(numbers.cpu(), return_counts=True)
     if len(classes) < ways:
         fix = (
@@ -323,7 +324,7 @@ def split_episode(
         ([2.0, 1.0], [4.0, 3.0])
     """
     check_episode_sizes(shots=shots)
-    labels, names = as_labels(labels, "labels", "split_episode").numbered()
+    labels, names = as_labels(labels, "labels", "split_episode").encoded()
     if len(labels) != len(embeddings):
         raise ValueError(f"{len(embeddings)} embeddings came with {len(labels)} labels. Pass one label per row.")
     if len(labels) == 0:
@@ -378,10 +379,10 @@ def split_episodes(
     rows, read = len(embeddings), as_labels(labels, "labels", "split_episodes")
     if rows % episodes or len(read) != rows:
         raise ValueError(
-            f"{rows} embeddings with labels of shape {tuple(read.codes.shape)} do not form a batch of {episodes} episodes "
+            f"{rows} embeddings with labels of shape {(len(read),)} do not form a batch of {episodes} episodes "
             f"of the same size. Pass as many rows for each episode, and one label per row."
         )
-    read = Labels(read.codes.cpu(), read.words)  # an accelerator is waited for once, not in each episode
+    read = on_cpu(read)  # an accelerator is waited for once, not in each episode
     size = rows // episodes
     support = []
     queries = []

@@ -33,15 +33,8 @@ from fewshot_callbacks.distributed.processes import Processes, presence
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import _scatter_kernel
-from fewshot_callbacks.functional._reading import (
-    as_tensor,
-    check_embeddings,
-    check_labels,
-    computable,
-    default_mode,
-    read_labels,
-    refuse_words_beside_integers,
-)
+from fewshot_callbacks.functional._labels import Labels, check_labels, encode, read_labels
+from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
 from fewshot_callbacks.functional.knn import NeighbourSearch, Votes
 from fewshot_callbacks.functional.neighbours import positive_whole
@@ -373,16 +366,15 @@ def _read(embeddings: Any, labels: Any, share: Share) -> tuple[Tensor, Tensor | 
     places = share.query_places
     if places is not None:
         places = check_labels(places, items, "places", "embeddings", _CALL)
-    everyone = processes.gather((rows.shape[-1] if rows.ndim else 0, items, read and read[:1], places))
-    dims = {rank: dim for rank, (dim, number, *_) in enumerate(everyone) if number}
+    everyone = processes.gather((rows.shape[-1] if rows.ndim else 0, items, places))
+    dims = {rank: dim for rank, (dim, number, _) in enumerate(everyone) if number}
     if not dims:
         raise ValueError(f"{_CALL}: embeddings is empty (shape (0, 0)) in every process. Pass at least one item.")
     refuse_other_dims(_CALL, "embeddings", dims)
-    first = {f"labels in process {rank}": of for rank, (_, _, of, _) in enumerate(everyone) if of is not None}
-    refuse_words_beside_integers(_CALL, first)
+    codes = None if read is None else encode(_CALL, {"labels": read}, processes)[0][0]
     if places is not None:
         check_places(_CALL, "embeddings", torch.cat([held for *_, held in everyone if held is not None]))
-    return computable(rows), None if read is None else read.codes
+    return computable(rows), codes
 
 
 # ----------------------------------------------------------------------------------------------------------------- moments
@@ -440,7 +432,8 @@ def _class_moments(
     offsets = torch.from_numpy(sums) / counts[:, None]
     # The origin is an item: what is subtracted is at most n times the remaining scatter, and its rounding n 2^-53 of it.
     scatter = (torch.from_numpy(squares) - counts * offsets.square().sum(dim=1)).clamp(min=0)
-    return ClassMoments(present.long(), counts, rows[origin].double() / lengths[origin, None], offsets, scatter.sqrt())
+    origins = rows[origin].double() / lengths[origin, None]
+    return ClassMoments(Labels(present.long()), counts, origins, offsets, scatter.sqrt())
 
 
 def _merged(parts: Sequence[Any]) -> Any:

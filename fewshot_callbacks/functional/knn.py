@@ -15,15 +15,8 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import ALONE, Processes, presence
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
-from fewshot_callbacks.functional._reading import (
-    Labels,
-    as_tensor,
-    check_labels,
-    default_mode,
-    merged_books,
-    read_labels,
-    refuse_words_beside_integers,
-)
+from fewshot_callbacks.functional._labels import Labels, check_labels, encode, encode_ids, read_labels
+from fewshot_callbacks.functional._reading import as_tensor, default_mode
 from fewshot_callbacks.functional._repeated import (
     Copies,
     Side,
@@ -190,14 +183,14 @@ def knn_accuracy(
         present = {name: presence(array) for name, array in arrays.items()}
         share.processes.refuse_other_calls(_CALL, settings | present)
         _check_sides(bank, bank_labels, ids, bank_ids)
-        queries, notes = _counted(
-            _whole(share.processes, "embeddings", "labels", embeddings, labels, share.query_places, ids)
-        )
-        voters = None
+        sides = [_read("embeddings", "labels", "ids", embeddings, labels, ids, share.query_places)]
         if bank is not None:
-            voters, notes_on_bank = _counted(
-                _whole(share.processes, "bank", "bank_labels", bank, bank_labels, share.gallery_places, bank_ids)
-            )
+            sides.append(_read("bank", "bank_labels", "bank_ids", bank, bank_labels, bank_ids, share.gallery_places))
+        queries, *banks = _wholes(share.processes, sides)
+        queries, notes = _counted(queries)
+        voters = None
+        if banks:
+            voters, notes_on_bank = _counted(banks[0])
             notes += notes_on_bank
         neighbours = _neighbour_search(queries, voters, similarity, memory_bytes(_CALL, memory_mb))
         has_match = neighbours.candidates_of_own_class() > 0
@@ -237,61 +230,90 @@ def _check_sides(bank: Any, bank_labels: Any, ids: Any, bank_ids: Any) -> None:
         raise ValueError(f"{_CALL}: bank_ids without {missing}. Pass ids= alone for one set, and both for a bank.")
 
 
-def _whole(processes: Processes, name: str, labels_name: str, rows: Any, labels: Any, places: Any, ids: Any) -> _Items:
-    """Return the items of all processes, in the order of their places. Collective.
+class _Side(NamedTuple):
+    """The queries, or the bank, of this process."""
 
-    Args:
-        processes: The processes that make the call together.
-        name: Name of the vectors, for messages.
-        labels_name: Name of the labels, for messages.
-        rows: Vectors of this process.
-        labels: Their labels.
-        places: Their indices among all; None if those of a process follow those of the one before.
-        ids: Their ids; None if none were given, in any process.
-    """
-    vectors = as_tensor(rows, name, _CALL).cpu()
-    items = len(vectors) if vectors.ndim else 0
-    read = read_labels(labels, items, labels_name, name, _CALL)
-    id_name = "ids" if name == "embeddings" else "bank_ids"
-    codes = None if ids is None else check_labels(ids, items, id_name, name, _CALL)
-    if processes.count == 1 and places is None:
-        return _Items(vectors, read, codes)
-    place = None if places is None else check_labels(places, items, "places", name, _CALL)
-    if items and vectors.ndim != 2:
-        raise ValueError(f"{_CALL} needs {name} of shape (items, dim); got shape {tuple(vectors.shape)}.")
-    parts = processes.gather((vectors, read, codes, place))
-    refuse_words_beside_integers(
-        _CALL, {f"{labels_name} of process {rank}": part for rank, (_, part, *_) in enumerate(parts)}
-    )
-    filled = {rank: part for rank, (part, *_) in enumerate(parts) if len(part)}
-    if not filled:
-        raise ValueError(f"{_CALL}: {name} is empty (shape (0, 0)) in every process. Pass at least one item.")
-    refuse_other_dims(_CALL, name, {rank: part.shape[1] for rank, part in filled.items()})
-    label_codes = torch.cat([part.codes for _, part, *_ in parts])
-    words = merged_books((part.words for _, part, *_ in parts), _CALL)
-    whole = _Items(
-        torch.cat([*filled.values()]),
-        Labels(label_codes, words),
-        None if codes is None else torch.cat([of_part for *_, of_part, _ in parts if of_part is not None]),
-    )
-    given = [of_part for *_, of_part in parts if of_part is not None]
-    if not given:
-        return whole
-    joined = torch.cat(given)
-    check_places(_CALL, name, joined)
-    return whole.only(joined.argsort())
+    name: str
+    labels_name: str
+    ids_name: str
+    rows: Tensor
+    labels: Labels
+    ids: Labels | None
+    places: Int[Tensor, "items"] | None
 
 
 class _Items(NamedTuple):
     """The queries, or the bank, of all processes."""
 
     rows: Tensor
-    labels: Labels
-    ids: Tensor | None
+    labels: Int[Tensor, "items"]
+    """codes that queries and bank share"""
+    ids: Int[Tensor, "items"] | None
+    """codes that queries and bank share"""
 
     def only(self, index: Int[Tensor, "chosen"]) -> _Items:
         """Return the items with these indices, in their order."""
         return _Items(self.rows[index], self.labels[index], None if self.ids is None else self.ids[index])
+
+
+def _read(name: str, labels_name: str, ids_name: str, rows: Any, labels: Any, ids: Any, places: Any) -> _Side:
+    """Return what this process was given of one side.
+
+    Args:
+        name: Name of the vectors, for messages.
+        labels_name: Name of the labels, for messages.
+        ids_name: Name of the ids, for messages.
+        rows: Vectors of this process.
+        labels: Their labels.
+        ids: Their ids; None if none were given, in any process.
+        places: Their indices among all; None if those of a process follow those of the one before.
+    """
+    vectors = as_tensor(rows, name, _CALL).cpu()
+    items = len(vectors) if vectors.ndim else 0
+    return _Side(
+        name,
+        labels_name,
+        ids_name,
+        vectors,
+        read_labels(labels, items, labels_name, name, _CALL),
+        None if ids is None else read_labels(ids, items, ids_name, name, _CALL),
+        None if places is None else check_labels(places, items, "places", name, _CALL),
+    )
+
+
+def _wholes(processes: Processes, sides: Sequence[_Side]) -> list[_Items]:
+    """Return the items of all processes, for each side. Collective."""
+    codes, _ = encode(_CALL, {side.labels_name: side.labels for side in sides}, processes)
+    ids = {side.ids_name: side.ids for side in sides if side.ids is not None}
+    id_codes = dict(zip(ids, encode_ids(_CALL, ids, processes), strict=True)) if ids else {}
+    return [
+        _whole(processes, side, of_side, id_codes.get(side.ids_name))
+        for side, of_side in zip(sides, codes, strict=True)
+    ]
+
+
+def _whole(processes: Processes, side: _Side, labels: Int[Tensor, "own"], ids: Int[Tensor, "own"] | None) -> _Items:
+    """Return the items of all processes, in the order of their places. Collective."""
+    if processes.count == 1 and side.places is None:
+        return _Items(side.rows, labels, ids)
+    if len(labels) and side.rows.ndim != 2:
+        raise ValueError(f"{_CALL} needs {side.name} of shape (items, dim); got shape {tuple(side.rows.shape)}.")
+    parts = processes.gather((side.rows, labels, ids, side.places))
+    filled = {rank: part for rank, (part, *_) in enumerate(parts) if len(part)}
+    if not filled:
+        raise ValueError(f"{_CALL}: {side.name} is empty (shape (0, 0)) in every process. Pass at least one item.")
+    refuse_other_dims(_CALL, side.name, {rank: part.shape[1] for rank, part in filled.items()})
+    whole = _Items(
+        torch.cat([*filled.values()]),
+        torch.cat([part for _, part, *_ in parts]),
+        None if ids is None else torch.cat([part for *_, part, _ in parts if part is not None]),
+    )
+    places = [part for *_, part in parts if part is not None]
+    if not places:
+        return whole
+    joined = torch.cat(places)
+    check_places(_CALL, side.name, joined)
+    return whole.only(joined.argsort())
 
 
 def _counted(items: _Items) -> tuple[_Items, list[str]]:
@@ -301,7 +323,7 @@ def _counted(items: _Items) -> tuple[_Items, list[str]]:
     first = first_of_each(items.ids)
     if len(first) == len(items.ids):
         return items, []
-    note = note_on_ids(items.ids, items.labels.codes, sketches(items.rows))
+    note = note_on_ids(items.ids, items.labels, sketches(items.rows))
     return items.only(first), [] if note is None else [note]
 
 
@@ -314,16 +336,13 @@ def _neighbour_search(queries: _Items, voters: _Items | None, similarity: Simila
         similarity: How they are compared.
         memory: Budget of the search, in bytes.
     """
-    rows, own_labels = queries.rows, queries.labels
-    others = rows if voters is None else voters.rows
-    other_labels = own_labels if voters is None else voters.labels
-    refuse_words_beside_integers(_CALL, {"labels": own_labels, "bank_labels": other_labels})
-    compared = compared_sets(_CALL, ("embeddings", "bank"), rows, None if voters is None else others, similarity)
-    classes, of_others = (
-        torch.cat([own_labels.codes, other_labels.codes]).unique(return_inverse=True)[1].split([len(rows), len(others)])
-    )
-    itself = torch.arange(len(rows)) if voters is None else _places_of(queries.ids, voters.ids, len(rows))
-    return NeighbourSearch(*compared, classes.numpy(), of_others.numpy(), itself.numpy(), similarity, memory)
+    rows = queries.rows
+    bank = queries if voters is None else voters
+    compared = compared_sets(_CALL, ("embeddings", "bank"), rows, None if voters is None else bank.rows, similarity)
+    numbers = torch.cat([queries.labels, bank.labels]).unique(return_inverse=True)[1]
+    classes, bank_classes = numbers.split([len(queries.labels), len(bank.labels)])
+    itself = torch.arange(len(rows)) if voters is None else _places_of(queries.ids, bank.ids, len(rows))
+    return NeighbourSearch(*compared, classes.numpy(), bank_classes.numpy(), itself.numpy(), similarity, memory)
 
 
 def _places_of(ids: Tensor | None, bank_ids: Tensor | None, queries: int) -> Int[Tensor, "queries"]:

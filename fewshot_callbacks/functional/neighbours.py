@@ -16,19 +16,15 @@ from fewshot_callbacks.engine.nearest import nearest_items, pairs_from
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Ints
 from fewshot_callbacks.engine.vectors import Floats, Similarity, Vectors, check_similarity
-from fewshot_callbacks.functional._reading import (
+from fewshot_callbacks.functional._labels import (
     Labels,
-    as_tensor,
-    check_embeddings,
     check_labels,
-    computable,
-    default_mode,
+    encode,
     exclusion_codes,
-    numbered,
     read_labels,
     refuse_ids_of_two_sets,
-    signs,
 )
+from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, signs
 from fewshot_callbacks.functional._repeated import first_of_each
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.retrieval.registry import LARGEST_RANK
@@ -227,10 +223,11 @@ def _labels(
         return None, None
     of_queries: Labels = read_labels(labels, sizes[0], "labels", "embeddings", _CALL)
     if gallery is None:
-        return of_queries.codes, of_queries.codes
+        codes = of_queries.codes
+        return codes, codes
     of_items = read_labels(gallery_labels, sizes[1], "gallery_labels", "gallery items", _CALL)
-    (left, right), _ = numbered(_CALL, {"labels": of_queries, "gallery_labels": of_items})
-    return left, right
+    [query_codes, item_codes], _ = encode(_CALL, {"labels": of_queries, "gallery_labels": of_items})
+    return query_codes, item_codes
 
 
 class _Rules(NamedTuple):
@@ -288,7 +285,7 @@ def _read_rules(ids: Any, exclusions: dict[str, Any], sizes: tuple[int, int], *,
     """
     refuse_ids_of_two_sets(_CALL, ids, one_set=one_set)
     ids_of_set = None if ids is None else check_labels(ids, sizes[0], "ids", "embeddings", _CALL)
-    codes = exclusion_codes(_CALL, one_set, *sizes, **exclusions)
+    codes = exclusion_codes(_CALL, exclusions, *sizes, same_set=one_set)
     query_ids = ids_of_set if one_set else codes["query_ids"]
     item_ids = ids_of_set if one_set else codes["gallery_ids"]
     first_items = None if item_ids is None else first_of_each(item_ids)

@@ -38,7 +38,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._reading import as_tensor, check_labels
+from fewshot_callbacks.functional._labels import check_labels
+from fewshot_callbacks.functional._reading import as_tensor
 
 
 def exact_mean(values: Float[Tensor, "n"]) -> float:

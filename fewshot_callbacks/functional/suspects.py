@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.engine.vectors import Similarity
-from fewshot_callbacks.functional._reading import default_mode, read_labels
+from fewshot_callbacks.functional._labels import read_labels
+from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.neighbours import Neighbours, nearest
 from fewshot_callbacks.system.terminal import printable
@@ -157,7 +158,7 @@ def suspects(
         )
     found = _neighbours(embeddings, k, similarity, memory_mb)
     read = read_labels(labels, len(found), "labels", "embeddings", _CALL)
-    given, names = read.numbered()
+    given, names = read.encoded()
     present, classes = given.unique(return_inverse=True)
     if len(present) < 2:
         raise ValueError(

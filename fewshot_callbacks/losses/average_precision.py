@@ -15,15 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from fewshot_callbacks.functional._reading import (
-    Labels,
-    as_labels,
-    check_matrix,
-    labels_of_each,
-    non_finite_rows,
-    numbered,
-    refuse_non_finite,
-)
+from fewshot_callbacks.functional._labels import Labels, as_labels, encode, labels_of_each
+from fewshot_callbacks.functional._reading import check_matrix, non_finite_rows, refuse_non_finite
 
 # The score of a pair, which is divided into bins: the cosine of two embeddings; 1 - sqrt(d² + 0.001) for their distance d on
 # the unit sphere; or minus the Hamming distance of two (relaxed) codes of -1 and 1.
@@ -484,7 +477,7 @@ class SoftAveragePrecisionLoss(nn.Module):
                     f"{call}: embeddings of dimension {queries.shape[1]}, but a gallery of dimension {items.shape[1]}. "
                     "Both must come from the same model."
                 )
-        (query_codes, item_codes), _ = numbered(call, {"labels": query_labels, "gallery_labels": item_labels})
+        (query_codes, item_codes), _ = encode(call, {"labels": query_labels, "gallery_labels": item_labels})
         relevance = Relevance(query_codes.to(queries.device), item_codes.to(queries.device), symmetric=gallery is None)
         bins = self._bins(queries.shape[1])
         # Autocast would round the products to half precision, and with them the places of scores among the bins.

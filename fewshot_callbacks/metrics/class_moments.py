@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from functools import reduce
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fewshot_callbacks.functional._reading import Labels, merged_books
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, unit_rows
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
-from fewshot_callbacks.metrics.embedding_store import (
-    as_state,
-    gather_tensors,
-    read_batch,
-    refuse_other_codes,
-    words_held,
-)
+from fewshot_callbacks.metrics._label_states import add_label_states, form_of_labels, labels_in_states, set_labels
+from fewshot_callbacks.metrics.embedding_store import gather_tensors, read_batch
 
-# One for each field of `ClassMoments`, in their order. Beside them stands `words`, see `_words`.
-STATES = ("class_labels", "counts", "origins", "offsets", "spread")
+# The fields of `ClassMoments` but the labels, in their order.
+VALUES = ("counts", "origins", "offsets", "spread")
 
 
 class ClassMomentsMetric(Metric):
@@ -39,16 +33,19 @@ class ClassMomentsMetric(Metric):
     full_state_update = False
 
     class_labels: list[Tensor]
+    class_labels_json: list[Tensor]
+    # number of classes of each process
+    classes: list[Tensor]
     counts: list[Tensor]
     origins: list[Tensor]
     offsets: list[Tensor]
     spread: list[Tensor]
-    words: list[Tensor]
 
     def __init__(self, *, normalize: bool, **kwargs: Any) -> None:
         super().__init__(**{"dist_sync_fn": gather_tensors} | kwargs)
         self.normalize = normalize
-        for name in (*STATES, "words"):
+        add_label_states(self, "class_labels")
+        for name in ("classes", *VALUES):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, embeddings: Any, labels: Any) -> None:
@@ -63,19 +60,18 @@ class ClassMomentsMetric(Metric):
                 integer or string for each item, in the same form as earlier labels.
         """
         call = type(self).__name__
-        book, so_far = words_held(self.words), tuple[Any, ...]()
-        if self.counts:
-            so_far = Labels(self.class_labels[0], book).form, self.origins[0].shape[1]
-        embeddings, read = read_batch(embeddings, labels, f"{call}.update", *so_far)
+        dim = self.origins[0].shape[1] if self.counts else None
+        embeddings, read = read_batch(embeddings, labels, f"{call}.update", form_of_labels(self, "class_labels"), dim)
         if len(embeddings) == 0:
             return
-        items = embeddings
-        if self.normalize:
-            items = unit_rows(items.double())
-        batch = ClassMoments.of(items, read.codes.to(items.device))
-        self._set(self._moments().merge(batch) if self.counts else batch)
-        if read.words is not None:
-            self.words = [as_state(merged_books([book, read.words], call) or {})]
+        items = unit_rows(embeddings.double()) if self.normalize else embeddings
+        moments = ClassMoments.of(items, read)
+        if self.counts:
+            moments = self._moments(call).merge(moments)
+        set_labels(self, "class_labels", moments.labels)
+        self.classes = [torch.tensor([len(moments.labels)], device="cpu")]
+        for name, tensor in zip(VALUES, moments.values(), strict=True):
+            setattr(self, name, [tensor])
 
     def within_scatter(self) -> dict[int | str, float]:
         """Compute the mean squared distance of the items of each class to their mean.
@@ -86,27 +82,30 @@ class ClassMomentsMetric(Metric):
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             if len(self.counts) == 0:
                 return {}
-            moments, book = self._moments(), words_held(self.words)
-        keys: list[Any] = moments.labels.tolist()
-        if book is not None:
-            refuse_other_codes(f"{type(self).__name__}.within_scatter", moments.labels, book)
-            keys = [book[code] for code in keys]
-        return dict(zip(keys, (moments.scatter / moments.counts).tolist(), strict=True))
+            moments = self._moments(f"{type(self).__name__}.within_scatter")
+        return dict(zip(moments.labels.tolist(), (moments.scatter / moments.counts).tolist(), strict=True))
 
-    def _set(self, moments: ClassMoments) -> None:
-        for name, tensor in zip(STATES, moments.tensors(), strict=True):
-            setattr(self, name, [tensor])
+    def _moments(self, call: str) -> ClassMoments:
+        """Return the moments of all processes, merged.
 
-    def _moments(self) -> ClassMoments:
-        """Merge the states of all ranks; a rank's classes are ascending, so that a step down begins the next rank."""
-        states = (getattr(self, name) for name in STATES)
-        labels, counts, *values = (state if isinstance(state, Tensor) else torch.cat(state) for state in states)
-        starts = [0, *((labels[1:] <= labels[:-1]).nonzero().flatten() + 1).tolist(), len(labels)]
+        Raises:
+            ValueError: If some have strings for labels, and others integers.
+        """
+        labels = labels_in_states(self, "class_labels", call, "labels")
+        classes = _joined(self.classes).tolist()
+        ends = [*accumulate(classes)]
+        of_processes = [labels[end - number : end] for number, end in zip(classes, ends, strict=True)]
+        counts, *values = (_joined(getattr(self, name)).split(classes) for name in VALUES)
         parts = [
-            ClassMoments(labels[a:b], counts[a:b], *(value[a:b].double() for value in values))
-            for a, b in pairwise(starts)
+            ClassMoments(of_process, count, *(value.double() for value in of_values))
+            for of_process, count, *of_values in zip(of_processes, counts, *values, strict=True)
         ]
         return reduce(ClassMoments.merge, parts)
+
+
+def _joined(state: list[Tensor] | Tensor) -> Tensor:
+    """Return a state as one tensor, which it is where processes have been joined."""
+    return state if isinstance(state, Tensor) else torch.cat(state)
 
 
 class DiscriminantRatio(ClassMomentsMetric):
@@ -142,7 +141,8 @@ class DiscriminantRatio(ClassMomentsMetric):
         """Compute J of all items, at least 0, larger is better; NaN before the first item and where J is undefined."""
         if len(self.counts) == 0:
             return torch.tensor(torch.nan, device=self.device)
-        return self._moments().discriminant_ratio(eps=self.eps, skip_singletons=self.skip_singletons).float()
+        moments = self._moments("DiscriminantRatio.compute")
+        return moments.discriminant_ratio(eps=self.eps, skip_singletons=self.skip_singletons).float()
 
 
 class VarianceRatio(ClassMomentsMetric):
@@ -170,7 +170,7 @@ class VarianceRatio(ClassMomentsMetric):
 
     def compute(self) -> Tensor:
         """Compute the ratio over all items, larger is better; NaN before the first one and where it is undefined."""
-        value = variance_ratio_of_set(self._moments()).value if len(self.counts) else torch.nan
+        value = variance_ratio_of_set(self._moments("VarianceRatio.compute")).value if len(self.counts) else torch.nan
         return torch.tensor(value, device=self.device)
 
     def interval(self, confidence: float = 0.95) -> Interval:
@@ -181,5 +181,5 @@ class VarianceRatio(ClassMomentsMetric):
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             if len(self.counts) == 0:
                 return UNKNOWN
-            moments = self._moments()
+            moments = self._moments("VarianceRatio.interval")
         return variance_ratio_of_set(moments, confidence=confidence).interval

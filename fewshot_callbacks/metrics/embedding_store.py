@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tempfile
@@ -13,23 +12,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes, cpu_group, gather_objects, process_count
-from fewshot_callbacks.functional._reading import (
-    CodeBook,
+from fewshot_callbacks.functional._labels import (
     Labels,
-    as_tensor,
-    book_of,
-    check_labels,
-    default_mode,
+    encode,
+    encode_ids,
+    join,
     labels_of_each,
-    merged_books,
-    numbered,
+    no_labels,
+    read_labels,
+    refuse_other_forms,
 )
+from fewshot_callbacks.functional._reading import as_tensor, default_mode
 from fewshot_callbacks.functional._repeated import first_of_each, note_on_ids, sketches
 from fewshot_callbacks.functional.class_subset import class_subset
+
+# What an id in a list is where it is an integer.
+WHOLE = (int, np.integer, Tensor, np.ndarray)
 
 
 def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
@@ -49,24 +52,10 @@ def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
     return [held.to(tensor.device) for held in everyone if held.numel()] or [tensor]
 
 
-def as_state(book: CodeBook) -> UInt8[Tensor, "bytes"]:
-    """Encode the words of a code book as bytes, which can be joined to those of other batches and processes."""
-    return torch.frombuffer(bytearray(json.dumps(sorted(book.values())).encode() + b"\n"), dtype=torch.uint8)
-
-
-def words_held(states: Sequence[Tensor] | Tensor) -> CodeBook | None:
-    """Decode the code book of what `as_state` made, of one batch or joined; None where there is none."""
-    joined = states if isinstance(states, Tensor) else torch.cat(list(states)) if states else torch.empty(0)
-    if not joined.numel():
-        return None
-    lines = joined.cpu().numpy().tobytes().decode().splitlines()
-    return book_of((word for line in lines for word in json.loads(line)), "words_held")
-
-
 def read_batch(
     embeddings: Any, labels: Any, method: str, form: str = "", dim: int | None = None, *, sets: bool = False
 ) -> tuple[Tensor, Labels]:
-    """Read a batch as (items, dim) embeddings and one label for each, on the devices where they are; see `as_labels`.
+    """Return a batch as (items, dim) embeddings and one label for each, on the devices where they are; see `as_labels`.
 
     Args:
         embeddings: What was given.
@@ -97,68 +86,51 @@ def read_batch(
     return embeddings, read
 
 
-def refuse_another_form(call: str, form: str, labels: Labels) -> None:
-    """Refuse a batch of integers where words were given before, zeros and ones of other labels, and so on.
+def refuse_another_form(call: str, form: str, labels: Labels, name: str = "labels") -> None:
+    """Refuse a batch of integers where strings were given before, zeros and ones of other labels, and so on.
 
     Raises:
         ValueError: With both forms.
     """
-    if form and len(labels) and form != labels.form:
-        raise ValueError(
-            f"{call}: the labels so far are {form}, those of this batch {labels.form}. Pass the same kind in every batch."
-        )
-
-
-def refuse_other_codes(call: str, codes: Int[Tensor, "_"], book: CodeBook) -> None:
-    """Refuse labels of which some are in the code book, and others are not: those of a process that was given integers.
-
-    Raises:
-        ValueError: If there are any.
-    """
-    if not bool(torch.isin(codes.cpu(), torch.tensor(list(book), device="cpu")).all()):
-        raise ValueError(f"{call}: some labels are strings, others integers. Pass the same kind in every process.")
+    if form and len(labels):
+        refuse_other_forms(call, {f"the {name} so far": form, "those of this batch": labels.form})
 
 
 @dataclass(frozen=True)
 class _Batch:
     embeddings: Tensor  # (items, dim), on the CPU
-    labels: Tensor  # (items,)
+    labels: Labels
     positions: Tensor  # (items,) place of each item in this rank's pass over the data
-    ids: Tensor | None  # (items,) numbers that identify items
-    groups: Tensor | None  # (items,) numbers; items of one number are no candidates for each other
+    ids: Labels | None  # what identifies items
+    groups: Labels | None  # items of one group are no candidates for each other
 
 
 class Shard(NamedTuple):
     """The part of a set that one process holds; each item of the set is in exactly one process."""
 
     embeddings: Float[Tensor, "items dim"]
-    labels: Int[Tensor, "items"]
+    labels: Labels
+    """as they were given, for `evaluate_retrieval`; `labels.tolist()` lists them"""
     places: Int[Tensor, "items"]
     """index of each item among those of all processes, for `Share`"""
     dropped: int
     """number of items of all processes that were dropped as repetitions"""
-    words: CodeBook | None
-    """the words of the labels of this process; None if labels are integers"""
     positions: Int[Tensor, "items"]
     """index of each item in the pass of all processes over their data, in which dropped items count, too"""
     note: str | None = None
     """what is wrong with the ids, where items were dropped that are not the one that was kept"""
-    groups: Int[Tensor, "items"] | None = None
-    """group of each item; None if none were given"""
-    ids: Int[Tensor, "items"] | None = None
-    """id of each item; None if none were given"""
-
-    @property
-    def named_labels(self) -> Labels:
-        """The labels with their words, for `evaluate_retrieval`."""
-        return Labels(self.labels, self.words)
+    groups: Labels | None = None
+    """group of each item, as it was given; None if none were given"""
+    ids: Labels | None = None
+    """id of each item, as it was given; None if none were given"""
 
     @default_mode()
     def some_of_each_class(self, items: int, seed: int) -> Shard:
         """Draw at most this number of items of each class, from all in the order of the data set. Collective."""
         processes = all_processes()
         length = sum(processes.gather(len(self.labels)))
-        labels = processes.placed(self.labels, self.places, length)  # codes: their order does not matter here
+        [codes], _ = encode("Shard", {"labels": self.labels}, processes)
+        labels = processes.placed(codes, self.places, length)
         some = class_subset(labels, None, items, seed).sort().values
         mine = torch.isin(self.places, some)
         places = torch.searchsorted(some, self.places[mine])
@@ -206,8 +178,8 @@ class EmbeddingStore:
         self._arriving: list[tuple[torch.cuda.Event, _Batch]] = []
         self._items = 0
         self._dim: int | None = None
-        self._words: CodeBook | None = None
-        self._form = ""
+        # of what has been given, by name, see `Labels.form`
+        self._forms: dict[str, str] = {}
 
     def __len__(self) -> int:
         """Return the number of items that this process holds."""
@@ -236,12 +208,16 @@ class EmbeddingStore:
 
         Raises:
             ValueError: If the shapes do not fit each other or earlier batches, labels are neither integers nor strings,
-                or strings and integers are mixed.
+                or labels, ids or groups have another form than those of earlier batches.
         """
         call = "EmbeddingStore"
-        embeddings, read = read_batch(embeddings, labels, f"{call}.append", self._form, self._dim, sets=True)
+        embeddings, read = read_batch(embeddings, labels, f"{call}.append", self._form("labels"), self._dim, sets=True)
+        given = {"labels": read}
+        for name, value in (("ids", ids), ("groups", groups)):
+            if value is not None:
+                given[name] = read_ids(value, len(embeddings), call, name)
+                refuse_another_form(f"{call}.append", self._form(name), given[name], name)
         self._settle(keep=1)
-        on_cuda = embeddings.device.type == "cuda"
         if positions is None:
             positions = torch.arange(self._items, self._items + len(embeddings))
         elif positions.shape != embeddings.shape[:1]:
@@ -251,20 +227,27 @@ class EmbeddingStore:
             )
         batch = _Batch(
             embeddings=_to_host(embeddings),
-            labels=_to_host(read.codes),
+            labels=_to_host_labels(read),
             positions=positions.to("cpu", copy=True),
-            ids=None if ids is None else id_numbers(ids, len(embeddings)),
-            groups=None if groups is None else id_numbers(groups, len(embeddings), call, "groups"),
+            ids=given.get("ids"),
+            groups=given.get("groups"),
         )
-        self._words, self._form = merged_books((self._words, read.words), call), read.form if len(read) else self._form
+        if len(read):
+            self._forms |= {name: labels.form for name, labels in given.items()}
         self._dim = embeddings.shape[1]
         self._items += len(embeddings)
+        tensors = (embeddings, read.values)
+        on_cuda = [part.device for part in tensors if isinstance(part, Tensor) and part.device.type == "cuda"]
         if on_cuda:
             arrived = torch.cuda.Event()
-            arrived.record(torch.cuda.current_stream(embeddings.device))
+            arrived.record(torch.cuda.current_stream(on_cuda[0]))
             self._arriving.append((arrived, batch))
         else:
             self._keep(batch)
+
+    def _form(self, name: str) -> str:
+        """Return the form of the labels, ids or groups so far; empty before the first item."""
+        return self._forms.get(name, "")
 
     def _keep(self, batch: _Batch) -> None:
         if self._spilled is not None:
@@ -277,7 +260,7 @@ class EmbeddingStore:
         while len(self._arriving) > keep:
             arrived, batch = self._arriving.pop(0)
             arrived.synchronize()
-            self._keep(replace(batch, embeddings=batch.embeddings.clone(), labels=batch.labels.clone()))
+            self._keep(replace(batch, embeddings=batch.embeddings.clone(), labels=_copied(batch.labels)))
 
     @default_mode()
     def shard(self, dataset_size: int | None = None) -> Shard:
@@ -300,38 +283,32 @@ class EmbeddingStore:
         embeddings = torch.cat([batch.embeddings for batch in self._batches] or [torch.empty(0, 0)])
         if self._spilled is not None and self._items:
             embeddings = self._spilled.rows()
-        nothing = torch.empty(0, dtype=torch.int64)
-        labels = torch.cat([batch.labels for batch in self._batches] or [nothing])
-        positions = torch.cat([batch.positions for batch in self._batches] or [nothing])
+        labels = join("EmbeddingStore", [batch.labels for batch in self._batches])
+        positions = torch.cat([batch.positions for batch in self._batches] or [torch.empty(0, dtype=torch.int64)])
         processes = all_processes()
         places = positions * processes.count + processes.rank
         calls = processes.gather(_Call.of(self._batches, dataset_size))
         refuse_different_calls(calls)
-        ids = _joined([batch.ids for batch in self._batches if len(batch.labels)])
-        groups = _joined([batch.groups for batch in self._batches if len(batch.labels)])
+        ids = _joined("ids", [batch.ids for batch in self._batches if len(batch.labels)])
+        groups = _joined("groups", [batch.groups for batch in self._batches if len(batch.labels)])
         items = sum(call.items for call in calls)
         stays = torch.ones(len(places), dtype=torch.bool)
         if dataset_size is not None:
             stays &= places < dataset_size
-        own = None if ids is None else _Named(ids[stays], labels[stays], sketches(embeddings)[stays])
-        everyone, note = processes.gather((places[stays], own, len(labels))), None
-        if items and all(named is not None for _, named, length in everyone if length):
-            named = [(part, of_part) for part, of_part, _ in everyone if of_part is not None]
-            order = torch.cat([part for part, _ in named]).argsort()
-            all_items = _Named(
-                *(torch.cat(parts)[order] for parts in zip(*(of_part for _, of_part in named), strict=True))
-            )
-            first = torch.cat([part for part, _ in named])[order][first_of_each(all_items.ids)]
+        note = None
+        if any(True in call.ids for call in calls):
+            of_items = no_labels() if ids is None else ids  # a process without items was given none
+            named = _Named(of_items[stays], labels[stays], sketches(embeddings)[stays])
+            first, note = _first_places(processes, places[stays], named)
             stays &= torch.isin(places, first)
-            everyone, note = [(part, None, 0) for part in processes.gather(places[stays])], note_on_ids(*all_items)
-        left = torch.cat([part for part, *_ in everyone]).sort().values
+        left = torch.cat(processes.gather(places[stays])).sort().values
         if not bool(stays.all()):
             labels, places = labels[stays], places[stays]
             embeddings = embeddings[stays] if self._spilled is None else self._spilled.some(embeddings, stays)
             groups = None if groups is None else groups[stays]
             ids = None if ids is None else ids[stays]
         index = torch.searchsorted(left, places)
-        return Shard(embeddings, labels, index, items - len(left), self._words, places, note, groups, ids)
+        return Shard(embeddings, labels, index, items - len(left), places, note, groups, ids)
 
     @default_mode()
     def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
@@ -346,9 +323,9 @@ class EmbeddingStore:
         """
         mine = self.shard(dataset_size)
         if process_count() == 1:
-            return mine.embeddings, mine.named_labels.numbered()[0]
+            return mine.embeddings, mine.labels.codes
         shards = gather_objects(mine)
-        labels = numbered("EmbeddingStore", {f"labels of process {i}": s.named_labels for i, s in enumerate(shards)})[0]
+        labels, _ = encode("EmbeddingStore", {f"labels of process {i}": s.labels for i, s in enumerate(shards)})
         order = torch.cat([shard.places for shard in shards]).argsort()
         filled = [shard.embeddings for shard in shards if len(shard.embeddings)] or [shards[0].embeddings]
         return torch.cat(filled)[order], torch.cat(labels)[order]
@@ -454,26 +431,49 @@ def _first_two(words: dict[int, str]) -> str:
     return f"{word} in process {first}, {words[other]} in process {other}"
 
 
-def _joined(batches: Sequence[Tensor | None]) -> Tensor | None:
-    """Join what all batches have, or none."""
+def _joined(name: str, batches: Sequence[Labels | None]) -> Labels | None:
+    """Return the ids or groups of all batches; None if none were given."""
     given = [batch for batch in batches if batch is not None]
-    return torch.cat(given) if given else None
+    return join("EmbeddingStore", given, name) if given else None
 
 
 class _Named(NamedTuple):
     """The ids of some items, and what tells whether items of one id are the same item."""
 
-    ids: Int[Tensor, "items"]
-    labels: Int[Tensor, "items"]
+    ids: Labels
+    labels: Labels
     sketch: Float[Tensor, "items numbers"]
 
 
-def id_numbers(ids: Any, items: int, call: str = "EmbeddingStore", name: str = "ids") -> Int[Tensor, "items"]:
-    """Return ids as integers; what else is in a list, such as a path, counts as the word that it is printed as."""
-    if isinstance(ids, list | tuple):
-        whole = all(isinstance(one, int | np.integer | Tensor | np.ndarray) for one in ids)
-        ids = ids if whole else list(map(str, ids))
-    return check_labels(ids, items, name, "embeddings", call).clone()
+def _first_places(
+    processes: Processes, places: Int[Tensor, "items"], named: _Named
+) -> tuple[Int[Tensor, "kept"], str | None]:
+    """Return the place of the first item of each id in all processes, and what is wrong with the ids. *Collective*."""
+    [ids] = encode_ids("EmbeddingStore", {"ids": named.ids}, processes)
+    [labels], _ = encode("EmbeddingStore", {"labels": named.labels}, processes)
+    everyone = [part for part in processes.gather((places, ids, labels, named.sketch)) if len(part[0])]
+    if not everyone:
+        return places, None
+    all_places, all_ids, all_labels, all_sketches = (torch.cat(parts) for parts in zip(*everyone, strict=True))
+    order = all_places.argsort()
+    note = note_on_ids(all_ids[order], all_labels[order], all_sketches[order])
+    return all_places[order][first_of_each(all_ids[order])], note
+
+
+def read_ids(ids: Any, items: int, call: str = "EmbeddingStore", name: str = "ids") -> Labels:
+    """Return ids or groups on the CPU; what else is in a list, such as a path, is the word that it is printed as."""
+    if isinstance(ids, list | tuple) and not all(isinstance(entry, WHOLE) for entry in ids):
+        ids = list(map(str, ids))
+    return _copied(read_labels(ids, items, name, "embeddings", call))
+
+
+def _copied(labels: Labels) -> Labels:
+    """Return labels that nobody else can change."""
+    return Labels(labels.values.clone()) if isinstance(labels.values, Tensor) else labels
+
+
+def _to_host_labels(labels: Labels) -> Labels:
+    return Labels(_to_host(labels.values)) if isinstance(labels.values, Tensor) else labels
 
 
 def _to_host(tensor: Tensor) -> Tensor:

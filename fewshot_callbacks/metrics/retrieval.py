@@ -8,12 +8,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack, cast, get_type_hints
 
-import numpy as np
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 from torchmetrics import Metric
 
-from fewshot_callbacks.functional._reading import Labels, word_code
+from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._repeated import first_of_each, is_on_copies, note_on_ids, sketches
 from fewshot_callbacks.functional.retrieval import (
     Relevance,
@@ -26,17 +26,17 @@ from fewshot_callbacks.functional.retrieval import (
 )
 from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveError
 from fewshot_callbacks.functional.retrieval.relevance import check_choices, read_judgements
-from fewshot_callbacks.metrics.embedding_store import (
-    as_state,
-    gather_tensors,
-    id_numbers,
-    read_batch,
-    refuse_other_codes,
-    words_held,
+from fewshot_callbacks.metrics._label_states import (
+    add_label_states,
+    append_labels,
+    form_of_labels,
+    has_labels,
+    labels_in_states,
 )
+from fewshot_callbacks.metrics.embedding_store import gather_tensors, read_batch, read_ids, refuse_another_form
 
-# States that are there only if they were given.
-OPTIONAL = ("is_gallery", "groups")
+# What items are named by.
+LABELS = ("labels", "ids", "groups")
 
 
 class MetricOptions(TypedDict, total=False):
@@ -90,10 +90,12 @@ class RetrievalEvaluation(Metric):
 
     embeddings: list[Tensor]
     labels: list[Tensor]
+    labels_json: list[Tensor]
     ids: list[Tensor]
-    words: list[Tensor]
-    is_gallery: list[Tensor]
+    ids_json: list[Tensor]
     groups: list[Tensor]
+    groups_json: list[Tensor]
+    is_gallery: list[Tensor]
 
     def __init__(
         self,
@@ -120,7 +122,9 @@ class RetrievalEvaluation(Metric):
             )
         self.report: RetrievalReport | None = None
         """the report of the last `compute`; None before the first"""
-        for name in ("embeddings", "labels", "ids", "words", *OPTIONAL):
+        for name in LABELS:
+            add_label_states(self, name)
+        for name in ("embeddings", "is_gallery"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     @property
@@ -165,35 +169,34 @@ class RetrievalEvaluation(Metric):
         if self.judged is not None and ids is None:
             raise ValueError(f"{call}.update: judgements name items by their ids. Pass the ids of the items.")
         items = len(embeddings) if hasattr(embeddings, "__len__") else 0
-        labels, so_far = [0] * items if labels is None else labels, tuple[Any, ...]()
-        optional = {"ids": ids, "is_gallery": is_gallery, "groups": groups}
-        if self.labels:
-            so_far = Labels(self.labels[0], words_held(self.words[:1])).form, self.embeddings[0].shape[1]
-            for name, value in optional.items():
-                if bool(getattr(self, name)) != (value is not None):
-                    raise ValueError(
-                        f"{call}.update: some batches have {name}, others none. Pass them with each batch."
-                    )
-        embeddings, read = read_batch(embeddings, labels, f"{call}.update", *so_far, sets=True)
-        codes = {
-            name: id_numbers(value, len(embeddings), call, name)
-            for name, value in optional.items()
-            if value is not None and name != "is_gallery"
-        }
-        if is_gallery is not None:
-            flag = torch.as_tensor(is_gallery, device="cpu")
-            if flag.dtype != torch.bool or flag.shape not in ((), (len(embeddings),)):
-                raise ValueError(
-                    f"{call}.update: is_gallery of shape {tuple(flag.shape)} and type {flag.dtype} must be one boolean, or "
-                    f"one for each of the {len(embeddings)} embeddings."
-                )
-            codes["is_gallery"] = flag.expand(len(embeddings)).clone()
-        for name, value in codes.items():  # now that nothing is refused
-            getattr(self, name).append(value)
-        if read.words is not None:
-            self.words.append(as_state(read.words))
-        self.labels.append(read.codes.to("cpu", copy=True))
+        labels = [0] * items if labels is None else labels
+        dim = None
+        if self.embeddings:
+            dim = self.embeddings[0].shape[1]
+            self._refuse_other_arguments({"ids": ids, "is_gallery": is_gallery, "groups": groups})
+        embeddings, read = read_batch(
+            embeddings, labels, f"{call}.update", form_of_labels(self, "labels"), dim, sets=True
+        )
+        batch = {"labels": read}
+        for name, value in (("ids", ids), ("groups", groups)):
+            if value is not None:
+                batch[name] = read_ids(value, len(embeddings), call, name)
+                refuse_another_form(f"{call}.update", form_of_labels(self, name), batch[name], name)
+        flags = None if is_gallery is None else _flags(is_gallery, len(embeddings), f"{call}.update")
+        for name, given in batch.items():  # nothing is refused from here on
+            append_labels(self, name, given)
+        if flags is not None:
+            self.is_gallery.append(flags)
         self.embeddings.append(embeddings.clone())
+
+    def _refuse_other_arguments(self, given: Mapping[str, Any]) -> None:
+        """Refuse a batch with arguments that earlier batches did not have, and one without those that they had."""
+        for name, value in given.items():
+            was_given = len(self.is_gallery) > 0 if name == "is_gallery" else has_labels(self, name)
+            if was_given != (value is not None):
+                raise ValueError(
+                    f"RetrievalEvaluation.update: some batches have {name}, others none. Pass them with each batch."
+                )
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Add a batch, as `update` does, and return its metrics; what was collected before stays.
@@ -221,10 +224,7 @@ class RetrievalEvaluation(Metric):
             warnings.warn(f"RetrievalEvaluation: the values of a batch are NaN. {error}", stacklevel=2)
         self.update(*args, **kwargs)
         settings = RetrievalSettings.checked(RetrievalEvaluation, dict(self.settings))
-        if self.judged is not None or Labels(self.labels[-1], words_held(self.words[-1:])).form not in (
-            "words",
-            "integers",
-        ):
+        if self.judged is not None or form_of_labels(self, "labels") not in ("strings", "integers"):
             settings = settings.without_classes("RetrievalEvaluation")
         return {key: torch.tensor(math.nan, dtype=torch.float64, device="cpu") for key in settings.metrics}
 
@@ -237,40 +237,36 @@ class RetrievalEvaluation(Metric):
         Raises:
             ValueError: As `evaluate_retrieval` does, for instance when nothing was collected.
         """
-        states = {
-            name: state if isinstance(state, Tensor) else torch.cat(state) if state else torch.empty(0, 0, device="cpu")
-            for name in ("embeddings", "labels", "ids", *OPTIONAL)
-            for state in [getattr(self, name)]
-        }
-        items = len(states["embeddings"])
+        call = "RetrievalEvaluation.compute"
+        embeddings, is_gallery = _whole(self.embeddings), _whole(self.is_gallery).cpu().bool()
+        labels, ids, groups = (labels_in_states(self, name, call) for name in LABELS)
+        items = len(embeddings)
         if items == 0:
             raise ValueError("RetrievalEvaluation.compute: no batch was added. Call update(embeddings, labels) first.")
-        for name in ("ids", *OPTIONAL):
-            if len(states[name]) not in (0, items):
+        for name, number in {"ids": len(ids), "is_gallery": len(is_gallery), "groups": len(groups)}.items():
+            if number not in (0, items):
                 raise ValueError(
-                    f"RetrievalEvaluation.compute: some processes gave {name}, others none: {len(states[name])} of {items} "
-                    "items have them. Pass them in every process."
+                    f"{call}: some processes gave {name}, others none: {number} of {items} items have them. Pass them "
+                    "in every process."
                 )
-        rows, in_gallery = torch.arange(items, device="cpu"), states["is_gallery"].cpu().bool()
-        parts = [rows] if len(in_gallery) != items else [rows[~in_gallery], rows[in_gallery]]
-        if len(states["ids"]) == items:
-            parts = [part[self._kept(states, part)] for part in parts]
-        book = words_held(self.words)
-        if book is not None:
-            refuse_other_codes("RetrievalEvaluation.compute", states["labels"], book)
+        rows = torch.arange(items, device="cpu")
+        parts = [rows] if len(is_gallery) != items else [rows[~is_gallery], rows[is_gallery]]
+        if len(ids) == items:
+            parts = [part[_kept(embeddings[part], labels[part], ids[part])] for part in parts]
         arguments: dict[str, Any] = {}
         for part, name, side in zip(parts, ("embeddings", "gallery"), ("query", "gallery"), strict=False):
-            arguments[name] = states["embeddings"][part]
+            arguments[name] = embeddings[part]
             if self.judged is None:
-                arguments["labels" if side == "query" else "gallery_labels"] = Labels(states["labels"][part], book)
-            if len(states["groups"]) == items:
-                arguments[f"{side}_groups"] = states["groups"][part]
-            if len(states["ids"]) == items and len(parts) == 2 and self.judged is None:
-                arguments[f"{side}_ids"] = states["ids"][part]
+                arguments["labels" if side == "query" else "gallery_labels"] = labels[part]
+            if len(groups) == items:
+                arguments[f"{side}_groups"] = groups[part]
+            if len(ids) == items and len(parts) == 2 and self.judged is None:
+                arguments[f"{side}_ids"] = ids[part]
         if self.judged is not None:
-            # the ids as the judgements write them, so that messages do
-            known = {code: name for side in self.judged[:2] for name in dict.fromkeys(side) for code in _codes(name)}
-            names = [[known.get(code, code) for code in states["ids"][part].tolist()] for part in parts]
+            # the ids as the judgements write them, so that messages do, and an integer that is a string in one of both
+            judged = {name for side in self.judged[:2] for name in side}
+            written = {str(name): name for name in judged} | {name: name for name in judged}
+            names = [[written.get(name, name) for name in ids[part].tolist()] for part in parts]
             arguments["relevance"] = Relevance.from_judgements(
                 self.judged, *names, at_least=self.at_least, unknown=self.unknown
             )
@@ -281,14 +277,6 @@ class RetrievalEvaluation(Metric):
             name: torch.tensor(value, dtype=torch.float64, device="cpu")
             for name, value in self.report.metrics().items()
         }
-
-    def _kept(self, states: Mapping[str, Tensor], part: Tensor) -> Tensor:
-        """Find the first item of each id, and warn of others that are no repetitions."""
-        ids, labels, embeddings = (states[name][part].cpu() for name in ("ids", "labels", "embeddings"))
-        note = note_on_ids(ids, labels, sketches(embeddings))
-        if note is not None:
-            warnings.warn(f"RetrievalEvaluation: {note}", stacklevel=3)
-        return first_of_each(ids)
 
     def plot(
         self, val: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None, ax: Any | None = None
@@ -307,9 +295,31 @@ class RetrievalEvaluation(Metric):
         return self._plot(_without_threshold(val) if isinstance(val, Mapping) else [*map(_without_threshold, val)], ax)
 
 
-def _codes(name: Any) -> list[int]:
-    """Return the numbers that an id of judgements may have where it is given to `update`, as an integer or as a word."""
-    return [word_code(str(name)), *([int(name)] if isinstance(name, int | np.integer) else [])]
+def _whole(state: list[Tensor] | Tensor) -> Tensor:
+    """Return a state, which is a tensor once processes have been joined."""
+    if isinstance(state, Tensor):
+        return state
+    return torch.cat(state) if state else torch.empty(0, 0, device="cpu")
+
+
+def _flags(is_gallery: Any, items: int, call: str) -> Bool[Tensor, "items"]:
+    """Return whether each item belongs to the gallery."""
+    flag = torch.as_tensor(is_gallery, device="cpu")
+    if flag.dtype != torch.bool or flag.shape not in ((), (items,)):
+        raise ValueError(
+            f"{call}: is_gallery of shape {tuple(flag.shape)} and type {flag.dtype} must be one boolean, or one for each of "
+            f"the {items} embeddings."
+        )
+    return flag.expand(items).clone()
+
+
+def _kept(embeddings: Tensor, labels: Labels, ids: Labels) -> Tensor:
+    """Return the index of the first item of each id, and warn of others that are no repetitions."""
+    codes = ids.codes
+    note = note_on_ids(codes, labels.codes, sketches(embeddings.cpu()))
+    if note is not None:
+        warnings.warn(f"RetrievalEvaluation: {note}", stacklevel=3)
+    return first_of_each(codes)
 
 
 def _without_threshold(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,13 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fewshot_callbacks.functional._reading import (
-    as_tensor,
-    check_embeddings,
-    non_finite_rows,
-    read_labels,
-    refuse_non_finite,
-)
+from fewshot_callbacks.functional._labels import read_labels
+from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, non_finite_rows, refuse_non_finite
 from fewshot_callbacks.protonet.heads import (
     DistanceHead,
     DistanceRatioHead,
@@ -163,7 +158,7 @@ class SupportClassifier(nn.Module):
         call = "SupportClassifier.fit"
         embeddings = self._embeddings_of(items, call)
         check_embeddings(embeddings, "embeddings", call)
-        numbers, self.class_names = read_labels(labels, len(embeddings), "labels", "embeddings", call).numbered()
+        numbers, self.class_names = read_labels(labels, len(embeddings), "labels", "embeddings", call).encoded()
         points = _exact(embeddings.detach())
         self.classes, members = torch.unique(numbers.to(points.device), return_inverse=True)
         if self.representation == "mean":

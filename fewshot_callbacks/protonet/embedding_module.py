@@ -16,11 +16,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.checkpoint import checkpoint
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from fewshot_callbacks.distributed.torch_distributed import process_count
+from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.functional._reading import as_labels
+from fewshot_callbacks.functional._labels import as_labels, encode
 from fewshot_callbacks.losses import SoftAveragePrecisionLoss
 from fewshot_callbacks.protonet.backbones import checked_embeddings, make_backbone
+
+# Entry of a checkpoint: labels that are words, in the order of their numbers.
+WORDS = "words_of_labels"
 
 
 def embed_in_pieces(
@@ -130,6 +133,9 @@ class EmbeddingModule(LightningModule):
     receive only on these steps, regardless of the Trainer's `log_every_n_steps`. Steps return `embeddings` and
     `labels`, so that the monitors need no `source`.
 
+    Labels are a tensor, which the loss is given as it is, or a list of strings. Each string has a number, which it keeps
+    in all batches and processes, and in a run that is resumed from a checkpoint.
+
     Args:
         backbone: The network from images to embeddings: `conv4`, `resnet18`, or any module that returns (images, dim).
         loss: Called as `loss(embeddings, labels)`, returns a scalar. If it has parameters, they are trained, too.
@@ -195,6 +201,8 @@ class EmbeddingModule(LightningModule):
             self.save_hyperparameters()
         self.backbone = make_backbone(backbone, in_channels)
         self.loss = loss
+        # number of each label that is a word, in the order in which they came
+        self._number_of_word: dict[str, int] = {}
         self.micro_batch = micro_batch
         self.ap_every_n_steps = ap_every_n_steps
         self.learning_rate = learning_rate
@@ -268,14 +276,31 @@ class EmbeddingModule(LightningModule):
             optimizer = self.optimizer(self.parameters())
         return optimizer if self.scheduler is None else ([optimizer], [self.scheduler(optimizer)])
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save the numbers of labels that are words, so that they are the same in a resumed run."""
+        checkpoint[WORDS] = list(self._number_of_word)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Load the numbers of labels that are words; a checkpoint of another class has none."""
+        self._number_of_word = {word: number for number, word in enumerate(checkpoint.get(WORDS, ()))}
+
     def _embed(self, images: Tensor) -> Tensor:
         return checked_embeddings(self.backbone(images), self.backbone, len(images), "EmbeddingModule")
 
     def _targets(self, labels: Any) -> Tensor:
-        """Convert labels for the loss: a tensor as it is; words as codes, the same in every process."""
+        """Return the labels that the loss is given: tensors as they are, and a number for each word. *Collective* for words.
+
+        A word keeps its number in all batches and processes and over a resumed run, for a loss may remember earlier
+        batches. New words are numbered in alphabetical order, which is the same in every process.
+        """
         if isinstance(labels, Tensor):
             return labels
-        return as_labels(labels, "labels", "EmbeddingModule").codes.to(self.device)
+        read = as_labels(labels, "labels", "EmbeddingModule")
+        [codes], words = encode("EmbeddingModule", {"labels": read}, all_processes())
+        if words is None:
+            return codes.to(self.device)
+        numbers = [self._number_of_word.setdefault(word, len(self._number_of_word)) for word in words]
+        return torch.tensor(numbers, device=self.device)[codes.to(self.device)]
 
     def _checked(self, loss: Any) -> Tensor:
         if isinstance(loss, Tensor) and loss.ndim == 0:

@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, check_labels, default_mode
+from fewshot_callbacks.functional._labels import check_labels
+from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, default_mode
 from fewshot_callbacks.functional.episodes import (
     EpisodeAccuracy,
     EpisodeList,

@@ -69,7 +69,7 @@ CALLS = [
         "knn_accuracy",
         False,
         changed(labels=["owl"] * 15),
-        "labels of process 0 are integers, labels of process 1 strings",
+        "labels in process 0 are integers, labels in process 1 strings",
     ),
     ("knn_accuracy", False, changed(embeddings=torch.ones(15, 4)), "embeddings have dimension 3 in process 0, 4 in"),
     ("knn_accuracy", False, changed(embeddings=torch.ones(15)), r"embeddings .* shape \(15,\)"),

@@ -159,7 +159,8 @@ class TestClassMoments:
         embeddings, labels = made()
         whole, nothing = ClassMoments.of(embeddings, labels), ClassMoments.of(embeddings[:0], labels[:0])
         for merged in (whole.merge(nothing), nothing.merge(whole)):
-            for name in ("labels", "counts", "means", "scatter"):
+            assert merged.labels.tolist() == whole.labels.tolist()
+            for name in ("counts", "means", "scatter"):
                 assert torch.equal(getattr(merged, name), getattr(whole, name)), name
 
 

@@ -50,9 +50,17 @@ def test_the_variance_ratio_equals_the_function_over_any_cut(case, normalize):
 def test_state_grows_with_classes_not_with_items_and_moves_with_the_metric():
     metric = fill(DiscriminantRatio(), *made(200), [(0, 100), (100, 200)])
     shapes = {name: [tuple(part.shape) for part in parts] for name, parts in metric.metric_state.items()}
-    # of words there are none: labels are integers
-    expected = {"class_labels": [(4,)], "counts": [(4,)], "origins": [(4, 5)], "offsets": [(4, 5)], "spread": [(4,)]}
-    assert shapes == expected | {"words": []}
+    # of lines of JSON there are none: labels are integers
+    expected = {
+        "class_labels": [(4,)],
+        "class_labels_json": [],
+        "classes": [(1,)],
+        "counts": [(4,)],
+        "origins": [(4, 5)],
+        "offsets": [(4, 5)],
+        "spread": [(4,)],
+    }
+    assert shapes == expected
     assert metric.metric_state["offsets"][0].dtype == torch.float64
     assert {part.device.type for parts in metric.to("meta").metric_state.values() for part in parts} == {"meta"}
 

@@ -40,7 +40,7 @@ def test_holds_copies_and_not_what_a_slice_was_cut_from(view):
     store.append(view(big), labels[:4], positions)
     (batch,) = store._batches
     assert batch.embeddings.untyped_storage().nbytes() == batch.embeddings.numel() * 4
-    assert batch.labels.untyped_storage().nbytes() == 4 * 8
+    assert batch.labels.values.untyped_storage().nbytes() == 4 * 8
     for tensor in (big.detach(), labels, positions):
         tensor.zero_()
     shard = store.shard()

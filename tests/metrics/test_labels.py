@@ -86,13 +86,13 @@ def test_words_beside_integers_and_another_dimension_are_refused(metric):
             held.update(*second)
 
 
-def test_the_store_keeps_codes_and_their_words():
+def test_the_store_keeps_words():
     embeddings, words = made()
     store = EmbeddingStore()
     store.append(embeddings[:10], words[:10].tolist())
     store.append(embeddings[10:].numpy(), words[10:])
     shard = store.shard()
-    report = evaluate_retrieval(shard.embeddings, shard.named_labels, **SETTINGS)
+    report = evaluate_retrieval(shard.embeddings, shard.labels, **SETTINGS)
     assert report == evaluate_retrieval(embeddings, words, **SETTINGS)
     with pytest.raises(ValueError, match=r"EmbeddingStore.append: the labels so far are strings"):
         store.append(embeddings, torch.arange(30))

@@ -135,13 +135,12 @@ def test_ids_are_the_same_integers_in_any_form():
 
 def test_a_word_may_begin_with_any_character():
     embeddings, labels = made(30, 5)
-    words = [f"\0{label} 1" for label in labels.tolist()]
+    begin = ["\0", "\x002 ", "\ud800", "\ud8003 ", "[", '"']
+    words = [f"{begin[label % len(begin)]}{label} 1" for label in labels.tolist()]
     metric = RetrievalEvaluation(**SETTINGS)
     metric.update(embeddings, words)
     same(metric.compute(), evaluate_retrieval(embeddings, words, **SETTINGS).metrics())
     assert metric.report.label_names == tuple(sorted(set(words)))
-    with pytest.raises(ValueError, match=r"labels hold a word that begins with '\\ud800', half of a surrogate pair"):
-        metric.update(embeddings, ["\ud8003 1"] * 30)
 
 
 @pytest.mark.parametrize("name", ["ids", "groups", "is_gallery"])

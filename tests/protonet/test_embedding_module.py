@@ -255,6 +255,36 @@ def test_other_losses_log_their_loss_alone_and_words_are_labels() -> None:
     assert [set(logged) for logged, _ in steps] == [{"train/loss"}] * 2  # the last batch is one piece
 
 
+def test_a_word_has_one_number_in_all_batches() -> None:
+    seen = []
+
+    def loss(embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        seen.append(labels.tolist())
+        return embeddings.square().mean()
+
+    words = ["wren", "owl", "wren", "owl", "heron", "wren"]
+    noted(EmbeddingModule(backbone(), loss), list(zip(IMAGES, words, strict=False)), batch_size=2)
+    assert seen == [[1, 0], [1, 0], [2, 1]]  # a loss may compare a batch with earlier ones
+
+
+def test_words_keep_their_numbers_over_a_resumed_run(tmp_path) -> None:
+    seen = []
+
+    def loss(embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        seen.append(labels.tolist())
+        return embeddings.square().mean()
+
+    first = DataLoader(list(zip(IMAGES, ["wren", "owl"], strict=False)), batch_size=2)
+    run = trainer()
+    run.fit(EmbeddingModule(backbone(), loss), first)
+    run.save_checkpoint(tmp_path / "run.ckpt")
+    resumed = DataLoader(list(zip(IMAGES, ["heron", "wren", "owl"], strict=False)), batch_size=3)
+    trainer(max_epochs=2).fit(EmbeddingModule(backbone(), loss), resumed, ckpt_path=tmp_path / "run.ckpt")
+    assert seen == [[1, 0], [2, 1, 0]]  # without the words of the checkpoint, the second batch is [0, 2, 1]
+    loaded = EmbeddingModule.load_from_checkpoint(tmp_path / "run.ckpt", backbone=backbone(), loss=loss)
+    assert loaded._targets(["heron", "wren", "owl"]).tolist() == [2, 1, 0]
+
+
 def test_a_batch_without_a_pair_has_no_average_precision() -> None:
     module = EmbeddingModule(backbone(), SoftAveragePrecisionLoss(on_empty="zero"), ap_every_n_steps=1)
     ((logged, _),) = noted(module, TensorDataset(IMAGES[:6], LABELS[:6]))

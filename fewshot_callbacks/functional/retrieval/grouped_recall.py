@@ -23,16 +23,8 @@ from fewshot_callbacks.engine.evaluation import Evaluation, Matches, rank_of_bes
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
 from fewshot_callbacks.engine.thresholds import BestMatches
-from fewshot_callbacks.functional._reading import (
-    Labels,
-    as_labels,
-    check_seed,
-    default_mode,
-    joined_labels,
-    refuse_unknown,
-    refuse_words_beside_integers,
-    word_code,
-)
+from fewshot_callbacks.functional._labels import as_labels, join, refuse_other_forms
+from fewshot_callbacks.functional._reading import check_seed, default_mode, refuse_unknown
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.rank_metrics import recall_at_k
 from fewshot_callbacks.functional.retrieval.settings import (
@@ -84,7 +76,7 @@ def label_groups(
         torch.Size([1, 2, 3])
     """
     read = as_labels(labels, "labels", "label_groups")
-    if read.words is not None:
+    if read.form == "strings":
         raise ValueError(
             "label_groups: labels are strings, which a tensor cannot hold. Number them first: "
             "np.unique(labels, return_inverse=True)[1]."
@@ -301,19 +293,17 @@ def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSetting
     if settings.group_size is not None:
         return [list(split) for split in label_groups(labels, settings.group_size, settings.seed, repeats)]
     checked = checked_groups(call, settings.label_groups)
-    given = joined_labels(checked, call)
-    words = None if names is None else dict(enumerate(names))
-    refuse_words_beside_integers(call, {"label_groups": given, "labels": Labels(labels, words)})
-    place = {word_code(word): number for number, word in enumerate(names or ())}
-    codes, known = given.codes.tolist(), set(labels.tolist())
-    numbers = codes if names is None else [place.get(code, -1) for code in codes]
-    unknown = [code for code, number in zip(codes, numbers, strict=True) if number not in known]
+    given = join(call, checked, "label_groups")
+    refuse_other_forms(call, {"label_groups": given.form, "labels": "integers" if names is None else "strings"})
+    code_of = {code if names is None else names[code]: code for code in labels.unique().tolist()}
+    unknown = [label for label in given.tolist() if label not in code_of]
     if unknown:
         raise ValueError(
             f"{call}: {len(unknown)} of the {len(given)} labels in label_groups are those of no query, the first is "
-            f"{given.shown(unknown[0])}. Give groups of the labels that this set has."
+            f"{unknown[0]!r}. Give groups of the labels that this set has."
         )
-    return [list(torch.tensor(numbers).split([*map(len, checked)]))]
+    codes = torch.tensor([code_of[label] for label in given.tolist()])
+    return [list(codes.split([*map(len, checked)]))]
 
 
 def search_groups(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,21 +18,21 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes, ShardIndex
 from fewshot_callbacks.engine.chunks import gather_in_item_order
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
-from fewshot_callbacks.functional._reading import (
+from fewshot_callbacks.functional._labels import (
     Labels,
-    as_tensor,
     check_labels,
-    check_matrix,
-    computable,
+    encode,
+    encode_ids,
     exclusion_codes,
-    merged_books,
-    non_finite_rows,
-    numbered,
     read_labels,
     refuse_ids_of_two_sets,
+)
+from fewshot_callbacks.functional._reading import (
+    as_tensor,
+    check_matrix,
+    computable,
+    non_finite_rows,
     refuse_non_finite,
-    refuse_words_beside_integers,
-    sets_in,
     signs,
 )
 from fewshot_callbacks.functional._repeated import (
@@ -294,16 +294,18 @@ def collect_inputs(
     own = read("embeddings", embeddings, labels, held.query_places)
     others = own if same_set else read("gallery", gallery, gallery_labels, held.gallery_places)
     _check_dims(call, own.vectors.shape[1], others.vectors.shape[1], as_codes=as_codes)
+    label_codes, names = _label_codes(call, processes, own, others, same_set=same_set)
     codes = _codes_of_all(call, processes, own, others, same_set=same_set, ids=ids, given=given)
-    counted, counted_items, notes = _first_of_each_id(processes, own, others, codes)
+    counted, counted_items, notes = _first_of_each_id(processes, own, others, label_codes, codes)
     codes = _codes_of_counted(codes, counted, counted_items)
     own = _without_repeated(call, own, counted, relevance, memory)
     others = own if same_set else _without_repeated(call, others, counted_items, relevance, memory)
-    sides, names = numbered(call, {"labels": own.labels, "gallery_labels": others.labels})
+    sides = _labels_of_counted(label_codes, counted, counted if same_set else counted_items)
     of_queries, of_items = sides  # of sets of labels the number of each set
     has_labels = relevance is None
-    if (of_sets := _relevance_of_sets(call, names, of_queries, of_items, same_set=same_set)) is not None:
-        relevance, names, of_items = of_sets, None, torch.zeros_like(of_items)
+    if names is not None and isinstance(names[0], tuple):
+        relevance = _relevance_of_sets(names, of_queries, of_items, same_set=same_set)
+        names, of_items = None, torch.zeros_like(of_items)
     if relevance is not None:
         of_queries = _clusters(call, relevance, own.length, others.length, same_set=same_set)
     inputs = RetrievalInputs(
@@ -320,21 +322,40 @@ def collect_inputs(
         notes_on_ids=tuple(notes),
     )
     if with_copies and has_labels:
-        inputs = replace(
-            inputs, copies=_copies(inputs, (own.hashes, others.hashes), (sides[0], sides[1]), as_codes=as_codes)
-        )
+        inputs = replace(inputs, copies=_copies(inputs, (own.hashes, others.hashes), sides, as_codes=as_codes))
     return inputs
 
 
+def _label_codes(
+    call: str, processes: Processes, own: _Part, others: _Part, *, same_set: bool
+) -> tuple[tuple[Tensor, Tensor], tuple[Any, ...] | None]:
+    """Return the codes of the labels of all queries and of all gallery items, and the label of each code. Collective."""
+    given = {"labels": own.labels} if same_set else {"labels": own.labels, "gallery_labels": others.labels}
+    codes, names = encode(call, given, processes)
+    of_queries = processes.placed(codes[0], own.places, own.length)
+    of_items = of_queries if same_set else processes.placed(codes[1], others.places, others.length)
+    return (of_queries, of_items), names
+
+
+def _labels_of_counted(
+    labels: tuple[Tensor, Tensor], queries: Tensor | None, items: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the labels of the queries and items with these indices, which are all for None."""
+    of_queries, of_items = labels
+    return (
+        of_queries if queries is None else of_queries[queries],
+        of_items if items is None else of_items[items],
+    )
+
+
 def _relevance_of_sets(
-    call: str, names: tuple[str, ...] | None, labels: Tensor, others: Tensor, *, same_set: bool
-) -> given_relevance.Relevance | None:
-    """Return who is relevant where the items have sets of labels; None where they have one each."""
-    sets = sets_in(names or (), call)
-    if sets is None:
-        return None
-    own_sets, others_sets = ([sets[number] for number in side.tolist()] for side in (labels, others))
-    return given_relevance.Relevance.from_label_sets(own_sets, None if same_set else others_sets)
+    sets: Sequence[tuple[int, ...]], queries: Tensor, items: Tensor, *, same_set: bool
+) -> given_relevance.Relevance:
+    """Return who is relevant where the label of each query and item is the number of a set of labels."""
+    of_queries = [sets[number] for number in queries.tolist()]
+    if same_set:
+        return given_relevance.Relevance.from_label_sets(of_queries)
+    return given_relevance.Relevance.from_label_sets(of_queries, [sets[number] for number in items.tolist()])
 
 
 def _refuse_labels_beside_relevance(call: str, labels: Any, gallery_labels: Any) -> None:
@@ -356,14 +377,15 @@ def _codes_of_all(
     call: str, processes: Processes, own: _Part, others: _Part, *, same_set: bool, ids: Any, given: dict[str, Any]
 ) -> dict[str, Tensor | None]:
     """Return the ids and groups of the items of all processes, by the name of the argument. Collective."""
-    mine = exclusion_codes(call, same_set, len(own.vectors), len(others.vectors), **given)
+    sizes = len(own.vectors), len(others.vectors)
+    mine = exclusion_codes(call, given, *sizes, same_set=same_set, processes=processes)
     codes: dict[str, Tensor | None] = {}
     for name, code in mine.items():
         part = own if name.startswith("query") else others
         codes[name] = None if code is None else processes.placed(code, part.places, part.length)
     if ids is not None:
-        own_ids = check_labels(ids, len(own.places), "ids", "embeddings", call)
-        codes["ids"] = processes.placed(own_ids, own.places, own.length)
+        own_ids = {"ids": read_labels(ids, len(own.places), "ids", "embeddings", call)}
+        codes["ids"] = processes.placed(encode_ids(call, own_ids, processes)[0], own.places, own.length)
     return codes
 
 
@@ -431,7 +453,7 @@ def _copies(
     return Copies.among(queries, items, itself, exclusions, own_items, processes, as_codes=as_codes)
 
 
-def _notes_on_ids_of_both(labels: Labels, others: Labels, ids: Tensor | None, other_ids: Tensor | None) -> list[str]:
+def _notes_on_ids_of_both(labels: Tensor, others: Tensor, ids: Tensor | None, other_ids: Tensor | None) -> list[str]:
     """Return a description of ids that name a query and a gallery item that cannot be one item; nothing where all can.
 
     Embeddings may differ, for two models may have made them; labels may not.
@@ -441,7 +463,7 @@ def _notes_on_ids_of_both(labels: Labels, others: Labels, ids: Tensor | None, ot
     ordered, order = other_ids.sort(stable=True)
     at = torch.searchsorted(ordered, ids).clamp(max=len(ordered) - 1)
     is_there = ordered[at] == ids
-    differing = int((is_there & (labels.codes != others.codes[order[at]])).sum())
+    differing = int((is_there & (labels != others[order[at]])).sum())
     if not differing:
         return []
     return [
@@ -452,33 +474,43 @@ def _notes_on_ids_of_both(labels: Labels, others: Labels, ids: Tensor | None, ot
 
 
 def _first_of_each_id(
-    processes: Processes, own: _Part, others: _Part, codes: dict[str, Tensor | None]
+    processes: Processes,
+    own: _Part,
+    others: _Part,
+    labels: tuple[Tensor, Tensor],
+    codes: dict[str, Tensor | None],
 ) -> tuple[Tensor | None, Tensor | None, list[str]]:
     """Return the index of the first query and of the first item of each id, and what is wrong with the ids. Collective.
 
     An index is None if no id of the side repeats, or none are given.
     """
-    notes = _notes_on_ids_of_both(own.labels, others.labels, codes["query_ids"], codes["gallery_ids"])
+    notes = _notes_on_ids_of_both(*labels, codes["query_ids"], codes["gallery_ids"])
     indices: list[Tensor | None] = []
-    for part, name in ((own, "query_ids" if codes.get("ids") is None else "ids"), (others, "gallery_ids")):
+    names = ("query_ids" if codes.get("ids") is None else "ids", "gallery_ids")
+    for part, of_part, name in zip((own, others), labels, names, strict=True):
         ids = codes[name]
         first = None if ids is None else first_of_each(ids)
         if ids is not None and first is not None and len(first) == len(ids):
             first = None
         indices.append(first)
-        notes += _notes_on_repeated_ids(processes, part, name, ids, first)
+        notes += _notes_on_repeated_ids(processes, part, of_part, name, ids, first)
     return indices[0], indices[1], notes
 
 
 def _notes_on_repeated_ids(
-    processes: Processes, part: _Part, name: str, ids: Int[Tensor, "items"] | None, first: Tensor | None
+    processes: Processes,
+    part: _Part,
+    labels: Int[Tensor, "items"],
+    name: str,
+    ids: Int[Tensor, "items"] | None,
+    first: Tensor | None,
 ) -> list[str]:
     """Return what is wrong with the ids of a side, of which only the first item of each is counted. Collective."""
     if ids is None or first is None:
         return []
     own_sketches = sketches(part.vectors).T.contiguous() if len(part.places) else torch.empty(SKETCH, 0).double()
     sketch = processes.placed(own_sketches, part.places, part.length).T
-    note = note_on_ids(ids, part.labels.codes, sketch)
+    note = note_on_ids(ids, labels, sketch)
     if note is None:
         return []
     return [note if name == "ids" else f"{name}: {note}"]
@@ -542,10 +574,10 @@ def _check_relevance(
 
 @dataclass(frozen=True)
 class _Part:
-    """What this process holds of the queries or of the gallery, with the labels of all."""
+    """What this process holds of the queries or of the gallery."""
 
     vectors: Tensor | StoredRows
-    # labels of the items of all processes
+    # as they were given
     labels: Labels
     # index of each item among all
     places: Int[Tensor, "own"]
@@ -561,10 +593,9 @@ class _Part:
             vectors: Tensor | StoredRows = StoredRows(_SomeRows(self.vectors, here.numpy()), memory)
         else:
             vectors = self.vectors[here]
-        labels = Labels(self.labels.codes[counted], self.labels.words)
         hashes = None if self.hashes is None else self.hashes[here.numpy()]
         places = torch.searchsorted(counted, self.places[here])
-        return _Part(vectors, labels, places, len(counted), hashes)
+        return _Part(vectors, self.labels[here], places, len(counted), hashes)
 
 
 class _SomeRows:
@@ -590,7 +621,7 @@ class _SomeRows:
 def _part(
     call: str, processes: Processes, name: str, vectors: Any, labels: Any, places: Any, *, memory: float, as_codes: bool
 ) -> _Part:
-    """Validate one side, and gather its labels."""
+    """Validate one side. Collective."""
     given, is_read = vectors, is_source(vectors) and not as_codes
     if not is_read:
         vectors = as_tensor(vectors[:] if is_source(vectors) else vectors, name, call).cpu()
@@ -613,18 +644,11 @@ def _part(
         dim = vectors.shape[1]
     label_name = "labels" if name == "embeddings" else "gallery_labels"
     own_labels = read_labels(labels, items, label_name, _nouns(name, as_codes=as_codes), call, sets=True)
-    everyone = processes.gather(((items, dim, vectors.dtype), own_labels.words))
-    known = [size for size, _ in everyone]
+    known = processes.gather((items, dim, vectors.dtype))
     holders = [(rank, *rest) for rank, rest in enumerate(known) if rest[0]]
     if not holders:
         raise ValueError(f"{call}: {name} is empty (shape (0, {dim})) in every process. Pass at least one item.")
     refuse_other_dims(call, name, {rank: of_rank for rank, _, of_rank, *_ in holders})
-    books = {rank: everyone[rank][1] for rank, *_ in holders}
-    some = {
-        f"{label_name} in process {rank}": Labels(torch.zeros(1, dtype=torch.int64), book)
-        for rank, book in books.items()
-    }
-    refuse_words_beside_integers(call, some)
     dtype = functools.reduce(torch.promote_types, (holder[3] for holder in holders))
     if not isinstance(vectors, StoredRows):
         vectors = vectors.to(dtype) if items else torch.empty(0, holders[0][2], dtype=dtype)
@@ -637,8 +661,7 @@ def _part(
     bad, hashes = _checked_rows(vectors, as_codes=as_codes)
     where = f", which is {given.where(int(bad[0]))}" if len(bad) and isinstance(given, Shards | ChosenRows) else ""
     refuse_non_finite(torch.cat(processes.gather(places[bad])).sort().values, length, name, call, where)
-    of_all = Labels(processes.placed(own_labels.codes, places, length), merged_books(books.values(), call))
-    return _Part(vectors, of_all, places, length, hashes)
+    return _Part(vectors, own_labels, places, length, hashes)
 
 
 def _checked_rows(rows: Tensor | StoredRows, *, as_codes: bool) -> tuple[Int[Tensor, "bad"], NDArray[np.int64] | None]:

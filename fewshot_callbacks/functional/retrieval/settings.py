@@ -9,6 +9,7 @@ import inspect
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from inspect import Parameter, signature
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor
 
 from fewshot_callbacks.engine.vectors import Similarity, check_similarity
-from fewshot_callbacks.functional._reading import Labels, as_labels, check_seed, joined_labels
+from fewshot_callbacks.functional._labels import Labels, as_labels, join, on_cpu
+from fewshot_callbacks.functional._reading import check_seed
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties, check_ties
 from fewshot_callbacks.functional.retrieval.registry import (
     DEFAULT_METRICS,
@@ -447,19 +449,18 @@ def checked_groups(call: str, groups: Any) -> list[Labels]:
         raise ValueError(
             f"{call}: label_groups must hold the labels of each group, such as label_groups=[[0, 1, 2], [3, 4, 5]]."
         )
-    checked = [as_labels(group, "label_groups", call) for group in groups]
+    checked = [on_cpu(as_labels(group, "label_groups", call)) for group in groups]
     for number, group in enumerate(checked):
         if len(group) < 2:
             raise ValueError(
                 f"{call}: group {number} of label_groups holds {len(group)} labels; Recall@K inside a group needs at "
                 "least 2. Leave it out, or join it to another."
             )
-    together = joined_labels(checked, call)
-    present, counts = together.codes.unique(return_counts=True)
-    if bool((counts > 1).any()):
+    times = Counter(join(call, checked).tolist())
+    repeated = [label for label, count in times.items() if count > 1]
+    if repeated:
         raise ValueError(
-            f"{call}: label {together.shown(int(present[counts > 1][0]))} comes more than once in label_groups. A "
-            "label is in one group at most."
+            f"{call}: label {repeated[0]!r} comes more than once in label_groups. A label is in one group at most."
         )
     return checked
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
-from fewshot_callbacks.functional._reading import default_mode, numbered, read_labels
+from fewshot_callbacks.functional._labels import encode, read_labels
+from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.neighbours import compared_sets, nearest
 from fewshot_callbacks.functional.retrieval.registry import Asked, Metric, asked_metrics
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
@@ -200,7 +201,7 @@ def evaluate_identification(
         "labels": read_labels(labels, len(rows), "labels", "probes", _CALL),
         "gallery_labels": read_labels(gallery_labels, len(items), "gallery_labels", "gallery items", _CALL),
     }
-    (of_probes, of_items), _ = numbered(_CALL, read)
+    (of_probes, of_items), _ = encode(_CALL, read)
     mated = torch.isin(of_probes, of_items)
     if not bool(mated.any()):
         raise ValueError(

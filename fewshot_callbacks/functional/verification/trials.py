@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from fewshot_callbacks.functional._reading import Labels, as_tensor, default_mode, numbered, read_labels
+from fewshot_callbacks.functional._labels import Labels, encode, read_labels
+from fewshot_callbacks.functional._reading import as_tensor, default_mode
 from fewshot_callbacks.functional.neighbours import positive_number
 from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
 from fewshot_callbacks.functional.retrieval.registry import Asked, Metric, asked_metrics
@@ -386,7 +387,7 @@ def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) 
         raise ValueError(f"{_CALL}: first and second belong together. Pass both, or neither.")
     sides = {"first": first, "second": second}
     read = {name: read_labels(side, len(same), name, "scores", _CALL) for name, side in sides.items()}
-    names, number = np.unique(torch.cat(numbered(_CALL, read)[0]).numpy(), return_inverse=True)
+    names, number = np.unique(torch.cat(encode(_CALL, read)[0]).numpy(), return_inverse=True)
     left, right = number[: len(same)], number[len(same) :]
     wrong = np.flatnonzero((left == right) != same)
     if len(wrong):
@@ -413,7 +414,7 @@ def _folds(
     Raises:
         ValueError: If there is a single fold, or one with a single kind of trial.
     """
-    [numbers], names = numbered(_CALL, {"folds": labels})
+    [numbers], names = encode(_CALL, {"folds": labels})
     codes = numbers.numpy()[order]
     folds: dict[int | str, Bool[np.ndarray, "trials"]] = {}
     for code in np.unique(codes).tolist():

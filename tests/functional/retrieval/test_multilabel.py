@@ -45,8 +45,8 @@ def test_of_one_label_each_it_is_the_ordinary_evaluation(similarity):
     [
         ({"labels": torch.ones(2, 2)}, "3 embeddings, but 2 labels"),
         ({"gallery": torch.ones(1, 2), "gallery_labels": torch.ones(1, 3)},
-         "some items have zeros and ones of 2 labels, others zeros and ones of 3 labels"),
-        ({"gallery": torch.ones(1, 2), "gallery_labels": ["owl"]}, "some items have one label, others zeros and ones of 2"),
+         "labels are zeros and ones of 2 labels, gallery_labels zeros and ones of 3 labels"),
+        ({"gallery": torch.ones(1, 2), "gallery_labels": ["owl"]}, "zeros and ones of 2 labels, gallery_labels strings"),
         ({"metrics": ("mAP", "macro_mAP", "grouped_recall@1", "prototype_accuracy")},
          "macro_mAP, grouped_recall@1, prototype_accuracy cannot be computed where items have several labels each"),
         ({"label_groups": [[0, 1], [2, 3]]}, "label_groups cannot be computed"),
