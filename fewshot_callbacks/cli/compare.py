@@ -144,7 +144,7 @@ def run(options: Namespace) -> None:
                 f"There is no {each}. Give the folder of a run of 'fewshot fit', such as runs/version_0."
             )
     files = [each / DYNAMICS if each.is_dir() else each for each in runs]
-    untested = "" if options.test == "true" else "as requested"
+    untested = "" if options.test else "as requested"
     for each in runs:
         if not untested and not (each / CONFIGURATION).is_file():
             untested = f"{each} holds no {CONFIGURATION}"

@@ -11,9 +11,9 @@ import sys
 import zipfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +24,13 @@ from rich.table import Table
 
 from fewshot_callbacks import __version__
 from fewshot_callbacks._terminal import as_text, note, print_notes
-from fewshot_callbacks.cli.options import COLUMNS, in_shell
+from fewshot_callbacks.cli.options import COLUMNS, in_shell, metric_keys
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.dynamics import without_nan
 from fewshot_callbacks.functional.retrieval import (
     Relevance,
-    RetrievalOptions,
     RetrievalReport,
     Share,
     asked_metric,
@@ -41,6 +40,7 @@ from fewshot_callbacks.functional.retrieval import (
 from fewshot_callbacks.functional.retrieval.inputs import of_shards
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
 from fewshot_callbacks.journal import Journal, kept
+from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings
 from fewshot_callbacks.sources import ChosenRows, Shards, found_files, size_and_time
 from fewshot_callbacks.stored import Stored
 
@@ -51,7 +51,7 @@ PER_ITEM = (
 )
 # Those of them that hold vectors, and may be larger than memory.
 VECTORS = ("embeddings", "gallery")
-OPTIONS = get_type_hints(RetrievalOptions)
+SETTINGS = tuple(field.name for field in fields(RetrievalSettings))
 Arrays = dict[str, Any]  # NumPy's; the vectors may be `Shards`
 # Bytes: J of files is added up from pieces of a third of it.
 PIECES_OF_J = 2.0**28
@@ -160,10 +160,11 @@ def without_j(options: Namespace) -> bool:
     Raises:
         ValueError: Nothing else is.
     """
-    if DISCRIMINANT_RATIO not in (key for word in vars(options).get("metrics", ()) for key in word):
+    keys = metric_keys(options.metrics)
+    if DISCRIMINANT_RATIO not in keys:
         return False
-    options.metrics = [tuple(key for key in word if key != DISCRIMINANT_RATIO) for word in options.metrics]
-    if not any(options.metrics):
+    options.metrics = [key for key in keys if key != DISCRIMINANT_RATIO]
+    if not options.metrics:
         raise ValueError("--metrics J needs a metric of retrieval beside it. Write --metrics mAP J.")
     return True
 
@@ -198,7 +199,7 @@ def journal_of(options: Namespace, processes: Processes, arrays: Arrays, others:
     found = {str(file): [[str(part), *size_and_time(part)] for part in found_files(str(file))] for file in files}
     settings = {
         name: str(vars(options)[name])
-        for name in (*OPTIONS, *COLUMNS, "unknown", "at_least")
+        for name in (*SETTINGS, *COLUMNS, "unknown", "at_least")
         if vars(options).get(name) is not None
     }
     of: dict[str, Any] = {"files": hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16], "settings": settings}
@@ -253,10 +254,9 @@ def check_same_items(arrays: Arrays, others: Arrays, options: Namespace) -> None
 
 def evaluate_arrays(arrays: Arrays, options: Namespace, processes: Processes = ALONE) -> RetrievalReport:
     """Evaluate the arrays of a file with the settings among the options of a command, and show how many pairs are done."""
-    settings = {name: vars(options)[name] for name in OPTIONS if name in options}
+    settings = {name: vars(options)[name] for name in SETTINGS if name in options}
     judgements = vars(options).get("judgements")
-    if "metrics" in settings:  # words, in each of which there may be several with commas between them
-        settings["metrics"] = [key for word in settings["metrics"] for key in word]
+    settings["metrics"] = metric_keys(settings["metrics"])
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -8,11 +8,12 @@ import os
 import sys
 import textwrap
 import warnings
+from argparse import ArgumentError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import yaml
@@ -27,8 +28,10 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from fewshot_callbacks._terminal import printable
 from fewshot_callbacks._trainer import run_folder
 from fewshot_callbacks.cli.compare import CONFIGURATION, RECORD, TrainingRecord, best_checkpoint, checkpoints_below
+from fewshot_callbacks.cli.fit_help import configurations
+from fewshot_callbacks.cli.fit_mistakes import mistake_of_training
 from fewshot_callbacks.cli.main import Terminated
-from fewshot_callbacks.cli.options import configurations, explained, nearest
+from fewshot_callbacks.cli.mistakes import MistypedError, reason, similar
 from fewshot_callbacks.data import FewShotDataModule
 from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
 
@@ -49,16 +52,7 @@ LINKS: dict[str, Callable[[Any], Any]] = {
 
 
 class FewshotParser(LightningArgumentParser):
-    """LightningCLI's parser, which answers a mistake with one line."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the line and exit with status 2."""
-        parser = getattr(ex, "subcommand_parser", None) or self
-        if not self.exit_on_error:  # a parser inside another, which prints the message
-            super().error(message, ex)
-        command = parser.prog.replace(" [options]", "")
-        options = [option for option in parser._option_string_actions if option.startswith("--")]
-        self.exit(2, f"{command}: {explained(message, options)} '{command} --help' tells how options are written.\n")
+    """LightningCLI's parser, which reads the model that Lightning 2.5 writes into a checkpoint."""
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse a configuration; name the model's class, which Lightning 2.5 leaves among a checkpoint's arguments."""
@@ -80,7 +74,12 @@ class FewshotCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Check the checkpoint, and remember the configuration before LightningCLI replaces hyperparameters by its own."""
-        super().parse_arguments(parser, args)
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            words = sys.argv[1:]
+            options = self._subcommand_parsers[words[0]].get_defaults().keys()
+            raise MistypedError(mistake_of_training(words, options) or reason(error)) from error
         settings = self._settings
         check_checkpoint(self.config.subcommand, settings.get("ckpt_path"), settings.get("config") or ())
         if settings.get("ckpt_path") == UNTRAINED:
@@ -325,7 +324,7 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
             seed_everything_default=0,
             parser_class=FewshotParser,
             trainer_defaults={"callbacks": recorder},
-            parser_kwargs={"prog": "fewshot"}
+            parser_kwargs={"prog": "fewshot", "exit_on_error": False}
             | {command: {"default_config_files": [str(DEFAULTS)]} for command in ("fit", "validate", "test")},
             save_config_callback=ConfigKeeper,
         )
@@ -385,7 +384,7 @@ def with_paths(arguments: Sequence[str]) -> list[str]:
         if not word or Path(word).suffix in (".yaml", ".yml", ".json") or Path(word).is_file():
             continue  # of what is missing the parser informs
         if word not in known:
-            hint = nearest(word, known) or f" Give a file, or one of {', '.join(sorted(known))}."
+            hint = similar(word, known) or f" Give a file, or one of {', '.join(sorted(known))}."
             raise ValueError(f"there is no file {word}, and no configuration of this name.{hint}")
         words[place] = str(known[word])
     return words

@@ -15,8 +15,9 @@ from typing import Any, TextIO
 from fewshot_callbacks import __version__
 from fewshot_callbacks._extras import needs
 from fewshot_callbacks._terminal import printable
-from fewshot_callbacks.cli import options as options_of
-from fewshot_callbacks.cli.options import nearest
+from fewshot_callbacks.cli.fit_help import help_of_training
+from fewshot_callbacks.cli.mistakes import MistypedError, reason, similar
+from fewshot_callbacks.cli.options import OPTIONS, in_shell
 
 COMMANDS = {
     "demo": "train both heads and soft AP on the glyphs, and compare them",
@@ -135,22 +136,26 @@ def _run(words: list[str]) -> int:
         print(_versions())
         return 0
     if not command.startswith("-") and command not in COMMANDS:
-        hint = nearest(command, COMMANDS) or f" There are {', '.join(COMMANDS)}."
+        hint = similar(command, COMMANDS) or f" There are {', '.join(COMMANDS)}."
         print(f"fewshot: there is no command {command}.{hint}", file=sys.stderr)
         return 2
     parser().parse_args(words[:1])
-    options: Any = words
-    if command not in options_of.PARSERS:
-        if {"-h", "--help"} & set(words):
-            options_of.fit(command).parse_args(["--help"])
-        options = ["--help" if word == "--help=full" else word for word in words]
-    else:
-        options = options_of.parse(command, words[1:])
+    return _run_command(command, words)
+
+
+def _run_command(command: str, words: list[str]) -> int:
+    if command not in OPTIONS and {"-h", "--help"} & set(words):
+        print(help_of_training(command), end="")
+        return 0
     try:
         with needs("cli" if command in ("compare", "evaluate", "plan", "trials") else "all", f"fewshot {command}"):
-            module = import_module(f"fewshot_callbacks.cli.{command if command in options_of.PARSERS else 'fit'}")
+            options = _options(command, words)
+            module = import_module(f"fewshot_callbacks.cli.{command if command in OPTIONS else 'fit'}")
         module.run(options)
         return 0
+    except MistypedError as mistake:
+        print(f"fewshot {command}: {printable(mistake)} 'fewshot {command} --help' lists the options.", file=sys.stderr)
+        raise SystemExit(2) from None
     # An OSError as well, which would be taken for bad input below.
     except BrokenPipeError:
         raise
@@ -161,9 +166,18 @@ def _run(words: list[str]) -> int:
     except (ValueError, OSError, ModuleNotFoundError) as error:
         if os.environ.get(DEBUG):
             raise
-        text = options_of.in_shell(one_line(error), command)
+        text = in_shell(one_line(error), command)
         print(f"fewshot {command}: {printable(text)}", file=sys.stderr)
         return 1
+
+
+def _options(command: str, words: list[str]) -> Any:
+    """Return the options of a command by name; of a training its words, which Lightning's command line reads."""
+    if command not in OPTIONS:
+        return ["--help" if word == "--help=full" else word for word in words]
+    from fewshot_callbacks.cli.parsing import parse  # noqa: PLC0415 - `fewshot --help` needs no jsonargparse
+
+    return parse(command, words[1:])
 
 
 USUAL = warnings.formatwarning
@@ -183,13 +197,13 @@ def one_line(error: Exception) -> str:
     text = str(error)
     if "Original Traceback" in text:  # of a worker of a DataLoader: its last line is the error's type and text
         text = text.strip().splitlines()[-1].partition(": ")[2]
-    elif "Union subtypes" in text:  # of jsonargparse, where a class refuses its arguments
-        *_, text = options_of.deepest(text)
-    elif not _is_ours(error):
+    elif _raised_in("jsonargparse", error):  # where a class refuses its arguments
+        text = reason(error)
+    elif not _raised_in("fewshot_callbacks", error):
         text = f"{text.rstrip('.')} ({type(error).__name__}; {DEBUG}=1 shows where)."
     return " ".join(text.split())
 
 
-def _is_ours(error: Exception) -> bool:
+def _raised_in(package: str, error: Exception) -> bool:
     *_, (frame, _) = walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__")).startswith("fewshot_callbacks")
+    return str(frame.f_globals.get("__name__")).startswith(package)

@@ -15,7 +15,7 @@ from fewshot_callbacks._extras import needs
 from fewshot_callbacks._own_files import is_picture
 from fewshot_callbacks._terminal import as_text, note
 from fewshot_callbacks.cli.evaluate import load_arrays
-from fewshot_callbacks.cli.options import in_shell
+from fewshot_callbacks.cli.options import in_shell, metric_keys
 from fewshot_callbacks.functional.retrieval import asked_metric
 from fewshot_callbacks.functional.verification import (
     TRIAL_METRICS,
@@ -43,7 +43,7 @@ def run(options: Namespace) -> None:
         first=trials.first,
         second=trials.second,
         folds=trials.folds,
-        metrics=None if options.metrics is None else [key for word in options.metrics for key in word],
+        metrics=None if options.metrics is None else metric_keys(options.metrics),
         miss_cost=options.miss_cost,
         false_match_cost=options.false_match_cost,
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes, presence
 from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.vectors import Similarity, Vectors
+from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._reading import (
     Labels,
     as_tensor,
@@ -38,6 +38,7 @@ from fewshot_callbacks.functional.retrieval.registry import Metric
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
 from fewshot_callbacks.functional.statistics import SAME, Interval, clustered_mean_interval, exact_mean, normal_quantile
+from fewshot_callbacks.settings import Similarity
 
 _CALL = "knn_accuracy"
 # Of the classes with the most votes, among which the right one may be.

@@ -25,8 +25,9 @@ from fewshot_callbacks._own_files import WRITER
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, compare_reports
 from fewshot_callbacks.functional.retrieval.report import Values
 from fewshot_callbacks.functional.statistics import class_means
-from fewshot_callbacks.report.findings import Findings, Model, ReportSettings, Retrieved, find
+from fewshot_callbacks.report.findings import Findings, Model, Retrieved, find
 from fewshot_callbacks.report.items import Items, Key, Thumbnails, name_of
+from fewshot_callbacks.settings import ReportSettings
 
 # The metrics that are shown first, with those of Grouped Recall and of recall at a precision.
 HEADLINES = ("mAP", "recall@1", "r_precision", "f1")

@@ -41,11 +41,18 @@ from fewshot_callbacks.functional.retrieval.registry import Asked, asked_metric
 from fewshot_callbacks.functional.retrieval.relevance import Absent, Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport, note_of_rates, notes_on
 from fewshot_callbacks.functional.retrieval.settings import (
-    RetrievalOptions,
-    RetrievalSettings,
+    chooses_group_size,
     compute_device,
+    consistency_rates,
+    group_size,
+    grouped_k,
+    main_memory,
     memory_bytes,
-    shows_settings,
+    names_grouped_recall,
+    parameters,
+    reported_metrics,
+    sets_groups,
+    without_classes,
 )
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency, threshold_consistency
 from fewshot_callbacks.functional.statistics import (
@@ -55,6 +62,7 @@ from fewshot_callbacks.functional.statistics import (
     macro_mean,
     macro_mean_interval,
 )
+from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings, from_keywords, takes
 from fewshot_callbacks.stored import in_memory
 
 _CALL = "evaluate_retrieval"
@@ -64,7 +72,7 @@ class NothingToRetrieveError(ValueError):
     """Raised where no query has a relevant candidate, which a larger set may have."""
 
 
-@shows_settings()
+@takes(RetrievalOptions)
 def evaluate_retrieval(
     embeddings: Any,
     labels: Any | None = None,
@@ -129,7 +137,7 @@ def evaluate_retrieval(
     started = time.perf_counter()
     processes = share.processes
     with default_mode(), processes.together():
-        checked = RetrievalSettings.checked(evaluate_retrieval, settings)
+        checked = from_keywords(evaluate_retrieval, settings)
         if not isinstance(relevance, Relevance | None):
             raise ValueError(
                 f"{_CALL}: relevance is a {type(relevance).__name__}. Pass Relevance.from_judgements(judgements, query_ids, "
@@ -153,11 +161,11 @@ def evaluate_retrieval(
             **ids_and_groups,
             relevance=relevance,
             as_codes=checked.similarity == "hamming",
-            memory=checked.main_memory(),
+            memory=main_memory(checked),
             with_copies=True,
         )
         if inputs.given is not None:
-            checked = checked.without_classes(_CALL)
+            checked = without_classes(_CALL, checked)
         report = _evaluated(inputs, checked, progress)
         seconds = processes.largest([time.perf_counter() - started])[0]
     return replace(report, seconds=seconds)
@@ -191,7 +199,9 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         request = _request(settings)
         copies = _own_copies(asked, settings)
         per_query = _PerQuery(relevance, grades, absent, len(ranked.gallery_labels), settings, copies)
-        counted = settings.threshold is not None or any(one.metric.source in OF_PAIRS for one in settings.asked())
+        counted = settings.threshold is not None or any(
+            one.metric.source in OF_PAIRS for one in reported_metrics(settings)
+        )
         evaluation = Evaluation(
             vectors,
             relevance,
@@ -202,7 +212,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         result = evaluation.run(per_query.add, forecast=request.foresee if counted else None, places=per_query.graded)
         matches, pairs = result.matches, result.pooled
         del result
-        if any(asked.metric.source == "prototypes" for asked in settings.asked()):
+        if any(asked.metric.source == "prototypes" for asked in reported_metrics(settings)):
             per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, asked, settings)
         per_query.gather(processes, asked.share.queries, len(asked.query_labels))
         if not bool(per_query.has_candidate.any()):
@@ -213,7 +223,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         if pairs is not None:  # always, if there are rates
             consistency = {
                 rate: threshold_consistency(pairs, own, classes, asked.label_names, rate)
-                for rate in settings.consistency_rates
+                for rate in consistency_rates(settings)
             }
         del pairs  # collected pairs and cached scores take most of the budget
         notes = notes_on(vectors, per_query.relevant, per_query.tied)
@@ -265,10 +275,10 @@ def _own_copies(asked: RetrievalInputs, settings: RetrievalSettings) -> Int[Tens
 def _request(settings: RetrievalSettings) -> PooledRequest:
     """Return the settings of the pooled metrics."""
     return PooledRequest(
-        settings.parameters("recall@precision{p}"),
+        parameters(settings, "recall@precision{p}"),
         settings.threshold_bounds or (-math.inf, math.inf),
         () if settings.threshold is None else (settings.threshold,),
-        settings.parameters("fnmr@fmr{p}"),
+        parameters(settings, "fnmr@fmr{p}"),
         "eer" in settings.metrics,
         "auc_pr" in settings.metrics,
     )
@@ -290,7 +300,7 @@ def _summarised(
     sources: dict[str, Any] = {"pairs": pooled, "classes": consistency, "groups": grouped}
     values: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
-    for wanted in settings.asked():
+    for wanted in reported_metrics(settings):
         key, metric = wanted.key, wanted.metric
         if metric.source in ("ranks", "prototypes"):
             of_queries = per_query.values[wanted.of_queries]
@@ -339,12 +349,12 @@ def _grouped(
         matches: The best matches of all queries; None if only some of the queries were evaluated.
         threads: To compute with.
     """
-    if not settings.grouped_k:
+    if not grouped_k(settings):
         return None
-    size = settings.group_size
+    size = group_size(settings)
     distinct = len(sets.query_labels.unique())
     if size is not None and distinct < 2 * size:
-        if settings.sets_groups or settings.names_grouped_recall:
+        if sets_groups(settings) or names_grouped_recall(settings):
             notes.append(_note_of_few_classes(settings, size, distinct))
         return None
     try:
@@ -367,7 +377,7 @@ def _note_of_few_classes(settings: RetrievalSettings, size: int, distinct: int) 
         size: The number of labels in a group.
         distinct: The number of labels of the queries.
     """
-    groups = f"{size} labels (label_groups='auto')" if settings.chooses_group_size else f"label_groups={size} labels"
+    groups = f"{size} labels (label_groups='auto')" if chooses_group_size(settings) else f"label_groups={size} labels"
     # two groups of two labels are the fewest
     fix = f"Use label_groups <= {distinct // 2}." if distinct >= 4 else "Pass label_groups=None."
     return f"Grouped Recall is left out: two groups of {groups} need {2 * size}, and the queries have {distinct}. {fix}"
@@ -409,7 +419,7 @@ class _PerQuery:
     ) -> None:
         self.lists, self.grades, self.items, self.ties = relevance.relevant, grades, items, settings.ties
         self.absent = absent
-        every = [asked_metric(key) for key in ALWAYS] + settings.asked()
+        every = [asked_metric(key) for key in ALWAYS] + reported_metrics(settings)
         self.metrics = {asked.of_queries: asked for asked in every if asked.metric.source == "ranks"}
         queries = len(self.lists.start)
         self.values: dict[str, Float[Tensor, "queries"]] = {
@@ -503,7 +513,7 @@ def _prototype_accuracy(
         inputs.own_gallery_labels,
         similarity=settings.similarity,
         same_set=inputs.same_set,
-        memory_bytes=settings.main_memory(),
+        memory_bytes=main_memory(settings),
         processes=inputs.processes,
     )
     return values[inputs.is_here(asked.drawn)] if inputs.same_set and asked.drawn is not None else values
@@ -511,7 +521,7 @@ def _prototype_accuracy(
 
 def _note_of_grades(relevance: Relevance, settings: RetrievalSettings) -> list[str]:
     """Note that nDCG, unlike that of trec_eval, does not take the grades that are below the smallest relevant one."""
-    graded = [one.key for one in settings.asked() if one.metric.pattern in GAINS]
+    graded = [one.key for one in reported_metrics(settings) if one.metric.pattern in GAINS]
     if not (graded and relevance.below):
         return []
     return [

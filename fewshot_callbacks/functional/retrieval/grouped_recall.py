@@ -37,13 +37,13 @@ from fewshot_callbacks.functional._reading import (
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.rank_metrics import recall_at_k
 from fewshot_callbacks.functional.retrieval.settings import (
-    GroupedOptions,
-    RetrievalSettings,
     Unmatched,
-    check_settings,
     checked_groups,
+    group_size,
+    grouped_k,
+    grouped_unmatched,
+    main_memory,
     several,
-    shows_settings,
 )
 from fewshot_callbacks.functional.statistics import (
     UNKNOWN,
@@ -53,6 +53,7 @@ from fewshot_callbacks.functional.statistics import (
     independent_difference_interval,
     mean_interval,
 )
+from fewshot_callbacks.settings import GroupedOptions, RetrievalOptions, RetrievalSettings, from_keywords, takes
 
 Splits = list[list[Tensor]]
 """The labels of each group of each split."""
@@ -182,7 +183,13 @@ _CALL = "grouped_recall"
 COPIED_SHARE = 0.25
 
 
-@shows_settings(GroupedOptions)
+class _LoneGroupSettings(RetrievalSettings):
+    """The settings of `grouped_recall`. A single group has no interval, of which a warning says so."""
+
+    fewest_groups = 1
+
+
+@takes(GroupedOptions)
 def grouped_recall(
     embeddings: Any,
     labels: Any,
@@ -250,14 +257,14 @@ def grouped_recall(
     fix = "Pass 'exclude' to leave queries without a match out of the mean, or 'miss' to count them as misses."
     refuse_unknown(_CALL, "unmatched", unmatched, Unmatched, fix)
     end = "_miss" if unmatched == "miss" else ""
-    checked = RetrievalSettings.checked(grouped_recall, settings, GroupedOptions)
+    checked = from_keywords(grouped_recall, settings, GroupedOptions, _LoneGroupSettings)
     if checked.label_groups is None:
         raise ValueError(
             f"{_CALL}: label_groups=None requests nothing. Pass the number of labels in a group, such as 10."
         )
-    checked = replace(checked, metrics=tuple(f"grouped_recall@{rank}{end}" for rank in several(k)))
-    check_settings(_CALL, checked)
-    if checked.group_size is None and repeats != 1:
+    metrics = tuple(f"grouped_recall@{rank}{end}" for rank in several(k))
+    checked = from_keywords(grouped_recall, {**vars(checked), "metrics": metrics}, RetrievalOptions, _LoneGroupSettings)
+    if group_size(checked) is None and repeats != 1:
         raise ValueError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
     with default_mode():
         inputs = collect_inputs(
@@ -273,7 +280,7 @@ def grouped_recall(
             query_groups=query_groups,
             gallery_groups=gallery_groups,
             as_codes=checked.similarity == "hamming",
-            memory=checked.main_memory(),
+            memory=main_memory(checked),
             with_copies=True,
         )
         splits = choose_groups(_CALL, inputs, checked, repeats)
@@ -297,8 +304,9 @@ def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSetting
             fewer labels than a group needs.
     """
     labels, names = inputs.query_labels, inputs.label_names
-    if settings.group_size is not None:
-        return [list(split) for split in label_groups(labels, settings.group_size, settings.seed, repeats)]
+    size = group_size(settings)
+    if size is not None:
+        return [list(split) for split in label_groups(labels, size, settings.seed, repeats)]
     checked = checked_groups(call, settings.label_groups)
     given = joined_labels(checked, call)
     words = None if names is None else dict(enumerate(names))
@@ -337,9 +345,9 @@ def search_groups(
     if matches is None:
         inputs = inputs.as_one_set()
         vectors = inputs.vectors(settings.similarity, threads)
-        matches = Evaluation(vectors, inputs.relevance()[0], settings.main_memory()).best_matches()
+        matches = Evaluation(vectors, inputs.relevance()[0], main_memory(settings)).best_matches()
     labels = inputs.query_labels
-    values = torch.empty(len(splits), len(splits[0]), len(settings.grouped_k), dtype=torch.float64)
+    values = torch.empty(len(splits), len(splits[0]), len(grouped_k(settings)), dtype=torch.float64)
     for repeat, split in enumerate(splits):
         group = _groups_of(labels.numpy(), split)
         recalls = _recalls(matches, inputs, group, split, settings)
@@ -356,12 +364,12 @@ def _recalls(
     settings: RetrievalSettings,
 ) -> Float[Tensor, "ks queries"]:
     """Recall@K of each query of this process among the items of its group; NaN without a match, or in no group."""
-    processes, relevance, memory = inputs.processes, matches.relevance, settings.main_memory()
+    processes, relevance, memory = inputs.processes, matches.relevance, main_memory(settings)
     labels, own_items = inputs.own_query_labels.numpy(), inputs.own_gallery_labels.numpy()
     items = gather_in_item_order(processes, own_items)
     holder = gather_in_item_order(processes, np.full(len(own_items), processes.rank))
     of_queries, of_items = group[inputs.share.queries.numpy()], _groups_of(items, split)
-    recalls = torch.full((len(settings.grouped_k), len(labels)), torch.nan, dtype=torch.float64)
+    recalls = torch.full((len(grouped_k(settings)), len(labels)), torch.nan, dtype=torch.float64)
     rows_of_group = sum(np.bincount(some[some >= 0], minlength=len(split)) for some in (group, of_items))
     copied = np.cumsum(rows_of_group * matches.vectors.pairs.queries.itemsize * matches.vectors.dim)
     batches = copied // max(1, int(COPIED_SHARE * memory)) if math.isfinite(memory) else 0 * copied
@@ -383,7 +391,7 @@ def _recalls(
         vectors = matches.vectors.take(rows, every[holder[every] == processes.rank])
         best = BestMatches(matches.best.scores[rows], matches.best.tied[rows])
         ranks = rank_of_best(replace(matches, vectors=vectors, relevance=within, best=best))
-        for row, k in enumerate(settings.grouped_k):
+        for row, k in enumerate(grouped_k(settings)):
             recalls[row, torch.from_numpy(rows)] = recall_at_k(ranks, k, settings.ties)
     return recalls
 
@@ -406,7 +414,7 @@ def _means_of_groups(
 ) -> Float[Tensor, "groups ks"]:
     """Average over the queries of each group."""
     in_groups = group >= 0
-    if settings.grouped_unmatched == "miss" and not bool(recalls[0, in_groups].isnan().all()):
+    if grouped_unmatched(settings) == "miss" and not bool(recalls[0, in_groups].isnan().all()):
         recalls = recalls.nan_to_num(0.0)
     means = []
     sizes = torch.bincount(group[in_groups], minlength=len(split)).tolist()
@@ -439,7 +447,7 @@ def _summary(
 ) -> GroupedRecall:
     repeats, groups, _ = values.shape
     sizes = {len(group) for group in splits[0]}
-    are_given = settings.group_size is None
+    are_given = group_size(settings) is None
     confidence = settings.confidence
     # Classes that were put together for a reason, such as those of one family, are not independent: a group is one part.
     parts = 1 if are_given else max(sizes)
@@ -449,7 +457,7 @@ def _summary(
             "needed. Use a smaller label_groups, or give more groups.",
             stacklevel=4,  # the caller of grouped_recall
         )
-    per_group = {k: values[:, :, position] for position, k in enumerate(settings.grouped_k)}
+    per_group = {k: values[:, :, position] for position, k in enumerate(grouped_k(settings))}
     return GroupedRecall(
         at={k: exact_mean(of_groups.flatten()) for k, of_groups in per_group.items()},
         intervals={
@@ -462,7 +470,7 @@ def _summary(
         repeats=repeats,
         per_group=per_group,
         confidence=confidence,
-        unmatched=settings.grouped_unmatched,
+        unmatched=grouped_unmatched(settings),
         are_given=are_given,
         labels=tuple(tuple(tuple(group.tolist()) for group in split) for split in splits),
     )
