@@ -22,7 +22,6 @@ from fewshot_callbacks.data import (
     ImageFolder as ImageFolder,
 )
 from fewshot_callbacks.functional import (
-    DEFAULT_METRICS as DEFAULT_METRICS,
     DynamicsHistory as DynamicsHistory,
     EmbeddingHealth as EmbeddingHealth,
     IdentificationReport as IdentificationReport,
@@ -31,7 +30,6 @@ from fewshot_callbacks.functional import (
     Neighbours as Neighbours,
     Relevance as Relevance,
     RetrievalReport as RetrievalReport,
-    RetrievalSettings as RetrievalSettings,
     Share as Share,
     Suspects as Suspects,
     TrialList as TrialList,
@@ -75,6 +73,10 @@ from fewshot_callbacks.protonet import (
     ProtoNet as ProtoNet,
     SoftmaxHead as SoftmaxHead,
     SupportClassifier as SupportClassifier,
+)
+from fewshot_callbacks.settings import (
+    DEFAULT_METRICS as DEFAULT_METRICS,
+    RetrievalSettings as RetrievalSettings,
 )
 from fewshot_callbacks.sources import Shards as Shards
 

@@ -14,23 +14,35 @@ PACKAGE, TESTS = ROOT / "fewshot_callbacks", ROOT / "tests"
 TEST_FILES = sorted(TESTS.rglob("test_*.py"))
 
 BELOW = {
+    "settings": set(),
     "system": set(),
     "distributed": set(),
     "files": {"system", "distributed"},
     "sources": {"files", "system"},
-    "engine": {"sources", "files", "distributed", "system"},
-    "functional": {"engine", "sources", "files", "distributed", "system"},
+    "engine": {"settings", "sources", "files", "distributed", "system"},
+    "functional": {"settings", "engine", "sources", "files", "distributed", "system"},
     "losses": {"functional"},
-    "metrics": {"functional", "distributed"},
+    "metrics": {"settings", "functional", "distributed"},
     "plots": {"functional", "files", "system"},
-    "report": {"plots", "functional", "files", "system"},
+    "report": {"settings", "plots", "functional", "files", "system"},
     "data": {"functional", "files", "system"},
     "trainer": {"distributed"},
     "protonet": {"trainer", "metrics", "losses", "functional", "distributed", "system"},
-    "callbacks": {"protonet", "trainer", "report", "plots", "metrics", "functional", "files", "distributed", "system"},
+    "callbacks": {
+        "settings",
+        "protonet",
+        "trainer",
+        "report",
+        "plots",
+        "metrics",
+        "functional",
+        "files",
+        "distributed",
+        "system",
+    },
     "cli": {
         *("callbacks", "protonet", "trainer", "data", "report", "plots", "metrics", "losses", "functional"),
-        *("sources", "files", "distributed", "system"),
+        *("sources", "files", "distributed", "system", "settings"),
     },
 }
 """Layer, a folder or a module at the top of the package, -> the layers that it may import."""

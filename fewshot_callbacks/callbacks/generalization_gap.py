@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -18,14 +18,13 @@ from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, L
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.retrieval import (
     GeneralizationGap,
-    RetrievalSettings,
     Share,
     evaluate_retrieval,
     generalization_gap,
-    shows_settings,
 )
-from fewshot_callbacks.functional.retrieval.settings import GroupedOptions
+from fewshot_callbacks.functional.retrieval.settings import group_size, grouped_k
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+from fewshot_callbacks.settings import GapOptions, RetrievalSettings, from_keywords, takes
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 # Where the numbers of items of a class differ by more than this factor, recall cannot be compared.
@@ -36,13 +35,7 @@ UNEVEN = 1.5
 METRICS = ("grouped_recall@1", "recall@1")
 
 
-class GapOptions(GroupedOptions, total=False):
-    """The settings of a gap, with the types that a caller may pass."""
-
-    metrics: str | Sequence[str]
-
-
-@shows_settings(GapOptions, metrics=METRICS)
+@takes(GapOptions, metrics=METRICS)
 class GeneralizationGapMonitor(EvaluationMonitor):
     """Logs Grouped Recall@K of training classes minus that of validation classes, a measure of overfitting.
 
@@ -127,9 +120,9 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         check_at_least(1, call, classes=classes, items_per_class=items_per_class)
         if not prefix:
             raise ValueError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
-        given = RetrievalSettings.checked(GeneralizationGapMonitor, {"metrics": METRICS} | settings, GapOptions)
+        given = from_keywords(GeneralizationGapMonitor, {"metrics": METRICS, **settings}, GapOptions)
         _check(given, classes)
-        both = [f"{metric}@{rank}" for metric in ("grouped_recall", "recall") for rank in given.grouped_k]
+        both = [f"{metric}@{rank}" for metric in ("grouped_recall", "recall") for rank in grouped_k(given)]
         self._names, self._settings = given.metrics, replace(given, metrics=both)
         self.embed = Embedder(embed, self._reader)
         self.training = TrainingClasses(training_data, classes, items_per_class, given.seed, call)
@@ -255,7 +248,9 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
 def _check(given: RetrievalSettings, classes: int | None) -> None:
     """Refuse settings of which no gap can be made."""
-    call, ranks, groups = "GeneralizationGapMonitor", given.grouped_k, given.group_size
+    call = "GeneralizationGapMonitor"
+    ranks = grouped_k(given)
+    groups = group_size(given)
     both = {f"{metric}@{rank}" for metric in ("grouped_recall", "recall") for rank in ranks}
     if not ranks or not set(given.metrics) <= both:
         raise ValueError(

@@ -47,16 +47,14 @@ from fewshot_callbacks.functional._labels import Labels, as_labels, no_labels
 from fewshot_callbacks.functional.knn import PLACES, knn_accuracy
 from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval import (
-    RetrievalOptions,
     RetrievalReport,
-    RetrievalSettings,
     Share,
     asked_metric,
     evaluate_retrieval,
-    shows_settings,
 )
-from fewshot_callbacks.functional.retrieval.settings import UnknownSettingError, several
+from fewshot_callbacks.functional.retrieval.settings import reported_keys, several, without_classes
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
+from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings, UnknownSettingError, from_keywords, takes
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 # Name of the number of queries without a match, which is logged beside the metrics once there are any.
@@ -126,7 +124,8 @@ class Parts:
     @property
     def metrics(self) -> Sequence[str]:
         """The keys of the metrics, also where nothing could be computed."""
-        return (self.settings.without_classes(self.reader.owner) if self.have_sets else self.settings).keys()
+        settings = without_classes(self.reader.owner, self.settings) if self.have_sets else self.settings
+        return reported_keys(settings)
 
     @property
     def directions(self) -> tuple[str, str]:
@@ -271,7 +270,7 @@ class Parts:
                 )
             self._form = read.form
             if is_set and not self.have_sets:
-                self.settings.without_classes(owner)
+                without_classes(owner, self.settings)
                 self.have_sets = True
         return read
 
@@ -397,7 +396,7 @@ class Voters:
         return found.values, found.notes
 
 
-@shows_settings()
+@takes(RetrievalOptions)
 class RetrievalMonitor(EvaluationMonitor):
     """Logs mAP, Recall@K, precision, recall, F1, recall at fixed precision and Grouped Recall@K of an embedding.
 
@@ -524,7 +523,7 @@ class RetrievalMonitor(EvaluationMonitor):
         for setting in settings:
             if setting in OF_FUNCTIONS:
                 raise UnknownSettingError(f"RetrievalMonitor: {setting} is no setting. Write {OF_FUNCTIONS[setting]}.")
-        given = RetrievalSettings.checked(RetrievalMonitor, settings)
+        given = from_keywords(RetrievalMonitor, settings)
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
         embedder = None if embed is None else Embedder(embed, self._reader)

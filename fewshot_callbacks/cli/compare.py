@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fewshot_callbacks.cli.evaluate import comparison_table, differences_as_dict
 from fewshot_callbacks.files.names import is_system_name
-from fewshot_callbacks.functional.dynamics import DynamicsHistory, compare_dynamics, without_nan
+from fewshot_callbacks.functional.dynamics import DynamicsComparison, compare_dynamics, without_nan
 from fewshot_callbacks.functional.episodes import EpisodeAccuracy
 from fewshot_callbacks.functional.retrieval import RetrievalReport, compare_reports
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
@@ -25,36 +25,39 @@ RECORD = "training.json"
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """How far a run was trained; written whenever an epoch ends, and at the end."""
+    """How far a run was trained; written whenever an epoch ends, and at the end.
 
-    # epochs that have ended
+    Args:
+        epochs: Number of epochs that have ended.
+        steps: Number of optimiser steps in these epochs.
+        max_epochs: Number of epochs that were requested.
+        ended: Whether the training came to its end: all epochs, or a callback that stopped it.
+        head: Head of a ProtoNet, by which two runs are told apart.
+    """
+
     epochs: int
-    # optimiser steps until then
     steps: int
-    # epochs that were asked for
     max_epochs: int | None
-    # whether the training came to its end: all epochs, or a callback that stopped it
     ended: bool
-    # head of a ProtoNet, by which two runs are told apart
     head: str | None
 
     def save(self, folder: Path) -> None:
-        """Write it into the folder of the run."""
+        """Write the record into the folder of the run."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RECORD).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
     @classmethod
     def of(cls, folder: Path) -> TrainingRecord | None:
-        """Read the record of a run; None where there is none, or it is damaged."""
+        """Return the record of a run; None if there is none, or it is damaged."""
         try:
             return cls._read((folder / RECORD).read_bytes())
-        # A TypeError where another version has written other fields.
+        # Another version may have written other fields, which is a TypeError.
         except (OSError, ValueError, TypeError):
             return None
 
     @classmethod
     def is_one(cls, content: bytes) -> bool:
-        """Whether the content of a file is that of a record."""
+        """Return whether the content of a file is that of a record."""
         try:
             return bool(cls._read(content))
         except (ValueError, TypeError):
@@ -66,7 +69,7 @@ class TrainingRecord:
 
 
 def notes_on_lengths(names: Sequence[str], records: Sequence[TrainingRecord | None]) -> list[str]:
-    """Say which of two runs did not end, and whether they were trained for different numbers of epochs or steps."""
+    """Return sentences on which of two runs did not end, and on different numbers of epochs or steps."""
     notes = []
     for name, record in zip(names, records, strict=True):
         if record is not None and not record.ended:
@@ -85,17 +88,17 @@ def notes_on_lengths(names: Sequence[str], records: Sequence[TrainingRecord | No
 
 
 def best_checkpoint(run: Path) -> Path | None:
-    """Find `best.ckpt` in the folder of a run; of several (`best-v1.ckpt`) the newest; else `last.ckpt`, else any."""
-    found = checkpoints_below(run)
+    """Return `best.ckpt` of a run; of several (`best-v1.ckpt`) the newest; else `last.ckpt`, else any; None without one."""
+    checkpoints = checkpoints_below(run)
     for beginning in ("best", "last", ""):
-        candidates = [file for file in found if file.name.startswith(beginning)]
+        candidates = [file for file in checkpoints if file.name.startswith(beginning)]
         if candidates:
             return max(candidates, key=lambda file: file.stat().st_mtime)
     return None
 
 
 def checkpoints_below(folder: Path) -> list[Path]:
-    """List the checkpoints in a folder and the folders in it, sorted.
+    """Return the checkpoints in a folder and the folders in it, sorted.
 
     Left out are files that systems make, such as the `._best.ckpt` of a Mac, and links that lead nowhere.
     """
@@ -106,14 +109,15 @@ def checkpoints_below(folder: Path) -> list[Path]:
     ]
 
 
-DYNAMICS, CONFIGURATION = "training_dynamics.json", "config.yaml"
+DYNAMICS = "training_dynamics.json"
+CONFIGURATION = "config.yaml"
 OTHER_CLASSES = "accuracy, other classes"
 SHOWN = ("mAP", "recall@1", "f1", "grouped_recall@1")
 
 
 @dataclass(frozen=True)
 class Tested:
-    """What a network gives on the test set."""
+    """The results of a network on the test set."""
 
     checkpoint: str
     accuracy: EpisodeAccuracy | None
@@ -121,7 +125,7 @@ class Tested:
     j: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         accuracy, report = self.accuracy, self.report
         return {
             "checkpoint": self.checkpoint,
@@ -136,63 +140,117 @@ class Tested:
 
 
 def run(options: Namespace) -> None:
-    """Compare and print."""
-    runs: tuple[Path, Path] = options.run, options.other_run
-    for each in runs:
-        if not each.exists():
+    """Compare and print.
+
+    Raises:
+        ValueError: Nothing of the runs can be compared.
+        FileNotFoundError: There is no such run, or it has no checkpoint.
+    """
+    comparison = compare_runs((options.run, options.other_run), options.names, test=options.test)
+    if options.json:
+        print(json.dumps(without_nan(comparison.to_dict()), indent=2))
+    else:
+        comparison.show()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs, and what was found of them."""
+
+    folders: Sequence[Path]
+    names: tuple[str, str]
+    records: Sequence[TrainingRecord | None]
+    # results on the test set; none if nothing was tested
+    tests: Sequence[Tested]
+    # why nothing was tested; empty if both runs were
+    untested: str
+    # None without measured steps of both runs
+    dynamics: DynamicsComparison | None
+    # the file with the steps of a run that is not there
+    missing: Path | None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know of the lengths of the runs."""
+        return notes_on_lengths(self.names, self.records)
+
+    @property
+    def differences(self) -> dict[str, Difference]:
+        """Metrics of the second run minus those of the first; none if nothing was tested."""
+        return differences_of(*self.tests) if self.tests else {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        runs: list[dict[str, Any]] = [
+            {"name": name, "folder": str(folder), "epochs": record and record.epochs, "steps": record and record.steps}
+            for name, folder, record in zip(self.names, self.folders, self.records, strict=True)
+        ]
+        for described, test in zip(runs, self.tests, strict=False):  # none if nothing was tested
+            described["test"] = test.to_dict()
+        return {
+            "runs": runs,
+            "notes": self.notes,
+            "differences": differences_as_dict(self.differences),
+            "dynamics": None if self.dynamics is None else self.dynamics.to_dict(),
+        }
+
+    def show(self) -> None:
+        """Print notes and tables."""
+        console = Console()
+        for sentence in self.notes:
+            console.print(as_text(sentence), soft_wrap=True)
+        if self.untested:
+            console.print(as_text(f"Not tested: {self.untested}."), soft_wrap=True)
+        else:
+            first, second = self.names
+            caption = f"difference: {second} minus {first}. Intervals, and ±: 95 %. {_episodes(self.tests)}".rstrip()
+            title = "best checkpoints on the test set"
+            console.print(comparison_table(self.differences, (second, first), title, caption, earlier_first=True))
+        if self.dynamics is not None:
+            console.print(self.dynamics.table())
+        else:
+            console.print(as_text(f"No steps to compare: there is no {self.missing}."), soft_wrap=True)
+
+
+def compare_runs(runs: tuple[Path, Path], names: Sequence[str] | None, *, test: bool) -> Comparison:
+    """Return the comparison of two runs.
+
+    Args:
+        runs: The folder of each, or its file of steps.
+        names: The names of both in the tables; by default those of their heads or folders.
+        test: Test both checkpoints, which takes longest.
+    """
+    for run in runs:
+        if not run.exists():
             raise FileNotFoundError(
-                f"There is no {each}. Give the folder of a run of 'fewshot fit', such as runs/version_0."
+                f"There is no {run}. Give the folder of a run of 'fewshot fit', such as runs/version_0."
             )
-    files = [each / DYNAMICS if each.is_dir() else each for each in runs]
-    untested = "" if options.test == "true" else "as requested"
-    for each in runs:
-        if not untested and not (each / CONFIGURATION).is_file():
-            untested = f"{each} holds no {CONFIGURATION}"
+    files = [run / DYNAMICS if run.is_dir() else run for run in runs]
     missing = next((file for file in files if not file.is_file()), None)
+    untested = _why_untested(runs) if test else "as requested"
     if untested and missing is not None:
         raise ValueError(
             f"{missing.parent} holds no {missing.name}, and nothing can be tested ({untested}). Give the folder of a run of "
             f"'fewshot fit', such as runs/version_0; TrainingDynamicsMonitor writes {DYNAMICS} once it has measured a step."
         )
-    records = [TrainingRecord.of(file.parent) for file in files]
-    names = (*options.names,) if options.names else names_of([file.parent for file in files], records)
-    notes = notes_on_lengths(names, records)
-    histories = [DynamicsHistory.load(file) for file in files] if missing is None else []
-    dynamics = compare_dynamics(*histories, names=names) if histories else None
-    tests = [] if untested else [tested(each) for each in runs]  # takes longest
-    differences = differences_of(*tests) if tests else {}
-    if options.json:
-        described: list[dict[str, Any]] = [
-            {"name": name, "folder": str(each), "epochs": record and record.epochs, "steps": record and record.steps}
-            for name, each, record in zip(names, runs, records, strict=True)
-        ]
-        for description, test in zip(described, tests, strict=False):  # none where nothing was tested
-            description["test"] = test.to_dict()
-        printed = {
-            "runs": described,
-            "notes": notes,
-            "differences": differences_as_dict(differences),  # of the second run minus the first
-            "dynamics": None if dynamics is None else dynamics.to_dict(),
-        }
-        print(json.dumps(without_nan(printed), indent=2))
-        return
-    console = Console()
-    for sentence in notes:
-        console.print(as_text(sentence), soft_wrap=True)
-    if untested:
-        console.print(as_text(f"Not tested: {untested}."), soft_wrap=True)
-    else:
-        caption = f"difference: {names[1]} minus {names[0]}. Intervals, and ±: 95 %. {_episodes(tests)}".rstrip()
-        title = "best checkpoints on the test set"
-        console.print(comparison_table(differences, (names[1], names[0]), title, caption, earlier_first=True))
-    if dynamics is not None:
-        console.print(dynamics.table())
-    else:
-        console.print(as_text(f"No steps to compare: there is no {missing}."), soft_wrap=True)
+    folders = [file.parent for file in files]
+    records = [TrainingRecord.of(folder) for folder in folders]
+    first, second = names or names_of(folders, records)
+    dynamics = None
+    if missing is None:
+        dynamics = compare_dynamics(files[0], files[1], names=(first, second))
+    tests = [] if untested else [tested(run) for run in runs]
+    return Comparison(runs, (first, second), records, tests, untested, dynamics, missing)
+
+
+def _why_untested(runs: Sequence[Path]) -> str:
+    """Return why two runs cannot be tested; nothing if they can."""
+    without = [run for run in runs if not (run / CONFIGURATION).is_file()]
+    return f"{without[0]} holds no {CONFIGURATION}" if without else ""
 
 
 def names_of(folders: Sequence[Path], records: Sequence[TrainingRecord | None]) -> tuple[str, str]:
-    """Name two runs by their heads where these differ, or else by their folders."""
+    """Return the names of two runs: their heads if these differ, or else their folders."""
     heads = [None if record is None else record.head for record in records]
     if heads[0] and heads[1] and heads[0] != heads[1]:
         return heads[0], heads[1]
@@ -201,10 +259,10 @@ def names_of(folders: Sequence[Path], records: Sequence[TrainingRecord | None]) 
 
 
 def tested(run: Path) -> Tested:
-    """Test the best checkpoint of a run, as its configuration says.
+    """Return the results of the best checkpoint of a run, with the data of its configuration.
 
     Raises:
-        FileNotFoundError: It has none.
+        FileNotFoundError: The run has no checkpoint.
     """
     checkpoint = best_checkpoint(run)
     if checkpoint is None:
@@ -215,18 +273,18 @@ def tested(run: Path) -> Tested:
 
 
 def result_of(*words: str, as_prototypes: bool = False) -> Tested:
-    """Run `fewshot test` with these words, and keep what it finds.
+    """Return the results of `fewshot test` with these words.
 
     Args:
         words: Options of `fewshot test`.
         as_prototypes: Test the backbone of a module without episodes, too: by the angles to the prototypes.
     """
-    # Lightning, which tables of steps do not need
+    # They import Lightning, which tables of steps do not need.
     from fewshot_callbacks.cli.fit import command, quiet_lightning  # noqa: PLC0415
     from fewshot_callbacks.protonet import ProtoNet, SoftmaxHead  # noqa: PLC0415
 
     with quiet_lightning():
-        # On one device, since several would count the images twice by which Lightning makes their shares equal.
+        # One device: Lightning repeats images to give several devices equal shares, and these would be counted twice.
         cli = command(["test", *words, "--trainer.devices=1", "--trainer.enable_progress_bar=false", "--verbose=false"])
         trainer: Any = cli.trainer
         model = cli.model
@@ -244,42 +302,44 @@ def result_of(*words: str, as_prototypes: bool = False) -> Tested:
 
 
 def differences_of(first: Tested, second: Tested) -> dict[str, Difference]:
-    """Compute what the second gains over the first; nothing where one lacks a metric, or the test sets differ."""
-    found: dict[str, Difference] = {}
+    """Return what the second gains over the first by metric; none that one lacks, or if the test sets differ."""
+    differences: dict[str, Difference] = {}
     if first.accuracy is not None and second.accuracy is not None:
-        found["accuracy"] = second.accuracy.minus(first.accuracy)
-        found[OTHER_CLASSES] = second.accuracy.minus(first.accuracy, over_classes=True)
+        differences["accuracy"] = second.accuracy.minus(first.accuracy)
+        differences[OTHER_CLASSES] = second.accuracy.minus(first.accuracy, over_classes=True)
     if first.report is not None and second.report is not None:
         try:
             of_reports = compare_reports(second.report, first.report)
-        except ValueError:  # other queries
+        except ValueError:  # the queries differ
             of_reports = {}
-        found |= {name: of_reports[name] for name in SHOWN if name in of_reports}
+        differences |= {name: of_reports[name] for name in SHOWN if name in of_reports}
     if first.j is not None and second.j is not None:
         # J has no interval, so that its difference has none either.
-        found["J"] = Difference(second.j, first.j, UNKNOWN)
-    return found
+        differences["J"] = Difference(second.j, first.j, UNKNOWN)
+    return differences
 
 
 def _episodes(tests: Sequence[Tested]) -> str:
-    """Describe the episodes of both runs, and how far their accuracies are known; nothing where neither has one."""
+    """Return a sentence on the episodes of both runs and the intervals of their accuracies; nothing without accuracies."""
     known = [test.accuracy for test in tests if test.accuracy]
     if not known:
         return ""
-    one, other = (
-        f"{each.ways}-way {each.shots}-shot, {each.n} episodes, list {each.episodes_hash}" if each else "none"
-        for each in (test.accuracy for test in tests)
-    )
-    spans = " and ".join(half_width(each.ci95, "a single episode") for each in known)
-    opened = " and ".join(half_width(each.open_interval.half_width, "too few episodes or classes") for each in known)
-    same = "the same for both" if one == other else f"and {other}"
-    return (
-        f"Accuracy: {spans} over other episodes of these classes, {opened} over another set of classes; {one}, {same}."
-    )
+    first, second = (_episodes_of(test.accuracy) for test in tests)
+    closed = " and ".join(half_width(accuracy.ci95, "a single episode") for accuracy in known)
+    too_few = "too few episodes or classes"
+    opened = " and ".join(half_width(accuracy.open_interval.half_width, too_few) for accuracy in known)
+    lists = f"{first}, the same for both" if first == second else f"{first}, and {second}"
+    return f"Accuracy: {closed} over other episodes of these classes, {opened} over another set of classes; {lists}."
+
+
+def _episodes_of(accuracy: EpisodeAccuracy | None) -> str:
+    if not accuracy:
+        return "none"
+    return f"{accuracy.ways}-way {accuracy.shots}-shot, {accuracy.n} episodes, list {accuracy.episodes_hash}"
 
 
 def half_width(value: float, why_not: str) -> str:
-    """Write half of an interval after ±; where it is NaN, that it is unknown, and why.
+    """Return half of an interval after ±; for NaN, that it is unknown, and why.
 
     Examples:
         >>> half_width(0.0125, "a single episode"), half_width(float("nan"), "a single episode")

@@ -28,9 +28,9 @@ from fewshot_callbacks.plots.style import BAND, GREY, METHODS, draw_band, in_hou
 from fewshot_callbacks.system.terminal import as_text
 
 RESULTS = "results.json"
-# Names the files of a demo, with their hashes: nothing else is ever replaced.
+# The file with the hashes of all files of a demo. Nothing else is ever replaced.
 SIGNATURE = ".fewshot_demo.json"
-# What is trained -> the words of `fewshot fit` for it.
+# Network -> the words of `fewshot fit` that train it.
 TRAINED = {
     "softmax": ("--config=demo_protonet", "--model.head=softmax"),
     "dr": ("--config=demo_protonet", "--model.head=dr"),
@@ -50,16 +50,19 @@ Curve = Sequence[Sequence[float]]
 
 def run(options: Namespace) -> None:
     """Train the networks, test them, and print the table and what lies in the folder of the demo."""
-    console, started, target = Console(), time.perf_counter(), checked(options.output)
-    # Made beside it, so that a demo that fails leaves an earlier one as it was.
+    console = Console()
+    started = time.perf_counter()
+    target = checked(options.output)
+    # The demo is written beside its folder, so that one that fails leaves an earlier one as it was.
     with tempfile.TemporaryDirectory(prefix=".demo", dir=target.parent) as beside, quiet_lightning():
         folder = Path(beside) / target.name
         rows = train_and_test(options, folder, console)
         curves = training_curves({name: [read_curves(folder / name / "metrics.csv")] for name in TRAINED}, TITLES)
         save(curves, folder / "curves.png")
         results = json.dumps([{"name": name, **row.to_dict()} for name, row in rows.items()], indent=2)
-        made, meant = (json.dumps(place)[1:-1] for place in (beside, str(target.parent)))  # as they stand in it
-        (folder / RESULTS).write_text(results.replace(made, meant) + "\n")
+        # The results name checkpoints by the folder in which they were written.
+        written, final = (json.dumps(place)[1:-1] for place in (beside, str(target.parent)))
+        (folder / RESULTS).write_text(results.replace(written, final) + "\n")
         sign(folder)
         output = options.output if put(folder, target) else put_beside(folder, target)
     console.print()
@@ -76,7 +79,7 @@ def run(options: Namespace) -> None:
 
 
 def train_and_test(options: Namespace, folder: Path, console: Console) -> dict[str, Tested]:
-    """Train the networks, and test them and their random weights."""
+    """Return the results of the networks on the test set, after training them, and of random weights."""
     console.print("[bold]fewshot demo[/]: a class is a character, its images are the typefaces that draw it.")
     with console.status("Drawing the glyphs (once; they are cached) ..."):
         glyphs = Glyphs()
@@ -94,20 +97,21 @@ def train_and_test(options: Namespace, folder: Path, console: Console) -> dict[s
     for name, words in TRAINED.items():
         what = "batches of 20 classes x 4 images" if name == "soft_ap" else "episodes, 20-way 1-shot"
         console.print(f"\n[bold]{TITLES[name]}[/]: {options.epochs} epochs of {options.episodes} {what}")
-        own, size = folder / name, f"--data.train.{'batches' if name == 'soft_ap' else 'episodes'}={options.episodes}"
-        cli = command(["fit", *words, *common, size, *_places(own), f"--trainer.max_epochs={options.epochs}"])
+        run_folder = folder / name
+        size = f"--data.train.{'batches' if name == 'soft_ap' else 'episodes'}={options.episodes}"
+        cli = command(["fit", *words, *common, size, *_places(run_folder), f"--trainer.max_epochs={options.epochs}"])
         best = cli.trainer.checkpoint_callback.best_model_score  # type: ignore[union-attr]
         console.print(f"  best validation mAP {math.nan if best is None else float(best):.3f}")
-        report = _report(own / "report.html", glyphs) if name == "dr" else []
-        # a network of soft AP has no episodes of its own
-        weights = ("--ckpt_path", str(own / "best.ckpt"))
+        report = _report(run_folder / "report.html", glyphs) if name == "dr" else []
+        weights = ("--ckpt_path", str(run_folder / "best.ckpt"))
+        # A network of soft AP has no episodes.
         rows[name] = result_of(*words, *common, *report, *weights, as_prototypes=name == "soft_ap")
     return rows
 
 
 def _places(folder: Path) -> list[str]:
-    """The words that put logs and checkpoints of a training into a folder; the checkpoint is the last callback."""
-    # Without a version the progress bar shows none; both loggers then write into the folder itself.
+    """Return the words that write logs and checkpoints of a training to a folder; the checkpoint is the last callback."""
+    # Without a version both loggers write into the folder itself, and the progress bar shows no version.
     loggers = [
         {"class_path": kind, "init_args": {"save_dir": str(folder.parent), "name": folder.name, "version": ""}}
         for kind in ("CSVLogger", "TensorBoardLogger")
@@ -116,8 +120,8 @@ def _places(folder: Path) -> list[str]:
 
 
 def _report(file: Path, glyphs: Glyphs) -> list[str]:
-    """The words that write a report of the test set."""
-    path = str(file).replace("{", "{{").replace("}", "}}")  # which ReportWriter would fill
+    """Return the words that write a report of the test set."""
+    path = str(file).replace("{", "{{").replace("}", "}}")  # ReportWriter fills fields in braces
     names = json.dumps(glyphs.with_split("test").class_names)
     writer = {"path": path, "names": names, "prefix": "test", "max_share": "null"}
     words = [f"--trainer.callbacks.{name}={value}" for name, value in writer.items()]
@@ -125,7 +129,7 @@ def _report(file: Path, glyphs: Glyphs) -> list[str]:
 
 
 def checked(target: Path) -> Path:
-    """See that a demo can be written in place of what is there.
+    """Return the absolute path of a folder where a demo can be written.
 
     Raises:
         ValueError: If it holds something that no demo has written; names the first such file.
@@ -153,14 +157,14 @@ def foreign_file(target: Path) -> str | None:
 
 
 def sign(folder: Path) -> None:
-    """Write down the files of a demo, so that a later one can replace them."""
+    """Write the hashes of the files of a demo, so that a later one can replace them."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     signed = {path.relative_to(folder).as_posix(): _digest(path) for path in files}
     (folder / SIGNATURE).write_text(json.dumps({"fewshot_demo": signed}) + "\n")
 
 
 def _signed(file: Path) -> Mapping[str, str]:
-    """Read the files of an earlier demo and their hashes; none where the signature is damaged, or none at all."""
+    """Return the files of an earlier demo with their hashes; none if the signature is damaged or missing."""
     try:
         return dict(json.loads(file.read_text(encoding="utf-8"))["fewshot_demo"].items())
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -173,8 +177,8 @@ def _digest(file: Path) -> str:
 
 
 def put(folder: Path, target: Path) -> bool:
-    """Move a finished demo to its place, and an earlier one out of it; False where that cannot be done any more."""
-    earlier = folder.with_name(f"{folder.name}.earlier")  # it is removed with what is around it
+    """Move a finished demo to its place, and an earlier one away; return False if that cannot be done any more."""
+    earlier = folder.with_name(f"{folder.name}.earlier")  # it is removed with the folder around it
     try:
         if foreign_file(target) is not None:
             return False
@@ -191,7 +195,7 @@ def put(folder: Path, target: Path) -> bool:
 
 
 def put_beside(folder: Path, target: Path) -> Path:
-    """Move a finished demo to the next free name, since its own has been taken while it trained; return that."""
+    """Move a finished demo to the next free name and return that: its own name was taken while it trained."""
     numbered = (target.with_name(f"{target.name}-{number}") for number in itertools.count(2))
     free = next(path for path in numbered if not path.exists())
     folder.rename(free)
@@ -199,7 +203,7 @@ def put_beside(folder: Path, target: Path) -> Path:
 
 
 def comparison(rows: Mapping[str, Tested]) -> Table:
-    """Make the table at the end."""
+    """Return the table that compares the networks."""
     first = rows["random"]
     if first.report is None or first.accuracy is None:
         raise ValueError("The test set could not be evaluated; the warnings above say why.")
@@ -239,17 +243,17 @@ def comparison(rows: Mapping[str, Tested]) -> Table:
 
 
 def _half_width(value: float, unknown: str = "") -> str:
-    """Write half of an interval of an accuracy in percent, after ±."""
+    """Return half of an interval of an accuracy in percent, after ±."""
     return unknown if math.isnan(value) else f"±{100 * value:.1f}"
 
 
 def read_curves(log: str | Path) -> dict[str, Curve]:
-    """Read the metrics of all panels from a CSVLogger's file."""
+    """Return the metrics of all panels from the file of a CSVLogger."""
     return {name: read_metric(log, name) for name, _ in PANELS}
 
 
 def read_metric(log: str | Path, name: str) -> tuple[list[int], list[float]]:
-    """Read steps and values of one metric of a CSVLogger's file; empty where it was never logged."""
+    """Return steps and values of one metric from the file of a CSVLogger; empty if it was never logged."""
     with Path(log).open(newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row.get(name)]
     return [int(row["step"]) for row in rows], [float(row[name]) for row in rows]
@@ -262,25 +266,27 @@ def training_curves(methods: Mapping[str, Sequence[Mapping[str, Curve]]], titles
     What is logged at every batch is smoothed seed by seed; with a single seed the batches themselves stand behind it.
 
     Args:
-        methods: Name of a method -> the curves of each of its seeds.
-        titles: What the legend calls each method.
+        methods: Method -> the curves of each of its seeds.
+        titles: Method -> its name in the legend.
 
     Returns:
         The figure.
     """
     figure = new_figure(4.6)
-    panels, lines = figure.subplots(2, 2, sharex=True), {}
+    panels = figure.subplots(2, 2, sharex=True)
+    lines = {}
     seeds = max(len(runs) for runs in methods.values())
     for axes, (name, title) in zip(panels.flat, PANELS, strict=True):
         for method, runs in methods.items():
-            drawn = [run[name] for run in runs if run[name][0]]
-            if not drawn:
+            curves = [run[name] for run in runs if run[name][0]]
+            if not curves:
                 continue
-            steps, values = drawn[0][0], [one for _, one in drawn]
+            steps = curves[0][0]
+            values = [curve[1] for curve in curves]
             smoothed = name.startswith("train/")
             if smoothed and seeds == 1:
                 axes.plot(steps, values[0], color=METHODS[method].colour, linewidth=0.5, alpha=0.4)
-            means = np.array([smooth(one) for one in values] if smoothed else values)
+            means = np.array([smooth(curve) for curve in values] if smoothed else values)
             lines[titles[method]] = draw_band(axes, steps, means, METHODS[method], marked=not smoothed)
         axes.set_ylabel(title)
     for axes in panels[-1]:
@@ -298,7 +304,7 @@ def training_curves(methods: Mapping[str, Sequence[Mapping[str, Curve]]], titles
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Exponential mean, corrected for its start; NaN is passed over."""
+    """Return the exponential mean, corrected for its start; NaN is passed over."""
     mean = weight = 0.0
     result = []
     for value in values:

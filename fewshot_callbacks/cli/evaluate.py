@@ -11,9 +11,9 @@ import sys
 import zipfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks.cli.options import COLUMNS, in_shell
+from fewshot_callbacks.cli.options import COLUMNS, in_shell, metric_keys
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.files.journal import Journal, journaling
@@ -31,7 +31,6 @@ from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.dynamics import without_nan
 from fewshot_callbacks.functional.retrieval import (
     Relevance,
-    RetrievalOptions,
     RetrievalReport,
     Share,
     asked_metric,
@@ -40,6 +39,7 @@ from fewshot_callbacks.functional.retrieval import (
 )
 from fewshot_callbacks.functional.retrieval.inputs import of_shards
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
+from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings
 from fewshot_callbacks.sources import ChosenRows, Shards
 from fewshot_callbacks.sources.shard_files import file_stamp, find_shards
 from fewshot_callbacks.sources.stored_rows import StoredRows
@@ -50,95 +50,112 @@ PER_ITEM = (
     *("embeddings", "labels", "ids", "query_ids", "query_groups", "paths", "label_names"),
     *("gallery", "gallery_labels", "gallery_ids", "gallery_groups", "gallery_paths"),
 )
-# Those of them that hold vectors, and may be larger than memory.
+# The arrays that hold vectors, and may be larger than memory.
 VECTORS = ("embeddings", "gallery")
-OPTIONS = get_type_hints(RetrievalOptions)
+SETTINGS = tuple(field.name for field in fields(RetrievalSettings))
 Arrays = dict[str, Any]  # NumPy's; the vectors may be `Shards`
-# Bytes: J of files is added up from pieces of a third of it.
+# Bytes: J of files is summed over pieces of a third of this size.
 PIECES_OF_J = 2.0**28
-# Accuracies of episodes, and why the difference of two may have no interval.
+# Accuracy of episodes -> why the difference of two may have no interval.
 EPISODIC = {
     "accuracy": "of a single episode",
     "accuracy, other classes": "of different episodes, or of too few episodes or classes",
 }
-# How tables look that hold all their columns in 80 characters.
+# The form of tables that hold all their columns in 80 characters.
 NARROW: dict[str, Any] = {"title_style": "bold", "box": SIMPLE_HEAD, "collapse_padding": True}
 COMPARED = (
     "difference: first minus second. Each query is compared with itself; the intervals are robust to the dependence of "
     "queries of one class."
 )
-# The metric of all rows, which is none of the rankings.
+# The key of a metric of all rows, which follows from no ranking.
 DISCRIMINANT_RATIO = "J"
 
 
 def run(options: Namespace) -> None:
-    """Evaluate and print."""
+    """Evaluate and print.
+
+    Raises:
+        ValueError: The options do not fit each other, or the files.
+    """
     if options.per_class and options.against is not None and not options.json:
         raise ValueError(
             "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
         )
-    wants_j = without_j(options)
+    wants_j = DISCRIMINANT_RATIO in metric_keys(options.metrics)
+    options = Namespace(**vars(options) | {"metrics": metrics_of_retrieval(options.metrics)})
     needed = ("embeddings",) if options.judgements is not None else ("embeddings", "labels")
     arrays = read_arrays(options.file, options, needed)
     others = None if options.against is None else read_arrays(options.against, options, needed)
     if options.per_class and (options.judgements is not None or have_several_labels(arrays)):
         raise ValueError("--per_class needs one label for each item: judgements and several labels have no classes.")
-    for one in (arrays, others) if wants_j else ():
-        check_labels_for_j(one)
+    if wants_j:
+        check_labels_for_j(arrays)
+        check_labels_for_j(others)
     processes = joined_processes()
     if others is not None:
         check_same_items(arrays, others, options)
-    other: RetrievalReport | None = None
+    other_report: RetrievalReport | None = None
     journal = None if options.resume is None else journal_of(options, processes, arrays, others)
     with journaling(journal):
         report = evaluate_arrays(arrays, options, processes)
         if others is not None:
-            other = evaluate_arrays(others, options, processes)
+            other_report = evaluate_arrays(others, options, processes)
     if processes.rank > 0:  # the first process prints
         return
-    found = Found(report, moments_of_all(arrays) if wants_j else None)
-    if others is not None and other is not None:
-        print_both(found, Found(other, moments_of_all(others) if wants_j else None), options)
-        return
-    if options.json:
-        print(json.dumps(found.to_dict(options), indent=2))
-        return
-    console = Console()
-    table = report_table(report, title=str(options.file))
-    if found.moments is not None and found.j is not None:
-        rows = int(found.moments.counts.sum())
-        meaning = f"Scatter between classes over scatter within them, of all {rows:,} rows."
-        if math.isnan(found.j):
-            meaning += " It is undefined where no class has two rows, or all rows are equal."
-        table.add_row(DISCRIMINANT_RATIO, as_number(found.j), "", meaning)
-    console.print(table)
-    for of_classes in class_tables(report, console.width) if options.per_class else ():
-        console.print(of_classes)
-    for message in report.messages:
-        console.print(note(in_shell(message, "evaluate")))
+    result = Result(report, moments_of_all(arrays) if wants_j else None)
+    if others is None or other_report is None:
+        print_result(result, options)
+    else:
+        print_both(result, Result(other_report, moments_of_all(others) if wants_j else None), options)
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was computed of a file."""
+class Result:
+    """The result of a file: its report, and J.
+
+    Args:
+        report: The metrics of retrieval.
+        moments: The moments of the classes, for J; None unless J was requested.
+    """
 
     report: RetrievalReport
-    # of the classes, for J; None where it was not asked for
     moments: ClassMoments | None = None
 
     @property
     def j(self) -> float | None:
-        """J of all rows; NaN where it is undefined, None where it was not asked for."""
+        """J of all rows; NaN if it is undefined, None unless it was requested."""
         return None if self.moments is None else float(self.moments.discriminant_ratio())
 
     def to_dict(self, options: Namespace) -> dict[str, Any]:
-        """Plain values for JSON."""
-        written = as_dict(self.report, options)
-        return written if self.moments is None else written | without_nan({DISCRIMINANT_RATIO: self.j})
+        """Return plain values for JSON."""
+        values = as_dict(self.report, options)
+        return values if self.moments is None else values | without_nan({DISCRIMINANT_RATIO: self.j})
 
 
-def print_both(first: Found, second: Found, options: Namespace) -> None:
-    """Print the comparison of two files."""
+def print_result(result: Result, options: Namespace) -> None:
+    """Print the result of a file, as JSON or as tables."""
+    if options.json:
+        print(json.dumps(result.to_dict(options), indent=2))
+        return
+    console = Console()
+    report = result.report
+    table = report_table(report, title=str(options.file))
+    if result.moments is not None and result.j is not None:
+        rows = int(result.moments.counts.sum())
+        meaning = f"Scatter between classes over scatter within them, of all {rows:,} rows."
+        if math.isnan(result.j):
+            meaning += " It is undefined where no class has two rows, or all rows are equal."
+        table.add_row(DISCRIMINANT_RATIO, as_number(result.j), "", meaning)
+    console.print(table)
+    if options.per_class:
+        for classes in class_tables(report, console.width):
+            console.print(classes)
+    for message in report.messages:
+        console.print(note(in_shell(message, "evaluate")))
+
+
+def print_both(first: Result, second: Result, options: Namespace) -> None:
+    """Print the comparison of two files, as JSON or as a table."""
     differences = compare_reports(first.report, second.report)
     if first.j is not None and second.j is not None:
         # J has no interval, so that its difference has none either.
@@ -150,30 +167,28 @@ def print_both(first: Found, second: Found, options: Namespace) -> None:
     console = Console()
     title = f"{options.file} against {options.against}"
     console.print(comparison_table(differences, ("first", "second"), title, COMPARED))
-    for name, found in ((options.file, first), (options.against, second)):
-        for message in found.report.messages:
-            console.print(note(f"{name}: {in_shell(message, 'evaluate')}"))
+    for file, result in ((options.file, first), (options.against, second)):
+        for message in result.report.messages:
+            console.print(note(f"{file}: {in_shell(message, 'evaluate')}"))
 
 
-def without_j(options: Namespace) -> bool:
-    """Take J out of the metrics of a command, and return whether it was among them.
+def metrics_of_retrieval(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the keys in the words of `--metrics`, without J.
 
     Raises:
-        ValueError: Nothing else is.
+        ValueError: If J is the only one.
     """
-    if DISCRIMINANT_RATIO not in (key for word in vars(options).get("metrics", ()) for key in word):
-        return False
-    options.metrics = [tuple(key for key in word if key != DISCRIMINANT_RATIO) for word in options.metrics]
-    if not any(options.metrics):
+    keys = tuple(key for key in metric_keys(words) if key != DISCRIMINANT_RATIO)
+    if not keys:
         raise ValueError("--metrics J needs a metric of retrieval beside it. Write --metrics mAP J.")
-    return True
+    return keys
 
 
 def check_labels_for_j(arrays: Arrays | None) -> None:
-    """Refuse J where a row has no label, or several.
+    """Refuse J if a row has no label, or several.
 
-    Raises:
-        ValueError: As said.
+    Args:
+        arrays: The arrays of a file; None if there is no such file.
     """
     if arrays is None:
         return
@@ -187,22 +202,22 @@ def check_labels_for_j(arrays: Arrays | None) -> None:
 
 
 def journal_of(options: Namespace, processes: Processes, arrays: Arrays, others: Arrays | None) -> Journal:
-    """Return where the state of an evaluation is written: of these files as they are, and of these settings.
+    """Return the journal of an evaluation: it belongs to these files as they are, and to these settings.
 
-    Files of vectors are told by their sizes and times, since reading them would take as long as a pass over them. What
-    stands beside the vectors is told by its content.
+    Files of vectors are known by their sizes and times, since reading them would take as long as a pass over them. The
+    other arrays are known by their content.
 
     Raises:
         ValueError: The folder holds the state of another evaluation, or anything else; of all processes.
     """
     files = [file for file in (options.file, options.against) if file is not None]
-    found = {str(file): [[str(part), *file_stamp(part)] for part in find_shards(str(file)).files] for file in files}
+    parts = {str(file): [[str(part), *file_stamp(part)] for part in find_shards(str(file)).files] for file in files}
     settings = {
         name: str(vars(options)[name])
-        for name in (*OPTIONS, *COLUMNS, "unknown", "at_least")
+        for name in (*SETTINGS, *COLUMNS, "unknown", "at_least")
         if vars(options).get(name) is not None
     }
-    of: dict[str, Any] = {"files": hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16], "settings": settings}
+    of: dict[str, Any] = {"files": hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16], "settings": settings}
     of |= {"processes": processes.count, "version": __version__}
     for name in COLUMNS:
         column = vars(options).get(name)
@@ -231,55 +246,55 @@ def _digest_of_files(files: Sequence[Path]) -> str:
 def _digest_of_array(values: Any) -> str:
     array = np.ascontiguousarray(values)
     content = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
-    # words of any length lie elsewhere than in the array
+    # An array of objects, such as words of any length, holds their addresses.
     content.update(json.dumps(array.tolist(), default=str).encode() if array.dtype.hasobject else array.tobytes())
     return content.hexdigest()[:16]
 
 
 def check_same_items(arrays: Arrays, others: Arrays, options: Namespace) -> None:
-    """Refuse another file whose items are not those of the first.
+    """Refuse another file if its items are not those of the first.
 
     Raises:
         ValueError: Their labels differ, or those of their galleries; with judgements their ids.
     """
-    by_id = vars(options).get("judgements") is not None
-    for name in ("query_ids", "gallery_ids") if by_id else ("labels", "gallery_labels"):
-        one, other = (np.asarray(each.get(name, ())) for each in (arrays, others))
-        if not np.array_equal(one, other):
+    has_judgements = vars(options).get("judgements") is not None
+    for name in ("query_ids", "gallery_ids") if has_judgements else ("labels", "gallery_labels"):
+        first = np.asarray(arrays.get(name, ()))
+        second = np.asarray(others.get(name, ()))
+        if not np.array_equal(first, second):
             raise ValueError(
-                f"{options.file} holds {len(one):,} {name}, {options.against} {len(other):,}, and they are not the same in "
-                "the same order. Embed the same items with both models."
+                f"{options.file} holds {len(first):,} {name}, {options.against} {len(second):,}, and they are not the same "
+                "in the same order. Embed the same items with both models."
             )
 
 
 def evaluate_arrays(arrays: Arrays, options: Namespace, processes: Processes = ALONE) -> RetrievalReport:
-    """Evaluate the arrays of a file with the settings among the options of a command, and show how many pairs are done."""
-    settings = {name: vars(options)[name] for name in OPTIONS if name in options}
+    """Return the report of the arrays of a file, with the settings among the options; a bar shows the pairs done."""
+    settings = {name: vars(options)[name] for name in SETTINGS if name in options}
     judgements = vars(options).get("judgements")
-    if "metrics" in settings:  # words, in each of which there may be several with commas between them
-        settings["metrics"] = [key for word in settings["metrics"] for key in word]
+    settings["metrics"] = metric_keys(settings["metrics"])
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeRemainingColumn(),
     )
-    # A bar in a file or a pipe is a heap of control characters.
+    # In a file or a pipe a bar is control characters.
     hidden = vars(options).get("json", False) or not sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
         task = bar.add_task("pairs", total=None)
-        given: dict[str, Any]
+        items: dict[str, Any]
         if judgements is not None:
-            given = {"relevance": judged_relevance(arrays, options)}
+            items = {"relevance": judged_relevance(arrays, options)}
         else:
-            given = {name: arrays.get(name) for name in ("labels", "gallery_labels")} | ids_of(arrays)
-        given |= {name: arrays.get(name) for name in ("gallery", "query_groups", "gallery_groups")}
-        rows = arrays["embeddings"]
+            items = {name: arrays.get(name) for name in ("labels", "gallery_labels")} | ids_of(arrays)
+        items |= {name: arrays.get(name) for name in ("gallery", "query_groups", "gallery_groups")}
+        embeddings = arrays["embeddings"]
         if processes.count > 1:
-            rows, given = part_of_process(rows, given, processes)
+            embeddings, items = part_of_process(embeddings, items, processes)
         return evaluate_retrieval(
-            rows,
-            **given,
+            embeddings,
+            **items,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             **cast(RetrievalOptions, settings),
         )
@@ -321,7 +336,7 @@ def _is_first(ids: Any) -> NDArray[np.bool_]:
 
 
 def judged_relevance(arrays: Arrays, options: Namespace) -> Relevance:
-    """Read who is relevant to the queries of a file of embeddings.
+    """Return the relevance by the judgements for the queries of a file of embeddings.
 
     Raises:
         ValueError: If there is no such file, the arrays have no ids, or as `Relevance.from_judgements` does.
@@ -342,12 +357,12 @@ def judged_relevance(arrays: Arrays, options: Namespace) -> Relevance:
 
 
 def joined_processes() -> Processes:
-    """Join the processes that torchrun or Slurm's srun has started.
+    """Return the processes that torchrun or Slurm's srun has started, after joining them.
 
     Raises:
         ValueError: Slurm's variables do not fit each other.
     """
-    # in the script of a job, outside of srun, there is one process, whatever the job may start
+    # The script of a job, outside of srun, is one process, whatever the job may start.
     if "WORLD_SIZE" not in os.environ and {"SLURM_NTASKS", "SLURM_STEP_ID"} <= set(os.environ):
         join_slurm()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -397,7 +412,7 @@ def part_of_process(rows: Any, given: dict[str, Any], processes: Processes) -> t
 
 
 def read_arrays(file: Path, options: Namespace, needed: Sequence[str]) -> Arrays:
-    """Read an .npz file, or what is beside the vectors in other files, whose vectors stay there.
+    """Return the arrays of an .npz file; of other files all but the vectors, which stay there.
 
     Raises:
         ValueError: As `load_arrays` and `Shards` do, and if there are neither labels nor judgements.
@@ -421,12 +436,12 @@ def read_arrays(file: Path, options: Namespace, needed: Sequence[str]) -> Arrays
 
 
 def load_arrays(file: Path, needed: Sequence[str] = ("embeddings", "labels"), *, by_option: bool = False) -> Arrays:
-    """Read the arrays of an .npz file.
+    """Return the arrays of an .npz file.
 
     Args:
         file: The file.
-        needed: Names of arrays without which there is nothing to do.
-        by_option: Whether options of the command, such as `--labels NAME`, may name these.
+        needed: Names of the arrays that it must hold.
+        by_option: Whether the command has options for their names, such as `--labels NAME`.
 
     Raises:
         ValueError: If it is no such file, or an array is missing; names those that are there.
@@ -434,7 +449,7 @@ def load_arrays(file: Path, needed: Sequence[str] = ("embeddings", "labels"), *,
     how = f"Write one with numpy.savez(path, {', '.join(f'{name}=...' for name in needed)})."
     if not file.exists():
         raise ValueError(f"{file} does not exist. {how}")
-    # `np.load` would open a single array as well, and speak of pickles where a file is anything else.
+    # `np.load` would open a single array as well. Of any other file its message would speak of pickles.
     if not file.is_file() or not zipfile.is_zipfile(file):
         raise ValueError(f"{file} is not an .npz file of plain arrays. {how}")
     arrays: Arrays = {}
@@ -443,7 +458,7 @@ def load_arrays(file: Path, needed: Sequence[str] = ("embeddings", "labels"), *,
         with np.load(file, allow_pickle=False) as archive:
             for name in archive.files:
                 arrays[name] = _plain_array(archive, name)
-    except OSError:  # of the disk, not of what is on it
+    except OSError:  # the disk failed, not the content
         raise
     except Exception as error:  # zipfile, zlib and NumPy promise no class of error for a damaged file
         what = " ".join(str(error).split()) or type(error).__name__
@@ -463,12 +478,12 @@ def load_arrays(file: Path, needed: Sequence[str] = ("embeddings", "labels"), *,
 
 
 def _plain_array(archive: Any, name: str) -> NDArray[Any]:
-    """Read an array in the byte order of this machine."""
+    """Return an array in the byte order of this machine."""
     try:
         array = archive[name]
     except Exception as error:
         raise ValueError(f"{name}: {error}") from error
-    if not isinstance(array, np.ndarray):  # NumPy returns the bytes of what has not its head
+    if not isinstance(array, np.ndarray):  # NumPy returns bytes if the header of an array is missing
         raise ValueError(f"{name} is no array")
     # PyTorch takes no other byte order.
     native: NDArray[Any] = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -476,50 +491,51 @@ def _plain_array(archive: Any, name: str) -> NDArray[Any]:
 
 
 def have_several_labels(arrays: Arrays) -> bool:
-    """Whether the items of a file have several labels each: zeros and ones, (items, labels)."""
+    """Return whether the items of a file have several labels each: zeros and ones, (items, labels)."""
     shape = np.shape(arrays.get("labels", ()))
     return len(shape) == 2 and shape[1] > 1
 
 
 def moments_of_all(arrays: Arrays) -> ClassMoments:
-    """Add up the moments of all rows, of queries and gallery together.
+    """Return the moments of the classes of all rows, of queries and gallery together.
 
-    An item that comes several times, by its ids, counts once: also one that is a query and in the gallery.
+    An item counts once, even if its id comes several times, or among the queries and in the gallery.
     """
     ids = ids_of(arrays)
-    of_queries, of_gallery = ids.get("ids", ids.get("query_ids")), ids.get("gallery_ids")
-    moments = moments_of(*_first_rows(arrays["embeddings"], arrays["labels"], of_queries))
+    query_ids = ids.get("ids", ids.get("query_ids"))
+    moments = moments_of(*_first_rows(arrays["embeddings"], arrays["labels"], query_ids))
     if "gallery" not in arrays:
         return moments
-    seen = () if of_queries is None else of_queries
-    return moments.merge(moments_of(*_first_rows(arrays["gallery"], arrays["gallery_labels"], of_gallery, seen)))
+    counted = () if query_ids is None else query_ids
+    gallery = _first_rows(arrays["gallery"], arrays["gallery_labels"], ids.get("gallery_ids"), counted)
+    return moments.merge(moments_of(*gallery))
 
 
-def _first_rows(rows: Any, labels: Any, ids: Any, seen: Any = ()) -> tuple[Any, Any]:
-    """Return the first row of each id that was not seen, with its label; all rows where there are no ids."""
+def _first_rows(rows: Any, labels: Any, ids: Any, counted: Any = ()) -> tuple[Any, Any]:
+    """Return the first row of each id that is not counted yet, with its label; without ids all rows."""
     labels = np.asarray(labels)
     if ids is None:
         return rows, labels
     is_new = _is_first(ids)
-    if len(seen):
-        is_new &= ~np.isin(np.asarray(ids), np.asarray(seen))
+    if len(counted):
+        is_new &= ~np.isin(np.asarray(ids), np.asarray(counted))
     return rows[is_new] if isinstance(rows, np.ndarray) else ChosenRows(rows, is_new), labels[is_new]
 
 
 def moments_of(rows: Any, labels: Any) -> ClassMoments:
-    """Add up the moments of the classes of these rows; of rows in files, piece by piece."""
-    import torch  # noqa: PLC0415 - after the arrays have been found
+    """Return the moments of the classes of rows; rows in files are read piece by piece."""
+    import torch  # noqa: PLC0415 - a missing file is reported before torch is loaded
 
     if isinstance(rows, np.ndarray):
         return ClassMoments.of(torch.as_tensor(rows), labels)
     moments = ClassMoments.nothing(rows.shape[1])
-    for some, part in StoredRows(rows, PIECES_OF_J).chunks():
-        moments = moments.merge(ClassMoments.of(part, labels[some]))
+    for span, piece in StoredRows(rows, PIECES_OF_J).chunks():
+        moments = moments.merge(ClassMoments.of(piece, labels[span]))
     return moments
 
 
 def report_table(report: RetrievalReport, title: str) -> Table:
-    """Make the table of a report for a screen."""
+    """Return the table of a report for a screen."""
     table = Table(title=as_text(title), caption=_caption(report), title_style="bold", caption_justify="left")
     table.add_column("metric", overflow="fold")
     table.add_column("value", justify="right", style="bold")
@@ -533,19 +549,21 @@ def report_table(report: RetrievalReport, title: str) -> Table:
 
 
 def as_number(value: float) -> str:
-    """Write a value with four digits, and one that is undefined as n/a."""
+    """Return a value with four digits; n/a if it is undefined."""
     return "n/a" if math.isnan(value) else f"{value:.4f}"
 
 
 def class_tables(report: RetrievalReport, width: int) -> list[Table]:
-    """Make tables of the means of each class for a screen of this width: as many metrics as fit in each."""
+    """Return tables of the means of each class for a screen of this width: as many metrics as fit in each."""
     per_class = report.per_class()
     classes = sorted({label for values in per_class.values() for label in values})
     labels = max((as_text(label).cell_len for label in (*classes, "class")), default=0)
     # A value such as 0.1234 takes six characters, and each column two more to keep it from the next.
     beside = max(1, (width - labels - 2) // max((max(len(name), 6) + 2 for name in per_class), default=8))
-    names, tables = list(per_class), []
-    for metrics in (names[start : start + beside] for start in range(0, len(names), beside)):
+    names = list(per_class)
+    tables = []
+    for start in range(0, len(names), beside):
+        metrics = names[start : start + beside]
         table = Table(title=f"means of {len(classes):,} classes", **NARROW)
         for name in ("class", *metrics):
             table.add_column(name, justify="right", no_wrap=True)
@@ -564,13 +582,13 @@ def comparison_table(
     *,
     earlier_first: bool = False,
 ) -> Table:
-    """Make the table that compares two evaluations, for a screen.
+    """Return the table that compares two evaluations, for a screen.
 
     Args:
-        differences: Of each metric, the first evaluation minus the second.
-        names: Of the first and of the second.
-        title: Above the table.
-        caption: Below it; the reasons follow why rows have no interval.
+        differences: Metric -> the first evaluation minus the second.
+        names: The names of the first evaluation and of the second.
+        title: The line above the table.
+        caption: The text below it. Reasons why rows have no interval follow.
         earlier_first: Show the second evaluation, which is subtracted, left of the first.
     """
     reasons = without_interval(differences)
@@ -595,7 +613,7 @@ def comparison_table(
 
 
 def without_interval(differences: Mapping[str, Difference]) -> str:
-    """Say which metrics have no interval, and why; nothing where each has one."""
+    """Return a sentence on the metrics without an interval, and why they have none; nothing if each has one."""
     rows: dict[str, list[str]] = {}
     for name, difference in differences.items():
         if math.isnan(difference.interval.low):
@@ -618,7 +636,7 @@ def _why_without_interval(name: str, difference: Difference) -> str:
 
 
 def differences_as_dict(differences: Mapping[str, Difference]) -> dict[str, Any]:
-    """Plain values for JSON; a number that is none is null."""
+    """Return plain values for JSON, with null for NaN."""
     return {
         name: {
             "value": None if math.isnan(difference.value) else difference.value,
@@ -630,7 +648,7 @@ def differences_as_dict(differences: Mapping[str, Difference]) -> dict[str, Any]
 
 
 def as_dict(report: RetrievalReport, options: Namespace) -> dict[str, Any]:
-    """Write a report for JSON, with the means of its classes if they are wanted."""
+    """Return a report as plain values for JSON, with the means of its classes if they were requested."""
     if not options.per_class:
         return report.to_dict()
     classes = {name: {str(label): mean for label, mean in of.items()} for name, of in report.per_class().items()}
@@ -638,8 +656,9 @@ def as_dict(report: RetrievalReport, options: Namespace) -> dict[str, Any]:
 
 
 def _meaning(name: str, report: RetrievalReport) -> str:
-    """Write the meaning of a metric, and where it was measured."""
-    asked, where = asked_metric(name), ""
+    """Return the meaning of a metric, and the threshold at which it was measured."""
+    asked = asked_metric(name)
+    where = ""
     if asked.metric.source == "classes":
         wanting = report.consistency[asked.parameters["p"]].wanting(3).items()
         named = ", ".join(f"{label} {threshold:.4f} (+{gain:.3f})" for label, (threshold, gain) in wanting)

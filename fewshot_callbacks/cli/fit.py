@@ -8,11 +8,12 @@ import os
 import sys
 import textwrap
 import warnings
+from argparse import ArgumentError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import yaml
@@ -25,8 +26,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fewshot_callbacks.cli.compare import CONFIGURATION, RECORD, TrainingRecord, best_checkpoint, checkpoints_below
+from fewshot_callbacks.cli.fit_help import configurations
+from fewshot_callbacks.cli.fit_mistakes import mistake_of_training
 from fewshot_callbacks.cli.main import Terminated
-from fewshot_callbacks.cli.options import configurations, explained, nearest
+from fewshot_callbacks.cli.mistakes import MistypedError, reason, similar
 from fewshot_callbacks.data import FewShotDataModule
 from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
 from fewshot_callbacks.system.terminal import printable
@@ -34,10 +37,12 @@ from fewshot_callbacks.trainer.logs import run_folder
 
 # The monitors, the checkpoint of the best mAP, and TensorBoard logs in `runs/`.
 DEFAULTS = Path(__file__).with_name("defaults.yaml")
-# `--ckpt_path none` evaluates the initial weights; the others are words of Lightning.
-UNTRAINED, WORDS = "none", ("best", "last", "hpc", "registry")
+# `--ckpt_path none` evaluates the initial weights.
+UNTRAINED = "none"
+# Checkpoints that Lightning finds itself.
+WORDS = ("best", "last", "hpc", "registry")
 
-# What a ProtoNet takes from the data; a data module of one's own need not have it.
+# Argument of a ProtoNet -> its value from the data; data modules of users may lack it.
 LINKS: dict[str, Callable[[Any], Any]] = {
     "in_channels": lambda data: getattr(getattr(data, "dataset", data), "in_channels", 3),
     "shots": lambda data: getattr(getattr(data, "train", data), "shots", 1),
@@ -49,16 +54,7 @@ LINKS: dict[str, Callable[[Any], Any]] = {
 
 
 class FewshotParser(LightningArgumentParser):
-    """LightningCLI's parser, which answers a mistake with one line."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the line and exit with status 2."""
-        parser = getattr(ex, "subcommand_parser", None) or self
-        if not self.exit_on_error:  # a parser inside another, which prints the message
-            super().error(message, ex)
-        command = parser.prog.replace(" [options]", "")
-        options = [option for option in parser._option_string_actions if option.startswith("--")]
-        self.exit(2, f"{command}: {explained(message, options)} '{command} --help' tells how options are written.\n")
+    """LightningCLI's parser, which reads the model that Lightning 2.5 writes into a checkpoint."""
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse a configuration; name the model's class, which Lightning 2.5 leaves among a checkpoint's arguments."""
@@ -75,12 +71,17 @@ class FewshotCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Copy settings of the data to a ProtoNet: channels, shots, episodes in a batch, sizes of the test episodes."""
         for name, of_data in {} if self.subclass_mode_model else LINKS.items():
-            # The data is made first, since only what is made can be asked, whatever its class.
+            # The data module is made first: its values are read from the object, whatever its class.
             parser.link_arguments("data", f"model.{name}", compute_fn=of_data, apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Check the checkpoint, and remember the configuration before LightningCLI replaces hyperparameters by its own."""
-        super().parse_arguments(parser, args)
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            words = sys.argv[1:]
+            options = self._subcommand_parsers[words[0]].get_defaults().keys()
+            raise MistypedError(mistake_of_training(words, options) or reason(error)) from error
         settings = self._settings
         check_checkpoint(self.config.subcommand, settings.get("ckpt_path"), settings.get("config") or ())
         if settings.get("ckpt_path") == UNTRAINED:
@@ -88,12 +89,12 @@ class FewshotCLI(LightningCLI):
         self._configured = _arguments_of(settings.model)
 
     def before_instantiate_classes(self) -> None:
-        """Say which hyperparameters the checkpoint overrules; log no validation or test unless requested."""
+        """Print which hyperparameters the checkpoint overrules; log no validation or test unless requested."""
         settings = self._settings
         say_what_is_overruled(self._configured, _arguments_of(settings.model))
-        # Of the words, not of the settings, in which the defaults have put a logger.
-        asked = any(word.startswith("--trainer.logger") for word in sys.argv)
-        if self.config.subcommand != "fit" and not asked:
+        # The settings always hold the logger of the defaults, so the words are read.
+        is_requested = any(word.startswith("--trainer.logger") for word in sys.argv)
+        if self.config.subcommand != "fit" and not is_requested:
             settings.trainer.logger = False  # a logger would make the folder of another run
             self.save_config_callback = None  # would write into the working directory
 
@@ -102,7 +103,7 @@ class FewshotCLI(LightningCLI):
         return self.config[self.config.subcommand]
 
     def before_fit(self) -> None:
-        """Find now what would only show when the trained network is evaluated, or when a logger has emptied its folder.
+        """Refuse before the training what would fail only after it: data that do not suffice, files that would be replaced.
 
         Raises:
             ValueError: The data do not suffice; or the run would replace files in the folder of its logger.
@@ -116,7 +117,7 @@ class FewshotCLI(LightningCLI):
 
 
 def _arguments_of(model: Any) -> dict[str, Any]:
-    """Find the settings of a model, which stand one level lower where its class is named."""
+    """Return the settings of a model. They stand one level lower if its class is named."""
     settings: dict[str, Any] = model.as_dict()
     if "class_path" not in settings:
         return settings
@@ -126,14 +127,14 @@ def _arguments_of(model: Any) -> dict[str, Any]:
 @rank_zero_only
 def say_what_is_overruled(configured: Mapping[str, Any], used: Mapping[str, Any]) -> None:
     """Print the hyperparameters in which a checkpoint differs from the configuration, and that its own are used."""
-    different = [name for name in configured if name in used and used[name] != configured[name]]
-    if different:
-        words = printable(", ".join(f"{name} = {used[name]} (configured: {configured[name]})" for name in different))
-        print(f"The checkpoint was trained with other hyperparameters, which are used: {words}.", file=sys.stderr)
+    names = [name for name in configured if name in used and used[name] != configured[name]]
+    if names:
+        values = printable(", ".join(f"{name} = {used[name]} (configured: {configured[name]})" for name in names))
+        print(f"The checkpoint was trained with other hyperparameters, which are used: {values}.", file=sys.stderr)
 
 
 def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any]) -> None:
-    """See that what `--ckpt_path` names is a checkpoint.
+    """Refuse a `--ckpt_path` that is no checkpoint.
 
     Raises:
         ValueError: `validate` or `test` without a checkpoint, of which Lightning would evaluate the initial weights; or
@@ -149,7 +150,7 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
         )
     if given is None or (given == UNTRAINED and command != "fit"):
         return
-    # Lightning finds these itself; an address is that of a remote file system.
+    # Lightning finds these checkpoints itself. An address is that of a remote file system.
     if str(given).partition(":")[0] in WORDS or "://" in str(given):
         return
     path = Path(given)
@@ -159,7 +160,7 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
         there = f"{folder} holds {others}" if others else f"Give a file, such as {best_checkpoint(folder) or suggested}"
         raise ValueError(f"There is no checkpoint {path}. {there}.")
     try:
-        # Before data and network are made, which may take a while and would be in vain.
+        # Making data and network may take a while, so a mistake is reported before.
         torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     except PermissionError:
         raise
@@ -171,19 +172,19 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
 
 
 def _goes_on(trainer: Trainer, settings: Any) -> bool:
-    """Whether a fit continues one that was interrupted: from a given checkpoint, or from that of a job in a queue."""
+    """Return whether a fit continues an earlier one: from `--ckpt_path`, or from the checkpoint of a job in a queue."""
     return settings.get("ckpt_path") is not None or any(Path(trainer.default_root_dir).glob("hpc_ckpt_*.ckpt"))
 
 
 def check_folder(folder: str, *, goes_on: bool) -> None:
-    """See that a fit replaces nothing in the folder of its run that it has not written.
+    """Refuse a fit that would replace files in the folder of its run that it has not written.
 
     Args:
         folder: The folder, on a disk or in a bucket.
-        goes_on: Whether the fit continues the one that is kept there.
+        goes_on: Whether the fit continues the one in this folder.
 
     Raises:
-        ValueError: If it would; names the files.
+        ValueError: With the names of the files.
     """
     files = get_filesystem(folder)
     written_by_a_run = {CONFIGURATION: _is_written_configuration, RECORD: TrainingRecord.is_one}
@@ -233,7 +234,7 @@ class ConfigKeeper(SaveConfigCallback):
             raise ValueError(refusal)
 
     def _keep(self, trainer: Trainer, stage: str) -> None:
-        # A folder of this run alone, which `Trainer.log_dir` is not for each logger: some have one for all runs.
+        # The folder of this run alone. `Trainer.log_dir` of some loggers is one folder for all runs.
         folder = run_folder(trainer)
         if stage == "fit":
             check_folder(folder, goes_on=_goes_on(trainer, self.config))
@@ -251,7 +252,7 @@ class ConfigKeeper(SaveConfigCallback):
 
 
 def keeps_a_run(trainer: Trainer) -> bool:
-    """Whether a run has a folder: it has a logger, and is none of a few batches that leave no trace."""
+    """Return whether a run has a folder: it has a logger, and is no trial of a few batches (`fast_dev_run`)."""
     return bool(trainer.loggers) and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
 
@@ -276,7 +277,7 @@ class Recorder(Callback):
             record.save(Path(run_folder(trainer)))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Note the checkpoints that are there."""
+        """Note the checkpoints of an interrupted training."""
         if trainer.state.fn != "fit":
             return
         files = [
@@ -311,9 +312,11 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
         KeyboardInterrupt: The run was interrupted, or ended by SIGTERM; says what a training has kept.
     """
     words = with_paths(arguments)
-    # LightningCLI reads these, and starts further processes by them
-    before, sys.argv = sys.argv, [sys.argv[0], *words]
-    recorder, named = Recorder(), names_a_model(words)
+    before = sys.argv
+    # LightningCLI reads the words there, and starts further processes with them.
+    sys.argv = [sys.argv[0], *words]
+    recorder = Recorder()
+    named = names_a_model(words)
     try:
         if words[:1] != ["fit"]:
             warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved
@@ -325,14 +328,14 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
             seed_everything_default=0,
             parser_class=FewshotParser,
             trainer_defaults={"callbacks": recorder},
-            parser_kwargs={"prog": "fewshot"}
+            parser_kwargs={"prog": "fewshot", "exit_on_error": False}
             | {command: {"default_config_files": [str(DEFAULTS)]} for command in ("fit", "validate", "test")},
             save_config_callback=ConfigKeeper,
         )
     except MisconfigurationException as error:
         raise ValueError(str(error)) from error
     except RuntimeError as error:
-        # PyTorch's words for weights that do not fit; any other RuntimeError is not the user's.
+        # PyTorch begins so if weights do not fit. Any other RuntimeError is no mistake of the user.
         if "loading state_dict" not in str(error):
             raise
         what = textwrap.shorten(str(error).partition("\n")[2], 300, placeholder=" ...")
@@ -352,7 +355,7 @@ def quiet_lightning() -> Iterator[None]:
     with warnings.catch_warnings():
         for words in ("does not have many workers", "Checkpoint directory", "LeafSpec", "GPU available but not used"):
             warnings.filterwarnings("ignore", f".*{words}")
-        # Whoever has asked Python for warnings gets them.
+        # `python -W` asks for warnings, which are then shown.
         if not sys.warnoptions:
             warnings.filterwarnings("ignore", category=DeprecationWarning)
             warnings.filterwarnings("ignore", category=FutureWarning)
@@ -383,21 +386,21 @@ def with_paths(arguments: Sequence[str]) -> list[str]:
     known = configurations()
     for place, word in _configured(words):
         if not word or Path(word).suffix in (".yaml", ".yml", ".json") or Path(word).is_file():
-            continue  # of what is missing the parser informs
+            continue  # a file that is missing is reported with the other mistakes
         if word not in known:
-            hint = nearest(word, known) or f" Give a file, or one of {', '.join(sorted(known))}."
+            hint = similar(word, known) or f" Give a file, or one of {', '.join(sorted(known))}."
             raise ValueError(f"there is no file {word}, and no configuration of this name.{hint}")
         words[place] = str(known[word])
     return words
 
 
 def _configured(words: Sequence[str]) -> list[tuple[int, str]]:
-    """List the words that follow `--config`, with their places."""
+    """Return the words that follow `--config`, with their indices."""
     return [(i, word) for i, word in enumerate(words) if i and words[i - 1] in ("-c", "--config")]
 
 
 def names_a_model(words: Sequence[str]) -> bool:
-    """Check whether a configuration or a word names the class of the model (`class_path`), not settings of ProtoNet."""
+    """Return whether a configuration or a word names the class of the model (`class_path`), not settings of ProtoNet."""
     models = [_model_of(Path(file)) for _, file in _configured(words)]
     return any(word.partition("=")[0] in ("--model", "--model.class_path") for word in words) or any(
         isinstance(model, Mapping) and "class_path" in model for model in models
@@ -405,14 +408,14 @@ def names_a_model(words: Sequence[str]) -> bool:
 
 
 def _model_of(file: Path) -> Any:
-    """Read the model of a configuration.
+    """Return the model of a configuration; None without a file.
 
     Raises:
-        ValueError: It is damaged, or something else; jsonargparse would not name the file.
+        ValueError: The file is damaged, or no configuration; jsonargparse would not name it.
     """
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError:  # of which the parser informs
+    except OSError:  # a file that is missing is reported with the other mistakes
         return None
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         what = " ".join(str(error).split()) or type(error).__name__
@@ -423,7 +426,7 @@ def _model_of(file: Path) -> Any:
 
 
 def where_it_is_kept(trainer: Trainer) -> str:
-    """Write two or three lines: the folder of the run, its best checkpoint, and how to test that."""
+    """Return two or three lines: the folder of the run, its best checkpoint, and how to test that."""
     folder = run_folder(trainer) if keeps_a_run(trainer) else None
     lines = [] if folder is None else [f"The run is kept in {folder}."]
     best = getattr(trainer.checkpoint_callback, "best_model_path", "")

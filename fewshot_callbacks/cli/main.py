@@ -13,8 +13,9 @@ from traceback import walk_tb
 from typing import Any, TextIO
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks.cli import options as options_of
-from fewshot_callbacks.cli.options import nearest
+from fewshot_callbacks.cli.fit_help import help_of_training
+from fewshot_callbacks.cli.mistakes import MistypedError, reason, similar
+from fewshot_callbacks.cli.options import OPTIONS, in_shell
 from fewshot_callbacks.system.extras import required_extra
 from fewshot_callbacks.system.terminal import printable
 
@@ -29,7 +30,7 @@ COMMANDS = {
     "validate": "evaluate a checkpoint of fit on the validation classes",
     "test": "evaluate a checkpoint of fit on the test classes",
 }
-# Commands whose result is in files; what they print only speaks of it.
+# Commands whose result is in files, so that they can run without an output.
 WRITE_FILES = {"demo", "report", "fit"}
 # The packages whose versions a bug report should name.
 COMPUTES_WITH = ("torch", "torchvision", "lightning", "torchmetrics", "numpy", "numba", "jsonargparse")
@@ -44,7 +45,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Make the parser of the first word; each command parses the other words itself."""
+    """Return the parser of the first word; each command parses the other words itself."""
     first = argparse.ArgumentParser(
         prog="fewshot",
         description="Train few-shot embeddings and evaluate them exactly.",
@@ -60,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _versions() -> str:
-    """Name the versions of this package and of the packages it uses."""
+    """Return the versions of this package and of the packages that it uses."""
     import platform  # noqa: PLC0415 - not needed otherwise
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments, warnings.formatwarning = sys.argv[1:], _words_alone
     words = list(arguments)
     command = f"fewshot {words[0]}" if words[:1] and words[0] in COMMANDS else "fewshot"
-    if sys.stderr is None:  # it is closed, and `print` would take the standard output
+    if sys.stderr is None:  # it is closed, and `print` would write to the standard output
         sys.stderr = _nowhere()
     if sys.stdout is None:
         if not set(words[:1]) & WRITE_FILES:
@@ -115,13 +116,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _nowhere() -> TextIO:
-    """Open a stream for what nobody reads, until the process ends."""
+    """Return a stream that discards what is written, until the process ends."""
     return open(os.devnull, "w", encoding="utf-8")
 
 
 def _give_up_output() -> None:
-    """Lead the standard output nowhere, into which Python would write the rest at its end."""
-    # An error is that of a standard output that is no file.
+    """Discard the rest of the standard output, which Python would write at its end."""
+    # A standard output that is no file raises an error.
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -135,26 +136,29 @@ def _run(words: list[str]) -> int:
         print(_versions())
         return 0
     if not command.startswith("-") and command not in COMMANDS:
-        hint = nearest(command, COMMANDS) or f" There are {', '.join(COMMANDS)}."
+        hint = similar(command, COMMANDS) or f" There are {', '.join(COMMANDS)}."
         print(f"fewshot: there is no command {command}.{hint}", file=sys.stderr)
         return 2
     parser().parse_args(words[:1])
-    options: Any = words
-    if command not in options_of.PARSERS:
-        if {"-h", "--help"} & set(words):
-            options_of.fit(command).parse_args(["--help"])
-        options = ["--help" if word == "--help=full" else word for word in words]
-    else:
-        options = options_of.parse(command, words[1:])
+    return _run_command(command, words)
+
+
+def _run_command(command: str, words: list[str]) -> int:
+    if command not in OPTIONS and {"-h", "--help"} & set(words):
+        print(help_of_training(command), end="")
+        return 0
     try:
         with required_extra(
             "cli" if command in ("compare", "evaluate", "plan", "trials") else "all", f"fewshot {command}"
         ):
-            module = import_module(f"fewshot_callbacks.cli.{command if command in options_of.PARSERS else 'fit'}")
+            options = _options(command, words)
+            module = import_module(f"fewshot_callbacks.cli.{command if command in OPTIONS else 'fit'}")
         module.run(options)
         return 0
-    # An OSError as well, which would be taken for bad input below.
-    except BrokenPipeError:
+    except MistypedError as mistake:
+        print(f"fewshot {command}: {printable(mistake)} 'fewshot {command} --help' lists the options.", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:  # an OSError, which would be reported as bad input below
         raise
     except KeyboardInterrupt as stop:
         word, status = ("Terminated", TERMINATED) if isinstance(stop, Terminated) else ("Interrupted", INTERRUPTED)
@@ -163,9 +167,18 @@ def _run(words: list[str]) -> int:
     except (ValueError, OSError, ModuleNotFoundError) as error:
         if os.environ.get(DEBUG):
             raise
-        text = options_of.in_shell(one_line(error), command)
+        text = in_shell(one_line(error), command)
         print(f"fewshot {command}: {printable(text)}", file=sys.stderr)
         return 1
+
+
+def _options(command: str, words: list[str]) -> Any:
+    """Return the options of a command by name; of a training its words, which Lightning's command line reads."""
+    if command not in OPTIONS:
+        return ["--help" if word == "--help=full" else word for word in words]
+    from fewshot_callbacks.cli.parsing import parse  # noqa: PLC0415 - `fewshot --help` needs no jsonargparse
+
+    return parse(command, words[1:])
 
 
 USUAL = warnings.formatwarning
@@ -174,24 +187,24 @@ USUAL = warnings.formatwarning
 def _words_alone(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Write a warning without the file and the line, which are nobody's own in a command; those of developers with them."""
+    """Return a warning without file and line, which say nothing to users of a command; warnings for developers keep them."""
     if category is UserWarning:
         return f"Warning: {message}\n"
     return USUAL(message, category, filename, lineno, line)
 
 
 def one_line(error: Exception) -> str:
-    """Write an error in one line; if it was not raised by this package, add how to get its traceback."""
+    """Return an error in one line; if another package raised it, with how to get its traceback."""
     text = str(error)
-    if "Original Traceback" in text:  # of a worker of a DataLoader: its last line is the error's type and text
+    if "Original Traceback" in text:  # a worker of a DataLoader failed: the last line is the type and text of its error
         text = text.strip().splitlines()[-1].partition(": ")[2]
-    elif "Union subtypes" in text:  # of jsonargparse, where a class refuses its arguments
-        *_, text = options_of.deepest(text)
-    elif not _is_ours(error):
+    elif _raised_in("jsonargparse", error):  # where a class refuses its arguments
+        text = reason(error)
+    elif not _raised_in("fewshot_callbacks", error):
         text = f"{text.rstrip('.')} ({type(error).__name__}; {DEBUG}=1 shows where)."
     return " ".join(text.split())
 
 
-def _is_ours(error: Exception) -> bool:
+def _raised_in(package: str, error: Exception) -> bool:
     *_, (frame, _) = walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__")).startswith("fewshot_callbacks")
+    return str(frame.f_globals.get("__name__")).startswith(package)

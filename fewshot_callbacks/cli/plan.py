@@ -16,14 +16,14 @@ from fewshot_callbacks.sources import Shards
 from fewshot_callbacks.sources.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import print_notes
 
-# What an evaluation of one set takes, in matrix products of all pairs: benchmarks/README.md.
+# The time of an evaluation of one set, in matrix products of all pairs, from easy sets to hard ones: benchmarks/README.md.
 USUAL_RATIOS = (0.4, 2.0)
-# Of a gallery in files: rows are checked, relevant pairs scored, all pairs compared in bytes, and perhaps once more.
+# A gallery in files is read to check rows, to score relevant pairs, to compare all pairs in bytes, and perhaps once more.
 READS = 5
 READING = "while they are compared: the longer of both counts; less where a quarter of the budget holds them"
-# Components of the rows of which a product is timed.
+# The largest number of components of the rows whose product is timed.
 LONGEST_ROWS = 4096
-# Which are read to see how fast that is.
+# The number of bytes that are read to measure the speed of reading.
 TIMED_BYTES = 2**26
 
 
@@ -33,15 +33,9 @@ def run(options: Namespace) -> None:
     Raises:
         ValueError: Sizes are missing, or given beside files; or as `Shards` and `plan_evaluation` do.
     """
-    reading: dict[str, float] = {}
-    if options.files is not None:
-        if options.dim is not None or options.gallery is not None:
-            raise ValueError("--files says how many items of which dimension there are. Leave out --dim and --gallery.")
-        shards = Shards(options.files)
-        print_notes(shards.notes)
-        options.gallery, options.dim = shards.shape
-        options.queries = options.queries or options.gallery
-        options.dtype = str(shards.dtype).removeprefix("torch.")
+    shards = None if options.files is None else _shards(options)
+    if shards is not None:
+        options = _with_sizes(options, shards)
     elif options.queries is None or options.dim is None:
         raise ValueError("the number of queries or their dimension is missing. Pass --queries and --dim, or --files.")
     plan = plan_evaluation(
@@ -52,14 +46,14 @@ def run(options: Namespace) -> None:
         max_queries=options.max_queries,
         dtype=options.dtype,
     )
-    if options.files is not None:
-        speed = reading_speed(shards) * plan.gallery_bytes / len(shards)
-        reading = {"reads": READS, "bytes_read": READS * plan.gallery_bytes, "bytes_per_second": speed}
+    reading: dict[str, float] = {}
+    if shards is not None:
+        bytes_per_second = reading_speed(shards) * plan.gallery_bytes / len(shards)
+        reading = {"reads": READS, "bytes_read": READS * plan.gallery_bytes, "bytes_per_second": bytes_per_second}
     if options.json:
         print(json.dumps(asdict(plan) | reading, indent=2))
         return
-    speed = product_speed(options.dim)
-    table = _table(plan, speed, options)
+    table = _table(plan, product_speed(options.dim), options)
     if reading:
         seconds = _duration(reading["bytes_read"] / reading["bytes_per_second"])
         table.add_row(
@@ -68,23 +62,42 @@ def run(options: Namespace) -> None:
     Console().print(table)
 
 
+def _shards(options: Namespace) -> Shards:
+    """Return the files of all items; print what should be known of them."""
+    if options.dim is not None or options.gallery is not None:
+        raise ValueError("--files says how many items of which dimension there are. Leave out --dim and --gallery.")
+    shards = Shards(options.files)
+    print_notes(shards.notes)
+    return shards
+
+
+def _with_sizes(options: Namespace, shards: Shards) -> Namespace:
+    """Return the options with the number, the dimension and the number format of the items in files."""
+    items, dim = shards.shape
+    sizes = {"gallery": items, "dim": dim, "queries": options.queries or items}
+    dtype = str(shards.dtype).removeprefix("torch.")
+    return Namespace(**vars(options) | sizes | {"dtype": dtype})
+
+
 def reading_speed(shards: Shards) -> float:
-    """Rows per second that are read from the middle of the files and converted, measured just now."""
+    """Return the rows per second that are read from the middle of the files and converted, measured now."""
     rows = max(1, min(len(shards), int(TIMED_BYTES / (4 * shards.shape[1]))))
-    middle, started = (len(shards) - rows) // 2, time.perf_counter()
-    StoredRows(shards, math.inf).read(slice(middle, middle + rows))
+    start = (len(shards) - rows) // 2
+    started = time.perf_counter()
+    StoredRows(shards, math.inf).read(slice(start, start + rows))
     return rows / (time.perf_counter() - started)
 
 
 def product_speed(dim: int) -> float:
-    """Floating-point operations per second of a float32 matrix product on this machine, measured just now."""
-    import torch  # noqa: PLC0415 - the plan as JSON required_extra none
+    """Return the floating-point operations per second of a float32 matrix product on this machine, measured now."""
+    import torch  # noqa: PLC0415 - the plan as JSON needs none
 
-    # Longer rows take no longer for an operation, and with many components both would not fit into memory.
+    # An operation takes no longer in longer rows, and rows with many components would not fit into memory.
     dim = min(dim, LONGEST_ROWS)
-    left, right = torch.randn(1024, dim), torch.randn(4096, dim)
-    # The best of three: the first one also starts threads and touches new memory.
-    best = float("inf")
+    left = torch.randn(1024, dim)
+    right = torch.randn(4096, dim)
+    # The best of three products: the first one also starts threads and touches new memory.
+    best = math.inf
     for _ in range(3):
         started = time.perf_counter()
         left @ right.T
@@ -113,31 +126,35 @@ def _table(plan: EvaluationPlan, speed: float, options: Namespace) -> Table:
     table.add_row("embeddings", *_embeddings(plan, options))
     if plan.copy_bytes and not options.files:
         table.add_row("copies", _bytes(plan.copy_bytes), "in float32, which half precision is compared as")
-    needed = f"{_bytes(plan.needed_bytes)} of {_bytes(plan.memory_bytes)}"
-    what = "counters and tiles, of the budget; the rest makes it faster"
-    if options.memory_mb == math.inf:
-        needed, what = _bytes(plan.needed_bytes), "counters and tiles; more makes it faster, and there is no limit"
-    elif plan.memory_bytes < plan.least_bytes:
-        needed = _bytes(plan.least_bytes)
-        what = (
-            f"the least that this evaluation takes: the budget of {_bytes(plan.memory_bytes)} cannot be kept. Pass "
-            f"--memory_mb {math.ceil(plan.least_bytes / 1e6)}"
-        )
-    table.add_row("memory beyond them", needed, what)
+    table.add_row("memory beyond them", *_memory(plan, options))
     table.add_row("matrix avoided", _bytes(plan.matrix_bytes), "what all similarities at once would take")
     table.add_row("tiles", f"{plan.tiles:,}", f"of up to {plan.tile[0]:,} x {plan.tile[1]:,} pairs")
     return table
 
 
+def _memory(plan: EvaluationPlan, options: Namespace) -> tuple[str, str]:
+    """Return the memory beyond the embeddings, and what it is for."""
+    if options.memory_mb == math.inf:
+        return _bytes(plan.needed_bytes), "counters and tiles; more makes it faster, and there is no limit"
+    if plan.memory_bytes < plan.least_bytes:
+        meaning = (
+            f"the least that this evaluation takes: the budget of {_bytes(plan.memory_bytes)} cannot be kept. Pass "
+            f"--memory_mb {math.ceil(plan.least_bytes / 1e6)}"
+        )
+        return _bytes(plan.least_bytes), meaning
+    size = f"{_bytes(plan.needed_bytes)} of {_bytes(plan.memory_bytes)}"
+    return size, "counters and tiles, of the budget; the rest makes it faster"
+
+
 def _embeddings(plan: EvaluationPlan, options: Namespace) -> tuple[str, str]:
-    """Write the bytes of the embeddings, and what these are; of one set once."""
-    of_files = ", in the files" if options.files else ""
-    if options.gallery is None or (options.files and options.queries == options.gallery):
-        return _bytes(
-            plan.gallery_bytes
-        ), f"one set, of queries that are the gallery, too, in {options.dtype}{of_files}"
-    both = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"
-    return both, f"queries and gallery in {options.dtype}{of_files}"
+    """Return the bytes of the embeddings, and what they hold. One set is counted once."""
+    place = ", in the files" if options.files else ""
+    is_one_set = options.gallery is None or (options.files and options.queries == options.gallery)
+    if is_one_set:
+        meaning = f"one set, of queries that are the gallery, too, in {options.dtype}{place}"
+        return _bytes(plan.gallery_bytes), meaning
+    sizes = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"
+    return sizes, f"queries and gallery in {options.dtype}{place}"
 
 
 def _bytes(count: float) -> str:

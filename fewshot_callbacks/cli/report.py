@@ -29,18 +29,17 @@ from fewshot_callbacks.report import Items, Model, ReportSettings, check_writabl
 from fewshot_callbacks.report.items import find_images
 from fewshot_callbacks.system.terminal import as_text, note, printable
 
-# The name of a report that was given none.
+# The name of a report without `-o`.
 UNNAMED = Path("report.html")
 
 
 def run(options: Namespace) -> None:
     """Evaluate, and write the report."""
-    given = vars(options)
-    settings = ReportSettings(
-        **{field.name: given[field.name] for field in fields(ReportSettings) if field.name in given}
-    )
+    values = vars(options)
+    names = [field.name for field in fields(ReportSettings) if field.name in values]
+    settings = ReportSettings(**{name: values[name] for name in names})
     console = Console()
-    # Before an evaluation that may take minutes.
+    # The evaluation may take minutes, so a mistake is reported before it.
     check_writable(_output(options))
     arrays = first_of_each_id(load_arrays(options.file))
     if have_several_labels(arrays):
@@ -61,10 +60,12 @@ def run(options: Namespace) -> None:
     report = evaluate_arrays(arrays, options)
     other = None
     if others is not None:
-        of_other = evaluate_arrays(others, options)
-        same, same_gallery = items_of(others, options.against, options.images, options.gallery_images, settings)
-        other = Model(of_other, same, same_gallery, options.against.stem)
-    # Chosen again: during the evaluation somebody else may have taken the name.
+        other_report = evaluate_arrays(others, options)
+        other_queries, other_gallery = items_of(
+            others, options.against, options.images, options.gallery_images, settings
+        )
+        other = Model(other_report, other_queries, other_gallery, options.against.stem)
+    # The name is chosen again, since another program may have taken it during the evaluation.
     output = _output(options)
     written = write_report(
         output,
@@ -81,12 +82,12 @@ def run(options: Namespace) -> None:
     for sentence in written.left_out:
         console.print(note(in_shell(sentence, "report")), soft_wrap=True)
     if options.output is None and output != UNNAMED:
-        taken = f"{UNNAMED} holds something that this command has not written, and is left as it is."
-        console.print(note(f"{taken} To replace it, pass -o {UNNAMED}."), soft_wrap=True)
+        fact = f"{UNNAMED} holds something that this command has not written, and is left as it is."
+        console.print(note(f"{fact} To replace it, pass -o {UNNAMED}."), soft_wrap=True)
 
 
 def _output(options: Namespace) -> Path:
-    """Return the path that was given, whatever lies there, or else a name that replaces nothing but a report."""
+    """Return the path of `-o`, or else a name that replaces nothing but a report."""
     return free_path(UNNAMED, is_report) if options.output is None else options.output
 
 
@@ -103,7 +104,7 @@ def items_of(
     settings: ReportSettings,
     name: str = "queries",
 ) -> tuple[Items, Items | None]:
-    """Put the items of a file together with their images.
+    """Return the queries of a file with their images, and its gallery; None without a gallery.
 
     Raises:
         ValueError: If the images are not as many as the items.
@@ -133,7 +134,7 @@ def items_of(
 
 
 def _files(paths: NDArray[Any] | None, items: int, file: Path, folder: Path | None, start: str) -> list[Path] | None:
-    """Return the image file of each item; None where nothing is known of them."""
+    """Return the image file of each item; None if no files are named."""
     if folder is not None and not folder.is_dir():
         raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
     if paths is not None:
@@ -156,7 +157,7 @@ def _files(paths: NDArray[Any] | None, items: int, file: Path, folder: Path | No
 
 
 def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
-    """Find the files that an .npz file names, none of them outside the folder of the images.
+    """Return the files that an .npz file names, none of them outside the folder of the images.
 
     A report shows what it names, and whoever wrote the .npz file may not be the one who sends the report on.
 
@@ -178,7 +179,7 @@ def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
 
 
 def _lies_in(base: Path, path: str | Path) -> bool:
-    """Whether a path leads to something in a folder, whatever links lie on it."""
+    """Return whether a path leads to something in a folder; links on it are followed."""
     top = os.path.realpath(base)
     try:
         real = os.path.realpath(os.path.join(top, path))
@@ -188,7 +189,7 @@ def _lies_in(base: Path, path: str | Path) -> bool:
 
 
 def _below(path: Path, base: Path) -> str:
-    """Name a file from the folder of the images on."""
+    """Return the name of a file below the folder of the images."""
     return str(path.relative_to(base)) if path.is_relative_to(base) else path.name
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fewshot_callbacks.cli.evaluate import load_arrays
-from fewshot_callbacks.cli.options import in_shell
+from fewshot_callbacks.cli.options import in_shell, metric_keys
 from fewshot_callbacks.files.outputs import is_picture
 from fewshot_callbacks.functional.retrieval import asked_metric
 from fewshot_callbacks.functional.verification import (
@@ -26,14 +26,14 @@ from fewshot_callbacks.functional.verification import (
 from fewshot_callbacks.system.extras import required_extra
 from fewshot_callbacks.system.terminal import as_text, note
 
-# Names of what `trial_figures` draws, known before anything is drawn.
+# The names of the figures that `trial_figures` draws, before anything is drawn.
 FIGURES = ("det", "scores")
 
 
 def run(options: Namespace) -> None:
-    """Evaluate, print, and write figures and a report if they are wanted."""
+    """Evaluate, print, and write figures and a report if they were requested."""
     if options.figures is not None:
-        # Before an evaluation that may take minutes.
+        # The evaluation may take minutes, so a mistake is reported before it.
         check_figures(options.figures)
     trials = read_trials(options.file)
     scores = _scores(trials, options)
@@ -43,7 +43,7 @@ def run(options: Namespace) -> None:
         first=trials.first,
         second=trials.second,
         folds=trials.folds,
-        metrics=None if options.metrics is None else [key for word in options.metrics for key in word],
+        metrics=None if options.metrics is None else metric_keys(options.metrics),
         miss_cost=options.miss_cost,
         false_match_cost=options.false_match_cost,
     )
@@ -59,7 +59,7 @@ def run(options: Namespace) -> None:
 
 
 def check_figures(folder: Path) -> None:
-    """See that figures can be written to a folder, and replace nothing else there.
+    """Refuse a folder to which figures cannot be written, or where they would replace something else.
 
     Raises:
         ValueError: It is no folder, or holds a file of the name of a figure that `fewshot trials` has not written.
@@ -75,7 +75,7 @@ def check_figures(folder: Path) -> None:
 
 
 def _scores(trials: TrialList, options: Namespace) -> Any:
-    """Return the scores of a list, or make them from embeddings."""
+    """Return the scores of a list, or those of its pairs of embeddings."""
     if trials.scores is not None:
         if options.embeddings is not None:
             raise ValueError(f"{options.file} has scores. Leave out --embeddings, or pass a list of items.")
@@ -93,7 +93,7 @@ def _scores(trials: TrialList, options: Namespace) -> Any:
 
 
 def report_table(report: TrialReport, title: str) -> Table:
-    """Make the table of a report for a screen."""
+    """Return the table of a report for a screen."""
     people = f" of {report.identities:,} identities" if report.identities else ""
     caption = f"{report.trials:,} trials{people}: {report.same:,} genuine, {report.different:,} impostor"
     table = Table(title=as_text(title), caption=caption, title_style="bold", caption_justify="left")
@@ -112,14 +112,14 @@ def report_table(report: TrialReport, title: str) -> Table:
 
 
 def show(report: TrialReport, trials: TrialList, scores: Any, options: Namespace) -> None:
-    """Write what --figures and --report ask for: PNG files, and one HTML file."""
+    """Write the files of --figures and --report: PNG files, and one HTML file."""
     with required_extra("report", "fewshot trials --figures and --report"):
         from fewshot_callbacks.plots import save  # noqa: PLC0415 - for those who want figures
         from fewshot_callbacks.report import trial_figures, write_trials  # noqa: PLC0415
 
     if options.figures is not None:
         options.figures.mkdir(parents=True, exist_ok=True)
-        check_figures(options.figures)  # once more, after what may have taken long
+        check_figures(options.figures)  # again, since other files may have been written meanwhile
         for name, figure in trial_figures(report).items():
             save(figure, options.figures / f"{name}.png")
     if options.report is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes, presence
 from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.vectors import Similarity, Vectors
+from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, encode_ids, read_labels
 from fewshot_callbacks.functional._reading import as_tensor, default_mode
 from fewshot_callbacks.functional._repeated import (
@@ -31,6 +31,7 @@ from fewshot_callbacks.functional.retrieval.registry import Metric
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
 from fewshot_callbacks.functional.statistics import SAME, Interval, clustered_mean_interval, exact_mean, normal_quantile
+from fewshot_callbacks.settings import Similarity
 
 _CALL = "knn_accuracy"
 # Suffix of a metric, and among how many classes with the most votes the right one has to be.

@@ -15,7 +15,7 @@ from torch import Tensor
 from fewshot_callbacks.engine.nearest import nearest_items, pairs_from
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Ints
-from fewshot_callbacks.engine.vectors import Floats, Similarity, Vectors, check_similarity
+from fewshot_callbacks.engine.vectors import Floats, Vectors, check_similarity
 from fewshot_callbacks.functional._labels import (
     Labels,
     check_labels,
@@ -29,6 +29,7 @@ from fewshot_callbacks.functional._repeated import first_of_each
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.retrieval.registry import LARGEST_RANK
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
+from fewshot_callbacks.settings import Similarity
 
 # Neighbours of a query that `print` shows.
 SHOWN_NEIGHBOURS = 5

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine.vectors import Similarity
 from fewshot_callbacks.functional._labels import read_labels
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.neighbours import Neighbours, nearest
+from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.system.terminal import printable
 
 _CALL = "suspects"

@@ -17,15 +17,13 @@ from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._repeated import first_of_each, is_on_copies, note_on_ids, sketches
 from fewshot_callbacks.functional.retrieval import (
     Relevance,
-    RetrievalOptions,
     RetrievalReport,
-    RetrievalSettings,
     asked_metric,
     evaluate_retrieval,
-    shows_settings,
 )
 from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveError
 from fewshot_callbacks.functional.retrieval.relevance import check_choices, read_judgements
+from fewshot_callbacks.functional.retrieval.settings import reported_keys, without_classes
 from fewshot_callbacks.metrics._label_states import (
     add_label_states,
     append_labels,
@@ -34,6 +32,7 @@ from fewshot_callbacks.metrics._label_states import (
     labels_in_states,
 )
 from fewshot_callbacks.metrics.embedding_store import gather_tensors, read_batch, read_ids, refuse_another_form
+from fewshot_callbacks.settings import RetrievalOptions, from_keywords, takes
 
 # What items are named by.
 LABELS = ("labels", "ids", "groups")
@@ -55,7 +54,7 @@ class EvaluationOptions(RetrievalOptions, MetricOptions, total=False):
     """The keywords of `RetrievalEvaluation`."""
 
 
-@shows_settings()
+@takes(RetrievalOptions)
 class RetrievalEvaluation(Metric):
     """Collects embeddings over batches, and evaluates them in `compute`: leave-one-out, or queries and a gallery.
 
@@ -109,7 +108,7 @@ class RetrievalEvaluation(Metric):
         options |= {name: value for name, value in settings.items() if name in get_type_hints(MetricOptions)}
         super().__init__(**options)
         own = {name: value for name, value in settings.items() if name not in options}
-        self._asked = RetrievalSettings.checked(RetrievalEvaluation, own).keys()
+        self._asked = reported_keys(from_keywords(RetrievalEvaluation, own))
         self.settings = cast(RetrievalOptions, own)
         self.judged = None
         self.at_least, self.unknown = at_least, unknown
@@ -223,9 +222,9 @@ class RetrievalEvaluation(Metric):
                 raise
             warnings.warn(f"RetrievalEvaluation: the values of a batch are NaN. {error}", stacklevel=2)
         self.update(*args, **kwargs)
-        settings = RetrievalSettings.checked(RetrievalEvaluation, dict(self.settings))
+        settings = from_keywords(RetrievalEvaluation, self.settings)
         if self.judged is not None or form_of_labels(self, "labels") not in ("strings", "integers"):
-            settings = settings.without_classes("RetrievalEvaluation")
+            settings = without_classes("RetrievalEvaluation", settings)
         return {key: torch.tensor(math.nan, dtype=torch.float64, device="cpu") for key in settings.metrics}
 
     def compute(self) -> dict[str, Tensor]:

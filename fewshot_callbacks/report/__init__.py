@@ -1,12 +1,13 @@
 """Writes a report of an evaluation as one self-contained HTML file."""
 
+from fewshot_callbacks.settings import ReportSettings
 from fewshot_callbacks.system.extras import required_extra
 
 with required_extra("report", "fewshot_callbacks.report"):
     import jinja2  # noqa: F401
     import PIL  # noqa: F401
 
-from fewshot_callbacks.report.findings import Model, ReportSettings
+from fewshot_callbacks.report.findings import Model
 from fewshot_callbacks.report.items import Items, image_files, pictures_of_files
 from fewshot_callbacks.report.page import WrittenReport, check_writable, write_report
 from fewshot_callbacks.report.trials import trial_figures, write_trials

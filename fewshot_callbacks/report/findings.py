@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from fewshot_callbacks.files.images import parse_colour
 from fewshot_callbacks.functional.neighbours import Neighbours, near_duplicates, nearest
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.functional.suspects import Suspects, suspects
 from fewshot_callbacks.report.items import Items, Key
+from fewshot_callbacks.settings import ReportSettings
 
 # Largest number of worst queries of one class, so that one class does not fill the list.
 WORST_OF_A_CLASS = 3
@@ -50,53 +50,6 @@ class RetrievedItem(NamedTuple):
 
 # The items that were retrieved for a query, the closest first.
 Retrieved = list[RetrievedItem]
-
-
-@dataclass(frozen=True)
-class ReportSettings:
-    """Size and content of a report; numbers of items and pairs are upper bounds.
-
-    Raises:
-        ValueError: If a number is out of range, or the background no colour.
-
-    Examples:
-        >>> ReportSettings(worst=12).worst
-        12
-    """
-
-    max_mb: float = 20.0
-    """Largest size of the file in MB; pictures that do not fit are left out, and the report says so."""
-    worst: int = 24
-    """Queries of the lowest average precision, none of a perfect one, and at most three of a class."""
-    searchable: int = 200
-    """Further queries that the search finds: a seeded sample from all classes."""
-    neighbours: int = 6
-    """Neighbours that are shown of a query or a suspect."""
-    suspects: int = 100
-    """Items whose label is probably wrong, the most suspicious first."""
-    duplicates: int = 60
-    """Pairs of near duplicates, the most similar first, of each kind: inside the set, and between sets."""
-    duplicates_from: float = 0.98
-    """Lowest cosine of near duplicates; for binary codes the lowest share of equal bits."""
-    confusion_queries: int = 20_000
-    """Queries from whose neighbours confusions of classes are counted; a seeded sample if there are more."""
-    thumbnail: int = 96
-    """Pixels of the longer side of a picture."""
-    background: str = "white"
-    """Colour behind what is transparent in a picture, such as white or #00ff00: that of the training."""
-    memory_mb: float | None = None
-    """Bound on the memory of each search beyond the embeddings, in MB; None is 512."""
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that are out of range, and a background that is no colour."""
-        parse_colour(self.background)
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            if value is None or isinstance(value, str):
-                continue
-            smallest = 1 if setting.name in ("neighbours", "thumbnail", "confusion_queries") else 0
-            if not value >= smallest:
-                raise ValueError(f"{setting.name} is {value}. Pass {smallest} or more.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,8 +25,9 @@ from fewshot_callbacks.files.outputs import WRITER
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, compare_reports
 from fewshot_callbacks.functional.retrieval.report import Values
 from fewshot_callbacks.functional.statistics import class_means
-from fewshot_callbacks.report.findings import Duplicates, Findings, Model, ReportSettings, Retrieved, find
+from fewshot_callbacks.report.findings import Duplicates, Findings, Model, Retrieved, find
 from fewshot_callbacks.report.items import Items, Key, Thumbnails, name_of
+from fewshot_callbacks.settings import ReportSettings
 
 # The metrics that are shown first, before Grouped Recall@1 and the recalls at a precision.
 HEADLINES = ("mAP", "recall@1", "r_precision", "f1")

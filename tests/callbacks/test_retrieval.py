@@ -277,11 +277,9 @@ def test_the_failure_of_one_loader_leaves_the_other() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"gallery_flag": "g"}, "gallery_flag is no setting. Write gallery='is_gallery'"),
         ({"metrics": ("mAP", "recall@0")}, "RetrievalMonitor: there is no metric 'recall@0'"),
         ({"label_groups": 1}, "RetrievalMonitor: label_groups=1 must"),
         ({"name": ""}, r"RetrievalMonitor\(name=''\) names nothing. Leave out name for val/mAP and test/mAP"),
-        ({"prefix": "t2i"}, "prefix is no setting. Write name='t2i' for val/t2i/mAP"),
         ({"query_groups": "camera"}, r"query_groups is no setting. Write exclude=\('person', 'camera'\)"),
         ({"gallery_groups": "camera"}, r"gallery_groups is no setting. Write exclude="),
         ({"groups": "camera"}, r"groups is no setting. Write exclude=.*; groups of classes .* are label_groups="),

@@ -152,7 +152,7 @@ def run(*words):
 
 from fewshot_callbacks.cli.main import COMMANDS, main
 for words in (["--help"], *([name, "--help"] for name in COMMANDS)): run(*words)
-found("help", "torch numpy numba lightning jsonargparse rich")
+found("help", "torch numpy numba lightning rich")
 large = "lightning torchvision torchmetrics matplotlib tensorboard sklearn"
 from fewshot_callbacks import evaluate_retrieval, discriminant_ratio
 found("maths", large + " rich")

@@ -1,7 +1,6 @@
 """Retrieval metrics of embeddings, exact and in bounded memory."""
 
 from fewshot_callbacks.engine.options import Progress
-from fewshot_callbacks.engine.vectors import Similarity
 from fewshot_callbacks.functional.retrieval.compare import GeneralizationGap, compare_reports, generalization_gap
 from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
@@ -13,20 +12,21 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     OperatingPoint,
     PairCounts,
 )
-from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor, Ties
-from fewshot_callbacks.functional.retrieval.registry import DEFAULT_METRICS, METRICS, RELEVANCE_METRICS, asked_metric
+from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor
+from fewshot_callbacks.functional.retrieval.registry import METRICS, RELEVANCE_METRICS, asked_metric
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval.revisited import revisited_protocol
-from fewshot_callbacks.functional.retrieval.settings import (
+from fewshot_callbacks.functional.retrieval.settings import Unmatched
+from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
+from fewshot_callbacks.settings import (
+    DEFAULT_METRICS,
     RetrievalOptions,
     RetrievalSettings,
     SearchOptions,
-    Unmatched,
-    described_settings,
-    shows_settings,
+    Similarity,
+    Ties,
 )
-from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 
 __all__ = [
     "DEFAULT_METRICS",
@@ -53,12 +53,10 @@ __all__ = [
     "Unmatched",
     "asked_metric",
     "compare_reports",
-    "described_settings",
     "evaluate_retrieval",
     "generalization_gap",
     "grouped_recall",
     "label_groups",
     "plan_evaluation",
     "revisited_protocol",
-    "shows_settings",
 ]

@@ -41,11 +41,18 @@ from fewshot_callbacks.functional.retrieval.registry import Asked, asked_metric
 from fewshot_callbacks.functional.retrieval.relevance import Absent, Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport, note_of_rates, notes_on
 from fewshot_callbacks.functional.retrieval.settings import (
-    RetrievalOptions,
-    RetrievalSettings,
+    chooses_group_size,
     compute_device,
+    consistency_rates,
+    group_size,
+    grouped_k,
+    main_memory,
     memory_bytes,
-    shows_settings,
+    names_grouped_recall,
+    parameters,
+    reported_metrics,
+    sets_groups,
+    without_classes,
 )
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency, threshold_consistency
 from fewshot_callbacks.functional.statistics import (
@@ -55,6 +62,7 @@ from fewshot_callbacks.functional.statistics import (
     macro_mean,
     macro_mean_interval,
 )
+from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings, from_keywords, takes
 from fewshot_callbacks.sources.stored_rows import as_one_tensor
 
 # The public function, for messages.
@@ -73,7 +81,7 @@ class NothingToRetrieveError(ValueError):
     """Raised where no query has a relevant candidate, which a larger set may have."""
 
 
-@shows_settings()
+@takes(RetrievalOptions)
 def evaluate_retrieval(
     embeddings: Any,
     labels: Any | None = None,
@@ -138,7 +146,7 @@ def evaluate_retrieval(
     started = time.perf_counter()
     processes = share.processes
     with default_mode(), processes.together():
-        checked = RetrievalSettings.checked(evaluate_retrieval, settings)
+        checked = from_keywords(evaluate_retrieval, settings)
         if not isinstance(relevance, Relevance | None):
             raise ValueError(
                 f"{_CALL}: relevance is a {type(relevance).__name__}. Pass Relevance.from_judgements(judgements, query_ids, "
@@ -162,11 +170,11 @@ def evaluate_retrieval(
             **ids_and_groups,
             relevance=relevance,
             as_codes=checked.similarity == "hamming",
-            memory=checked.main_memory(),
+            memory=main_memory(checked),
             with_copies=True,
         )
         if inputs.given is not None:
-            checked = checked.without_classes(_CALL)
+            checked = without_classes(_CALL, checked)
         report = _evaluated(inputs, checked, progress)
         seconds = processes.largest([time.perf_counter() - started])[0]
     return replace(report, seconds=seconds)
@@ -212,7 +220,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         matches = result.matches
         pairs = result.pooled
         del result
-        if any(asked.metric.source == "prototypes" for asked in settings.asked()):
+        if any(asked.metric.source == "prototypes" for asked in reported_metrics(settings)):
             per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, sample, settings)
         per_query.gather(processes, sample.share.queries, len(sample.query_labels))
         if not bool(per_query.has_candidate.any()):
@@ -221,7 +229,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         consistency: dict[float, ThresholdConsistency] = {}
         if pairs is not None:
             pooled = decide(pairs, request)
-            consistency = _consistency(pairs, sample, settings.consistency_rates)
+            consistency = _consistency(pairs, sample, consistency_rates(settings))
         del pairs  # collected pairs and cached scores take most of the budget
         notes = _notes_on_sample(inputs, sample, settings)
         notes += sample.notes_on_repeated_items(per_query.effect_of_copies())
@@ -245,7 +253,9 @@ def _budget(settings: RetrievalSettings, device: torch.device) -> float:
 
 def _needs_all_pairs(settings: RetrievalSettings) -> bool:
     """Return whether a metric or the threshold needs the counts of all pairs together."""
-    return settings.threshold is not None or any(asked.metric.source in OF_PAIRS for asked in settings.asked())
+    return settings.threshold is not None or any(
+        asked.metric.source in OF_PAIRS for asked in reported_metrics(settings)
+    )
 
 
 def _consistency(
@@ -288,10 +298,10 @@ def _own_copies(sample: RetrievalInputs, settings: RetrievalSettings) -> Int[Ten
 def _request(settings: RetrievalSettings) -> PooledRequest:
     """Return the settings of the pooled metrics."""
     return PooledRequest(
-        precisions=settings.parameters("recall@precision{p}"),
+        precisions=parameters(settings, "recall@precision{p}"),
         bounds=settings.threshold_bounds or (-math.inf, math.inf),
         thresholds=() if settings.threshold is None else (settings.threshold,),
-        false_match_rates=settings.parameters("fnmr@fmr{p}"),
+        false_match_rates=parameters(settings, "fnmr@fmr{p}"),
         equal_error_rate="eer" in settings.metrics,
         average_precision="auc_pr" in settings.metrics,
     )
@@ -318,7 +328,7 @@ def _notes_on_values(
     if given is not None:
         notes += given.notes + _note_of_grades(given, settings)
     if pooled is not None:
-        rates = settings.parameters("fnmr@fmr{p}")
+        rates = parameters(settings, "fnmr@fmr{p}")
         notes += note_of_rates("match", rates, pooled.pair_counts.irrelevant, "irrelevant pairs")
     for rate, of_rate in consistency.items():
         notes += of_rate.notes(rate)
@@ -342,7 +352,7 @@ def _summarised(
     sources: dict[str, Any] = {"pairs": pooled, "classes": consistency, "groups": grouped}
     values: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
-    for asked in settings.asked():
+    for asked in reported_metrics(settings):
         key = asked.key
         metric = asked.metric
         if metric.source in ("ranks", "prototypes"):
@@ -394,12 +404,12 @@ def _grouped(
         matches: The best matches of all queries; None if only some of the queries were evaluated.
         threads: Number of threads to compute with.
     """
-    if not settings.grouped_k:
+    if not grouped_k(settings):
         return None, []
-    size = settings.group_size
+    size = group_size(settings)
     distinct = len(sets.query_labels.unique())
     if size is not None and distinct < 2 * size:
-        is_wanted = settings.sets_groups or settings.names_grouped_recall
+        is_wanted = sets_groups(settings) or names_grouped_recall(settings)
         return None, [_note_of_few_classes(settings, size, distinct)] if is_wanted else []
     try:
         splits = choose_groups(_CALL, sets, settings)
@@ -419,7 +429,7 @@ def _note_of_few_classes(settings: RetrievalSettings, size: int, distinct: int) 
         size: The number of labels in a group.
         distinct: The number of labels of the queries.
     """
-    groups = f"{size} labels (label_groups='auto')" if settings.chooses_group_size else f"label_groups={size} labels"
+    groups = f"{size} labels (label_groups='auto')" if chooses_group_size(settings) else f"label_groups={size} labels"
     # At least two groups of two labels are needed.
     fix = f"Use label_groups <= {distinct // 2}." if distinct >= 4 else "Pass label_groups=None."
     return f"Grouped Recall is left out: two groups of {groups} need {2 * size}, and the queries have {distinct}. {fix}"
@@ -463,7 +473,7 @@ class _PerQuery:
         self.ties = settings.ties
         self.copies = copies
         # metrics that come from ranks, by the key of the mean over queries
-        keys = [asked_metric(key) for key in ALWAYS] + settings.asked()
+        keys = [asked_metric(key) for key in ALWAYS] + reported_metrics(settings)
         self.metrics = {asked.of_queries: asked for asked in keys if asked.metric.source == "ranks"}
         queries = len(self.lists.start)
         self.values: dict[str, Float[Tensor, "queries"]] = {
@@ -568,7 +578,7 @@ def _prototype_accuracy(
         inputs.own_gallery_labels,
         similarity=settings.similarity,
         same_set=inputs.same_set,
-        memory_bytes=settings.main_memory(),
+        memory_bytes=main_memory(settings),
         processes=inputs.processes,
     )
     if inputs.same_set and sample.drawn is not None:
@@ -578,7 +588,7 @@ def _prototype_accuracy(
 
 def _note_of_grades(relevance: Relevance, settings: RetrievalSettings) -> list[str]:
     """Return a note on grades below the smallest relevant one, which nDCG of trec_eval takes, and this one does not."""
-    graded = [asked.key for asked in settings.asked() if asked.metric.pattern in GAINS]
+    graded = [asked.key for asked in reported_metrics(settings) if asked.metric.pattern in GAINS]
     if not (graded and relevance.below):
         return []
     return [

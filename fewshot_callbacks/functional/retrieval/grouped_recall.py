@@ -28,13 +28,13 @@ from fewshot_callbacks.functional._reading import check_seed, default_mode, refu
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.rank_metrics import recall_at_k
 from fewshot_callbacks.functional.retrieval.settings import (
-    GroupedOptions,
-    RetrievalSettings,
     Unmatched,
-    check_settings,
     checked_groups,
+    group_size,
+    grouped_k,
+    grouped_unmatched,
+    main_memory,
     several,
-    shows_settings,
 )
 from fewshot_callbacks.functional.statistics import (
     UNKNOWN,
@@ -44,6 +44,7 @@ from fewshot_callbacks.functional.statistics import (
     independent_difference_interval,
     mean_interval,
 )
+from fewshot_callbacks.settings import GroupedOptions, RetrievalOptions, RetrievalSettings, from_keywords, takes
 
 Splits = list[list[Tensor]]
 """The labels of each group of each split."""
@@ -175,7 +176,13 @@ _CALL = "grouped_recall"
 COPIED_SHARE = 0.25
 
 
-@shows_settings(GroupedOptions)
+class _LoneGroupSettings(RetrievalSettings):
+    """The settings of `grouped_recall`. A single group has no interval, of which a warning says so."""
+
+    fewest_groups = 1
+
+
+@takes(GroupedOptions)
 def grouped_recall(
     embeddings: Any,
     labels: Any,
@@ -243,14 +250,14 @@ def grouped_recall(
     fix = "Pass 'exclude' to leave queries without a match out of the mean, or 'miss' to count them as misses."
     refuse_unknown(_CALL, "unmatched", unmatched, Unmatched, fix)
     suffix = "_miss" if unmatched == "miss" else ""
-    checked = RetrievalSettings.checked(grouped_recall, settings, GroupedOptions)
+    checked = from_keywords(grouped_recall, settings, GroupedOptions, _LoneGroupSettings)
     if checked.label_groups is None:
         raise ValueError(
             f"{_CALL}: label_groups=None requests nothing. Pass the number of labels in a group, such as 10."
         )
-    checked = replace(checked, metrics=tuple(f"grouped_recall@{rank}{suffix}" for rank in several(k)))
-    check_settings(_CALL, checked)
-    if checked.group_size is None and repeats != 1:
+    metrics = tuple(f"grouped_recall@{rank}{suffix}" for rank in several(k))
+    checked = from_keywords(grouped_recall, {**vars(checked), "metrics": metrics}, RetrievalOptions, _LoneGroupSettings)
+    if group_size(checked) is None and repeats != 1:
         raise ValueError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
     with default_mode():
         inputs = collect_inputs(
@@ -266,7 +273,7 @@ def grouped_recall(
             query_groups=query_groups,
             gallery_groups=gallery_groups,
             as_codes=checked.similarity == "hamming",
-            memory=checked.main_memory(),
+            memory=main_memory(checked),
             with_copies=True,
         )
         splits = choose_groups(_CALL, inputs, checked, repeats)
@@ -290,8 +297,9 @@ def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSetting
             fewer labels than a group needs.
     """
     labels, names = inputs.query_labels, inputs.label_names
-    if settings.group_size is not None:
-        return [list(split) for split in label_groups(labels, settings.group_size, settings.seed, repeats)]
+    size = group_size(settings)
+    if size is not None:
+        return [list(split) for split in label_groups(labels, size, settings.seed, repeats)]
     checked = checked_groups(call, settings.label_groups)
     given = join(call, checked, "label_groups")
     refuse_other_forms(call, {"label_groups": given.form, "labels": "integers" if names is None else "strings"})
@@ -328,9 +336,9 @@ def search_groups(
     if matches is None:
         inputs = inputs.as_one_set()
         vectors = inputs.vectors(settings.similarity, threads)
-        matches = Evaluation(vectors, inputs.relevance()[0], settings.main_memory()).best_matches()
+        matches = Evaluation(vectors, inputs.relevance()[0], main_memory(settings)).best_matches()
     labels = inputs.query_labels
-    values = torch.empty(len(splits), len(splits[0]), len(settings.grouped_k), dtype=torch.float64)
+    values = torch.empty(len(splits), len(splits[0]), len(grouped_k(settings)), dtype=torch.float64)
     for repeat, split in enumerate(splits):
         query_groups = _groups_of(labels.numpy(), split)
         recalls = _recalls(matches, inputs, query_groups, split, settings)
@@ -358,12 +366,12 @@ def _recalls(
     """
     sides = _grouped_sides(inputs, query_groups, split)
     sizes = _rows_of_groups(query_groups, len(split)) + _rows_of_groups(sides.item_groups, len(split))
-    batch_of_group = _batches_of_groups(sizes, matches, settings.main_memory())
-    recalls = torch.full((len(settings.grouped_k), len(sides.query_groups)), torch.nan, dtype=torch.float64)
+    batch_of_group = _batches_of_groups(sizes, matches, main_memory(settings))
+    recalls = torch.full((len(grouped_k(settings)), len(sides.query_groups)), torch.nan, dtype=torch.float64)
     for batch in np.unique(batch_of_group):
         queries, items = sides.members(batch_of_group == batch)
         ranks = rank_of_best(_inside_groups(matches, sides, queries, items))
-        for row, k in enumerate(settings.grouped_k):
+        for row, k in enumerate(grouped_k(settings)):
             recalls[row, torch.from_numpy(queries)] = recall_at_k(ranks, k, settings.ties)
     return recalls
 
@@ -477,7 +485,7 @@ def _means_of_groups(
 ) -> Float[Tensor, "groups ks"]:
     """Return the mean over the queries of each group."""
     in_groups = query_groups >= 0
-    if settings.grouped_unmatched == "miss" and not bool(recalls[0, in_groups].isnan().all()):
+    if grouped_unmatched(settings) == "miss" and not bool(recalls[0, in_groups].isnan().all()):
         recalls = recalls.nan_to_num(0.0)
     sizes = torch.bincount(query_groups[in_groups], minlength=len(split)).tolist()
     in_none = int((~in_groups).sum())
@@ -512,7 +520,7 @@ def _summary(
     """Return the result, given Recall@K inside each group."""
     repeats, groups, _ = values.shape
     sizes = {len(group) for group in splits[0]}
-    are_given = settings.group_size is None
+    are_given = group_size(settings) is None
     confidence = settings.confidence
     # Classes that were put together for a reason, such as those of one family, are not independent: a group is one part.
     parts = 1 if are_given else max(sizes)
@@ -522,7 +530,7 @@ def _summary(
             "needed. Use a smaller label_groups, or give more groups.",
             stacklevel=4,  # the caller of grouped_recall
         )
-    per_group = {k: values[:, :, position] for position, k in enumerate(settings.grouped_k)}
+    per_group = {k: values[:, :, position] for position, k in enumerate(grouped_k(settings))}
     intervals = {}
     for k, of_groups in per_group.items():
         intervals[k] = over_splits(mean_interval(split, confidence, parts) for split in of_groups)
@@ -535,7 +543,7 @@ def _summary(
         repeats=repeats,
         per_group=per_group,
         confidence=confidence,
-        unmatched=settings.grouped_unmatched,
+        unmatched=grouped_unmatched(settings),
         are_given=are_given,
         labels=tuple(tuple(tuple(group.tolist()) for group in split) for split in splits),
     )

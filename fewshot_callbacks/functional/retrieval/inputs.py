@@ -17,7 +17,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import ALONE, Processes, ShardIndex
 from fewshot_callbacks.engine.chunks import gather_in_item_order
 from fewshot_callbacks.engine.relevance import Lists, Relevance
-from fewshot_callbacks.engine.vectors import Similarity, Vectors
+from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._labels import (
     Labels,
     check_labels,
@@ -45,6 +45,7 @@ from fewshot_callbacks.functional._repeated import (
     sketches,
 )
 from fewshot_callbacks.functional.retrieval import relevance as given_relevance
+from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.sources import ChosenRows, Shards
 from fewshot_callbacks.sources.stored_rows import StoredRows, as_one_tensor, is_source
 

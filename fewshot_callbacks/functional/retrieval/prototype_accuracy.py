@@ -34,8 +34,9 @@ from fewshot_callbacks.engine.evaluation import Matches, rank_of_best
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.thresholds import BestMatches
-from fewshot_callbacks.engine.vectors import Similarity, Vectors
+from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._reading import computable
+from fewshot_callbacks.settings import Similarity
 
 # Float64 numbers that are in memory for each component of a prototype or of an item while means are made; fewer are needed.
 NUMBERS_PER_COMPONENT = 16

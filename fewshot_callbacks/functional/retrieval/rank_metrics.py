@@ -30,8 +30,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.functional._reading import number_distinct
-
-Ties = Literal["expected", "optimistic", "pessimistic"]
+from fewshot_callbacks.settings import Ties
 
 Divisor = Literal["min", "relevant", "found"]
 """What AP@k divides by: `min` is min(R, k), `relevant` is R, `found` is the number of relevant items in the top k."""

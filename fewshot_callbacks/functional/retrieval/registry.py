@@ -174,12 +174,6 @@ METRICS = (
     ),
 )
 
-DEFAULT_METRICS = (
-    *("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "grouped_recall@1"),
-    *("precision", "recall", "f1", "threshold", "recall@precision0.95"),
-)
-"""What is reported unless `metrics` says otherwise: `metrics=(*DEFAULT_METRICS, "eer")` asks for one more."""
-
 RELEVANCE_METRICS = ("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "ndcg@10")
 """What is reported by default if relevance is no single label: with judgements, lists, or several labels an item."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine.vectors import Similarity, Vectors
+from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall
 from fewshot_callbacks.functional.retrieval.operating_points import (
     Enclosure,
@@ -20,11 +20,11 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     PairCounts,
     PooledDecisions,
 )
-from fewshot_callbacks.functional.retrieval.rank_metrics import Ties
 from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, asked_metric, is_pattern
 from fewshot_callbacks.functional.retrieval.settings import AUTO_GROUP_SIZE
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.statistics import Interval, class_means
+from fewshot_callbacks.settings import Similarity, Ties
 
 T = TypeVar("T")
 

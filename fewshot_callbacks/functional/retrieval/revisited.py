@@ -10,7 +10,7 @@ import numpy as np
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
-from fewshot_callbacks.functional.retrieval.settings import RetrievalOptions, shows_settings
+from fewshot_callbacks.settings import RetrievalOptions, takes
 
 # What is relevant and what is ignored in each setup.
 SETUPS = {
@@ -21,7 +21,7 @@ SETUPS = {
 METRICS = ("ap_trapezoid", "precision@1_last", "precision@5_last", "precision@10_last")
 
 
-@shows_settings(metrics=METRICS, label_groups=None)
+@takes(RetrievalOptions, metrics=METRICS, label_groups=None)
 def revisited_protocol(
     queries: Any, gallery: Any, ground_truth: Sequence[Mapping[str, Any]], **settings: Unpack[RetrievalOptions]
 ) -> dict[str, RetrievalReport]:

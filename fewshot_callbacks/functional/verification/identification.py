@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.vectors import Similarity, Vectors
+from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._labels import encode, read_labels
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.neighbours import compared_sets, nearest
@@ -20,6 +20,7 @@ from fewshot_callbacks.functional.retrieval.registry import Asked, Metric, asked
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
 from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, exact_mean
 from fewshot_callbacks.functional.verification.scores import scores_of_pairs
+from fewshot_callbacks.settings import Similarity
 
 _CALL = "evaluate_identification"
 _NO_NON_MATED = (

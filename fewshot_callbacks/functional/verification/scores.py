@@ -10,9 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.vectors import Similarity, Vectors
+from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.neighbours import chosen_indices, compared_sets
+from fewshot_callbacks.settings import Similarity
 
 _CALL = "trial_scores"
 

@@ -196,7 +196,7 @@ class TestValue:
         ({"label_groups": [[0.5, 1.5], [2, 3]]}, r"needs integer label_groups"),
         ({"label_groups": [[0, 1], [2, 3]], "repeats": 2}, r"repeats=2 is for random groups"),
         ({"label_groups": [[0, 1], [2, 3]], "k": 2}, r", \(2,\), must lie below 2, the labels of the smallest group"),
-        ({"group_size": 3}, r"grouped_recall: group_size is no setting. Write label_groups=10"),
+        ({"label_group": 3}, r"grouped_recall: there is no setting 'label_group'. Did you mean 'label_groups'\?"),
         ({"labels": torch.arange(7)}, r"grouped_recall: 40 embeddings, but 7 labels"),
     ],
 )

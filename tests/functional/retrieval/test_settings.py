@@ -3,16 +3,17 @@
 import inspect
 import math
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_type_hints
 
+import docstring_parser
 import numpy as np
 import pytest
 import torch
 
 from fewshot_callbacks import DEFAULT_METRICS, RetrievalEvaluation, RetrievalMonitor
-from fewshot_callbacks.cli.options import evaluate
+from fewshot_callbacks.cli.parsing import parser_of
 from fewshot_callbacks.functional import (
     METRICS,
     asked_metric,
@@ -28,12 +29,13 @@ from fewshot_callbacks.functional import (
     suspects,
     variance_ratio,
 )
-from fewshot_callbacks.functional.retrieval.settings import (
-    GONE,
+from fewshot_callbacks.functional.verification import DEFAULT_TRIAL_METRICS, TRIAL_METRICS
+from fewshot_callbacks.settings import (
     GroupedOptions,
+    ReportSettings,
     RetrievalOptions,
     RetrievalSettings,
-    described_settings,
+    takes,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -159,33 +161,80 @@ def test_a_wrong_setting_of_the_metric_is_found_at_construction():
 
 # ------------------------------------------------------------------------------------------------------ named once
 
-NAMES = {field.name for field in fields(RetrievalSettings)}
+DEFAULTS = {field.name: field.default for field in fields(RetrievalSettings)}
+# Of each setting, the words of its meaning.
+MEANINGS = {
+    entry.arg_name: (entry.description or "").split()
+    for entry in docstring_parser.parse(RetrievalSettings.__doc__).params
+}
 
 
-def test_types_meanings_and_defaults_are_of_the_same_settings():
-    assert get_type_hints(RetrievalOptions).keys() == NAMES
-    for name, setting in described_settings().items():
-        assert setting.meaning.endswith("."), name
-        assert setting.default == getattr(RetrievalSettings(), name)
+def test_the_types_of_keywords_are_those_of_the_settings():
+    types = {name: kind for name, kind in get_type_hints(RetrievalSettings).items() if name in DEFAULTS}
+    assert get_type_hints(RetrievalOptions) == types
+
+
+@pytest.mark.parametrize("settings", [RetrievalSettings, ReportSettings])
+def test_each_setting_has_its_meaning(settings):
+    meanings = {entry.arg_name: entry.description for entry in docstring_parser.parse(settings.__doc__).params}
+    assert list(meanings) == [field.name for field in fields(settings)]
+    assert all(meaning.endswith(".") for meaning in meanings.values())
 
 
 @pytest.mark.parametrize("target", [evaluate_retrieval, RetrievalMonitor, RetrievalEvaluation, grouped_recall])
 def test_signature_and_docstring_show_each_setting(target):
-    parameters, described = inspect.signature(target).parameters, described_settings()
-    for name, hint in get_type_hints(GroupedOptions if target is grouped_recall else RetrievalOptions).items():
-        assert (parameters[name].default, parameters[name].annotation) == (described[name].default, hint)
-        assert f"        {name}: {described[name].meaning.split()[0]} " in target.__doc__
+    parameters = inspect.signature(target).parameters
+    shown = {entry.arg_name: entry.description.split() for entry in docstring_parser.parse(target.__doc__).params}
+    for name, kind in get_type_hints(GroupedOptions if target is grouped_recall else RetrievalOptions).items():
+        assert (parameters[name].default, parameters[name].annotation) == (DEFAULTS[name], kind)
+        assert shown[name] == MEANINGS[name]
     assert "settings" not in parameters
     assert "**settings" not in target.__doc__
 
 
+@pytest.mark.parametrize("prepare", [inspect.cleandoc, lambda text: text])
+def test_a_docstring_is_read_with_and_without_the_indentation_of_the_source(prepare):
+    """Python 3.13 removes it."""
+
+    def search(items, **settings):
+        raise NotImplementedError
+
+    search.__doc__ = prepare("""Search.
+
+        Args:
+            items: To search.
+            **settings: See `RetrievalSettings`.
+
+        Raises:
+            ValueError: Always.
+        """)
+    shown = docstring_parser.parse(takes(GroupedOptions, seed=3)(search).__doc__)
+    names = [name for name in DEFAULTS if name in get_type_hints(GroupedOptions)]
+    assert [entry.arg_name for entry in shown.params] == ["items", *names]
+    assert all(entry.description.split() == MEANINGS[entry.arg_name] for entry in shown.params[1:])
+    assert shown.raises[0].description == "Always."
+    assert inspect.signature(search).parameters["seed"].default == 3
+
+
 def test_the_command_line_has_each_metric_and_setting_but_the_confidence_of_its_tables():
-    text = " ".join(evaluate().format_help().split())
-    assert {name for name in NAMES if f"--{name} " in text} == NAMES - {"confidence"}
+    text = " ".join(parser_of("evaluate").format_help().split())
+    assert {name for name in DEFAULTS if f"--{name} " in text} == DEFAULTS.keys() - {"confidence"}
     assert "Groups of labels for Grouped Recall: the number" in text
-    # it reads the source of the registry, to be there without torch
     assert [metric.pattern for metric in METRICS if metric.pattern not in text] == []
-    assert f"(default: {' '.join(DEFAULT_METRICS)})" in text
+    assert f"(default: {DEFAULT_METRICS})" in text
+    text = " ".join(parser_of("trials").format_help().split())
+    assert [metric.pattern for metric in TRIAL_METRICS if metric.pattern not in text] == []
+    assert all(key in text for key in DEFAULT_TRIAL_METRICS)
+
+
+def test_the_constructor_takes_what_is_meant_and_refuses_what_means_nothing():
+    settings = RetrievalSettings(metrics=["mAP", "eer", "mAP"], seed=np.int64(3), threshold=torch.tensor(0.5))
+    assert (settings.metrics, settings.seed, settings.threshold) == (("mAP", "eer"), 3, 0.5)
+    assert type(settings.seed) is int
+    with pytest.raises(ValueError, match=r"^RetrievalSettings: label_groups=1 must be a whole number of at least 2"):
+        RetrievalSettings(label_groups=1)
+    with pytest.raises(ValueError, match=r"^RetrievalSettings: there is no metric 'recal@5'"):
+        replace(settings, metrics="recal@5")
 
 
 @pytest.mark.parametrize("call", [evaluate_retrieval, RetrievalMonitor, RetrievalEvaluation])
@@ -195,12 +244,9 @@ def test_an_unknown_setting_is_named_with_the_one_that_is_meant(call):
         "metric": r"there is no setting 'metric'. Did you mean 'metrics'\?",
         "galery": r"there is no setting 'galery'. Did you mean 'gallery'\?",
         "zzz": r"there is no setting 'zzz'. The settings are similarity, metrics, .*memory_mb.*\.",
-        **{name: re.escape(f"{name} is no setting. Write {instead}.") for name, instead in GONE.items()},
     }
     if call is RetrievalEvaluation:  # which has no such argument
         del said["galery"]
-    if call is RetrievalMonitor:  # which has such an argument, and names it for groups, too
-        del said["exclude"], said["groups"]
     for name, words in said.items():
         for kind in (TypeError, ValueError):  # an unexpected keyword, and a wrong setting
             with pytest.raises(kind, match=f"^{call.__name__}: {words}"):

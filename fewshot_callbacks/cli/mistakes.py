@@ -1,0 +1,94 @@
+"""What is said of a command line that cannot be understood. Nothing here depends on the words of jsonargparse."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentError
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+
+class MistypedError(Exception):
+    """Raised with what is said of a command line that cannot be understood."""
+
+
+def unknown_option(words: Sequence[str], options: Iterable[str]) -> str:
+    """Return what is said of the first option that there is not; nothing if all are known.
+
+    Args:
+        words: The words of the command line.
+        options: The names of all options, without dashes. Those of a class whose name is an option may be left out:
+            `--data.train.ways` may belong to the class that `--data` names.
+    """
+    known = {*options, "help"}
+    for word in words:
+        name = word.removeprefix("--").partition("=")[0].removesuffix("+")
+        owners = [name[: dot.start()] for dot in re.finditer(r"\.", name)]
+        if word.startswith("--") and known.isdisjoint([name, *owners]):
+            return f"there is no option --{name}.{similar(name, known, '--')}"
+    return ""
+
+
+def values_of(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the options of a command line, without dashes, with their values; those without a value are left out."""
+    pairs: list[tuple[str, str]] = []
+    option = ""
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and equals:
+            pairs.append((name, value))
+        elif option and not word.startswith("--"):
+            pairs.append((option, word))
+        option = name if word.startswith("--") and not equals else ""
+    return pairs
+
+
+def reason(error: BaseException) -> str:
+    """Return why jsonargparse refuses a value, in one line.
+
+    jsonargparse raises each error from its cause, and its text repeats those of all causes, with every type that the value
+    might have had. The first line of the outermost error names the option. Each class has a parser of its own, which
+    raises another `ArgumentError`, and names the option of the class. The innermost error is the reason.
+    """
+    causes = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    lines: list[str] = []
+    for cause in [*(cause for cause in causes if isinstance(cause, ArgumentError)), causes[-1]]:
+        line = str(cause).strip().partition("\n")[0]
+        if not lines or line not in lines[-1]:
+            lines.append(line)
+    return " ".join(lines).rstrip(".") + "."
+
+
+# What the types of options take, in words. PyTorch and NumPy hold no larger whole numbers.
+NOUNS: dict[Any, str] = {
+    int: "a whole number below 2^63, such as 5",
+    float: "a number",
+    bool: "true or false",
+    tuple[float, float]: "two numbers, such as [0, 1]",
+    Sequence[Sequence[int | str]]: "lists, such as [[0, 1], [2, 3]]",
+}
+
+
+def kinds_of(kind: Any) -> str:
+    """Return what an option of a type takes, in words; nothing for a type without words.
+
+    Examples:
+        >>> kinds_of(float | None), kinds_of(Literal["error", "ignore"])
+        ('a number', "one of 'error', 'ignore'")
+    """
+    if get_origin(kind) in (Union, UnionType):
+        return ", or ".join(filter(None, map(kinds_of, get_args(kind))))
+    if get_origin(kind) is Literal:
+        values = ", ".join(map(repr, get_args(kind)))
+        return f"one of {values}" if len(get_args(kind)) > 1 else values
+    return NOUNS.get(kind, "")
+
+
+def similar(name: str, known: Iterable[str], before: str = "") -> str:
+    """Return the question whether a similar name was meant; nothing if none is similar."""
+    names = get_close_matches(name, sorted(known), n=1)
+    return f" Did you mean {before}{names[0]}?" if names else ""

@@ -1,0 +1,159 @@
+"""Parsers of jsonargparse for the options of the commands, which take numbers and lists as people write them."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentError, Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING
+from typing import Any, get_args, get_type_hints
+
+import docstring_parser
+from jsonargparse import ArgumentParser
+
+from fewshot_callbacks.cli.mistakes import MistypedError, kinds_of, reason, unknown_option, values_of
+from fewshot_callbacks.cli.options import OPTIONS, classes_of, options_of
+
+# jsonargparse would ask for `--json true`, `--metrics [mAP,f1]` and `--names [a,b]`.
+AS_TYPED: dict[str, dict[str, Any]] = {
+    "json": {"action": "store_true"},
+    "per_class": {"action": "store_true"},
+    "metrics": {"nargs": "+", "metavar": "KEY"},
+    "names": {"nargs": 2, "metavar": "NAME"},
+}
+SHORT = {"output": ["-o"]}
+# Words that YAML spells in another way.
+YAML = {"none": "null", "auto": "auto", "inf": ".inf", "infinity": ".inf", "-inf": "-.inf", "nan": ".nan"}
+
+
+def parse(command: str, words: Sequence[str]) -> Namespace:
+    """Return the options of a command by name.
+
+    Raises:
+        MistypedError: If the words cannot be understood.
+        SystemExit: If they ask for help.
+    """
+    types = {name: kind for owner in classes_of(command) for name, kind in get_type_hints(owner).items()}
+    try:
+        return parser_of(command).parse_args(in_yaml(words, types))
+    except ArgumentError as error:
+        known = [field.name for owner in classes_of(command) for field in options_of(command, owner)]
+        sentence = unknown_option(words, known) or _refused_value(words, types) or _wrong_number(command, words)
+        raise MistypedError(sentence or reason(error)) from error
+
+
+def parser_of(command: str) -> ArgumentParser:
+    """Return the parser of a command. It raises an `ArgumentError` for words that it cannot take."""
+    description = docstring_parser.parse(OPTIONS[command].__doc__ or "").description
+    parser = ArgumentParser(prog=f"fewshot {command}", description=description, exit_on_error=False, allow_abbrev=False)
+    for owner in classes_of(command):
+        types = get_type_hints(owner)
+        docstring = docstring_parser.parse(owner.__doc__ or "")
+        meanings = {entry.arg_name: entry.description or "" for entry in docstring.params}
+        for field in options_of(command, owner):
+            # argparse replaces what follows a single percent sign.
+            meaning = meanings[field.name].replace("%", "%%")
+            if field.default is MISSING:
+                parser.add_argument(field.name, type=types[field.name], help=meaning)
+                continue
+            names = [*SHORT.get(field.name, []), f"--{field.name}"]
+            form = AS_TYPED.get(field.name, {"type": types[field.name]})
+            parser.add_argument(*names, default=field.default, help=meaning, **form)
+    return parser
+
+
+def _refused_value(words: Sequence[str], types: Mapping[str, Any]) -> str:
+    """Return what is said of the first value that its option does not take; nothing if all are taken."""
+    for option, value in values_of(words):
+        kind = types.get(option)
+        if kind is None or option in AS_TYPED:
+            continue
+        if not accepts(kind, as_yaml(value, kind)):
+            return f"--{option}: {value} is not {kinds_of(kind)}."
+    return ""
+
+
+def accepts(kind: Any, word: str) -> bool:
+    """Return whether jsonargparse reads a word as a value of a type."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=kind)
+    try:
+        parser.parse_args([f"--value={word}"])
+    except ArgumentError:
+        return False
+    return True
+
+
+def _wrong_number(command: str, words: Sequence[str]) -> str:
+    """Return what is said if words without an option are missing, or too many; nothing if neither is certain."""
+    if any(word in ("--metrics", "--names") for word in words):
+        return ""  # they take several words
+    required = [field.name for field in options_of(command, OPTIONS[command]) if field.default is MISSING]
+    given: list[str] = []
+    follows_option = False
+    for word in words:
+        if not word.startswith("-") and not follows_option:
+            given.append(word)
+        is_flag = AS_TYPED.get(word.removeprefix("--"), {}).get("action") == "store_true"
+        follows_option = word.startswith("-") and "=" not in word and not is_flag
+    if len(given) > len(required):
+        return f"there is an unexpected word '{given[len(required)]}'."
+    missing = required[len(given) :]
+    return f"{' and '.join(missing)} must be given." if missing else ""
+
+
+def in_yaml(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
+    """Return the words of a command line with the numbers as YAML spells them, for the options that take numbers."""
+    written: list[str] = []
+    option = ""
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and equals:
+            written.append(f"{name}={as_yaml(value, types.get(name.removeprefix('--')))}")
+        else:
+            written.append(as_yaml(word, types.get(option.removeprefix("--"))))
+        option = word
+    return written
+
+
+def as_yaml(word: str, kind: Any) -> str:
+    """Return a number, or a list of numbers, as YAML spells it; any word as it is for a type without numbers.
+
+    Examples:
+        >>> [as_yaml(word, int | None) for word in ("1e6", "158,652", "5", "none")]
+        ['1000000', '158652', '5', 'null']
+        >>> [as_yaml(word, tuple[float, float]) for word in ("0,1", "(0.5, inf)", "[0, 1]")]
+        ['[0, 1]', '[0.5, .inf]', '[0, 1]']
+        >>> as_yaml("1e6", str)
+        '1e6'
+    """
+    parts = set(_parts(kind))
+    if parts.isdisjoint({int, float}) or word.startswith("["):
+        return word
+    if int in parts and re.fullmatch(r"\d{1,3}(,\d{3})+", word):
+        word = word.replace(",", "")
+    numbers = [_number_as_yaml(number) for number in re.findall(r"[^\s,()]+", word)]
+    return numbers[0] if len(numbers) == 1 else f"[{', '.join(numbers)}]"
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    """Yield a type and the types that it is made of."""
+    yield kind
+    for part in get_args(kind):
+        yield from _parts(part)
+
+
+def _number_as_yaml(word: str) -> str:
+    if word.lower() in YAML:
+        return YAML[word.lower()]
+    try:
+        number = float(word)
+    except ValueError:
+        return word
+    # PyTorch and NumPy hold no larger whole numbers.
+    if not number.is_integer() or abs(number) >= 2**63:
+        return repr(number)
+    try:
+        return str(int(word))
+    except ValueError:  # such as 1e6; an integer keeps its last digit, which a float loses from 2^53 on
+        return str(int(number))
