@@ -1,4 +1,8 @@
-"""Writes a report of an evaluation as one self-contained HTML file."""
+"""Writes a report of an evaluation as one self-contained HTML file.
+
+`findings` looks for what the report tells, `items` makes the pictures, `page` writes the file from `templates/`, and `trials` does
+so for verification.
+"""
 
 from fewshot_callbacks._extras import needs
 

@@ -66,7 +66,10 @@ CLASSES_OF_FOLDERS = {"train": ("ant", "bee", "cat"), "val": ("dog", "eel"), "te
 
 
 def write_folders(root: Path) -> Path:
-    """Write a folder of each split, with four images of each class. The red of an image is its number, from 1, in the order of splits and classes."""
+    """Write a folder of each split, with four images of each class.
+
+    The red of an image is its number, from 1, in the order of splits and classes.
+    """
     places = [(split, name, i) for split, classes in CLASSES_OF_FOLDERS.items() for name in classes for i in range(4)]
     for colour, (split, name, i) in enumerate(places, start=1):
         save_image(root / split / name / f"{i}.png", (colour, 2 * colour, 255 - colour), (20, 10))
