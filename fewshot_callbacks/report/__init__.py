@@ -1,7 +1,7 @@
 """Writes a report of an evaluation as one self-contained HTML file.
 
-`findings` looks for what the report tells, `items` makes the pictures, and `page` writes the file from `templates/`. `trials`
-writes the file of a verification.
+`findings` looks for what the report tells, `items` makes the pictures, and `page` writes the file from `templates/`.
+`trials` writes the file of a verification.
 """
 
 from fewshot_callbacks._extras import needs
