@@ -399,14 +399,9 @@ def in_splits(
         ValueError: If an image is listed twice, the numbers of classes differ from the published ones, or a split is empty.
     """
     complete_or_partial = f"{fix}, or pass partial=True to use what is there."
-
-    def name_of(file: str | Path) -> str:
-        return Path(os.path.relpath(file, folder)).as_posix()
-
     repeated = [file for file, times in Counter(item.file for _, item in listed).items() if times > 1]
     what = f"{len(repeated):,} of the images of {lists} are listed twice, and would count twice"
-    refuse_any([name_of(file) for file in repeated], what, f"{fix}.", ValueError)
-
+    refuse_any(_names_in(folder, repeated), what, f"{fix}.", ValueError)
     file_on_disk = paths_on_disk([Path(item.file) for _, item in listed], folder)
     items: dict[Split, list[ImageItem]] = {name: [] for name in published}
     missing = []
@@ -418,15 +413,25 @@ def in_splits(
             missing.append(file)
     if not partial:
         what = f"{len(missing):,} of the {len(listed):,} images of {lists} are not in {folder}"
-        refuse_any([name_of(file) for file in missing], what, complete_or_partial)
-        classes = {split: len({item.class_name for item in split_items}) for split, split_items in items.items()}
-        if classes != dict(published):
-            counts = "; ".join(f"{split} has {classes[split]} of {number}" for split, number in published.items())
-            raise ValueError(
-                f"The classes in {folder.parent} are not the published ones: {counts}. {complete_or_partial}"
-            )
+        refuse_any(_names_in(folder, missing), what, complete_or_partial)
+        _check_published(items, published, folder.parent, complete_or_partial)
     check_no_split_is_empty(items, folder.parent, f"{fix}.")
     return items
+
+
+def _names_in(folder: Path, files: Sequence[str | Path]) -> list[str]:
+    """Return the names of files from a folder on, as lists write them."""
+    return [Path(os.path.relpath(file, folder)).as_posix() for file in files]
+
+
+def _check_published(
+    items: Mapping[Split, Sequence[ImageItem]], published: Mapping[Split, int], folder: Path, fix: str
+) -> None:
+    """Refuse splits with other numbers of classes than published."""
+    classes = {split: len({item.class_name for item in split_items}) for split, split_items in items.items()}
+    if classes != dict(published):
+        counts = "; ".join(f"{split} has {classes[split]} of {number}" for split, number in published.items())
+        raise ValueError(f"The classes in {folder} are not the published ones: {counts}. {fix}")
 
 
 def refuse_shared(classes: Iterable[tuple[str, Iterable[str]]], fix: str) -> None:

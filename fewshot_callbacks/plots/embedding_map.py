@@ -321,14 +321,19 @@ def embedding_map(
     if highlighted is None:
         highlighted = _largest_classes(labels, most)
     named_labels = list(dict.fromkeys(highlighted))[:most]
-    numbers = np.full(len(points), UNNAMED)
-    for number, label in enumerate(named_labels):
-        numbers[labels == label] = number
+    numbers = _numbers_among(named_labels, labels)
     legend = [_class_name(label, names) for label in named_labels]
     unnamed_classes = len(np.unique(labels[numbers == UNNAMED]))
     if unnamed_classes:
         legend.append(f"{unnamed_classes:,} other class{'es' if unnamed_classes > 1 else ''}")
-    legend_lines = -(-len(legend) // LEGEND_COLUMNS)  # rounded up
+    figure, axes = _new_map(projection, title, len(legend))
+    _draw_items(axes, points, numbers, legend, len(named_labels))
+    return figure
+
+
+def _new_map(projection: Projection, title: str, legend_entries: int) -> tuple[Figure, Axes]:
+    """Return a figure with empty axes for a map, its notes above them, and room for the legend below."""
+    legend_lines = -(-legend_entries // LEGEND_COLUMNS)  # rounded up
     figure = new_figure(HEIGHT + 0.1 + LEGEND_LINE * legend_lines)
     style.entitle(figure, title)
     axes = figure.add_subplot()
@@ -340,8 +345,15 @@ def embedding_map(
     if projection.method != "pca":
         # The coordinates of these maps mean nothing: only which items are near to each other does.
         axes.tick_params(length=0, labelleft=False, labelbottom=False)
-    _draw_items(axes, points, numbers, legend, len(named_labels))
-    return figure
+    return figure, axes
+
+
+def _numbers_among(named_labels: Sequence[Any], labels: Shaped[np.ndarray, "items"]) -> Int[np.ndarray, "items"]:
+    """Return the number of each item's class among the named ones; `UNNAMED` for all other classes."""
+    numbers = np.full(len(labels), UNNAMED)
+    for number, label in enumerate(named_labels):
+        numbers[labels == label] = number
+    return numbers
 
 
 def _largest_classes(labels: Shaped[np.ndarray, "items"], most: int) -> list[Any]:

@@ -174,7 +174,7 @@ ITEM_TEXT = style.SMALL - 0.5  # points
 Dashes = Literal["-"] | tuple[float, Sequence[float]]
 
 
-class Relevance(NamedTuple):
+class Look(NamedTuple):
     """How a relevant or an irrelevant neighbour looks."""
 
     colour: str
@@ -183,8 +183,8 @@ class Relevance(NamedTuple):
     meaning: str
 
 
-RELEVANT = Relevance(style.RELEVANT, "-", "✓", "relevant")
-IRRELEVANT = Relevance(style.IRRELEVANT, (0, (3, 1.5)), "✕", "not relevant")
+RELEVANT_LOOK = Look(style.RELEVANT, "-", "✓", "relevant")
+IRRELEVANT_LOOK = Look(style.IRRELEVANT, (0, (3, 1.5)), "✕", "not relevant")
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,15 +344,15 @@ def _draw_neighbour(
     axes: Axes, neighbour: Neighbour, rank: int, score: str, left: float, top: float, side: float
 ) -> None:
     """Draw the picture of a neighbour; below it its label, and a coloured badge with its rank beside its score."""
-    relevance = RELEVANT if neighbour.relevant else IRRELEVANT
+    look = RELEVANT_LOOK if neighbour.relevant else IRRELEVANT_LOOK
     _draw_picture(axes, neighbour.item, left, top, side)
-    _draw_frame(axes, left, top, side, relevance.colour, relevance.dashes)
+    _draw_frame(axes, left, top, side, look.colour, look.dashes)
     below = top + side + 0.02
     _write(axes, left, below + 0.6 * LINE, shorten(neighbour.item.label, side, style.SMALL))
-    badge = f"{rank} {relevance.symbol}"
+    badge = f"{rank} {look.symbol}"
     badge_width = width_of(badge, BADGE_TEXT) + 0.06
     corner = (left, below + 1.12 * LINE)
-    axes.add_patch(Rectangle(corner, badge_width, 0.9 * LINE, facecolor=relevance.colour, edgecolor="none"))
+    axes.add_patch(Rectangle(corner, badge_width, 0.9 * LINE, facecolor=look.colour, edgecolor="none"))
     middle = below + 1.58 * LINE
     _write(axes, left + 0.03, middle, badge, BADGE_TEXT, color="white", va="center_baseline")
     score = shorten(score, side - badge_width - 0.04, BADGE_TEXT)
@@ -400,11 +400,9 @@ def _draw_frame(axes: Axes, left: float, top: float, side: float, colour: str, d
 def _explain_frames(axes: Axes, y: float) -> None:
     """Draw a line with both kinds of frames and what they mean."""
     left = EDGE
-    for relevance in (RELEVANT, IRRELEVANT):
-        axes.add_line(
-            Line2D([left, left + 0.3], [y, y], color=relevance.colour, linestyle=relevance.dashes, linewidth=1.8)
-        )
-        words = f"{relevance.symbol} {relevance.meaning}"
+    for look in (RELEVANT_LOOK, IRRELEVANT_LOOK):
+        axes.add_line(Line2D([left, left + 0.3], [y, y], color=look.colour, linestyle=look.dashes, linewidth=1.8))
+        words = f"{look.symbol} {look.meaning}"
         _write(axes, left + 0.36, y, words)
         left += 0.36 + width_of(words, style.SMALL) + 0.25
 

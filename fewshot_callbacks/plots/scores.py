@@ -1,4 +1,4 @@
-"""Figures of one evaluation: pair scores, curves with operating points, recall@k, and the weakest classes."""
+"""Figures of one evaluation: scores of pairs, curves with operating points, recall@k, weak and confused classes."""
 
 import math
 from collections.abc import Mapping, Sequence

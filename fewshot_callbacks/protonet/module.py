@@ -342,7 +342,7 @@ class ProtoNet(LightningModule):
                 self.log(f"{stage}/{name}{suffix}", value, prog_bar=name == "accuracy", add_dataloader_idx=False)
 
     def _announce(self, key: str, result: EpisodeAccuracy | None) -> None:
-        """Name the episodes in a message if they are not those of the last message; as charts they would be flat lines."""
+        """Print which episodes were scored, once and again when they change; as charts they would be flat lines."""
         if result is not None and self._announced.get(key) != result.episodes_in_words:
             self._announced[key] = result.episodes_in_words
             rank_zero_info(f"{key}: accuracies are of {result.episodes_in_words}.")

@@ -1,4 +1,8 @@
-"""Writes a report of an evaluation as one self-contained HTML file."""
+"""Writes a report of an evaluation as one self-contained HTML file.
+
+`findings` looks for what the report tells, `items` makes the pictures, and `page` writes the file from `templates/`.
+`trials` writes the file of a verification.
+"""
 
 from fewshot_callbacks.settings import ReportSettings
 from fewshot_callbacks.system.extras import required_extra
