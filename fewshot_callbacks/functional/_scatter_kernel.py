@@ -137,7 +137,7 @@ def lengths(rows: NDArray[np.floating]) -> NDArray[np.float64]:
 def class_sums(
     rows: NDArray[np.floating], lengths: NDArray[np.float64], number: NDArray[np.int64], origin: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return, for each class, the sum of the differences of its items from its origin, and that of their squares.
+    """Return, for each class, the sum of the differences of its items from its origin, and the sum of their squares.
 
     Args:
         rows: (items, dim), each of which is divided by its length.

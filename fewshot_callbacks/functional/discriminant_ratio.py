@@ -210,7 +210,7 @@ class BatchScatter:
 
 
 def _origins(labels: Shaped[Tensor, "items"]) -> Int[Tensor, "items"]:
-    """Return the first item of each item's class; without `unique`, whose size only the device knows."""
+    """Return the first item of each item's class, without `unique`, which would wait for the device."""
     if labels.dtype == torch.bool:
         labels = labels.long()
     ordered, order = labels.sort(stable=True)

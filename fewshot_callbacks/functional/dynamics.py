@@ -175,7 +175,7 @@ def _alpha(x_old: Float[Tensor, "rows dim"], x_new: Float[Tensor, "rows dim"]) -
 
 
 def _why_alpha_is_undefined(alpha: float) -> list[str]:
-    """Return the reason why alpha, or what is divided by it, is NaN; empty if it is not."""
+    """Return the reason why alpha or the ratios to alpha are NaN; empty if they are not."""
     if math.isnan(alpha):
         return ["all embeddings were one point before the step (collapsed), so the scale alpha is undefined"]
     if alpha < LEAST_ALPHA:

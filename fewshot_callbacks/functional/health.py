@@ -140,7 +140,7 @@ class Moments:
 
     @property
     def spread(self) -> float:
-        """Root mean square length of the deviations from the mean, relative to that of the items; 0 if all items are 0."""
+        """Root mean square length of the deviations from the mean over that of the items; 0 if all items are 0."""
         deviation = float(self.scatter.trace())
         total = deviation + self.count * float(self.mean.square().sum())
         return math.sqrt(deviation / total) if total else 0.0

@@ -318,7 +318,7 @@ def _whole(processes: Processes, side: _Side, labels: Int[Tensor, "own"], ids: I
 
 
 def _counted(items: _Items) -> tuple[_Items, list[str]]:
-    """Return the first item of each id, and notes where an id is that of several items."""
+    """Return the first item of each id, and a note if different items share an id."""
     if items.ids is None or items.rows.ndim != 2:  # `compared_sets` refuses another shape
         return items, []
     first = first_of_each(items.ids)

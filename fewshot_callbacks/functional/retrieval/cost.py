@@ -1,4 +1,4 @@
-"""Counts the operations and the memory of an evaluation before it starts."""
+"""The number of operations and the memory of an evaluation, before it starts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def plan_evaluation(
     max_queries: int | None = None,
     dtype: EmbeddingType = "float32",
 ) -> EvaluationPlan:
-    """Compute the number of pairs and operations, the memory and the tile size of an evaluation, before it runs.
+    """Return the number of pairs and operations, the memory and the tile size of an evaluation, before it runs.
 
     Args:
         queries: Number of queries; for one set (leave-one-out) equal to `gallery`.
@@ -72,7 +72,7 @@ def plan_evaluation(
         relevant: Number of relevant items of a typical query, 0 or more; the more there are, the narrower the tiles.
         max_queries: Number of queries that are drawn for an estimate; None evaluates all queries. Grouped Recall, which
             is computed for all queries, is not counted.
-        dtype: Of the embeddings: `int8`, `uint8`, `float16`, `bfloat16`, `float32` or `float64`.
+        dtype: Dtype of the embeddings: `int8`, `uint8`, `float16`, `bfloat16`, `float32` or `float64`.
 
     Returns:
         A frozen plan; all sizes are in bytes.
@@ -101,24 +101,27 @@ def plan_evaluation(
         raise ValueError(f"plan_evaluation: relevant={relevant} must not be negative.")
     if dtype not in _BYTES:
         raise ValueError(f"plan_evaluation: dtype={dtype!r} is unknown. Choose one of {', '.join(_BYTES)}.")
-    number_bytes, held = _BYTES[dtype], queries
-    queries = held if max_queries is None else min(held, max_queries)
-    least = least_bytes(queries, gallery, dim, relevant * queries)
-    size = plan_layout(max(budget, least), queries, gallery, dim, relevant * queries, two_operands=True)
-    pairs = queries * gallery
+    row_bytes = _BYTES[dtype] * dim
+    evaluated = queries if max_queries is None else min(queries, max_queries)
+    least = least_bytes(evaluated, gallery, dim, relevant * evaluated)
+    layout = plan_layout(max(budget, least), evaluated, gallery, dim, relevant * evaluated, two_operands=True)
+    pairs = evaluated * gallery
+    copied_rows = 0
+    if _BYTES[dtype] < 4:
+        copied_rows = gallery if queries == gallery else queries + gallery
     return EvaluationPlan(
-        queries=queries,
+        queries=evaluated,
         gallery=gallery,
         dim=dim,
         pairs=pairs,
         floating_point_operations=2 * pairs * dim,
-        query_bytes=number_bytes * dim * held,
-        gallery_bytes=number_bytes * dim * gallery,
-        copy_bytes=4 * dim * (gallery if held == gallery else held + gallery) if number_bytes < 4 else 0,
+        query_bytes=row_bytes * queries,
+        gallery_bytes=row_bytes * gallery,
+        copy_bytes=4 * dim * copied_rows,
         matrix_bytes=4 * pairs,
         memory_bytes=budget,
-        needed_bytes=size.bytes,
+        needed_bytes=layout.bytes,
         least_bytes=least,
-        tile=(min(size.height, queries), min(size.width, gallery)),
-        tiles=math.ceil(queries / size.height) * math.ceil(gallery / size.width),
+        tile=(min(layout.height, evaluated), min(layout.width, gallery)),
+        tiles=math.ceil(evaluated / layout.height) * math.ceil(gallery / layout.width),
     )

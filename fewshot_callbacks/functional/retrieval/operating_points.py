@@ -3,6 +3,8 @@
 `decide` finds the thresholds that a report shows (`OperatingPoint`, `ErrorRatePoint`) and counts pairs at a few hundred
 more (`PairCounts`). A threshold is the answer of a question, such as `BestF1`. It is a relevant score: of all thresholds
 between two relevant scores, which accept the same relevant pairs, the upper score accepts the fewest negatives.
+The metrics `f1`, `precision`, `recall` and `threshold` read `PooledDecisions.decision`: the point of `BestF1`, unless a
+threshold was fixed. Pairs with equal scores are accepted together, so that no rule for ties is needed.
 
 `ThresholdSearch` knows the relevant pairs at each score of the score grid, and bounds of the number of negatives. From
 these, a question finds its answer, or the scores that may be the answer. The counts at such scores are closed, or, if the
@@ -436,7 +438,7 @@ class PooledRequest:
 
         Args:
             low: The smallest exact score that may be the threshold of a precision.
-            high: The largest.
+            high: The largest exact score that may be it.
         """
         questions: list[Question] = [BestF1()]
         questions += [_at_precision(precision, low, high) for precision in self.precisions]
@@ -454,7 +456,7 @@ class NegativeBounds(NamedTuple):
     """Bounds of the number of negatives at each score of the score grid."""
 
     scores: Floats
-    """(grid,) where negatives are counted: the scores of the grid, or the next higher float64 numbers"""
+    """(grid,) scores at which negatives are counted: those of the grid, or the next higher float64 numbers"""
     fewest: Ints  # (grid,)
     most: Ints  # (grid,)
     total: int
@@ -467,15 +469,15 @@ class NegativeBounds(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What bounds tell about the answer of a question.
+    """The answer of a question as far as bounds of the negatives give it.
 
-    The answer is settled once no open position and no cell is left.
+    It is settled once no open position and no cell is left.
     """
 
     position: int | None
-    """of the best score of the grid; None if none is an answer"""
+    """position in the grid of the answer, unless another score is it; None if no score of the grid is an answer"""
     open_positions: Ints
-    """scores of the grid whose counts may change the answer, likely answers first"""
+    """positions in the grid of scores whose counts may change the answer, likely answers first"""
     cells: Bools
     """(grid + 1,) whether relevant scores inside each cell may be the answer"""
 
@@ -524,7 +526,7 @@ class BestF1:
         """See `Question.wanted`."""
         f1 = 2 * positives.reach / (positives.reach + false_positives + positives.total)
         best = f1.max()
-        # F1 is flat near its maximum: the lowest of all scores that come close.
+        # F1 is flat near its maximum: the negatives that reach the lowest of all scores that come close.
         needed = float(false_positives[np.argmax(f1 >= 0.95 * best)])
         return Wanted(needed, 2 * positives.total * (1 / best - 1))
 

@@ -9,6 +9,9 @@ Equal scores have no order, so a metric is the mean over all orders of each tied
 Presence of Tied Scores", ECIR 2008), or its value where the relevant items come first in each group (`"optimistic"`)
 or last (`"pessimistic"`).
 
+Where ties count: an optimistic rank adds `negatives_above` alone, a pessimistic one `negatives_tied`, too, and for the
+expected value `_groups_to_average` returns the tied groups, whose terms are then replaced by their means.
+
 Every sum runs over the relevant items of one query from the least to the most similar, one after the other, so that neither
 the other queries of a block nor its padding change a bit of it (`_sum_columns`).
 

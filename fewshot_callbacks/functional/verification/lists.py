@@ -24,13 +24,13 @@ _FORMS = (
     "Lines are those of LFW's pairs.txt ('Ann 1 4', 'Ann 1 Bob 2'), of VoxCeleb ('1 id1/a.wav id1/b.wav'), or of a table "
     "whose first line names its columns with commas between them: score, same, and if known first, second and fold."
 )
-# What stands between the columns of a table: spreadsheets write each of them.
+# Signs between the columns of a table: spreadsheets write each of them.
 _SEPARATORS = (",", "\t", ";")
 
 
 @dataclass(frozen=True)
 class TrialList:
-    """Trials, as `read_trials` finds them in a file; what is not known is None."""
+    """The trials of a file, as `read_trials` returns them; fields that the file does not have are None."""
 
     same: tuple[bool, ...]
     """whether both sides have one identity"""
@@ -52,52 +52,54 @@ class TrialList:
     def __str__(self) -> str:
         """Return a table of the first trials."""
         kinds = ["one" if same else "two" for same in self.same[:SHOWN_ROWS]]
-        sides = self.items or ((self.first, self.second) if self.first is not None and self.second is not None else ())
+        sides: tuple[tuple[str, ...], ...] = ()
+        if self.items:
+            sides = self.items
+        elif self.first is not None and self.second is not None:
+            sides = (self.first, self.second)
         scores = () if self.scores is None else [f"{score:g}" for score in self.scores[:SHOWN_ROWS]]
         columns = {"identities": kinds, "score": scores, "fold": self.folds or ()}
         columns |= dict(zip(("first", "second"), sides, strict=False))
-        given = {name: [printable(cell) for cell in cells[:SHOWN_ROWS]] for name, cells in columns.items() if cells}
-        rows = list(zip(*given.values(), strict=True))
+        shown = {name: [printable(cell) for cell in cells[:SHOWN_ROWS]] for name, cells in columns.items() if cells}
+        rows = list(zip(*shown.values(), strict=True))
         folds = "" if self.folds is None else f", {len(set(self.folds)):,} folds"
         head = f"{len(self):,} trials, {sum(self.same):,} of one identity, {len(self) - sum(self.same):,} of two{folds}"
-        return "\n".join([head, *table([*given], rows, len(self))])
+        return "\n".join([head, *table([*shown], rows, len(self))])
 
     def __repr__(self) -> str:
         return str(self)
 
     def rows(self, ids: Sequence[str]) -> tuple[Int[Tensor, "trials"], Int[Tensor, "trials"]]:
-        """Find the items of both sides among the ids of some embeddings.
+        """Return the indices of the items of both sides among some embeddings, as `trial_scores` takes them.
 
         Args:
-            ids: The name of each embedding, as the list has it; the name of a file goes for its path.
-
-        Returns:
-            Their indices, as `trial_scores` takes them.
+            ids: The name of each embedding, as the list has it; the name of a file stands for its path.
 
         Raises:
             ValueError: If the list has scores in place of items, or names an item that is not there.
         """
         if self.items is None:
             raise ValueError("TrialList.rows: this list has scores, and no items. Pass its scores to evaluate_trials.")
-        place: dict[str, int] = {}
+        index_of: dict[str, int] = {}
         names = [composed_form(str(name)) for name in ids]
-        # whole names overrule the names of files; of two items with one name neither is taken for the other
-        for spelt in ([PurePosixPath(name).stem for name in names], names):
-            count = Counter(spelt)
-            place |= {name: index if count[name] == 1 else -1 for index, name in enumerate(spelt)}
-        missing = [name for pair in zip(*self.items, strict=True) for name in pair if place.get(name, -1) < 0]
+        stems = [PurePosixPath(name).stem for name in names]
+        # Whole names come last and overrule the names of files. A name of two embeddings names neither.
+        for spellings in (stems, names):
+            count = Counter(spellings)
+            index_of |= {name: index if count[name] == 1 else -1 for index, name in enumerate(spellings)}
+        missing = [name for pair in zip(*self.items, strict=True) for name in pair if index_of.get(name, -1) < 0]
         if missing:
             raise ValueError(
                 f"TrialList.rows: {len(set(missing))} items of the list have no embedding, or several, the first is "
                 f"{missing[0]!r}; the ids begin with {[str(name) for name in ids[:2]]}. Write ids as "
                 "the list does, or embed these items, too."
             )
-        first, second = (torch.tensor([place[name] for name in side]) for side in self.items)
+        first, second = (torch.tensor([index_of[name] for name in side]) for side in self.items)
         return first, second
 
 
 def read_trials(path: str | Path) -> TrialList:
-    """Read the trials of a file; its lines tell which form it has.
+    """Return the trials of a file; its lines tell which form it has.
 
     - LFW's `pairs.txt`: the first line has the number of folds and of pairs; `Ann 1 4` are two images of Ann,
       `Ann 1 Bob 2` images of two people. Folds follow each other. Without the first line there are no folds.
@@ -142,7 +144,7 @@ def read_trials(path: str | Path) -> TrialList:
 
 
 def _reader_of(first: Line) -> Callable[[Path, list[Line]], TrialList]:
-    """Choose the form of a list by its first line."""
+    """Return the reader of a list, by the form of its first line."""
     if "," in first.text or _separator(first) is not None:
         return _table
     is_head = re.fullmatch(r"\d+([ \t]+\d+)?", first.text) is not None
@@ -150,12 +152,15 @@ def _reader_of(first: Line) -> Callable[[Path, list[Line]], TrialList]:
 
 
 def _separator(heading: Line) -> str | None:
-    """Return what stands between the columns of a table; None where these are not those of scores."""
-    return next((each for each in _SEPARATORS if {"score", "same"} <= set(heading.cells(each))), None)
+    """Return the sign between the columns of a table of scores; None if the line is not the heading of one."""
+    for separator in _SEPARATORS:
+        if {"score", "same"} <= set(heading.cells(separator)):
+            return separator
+    return None
 
 
 def _is_pair(words: list[str]) -> bool:
-    """Whether the words of a line are a pair of LFW, and no trial of VoxCeleb between items that are called 1 and 4."""
+    """Return whether the words of a line are a pair of LFW, and no trial of VoxCeleb between items called 1 and 4."""
     match words:
         case [name, one, two]:
             return name not in ("0", "1") and one.isdecimal() and two.isdecimal()
@@ -165,13 +170,14 @@ def _is_pair(words: list[str]) -> bool:
 
 
 def _refuse(path: Path, line: Line, reason: str = "") -> NoReturn:
+    """Raise an error for a line that is no trial."""
     raise ValueError(
         f"{_CALL}: line {line.number} of {path} is {line.text!r}, which is no trial{reason and ': '}{reason}. {_FORMS}"
     )
 
 
 def _table(path: Path, lines: list[Line]) -> TrialList:
-    """Read a table of scores."""
+    """Return the trials of a table of scores."""
     heading, *rows = lines
     separator = _separator(heading) or ","
     names = heading.cells(separator)
@@ -179,7 +185,9 @@ def _table(path: Path, lines: list[Line]) -> TrialList:
         raise ValueError(
             f"{_CALL}: the first line of {path} names {', '.join(names)}. Name each column once, score and same among them."
         )
-    scores, same, others = [], [], dict[str, list[str]]()
+    scores: list[float] = []
+    same: list[bool] = []
+    others: dict[str, list[str]] = {}
     for line in rows:
         row = line.cells(separator)
         if len(row) < len(names) or any(row[len(names) :]):
@@ -194,6 +202,7 @@ def _table(path: Path, lines: list[Line]) -> TrialList:
 
 
 def _score(path: Path, line: Line, cell: str) -> float:
+    """Return the score in a cell."""
     number = _number(cell)
     if not math.isfinite(number):
         _refuse(path, line, f"its score is {cell!r}, and a score is a finite number such as 0.5")
@@ -201,14 +210,15 @@ def _score(path: Path, line: Line, cell: str) -> float:
 
 
 def _is_same(path: Path, line: Line, cell: str) -> bool:
-    known = {"true": 1.0, "false": 0.0}.get(cell.lower(), _number(cell))
-    if known not in (0, 1):
+    """Return whether a cell says that both sides have one identity."""
+    flag = {"true": 1.0, "false": 0.0}.get(cell.lower(), _number(cell))
+    if flag not in (0, 1):
         _refuse(path, line, f"its same is {cell!r}, and 1 stands for one identity, 0 for two")
-    return bool(known)
+    return bool(flag)
 
 
 def _number(cell: str) -> float:
-    """Read a number; NaN where it is none."""
+    """Return the number in a cell; NaN if there is none."""
     try:
         return float(cell)
     except ValueError:
@@ -216,10 +226,10 @@ def _number(cell: str) -> float:
 
 
 def _lfw(path: Path, lines: list[Line]) -> TrialList:
-    """Read LFW's pairs: as many of one person, then of two, in each fold."""
+    """Return the trials of LFW's pairs: in each fold pairs of one person, then equally many of two."""
     people: list[tuple[str, str]] = []
     items: list[tuple[str, str]] = []
-    # a list that has lost its first line is whole but for the folds
+    # A list that has lost its first line lacks the folds alone.
     counts = [] if _is_pair(lines[0].words()) else [int(word) for word in lines[0].words()]
     for line in lines[1:] if counts else lines:
         match line.words():
@@ -242,12 +252,14 @@ def _lfw(path: Path, lines: list[Line]) -> TrialList:
             )
         folds = tuple(str(pair // (2 * counts[1])) for pair in range(len(people)))
     first, second = _sides(people)
-    return TrialList(tuple(a == b for a, b in people), first, second, folds, items=_sides(items))
+    same = tuple(name == name_two for name, name_two in people)
+    return TrialList(same, first, second, folds, items=_sides(items))
 
 
 def _voxceleb(path: Path, lines: list[Line]) -> TrialList:
-    """Read lines of a kind and two items."""
-    same, items = [], []
+    """Return the trials of lines with a kind and two items, as VoxCeleb has them."""
+    same: list[bool] = []
+    items: list[tuple[str, str]] = []
     for line in lines:
         match line.words():
             case [("0" | "1") as kind, one, two]:
@@ -255,7 +267,7 @@ def _voxceleb(path: Path, lines: list[Line]) -> TrialList:
                 items.append((one, two))
             case _:
                 _refuse(path, line)
-    # other lists keep the recordings of all speakers in one folder, which would make all trials genuine
+    # Other lists keep the recordings of all speakers in one folder, by which all trials would be genuine.
     people = [(one.partition("/")[0], two.partition("/")[0]) for one, two in items]
     if [one == two for one, two in people] != same:  # folders, but not those of speakers
         return TrialList(tuple(same), items=_sides(items))
@@ -263,4 +275,5 @@ def _voxceleb(path: Path, lines: list[Line]) -> TrialList:
 
 
 def _sides(pairs: list[tuple[str, str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the first and the second of each pair."""
     return tuple(one for one, _ in pairs), tuple(two for _, two in pairs)

@@ -24,7 +24,7 @@ def made(classes=40, per_class=6, noise=1.5):
     return cases.made(classes * per_class, classes, 16, noise)
 
 
-def by_loops(case, groups, k, unmatched):
+def recalls_by_loops(case, groups, k, unmatched):
     """Recall@K of each group of labels, NaN where no query has a match; or with misses, NaN where none of any group has."""
     values, shares = [], []
     for group in groups:
@@ -53,7 +53,7 @@ def test_equals_loops_over_groups(case, unmatched, data):
     if not groups:
         reject()
     k = data.draw(st.integers(1, min(map(len, groups)) - 1))
-    loops = by_loops(case, groups, k, unmatched)
+    loops = recalls_by_loops(case, groups, k, unmatched)
     options = {name: torch.as_tensor(part) if isinstance(part, np.ndarray) else part for name, part in case.items()}
     sets, options = (options.pop("queries"), options.pop("query_labels")), options | {"label_groups": groups}
     with warnings.catch_warnings():

@@ -18,13 +18,13 @@ PRECISIONS = (0.05, 0.3, 0.5, 0.56, 0.6, 2 / 3, 0.75, 0.9, 1.0)
 
 
 def reaching(pairs, threshold):
-    """Relevant and other pairs that reach a threshold."""
+    """Numbers of relevant pairs and of negatives that reach a threshold."""
     tp = sum(hit for score, hit in pairs if score >= threshold)
     return tp, sum(score >= threshold for score, _ in pairs) - tp
 
 
 def lowest_point(pairs, precision, thresholds):
-    """Counts at the smallest of some thresholds with this precision."""
+    """The smallest of some thresholds with this precision, and the counts at it."""
     for threshold in sorted(thresholds):
         tp, fp = reaching(pairs, threshold)
         if tp and tp / (tp + fp) >= precision:
@@ -32,14 +32,15 @@ def lowest_point(pairs, precision, thresholds):
     return math.nan, 0, 0
 
 
-def one_query(pairs, **kwargs):
+def evaluate_pairs(pairs, **kwargs):
     """A query of 1.0 against items that are their scores: every pair is one decision, and no score is rounded."""
     scores, relevant = zip(*pairs, strict=True)
     items, query = torch.tensor(scores, dtype=torch.float64)[:, None], torch.ones(1, 1, dtype=torch.float64)
     return evaluate_retrieval(query, [1], items, [int(hit) for hit in relevant], similarity="dot", **kwargs)
 
 
-def triple(point):
+def counts_of(point):
+    """The threshold of a point, and its counts."""
     return point.threshold, point.true_positives, point.false_positives
 
 
@@ -48,11 +49,13 @@ PAIRS = st.lists(
     st.tuples(st.sampled_from([-2, -1, -0.5, 0, 0.25, 1, 2, 3, 4, 5]), st.booleans()), min_size=1, max_size=30
 ).filter(lambda pairs: any(hit for _, hit in pairs))
 RATES = st.lists(st.fractions(0, 1, max_denominator=30).filter(lambda rate: 0 < rate < 1).map(float), max_size=4)
-FEW = {"grid_size": 2, "buffer_pairs": 2}
+LITTLE_ROOM = {"grid_size": 2, "buffer_pairs": 2}
 """Room for so little that pairs are counted and listed again."""
 
 
-@pytest.mark.parametrize("options", [{}, {"as_on_device": True}, FEW, {"precision": "int8", **FEW}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"as_on_device": True}, LITTLE_ROOM, {"precision": "int8", **LITTLE_ROOM}], ids=str
+)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=PAIRS, low=BOUNDS, high=BOUNDS, rates=RATES)
 @example(pairs=[(4, 1), (3, 0), (2, 1), (2, 0), (1, 0), (0, 0)], low=0.0, high=math.inf, rates=[0.5])
@@ -65,18 +68,19 @@ def test_recall_at_precision_is_that_of_the_smallest_of_all_thresholds(options, 
     keys = [f"recall@precision{precision!r}" for precision in PRECISIONS]
     with engine_options(**options):
         asked = [*keys, *(f"fnmr@fmr{rate!r}" for rate in rates)]
-        report = one_query(pairs, metrics=asked, threshold_bounds=(low, high))
+        report = evaluate_pairs(pairs, metrics=asked, threshold_bounds=(low, high))
     bounds = {bound for bound in (low, high) if math.isfinite(bound)}
-    every = {score for score, _ in pairs if low <= score <= high} | bounds
-    hits, negatives = {score for score, hit in pairs if hit}, sum(not hit for _, hit in pairs)
-    inside = {score for score in hits if low <= score <= high} | (bounds & {high})
+    thresholds = {score for score, _ in pairs if low <= score <= high} | bounds
+    relevant_scores = {score for score, hit in pairs if hit}
+    negatives = sum(not hit for _, hit in pairs)
+    relevant_thresholds = {score for score in relevant_scores if low <= score <= high} | (bounds & {high})
     for precision, key in zip(PRECISIONS, keys, strict=True):
-        expected = lowest_point(pairs, precision, inside)  # NaN is NaN here
-        np.testing.assert_array_equal(triple(report.at_precision[precision]), expected)
-        _, tp, _ = lowest_point(pairs, precision, every)
+        expected = lowest_point(pairs, precision, relevant_thresholds)  # NaN is NaN here
+        np.testing.assert_array_equal(counts_of(report.at_precision[precision]), expected)
+        _, tp, _ = lowest_point(pairs, precision, thresholds)
         assert report[key] == tp / sum(hit for _, hit in pairs)
     for rate in rates if negatives else ():
-        rates_at = ((at, reaching(pairs, at)[1] / negatives) for at in sorted(hits))
+        rates_at = ((at, reaching(pairs, at)[1] / negatives) for at in sorted(relevant_scores))
         expected = next((found for found in rates_at if found[1] <= rate), (math.nan, 0.0))
         point = report.at_false_match_rate[rate]
         np.testing.assert_array_equal((point.threshold, point.false_match_rate), expected)
