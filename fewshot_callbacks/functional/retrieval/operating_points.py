@@ -511,20 +511,20 @@ class BestF1:
 
     def find(self, positives: Positives, negatives: NegativeBounds) -> Findings:
         """See `Question.find`."""
-        lowest_f1 = _f1(positives.reach, negatives.most, positives.total)
-        highest_f1 = _f1(positives.reach, negatives.fewest, positives.total)
+        lowest_f1 = _f1(positives.reaching, negatives.most, positives.total)
+        highest_f1 = _f1(positives.reaching, negatives.fewest, positives.total)
         proved = lowest_f1.max(initial=0.0)
         possible = np.flatnonzero(highest_f1 >= proved)
         open_positions = possible[negatives.open[possible] > 0]
         likely_first = np.argsort(-(lowest_f1 + highest_f1)[open_positions], kind="stable")
         # The F1 of a score inside a cell, if it accepted all relevant pairs of the cell and no negative of it.
-        highest_f1_in_cells = _f1(positives.most, np.append(negatives.fewest, 0), positives.total)
-        cells = (highest_f1_in_cells >= proved) & (positives.between > 0)
+        highest_f1_in_cells = _f1(positives.above_cell_starts, np.append(negatives.fewest, 0), positives.total)
+        cells = (highest_f1_in_cells >= proved) & (positives.inside_cells > 0)
         return Findings(int(possible[-1]), open_positions[likely_first], cells)
 
     def wanted(self, positives: Positives, false_positives: Floats, negatives: float) -> Wanted:
         """See `Question.wanted`."""
-        f1 = 2 * positives.reach / (positives.reach + false_positives + positives.total)
+        f1 = 2 * positives.reaching / (positives.reaching + false_positives + positives.total)
         best = f1.max()
         # F1 is flat near its maximum: the negatives that reach the lowest of all scores that come close.
         needed = float(false_positives[np.argmax(f1 >= 0.95 * best)])
@@ -548,7 +548,7 @@ class LowestScore:
         may_hold = allowed & self.holds(counted, negatives.fewest, positives.total, negatives.total)
         certain = np.flatnonzero(allowed & self.holds(counted, negatives.most, positives.total, negatives.total))
         open_positions = np.flatnonzero(may_hold)
-        cells = self._possible_cells(positives, negatives) & (positives.between > 0)
+        cells = self._possible_cells(positives, negatives) & (positives.inside_cells > 0)
         if not len(certain):
             return Findings(None, open_positions, cells)
         # No score above one at which it holds is the lowest.
@@ -562,11 +562,11 @@ class LowestScore:
 
     def _counted(self, positives: Positives) -> Ints:
         """Return the number of relevant pairs that are counted at each score of the grid."""
-        return positives.above if self.counts_above else positives.reach
+        return positives.above if self.counts_above else positives.reaching
 
     def _possible_cells(self, positives: Positives, negatives: NegativeBounds) -> Bools:
         """Return whether it may hold at a score inside each cell, if the cell has a score within the bounds."""
-        most_counted = np.append(positives.reach, 0) if self.counts_above else positives.most
+        most_counted = np.append(positives.reaching, 0) if self.counts_above else positives.above_cell_starts
         possible = self.holds(most_counted, np.append(negatives.fewest, 0), positives.total, negatives.total)
         upper_ends = np.append(positives.scores, np.inf)
         lower_ends = np.append(-np.inf, positives.scores)
@@ -580,7 +580,7 @@ class LowestScore:
         if self.counts_above:
             return Wanted(needed, needed)
         # Where it does not even hold with all relevant pairs, it holds at no lower score.
-        all_relevant = np.full(len(positives.reach), positives.total)
+        all_relevant = np.full(len(positives.reaching), positives.total)
         none_below = np.flatnonzero(~self.holds(all_relevant, false_positives, positives.total, negatives))
         return Wanted(needed, float(false_positives[none_below[-1]]) if len(none_below) else 0.0)
 
@@ -665,7 +665,7 @@ class ThresholdSearch:
                 question = questions[number]
                 at_grid = bounds[question.counts_above]
                 findings = question.find(self.positives, at_grid)
-                inside = int(self.positives.between[findings.cells].sum())
+                inside = int(self.positives.inside_cells[findings.cells].sum())
                 is_closed = not len(findings.open_positions)
                 if is_closed and inside == 0:
                     answers[number] = self._accepted_at(findings.position)
@@ -714,7 +714,7 @@ class ThresholdSearch:
             return Accepted(score, 0, 0) if score > 0 else Accepted(score, self.positives.total, self.negatives.total)
         grid = self.positives
         if score in grid.scores:
-            true_positives = grid.reach[grid.scores == score]
+            true_positives = grid.reaching[grid.scores == score]
         else:
             true_positives = self.pooled.relevant_reaching(np.array([score]))
         return Accepted(score, int(true_positives[0]), self._negatives_reaching(score))
@@ -812,8 +812,8 @@ class ThresholdSearch:
         _, most = self.negatives.bounds(grid.scores)
         # No negative reaches the lower end of this cell. The precision of all higher relevant pairs is 1.
         first_free = int(np.searchsorted(-np.append(self.negatives.total, most), 0))
-        low = high = float(np.append(grid.most, 0)[first_free])
-        groups = (np.append(grid.total - grid.reach, grid.total) // max(1, self.grid_size))[:first_free]
+        low = high = float(np.append(grid.above_cell_starts, 0)[first_free])
+        groups = (np.append(grid.total - grid.reaching, grid.total) // max(1, self.grid_size))[:first_free]
         for group in np.unique(groups):
             members = np.flatnonzero(groups == group)
             low_of_group, high_of_group = self._precisions_in_cells(int(members[0]), int(members[-1]))
@@ -827,9 +827,9 @@ class ThresholdSearch:
         The upper end of each cell counts as part of it.
         """
         grid = self.positives
-        cells = np.zeros(len(grid.between), bool)
-        cells[first : last + 1] = grid.between[first : last + 1] > 0
-        inside = int(grid.between[cells].sum())
+        cells = np.zeros(len(grid.inside_cells), bool)
+        cells[first : last + 1] = grid.inside_cells[first : last + 1] > 0
+        inside = int(grid.inside_cells[cells].sum())
         if inside:
             grid = grid.refined(cells, self.pooled.relevant.ascending, inside, self.processes)
         ends = np.concatenate([[-np.inf], self.positives.scores, [np.inf]])
@@ -837,7 +837,7 @@ class ThresholdSearch:
         scores = grid.scores[in_cells]
         self.negatives.close(scores)
         fewest, most = self.negatives.bounds(scores)
-        reach = grid.reach[in_cells]
+        reach = grid.reaching[in_cells]
         pairs = reach - grid.above[in_cells]
         low = float((pairs * reach / (reach + most)).sum())
         high = float((pairs * reach / (reach + fewest)).sum())
@@ -848,10 +848,10 @@ class ThresholdSearch:
         grid = self.positives
         if not grid.total:
             return ()
-        recall = grid.reach / grid.total
+        recall = grid.reaching / grid.total
         chosen = np.unique(_first_with_at_most(recall, np.linspace(1, 0, CURVE_POINTS)))
         fewest, most = self.negatives.bounds(grid.scores[chosen])
-        precision = grid.reach[chosen] / (grid.reach[chosen] + (fewest + most) / 2)
+        precision = grid.reaching[chosen] / (grid.reaching[chosen] + (fewest + most) / 2)
         thresholds = self.vectors.to_user(grid.scores[chosen])
         # from the highest threshold down, so by ascending recall
         columns = (thresholds[::-1].tolist(), precision[::-1].tolist(), recall[chosen][::-1].tolist())
@@ -869,13 +869,13 @@ def _area_between(grid: Positives, fewest: Ints, most: Ints, negatives: int) -> 
         most: (grid,) negatives that reach each score, at most.
         negatives: Number of all negatives.
     """
-    pairs = grid.reach - grid.above
-    low = (pairs * grid.reach / np.maximum(grid.reach + most, 1)).sum()
-    high = (pairs * grid.reach / np.maximum(grid.reach + fewest, 1)).sum()
-    fewest_relevant = np.append(grid.reach, 0) + 1
+    pairs = grid.reaching - grid.above
+    low = (pairs * grid.reaching / np.maximum(grid.reaching + most, 1)).sum()
+    high = (pairs * grid.reaching / np.maximum(grid.reaching + fewest, 1)).sum()
+    fewest_relevant = np.append(grid.reaching, 0) + 1
     most_negatives = np.append(negatives, most)
-    low += (grid.between * fewest_relevant / (fewest_relevant + most_negatives)).sum()
-    high += (grid.between * grid.most / np.maximum(grid.most + np.append(fewest, 0), 1)).sum()
+    low += (grid.inside_cells * fewest_relevant / (fewest_relevant + most_negatives)).sum()
+    high += (grid.inside_cells * grid.above_cell_starts / np.maximum(grid.above_cell_starts + np.append(fewest, 0), 1)).sum()
     return Enclosure(float(low) / max(1, grid.total), float(high) / max(1, grid.total))
 
 
