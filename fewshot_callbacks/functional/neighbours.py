@@ -502,9 +502,8 @@ def search(
     """
     is_whole = isinstance(items, slice) and np.array_equal(queries, np.arange(len(vectors.pairs.queries)))
     if not is_whole:
-        vectors = vectors.take(queries, items)
-        # Only `self_match` excludes: a row that stands for several items is a candidate of itself.
-        vectors.one_set = False
+        # Two sets, since only `self_match` excludes: a row that stands for several items is a candidate of itself.
+        vectors = vectors.take(queries, items, may_be_one_set=False)
     found, scores, left_out = nearest_items(vectors, self_match.astype(np.int32), exclusions, k, memory)
     return found, scores_of(vectors, scores), left_out
 
