@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fewshot_callbacks import Shards
+from fewshot_callbacks.sources import ChosenRows
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8")
 
@@ -302,12 +303,53 @@ def test_few_of_many_files_are_open_at_a_time(tmp_path, kind):
     assert len(os.listdir("/proc/self/fd")) - opened < 20
 
 
+@pytest.mark.parametrize("kind", ["packed.feather", "stream.arrow"])
+def test_an_open_arrow_file_is_read_to_its_end_if_another_takes_its_name(tmp_path, kind):
+    rows = matrix(20)
+    file = tmp_path / kind
+    other = tmp_path / f"other-{kind}"
+    WRITERS[kind](file, rows)
+    WRITERS[kind](other, rows + 1)
+    shards = Shards(file)
+    assert np.array_equal(shards[10:20], rows[10:])
+    other.replace(file)
+    assert np.array_equal(shards[0:10], rows[:10])  # a step back
+
+
+def test_chosen_rows_that_lie_far_apart_are_read_in_spans(tmp_path):
+    rows = matrix(50_000)
+    np.save(tmp_path / "rows.npy", rows)
+    chosen = np.arange(len(rows)) % 1000 < 2
+    longest = 0
+
+    class Watched(Shards):
+        def __getitem__(self, span):
+            nonlocal longest
+            longest = max(longest, span.stop - span.start)
+            return super().__getitem__(span)
+
+    source = ChosenRows(Watched(tmp_path / "rows.npy"), chosen)
+    for part in (slice(0, 100), slice(3, 40), slice(20, 21), slice(7, 7)):
+        assert np.array_equal(source[part], rows[chosen][part])
+    assert longest <= 1024
+
+
+def test_an_array_without_axes_is_no_matrix(tmp_path):
+    np.save(tmp_path / "one.npy", np.float32(1.0))
+    with pytest.raises(
+        ValueError, match=r"one\.npy holds 'embeddings' of shape \(\), and embeddings are \(rows, dim\)"
+    ):
+        Shards(tmp_path / "one.npy")
+
+
 def test_a_file_that_changed_is_noticed(tmp_path):
     for part in range(9):
         np.save(tmp_path / f"{part}.npy", matrix())
     shards = Shards(tmp_path)
     np.save(tmp_path / "0.npy", matrix(21))
-    with pytest.raises(ValueError, match=r"0\.npy was changed after it had been opened\. Open the shards again"):
+    with pytest.raises(
+        ValueError, match=r"0\.npy has another size or time than when these shards were made.* Make the shards again"
+    ):
         shards[0:5]
 
 

@@ -23,7 +23,7 @@ from fewshot_callbacks.cli.evaluate import (
 )
 from fewshot_callbacks.cli.options import in_shell
 from fewshot_callbacks.files.names import paths_on_disk
-from fewshot_callbacks.files.outputs import free_path, is_report
+from fewshot_callbacks.files.outputs import free_path, is_report, refuse_input
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.report import Items, Model, ReportSettings, check_writable, pictures_of_files, write_report
 from fewshot_callbacks.report.items import find_images
@@ -40,6 +40,7 @@ def run(options: Namespace) -> None:
     settings = ReportSettings(**{name: values[name] for name in names})
     console = Console()
     # The evaluation may take minutes, so a mistake is reported before it.
+    refuse_input(_output(options), "-o", (options.file, options.against, options.train))
     check_writable(_output(options))
     arrays = first_of_each_id(load_arrays(options.file))
     if have_several_labels(arrays):

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fewshot_callbacks.cli.evaluate import load_arrays
 from fewshot_callbacks.cli.options import in_shell, metric_keys
-from fewshot_callbacks.files.outputs import is_picture
+from fewshot_callbacks.files.outputs import is_picture, refuse_input
 from fewshot_callbacks.functional.retrieval import asked_metric
 from fewshot_callbacks.functional.verification import (
     TRIAL_METRICS,
@@ -32,9 +32,11 @@ FIGURES = ("det", "scores")
 
 def run(options: Namespace) -> None:
     """Evaluate, print, and write figures and a report if they were requested."""
+    # The evaluation may take minutes, so a mistake is reported before it.
     if options.figures is not None:
-        # The evaluation may take minutes, so a mistake is reported before it.
         check_figures(options.figures)
+    if options.report is not None:
+        refuse_input(options.report, "--report", (options.file, options.embeddings))
     trials = read_trials(options.file)
     scores = _scores(trials, options)
     report = evaluate_trials(

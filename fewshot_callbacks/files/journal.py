@@ -58,7 +58,11 @@ _AFTER_ALL_STEPS = 2**31
 class Journal:
     """The states that an evaluation writes into a folder.
 
-    A folder that holds anything else is refused. So no file is removed or overwritten that was not written here.
+    A folder that holds anything else is refused. So no file is removed or overwritten that was not written here, as far as
+    names and marks tell.
+
+    No lock keeps apart two evaluations that are started in one folder at the same time. Their results stay right, but states
+    are lost.
 
     Args:
         folder: Where states are written. It is made if it does not exist.
@@ -112,7 +116,7 @@ class Journal:
         return str(choice)
 
     def remove(self) -> None:
-        """Delete the files of this process; also the folder, if it was made here and no process has a file in it."""
+        """Delete the files of this rank; also the folder, if it was made here and no process has a file in it."""
         files = [file for file, rank in self._state_files().items() if rank == str(self.processes.rank)]
         # The description comes last: it says of which evaluation the others are.
         for file in sorted(files, key=lambda file: file.suffix == ".json"):
@@ -396,14 +400,14 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write_whole(path: Path, write: Callable[[BinaryIO], Any], before: Path | None = None) -> None:
-    """Write a file on the disk. A kill leaves the older file or the whole new one.
+    """Write a file on the disk. A kill leaves the older file or the whole new one, perhaps the older one under `before`.
 
     Args:
         path: The file.
         write: Writes its content.
         before: Name that the older file is given; by default it is replaced.
     """
-    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")  # a second process may write the same one
+    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")  # a second evaluation may write the same one
     try:
         with new.open("xb") as file:
             write(file)

@@ -1,10 +1,13 @@
-"""Reports and pictures that this package writes: how they are told from other files, which are replaced by request alone."""
+"""Reports and pictures that this package writes, and how they are told from other files.
+
+Files without the mark are replaced only where the user names them. docs/files.md lists what is written where.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 # Stands as `Software` in the pictures, and begins `generator` in the reports.
@@ -40,6 +43,24 @@ def free_path(path: Path, is_replaceable: Callable[[Path], bool]) -> Path:
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     candidates = itertools.chain([path], numbered)
     return next(candidate for candidate in candidates if not os.path.exists(candidate) or is_replaceable(candidate))
+
+
+def refuse_input(output: Path, option: str, inputs: Iterable[Path | None]) -> None:
+    """Refuse to write to a file that is read.
+
+    Args:
+        output: Where a command writes.
+        option: The option that names it.
+        inputs: The files that the command reads; None for those that it was not given.
+
+    Raises:
+        ValueError: The output is one of them.
+    """
+    for path in inputs:
+        if path is not None and output.exists() and path.exists() and output.samefile(path):
+            raise ValueError(
+                f"{option} {output} is a file that this command reads, and would be replaced. Name another."
+            )
 
 
 def _beginning(path: Path) -> bytes:

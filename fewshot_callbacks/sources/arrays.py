@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 class LazyArray(ABC):
     """An array or a column of a file, of which slices are read when they are asked for.
 
+    Slices go forward as a rule, one at a time. A slice may take no more memory than its rows and a block of fixed size.
+    `shape` and `dtype` may read the first row. An array that would hold Python objects raises `FileError` with `PICKLE` when
+    its dtype or its rows are asked for.
+
     Attributes:
         ndim: Number of axes, known without reading a row.
     """
@@ -67,6 +71,7 @@ def naming_file(file: Path) -> Iterator[None]:
         raise ValueError(f"{file} {fact}") from None
     except Exception as error:  # zipfile, NumPy, Arrow and safetensors promise no class of error for a damaged file
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is on it
+            error.filename = error.filename or str(file)
             raise
         cause = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
@@ -89,7 +94,7 @@ def array_named(arrays: FileArrays, name: str, argument: str) -> FileArray:
         names = ", ".join(map(repr, arrays)) or "nothing"
         raise FileError(f"has no {name!r}, but {names}. Pass {argument}= with one of these, or an array of all rows.")
     array = arrays[name]
-    # The dtype of other arrays is read from the file, which refuses Python objects by itself.
+    # A `LazyArray` refuses Python objects itself.
     if isinstance(array, np.ndarray) and array.dtype.hasobject:
         raise FileError(PICKLE)
     return array

@@ -23,12 +23,13 @@ def open_arrow(file: Path) -> FileArrays:
     """
     with required_extra("files", f"a {file.suffix} file"):
         arrow = import_module("pyarrow")
-    with file.open("rb") as opened:
-        is_stream = opened.read(len(_FILE_MARK)) != _FILE_MARK
+    # The file is mapped once. Another one that takes its name later is not read.
+    mapped = arrow.memory_map(str(file)).read_buffer()
+    is_stream = mapped[: len(_FILE_MARK)].to_pybytes() != _FILE_MARK
 
     def reader(columns: list[int]) -> Any:
         """Return a reader of some columns; [] stands for all."""
-        source = arrow.memory_map(str(file))
+        source = arrow.BufferReader(mapped)
         options = arrow.ipc.IpcReadOptions(included_fields=columns)
         if is_stream:
             return arrow.ipc.open_stream(source, options=options)

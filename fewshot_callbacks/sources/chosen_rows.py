@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fewshot_callbacks.sources.shards import Shards
+
+# Smallest number of rows that are read at the same time.
+LEAST_SPAN = 1024
 
 
 class ChosenRows:
@@ -39,12 +44,25 @@ class ChosenRows:
         return len(self._indices)
 
     def __getitem__(self, rows: slice) -> Any:
-        """Return neighbouring rows. Those that are not chosen are read as well, where they lie between."""
+        """Return rows that are neighbours among the chosen ones.
+
+        Rows that lie between them are read as well, in spans of about as many rows as are returned: so the memory is at most
+        three times that of the result.
+        """
         indices = self._indices[rows]
         if len(indices) == 0:
             return self._shards[0:0]
-        first = int(indices[0])
-        return self._shards[first : int(indices[-1]) + 1][indices - first]
+        length = max(LEAST_SPAN, len(indices))
+        spans = indices // length
+        borders = [0, *(np.flatnonzero(np.diff(spans)) + 1), len(indices)]
+        parts = []
+        for start, stop in pairwise(borders):
+            first = int(indices[start])
+            last = int(indices[stop - 1])
+            parts.append(self._shards[first : last + 1][indices[start:stop] - first])
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(parts)
 
     def where(self, row: int) -> str:
         """Say in which row of which file a row lies."""

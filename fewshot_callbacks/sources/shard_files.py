@@ -67,7 +67,10 @@ def find_shards(paths: Any) -> ShardFiles:
 
 
 def file_stamp(file: Path) -> tuple[int, int]:
-    """Return what changes when a file is written anew."""
+    """Return the size and the time of a file, which change as a rule when it is written anew.
+
+    A copy may change the time alone, or keep both.
+    """
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns
 

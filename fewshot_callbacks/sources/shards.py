@@ -89,8 +89,8 @@ class Shards:
         >>> shards = Shards(f"{folder}/part-*.npz", labels="label")
         >>> shards.shape, shards.dtype, shards.labels.shape
         ((300, 8), dtype('float16'), (300,))
-        >>> shards[99:102][:, 0]  # across two files
-        array([0., 1., 1.], dtype=float16)
+        >>> shards[50:250][::50, 0]  # across three files
+        array([0., 1., 1., 2.], dtype=float16)
         >>> shards.where(250).endswith("part-2.npz")
         True
     """
@@ -150,7 +150,7 @@ class Shards:
 
         Raises:
             TypeError: For a single number, a step or a list of rows.
-            ValueError: A file is damaged, or was changed after it was opened first.
+            ValueError: A file is damaged, or has another size or time than when the shards were made.
         """
         if not isinstance(rows, slice) or rows.step not in (None, 1):
             raise TypeError("Shards are read by slices of neighbouring rows: shards[5:6] in place of shards[5].")
@@ -161,13 +161,14 @@ class Shards:
         if start == stop:  # a list column without rows has no dim
             return joined
         for index in range(bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop)):
-            begin, end = self._starts[index : index + 2]
-            if begin == end:
+            file_start, file_stop = self._starts[index : index + 2]
+            if file_start == file_stop:
                 continue
-            part = self._read(index, slice(max(start - begin, 0), min(stop, end) - begin))
-            if len(part) == len(joined):
+            part = self._read(index, slice(max(start - file_start, 0), min(stop, file_stop) - file_start))
+            if len(part) == len(joined):  # all rows lie in this file: no copy
                 return part.astype(self.dtype, copy=False) if isinstance(part, np.ndarray) else part
-            joined[max(begin - start, 0) :][: len(part)] = part
+            first = max(file_start - start, 0)
+            joined[first : first + len(part)] = part
         return joined
 
     def where(self, row: int) -> str:
@@ -197,7 +198,10 @@ class Shards:
         """
         file = self.files[index]
         if file_stamp(file) != self._stamps[index]:
-            raise FileError("was changed after it had been opened. Open the shards again, once nobody writes to them.")
+            raise FileError(
+                "has another size or time than when these shards were made: it was written or copied since. Make the shards "
+                "again, once that has ended."
+            )
         return FORMATS[file.suffix.lower()](file)
 
 
@@ -249,6 +253,7 @@ def _inspect(
             arrays = opened(index)
             name = name or _only_matrix(arrays)
             vectors = array_named(arrays, name, "embeddings")
+            _refuse_other_axes(vectors, name)
             rows = vectors.shape[0]
             lengths.append(rows)
             if rows == 0:  # as distributed jobs write them; a list column without rows has no dim
@@ -280,6 +285,19 @@ def _only_matrix(arrays: FileArrays) -> str:
     return matrices[0]
 
 
+def _refuse_other_axes(vectors: FileArray, name: str) -> None:
+    """Refuse an array that is no matrix."""
+    if vectors.ndim != 2:
+        raise _other_shape(vectors, name)
+
+
+def _other_shape(vectors: FileArray, name: str) -> FileError:
+    shape = tuple(vectors.shape)
+    return FileError(
+        f"holds {name!r} of shape {shape}, and embeddings are (rows, dim). Pass embeddings= with their name."
+    )
+
+
 def _form_of(vectors: FileArray, name: str) -> _Form:
     """Return the dim and the type of vectors; the type is in the byte order of this machine, since PyTorch takes no other.
 
@@ -287,10 +305,8 @@ def _form_of(vectors: FileArray, name: str) -> _Form:
         FileError: They are no vectors, or their numbers are of a type that is not compared.
     """
     shape = tuple(vectors.shape)
-    if len(shape) != 2 or shape[1] == 0:
-        raise FileError(
-            f"holds {name!r} of shape {shape}, and embeddings are (rows, dim). Pass embeddings= with their name."
-        )
+    if shape[1] == 0:
+        raise _other_shape(vectors, name)
     stored = vectors.dtype
     dtype = stored.newbyteorder("=") if isinstance(stored, np.dtype) else stored
     if str(dtype) not in DTYPES:

@@ -103,6 +103,14 @@ def test_input_that_cannot_be_used_takes_one_line(folder, words, said, capsys):
     assert said in refused(capsys, *(folder / word if word[:1].isalpha() or word == "." else word for word in words))
 
 
+@pytest.mark.parametrize("options", [(), ("--against", "two.npz")])
+def test_no_file_that_is_read_is_replaced(folder, options, capsys):
+    before = (folder / "one.npz").read_bytes()
+    words = [folder / word if word.endswith("npz") else word for word in options]
+    assert "-o" in refused(capsys, folder / "one.npz", *words, "-o", folder / "one.npz")
+    assert (folder / "one.npz").read_bytes() == before
+
+
 # ------------------------------------------------------------------------------------- files that somebody else has made
 
 

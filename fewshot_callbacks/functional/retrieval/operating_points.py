@@ -875,7 +875,9 @@ def _area_between(grid: Positives, fewest: Ints, most: Ints, negatives: int) -> 
     fewest_relevant = np.append(grid.reaching, 0) + 1
     most_negatives = np.append(negatives, most)
     low += (grid.inside_cells * fewest_relevant / (fewest_relevant + most_negatives)).sum()
-    high += (grid.inside_cells * grid.above_cell_starts / np.maximum(grid.above_cell_starts + np.append(fewest, 0), 1)).sum()
+    high += (
+        grid.inside_cells * grid.above_cell_starts / np.maximum(grid.above_cell_starts + np.append(fewest, 0), 1)
+    ).sum()
     return Enclosure(float(low) / max(1, grid.total), float(high) / max(1, grid.total))
 
 
