@@ -125,6 +125,10 @@ def plus_one(value):
     return value + 1.0
 
 down, up = of_any(minus_one), of_any(plus_one)
+
+@kernel
+def both(value):
+    return 10.0 * down(value) + up(value)
 """
 PRINTED = """
 from some_engine.calling import Pair, down, first_of, through_a_module, twice, up
@@ -196,6 +200,13 @@ def test_processes_that_compile_one_loop_for_two_types_at_one_moment_leave_both(
     assert engine(MOMENT).returncode == 0
     done = engine("from some_engine.calling import twice; print(twice(1), twice(1.5), twice(3), twice(3.5))")
     assert printed(done) == [2, 3, 6, 7]
+
+
+def test_loops_of_one_name_that_two_processes_have_compiled_are_told_apart(engine):
+    """Each process numbers what it compiles: `down` in one and `up` in the other have one name and one number."""
+    for name in ("down", "up"):
+        assert engine(f"from some_engine.calling import {name}; {name}(1.0)").returncode == 0
+    assert printed(engine("from some_engine.calling import both; print(both(1.0), both(5.0))")) == [2, 46]
 
 
 UPGRADE = """

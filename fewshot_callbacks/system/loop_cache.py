@@ -62,6 +62,19 @@ def cache_on_disk(loop: Any) -> Any:
     return loop
 
 
+def name_by_content(loop: Any) -> None:
+    """Give a loop that is made inside a function a name that no other loop has.
+
+    Machine code has names: that of the function, the types, and the number of the function in its process. Loops that one
+    function makes share a name. If two processes compile one of them each, both may have the same number; and a process
+    that loads both from the disk calls one for the other. So a hash of what the loop is compiled from ends its name.
+    """
+    if not isinstance(loop, Dispatcher):
+        return
+    description = "\n".join(describe_loop(loop))
+    loop.py_func.__qualname__ += f"_{hashlib.sha256(description.encode()).hexdigest()[:16]}"
+
+
 class LoopCache(FunctionCache):
     """What numba asks for a compiled loop; a file for each combination of types, in the folder that numba chooses.
 
@@ -78,7 +91,9 @@ class LoopCache(FunctionCache):
         self._folder = Path(self.cache_path)
         name = f"{loop.py_func.__module__}.{loop.py_func.__qualname__}".replace("<", "").replace(">", "")
         self._name = name
-        self._file_name = re.compile(rf"{re.escape(name)}\.[0-9a-f]{{32}}\.nbc(\.[0-9a-f]+)?")
+        # With all loops that one function makes, of any version: without the hash of `name_by_content`.
+        common_name = re.sub("_[0-9a-f]{16}$", "", name)
+        self._file_name = re.compile(rf"{re.escape(common_name)}(_[0-9a-f]{{16}})?\.[0-9a-f]{{32}}\.nbc(\.[0-9a-f]+)?")
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the loop for some types; None where none is kept, or a damaged one."""
