@@ -52,8 +52,8 @@ class Embedder:
         if isinstance(result, Mapping) and key in result:
             result = result[key]
         if isinstance(result, tuple) and len(result) == 2:
-            return self.reader.checked(*result, "embed")
-        return self.reader.checked(result, self.reader.labels_of(None, batch, "embed"), "embed")
+            return self.reader.check(*result, "embed")
+        return self.reader.check(result, self.reader.find_labels(None, batch, "embed"), "embed")
 
     def in_evaluation(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
         """Embed a batch in evaluation mode, beside the step: callbacks that listen to a submodule do not hear it."""

@@ -130,7 +130,7 @@ class EvaluationMonitor(Callback, ABC):
         Raises:
             UsageError: If there is no such submodule.
         """
-        self._reader.listen(pl_module)
+        self._reader.attach(pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Listen to the submodule, also where there was no fit, or where it was replaced."""
@@ -157,7 +157,7 @@ class EvaluationMonitor(Callback, ABC):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Expect embeddings."""
-        self._reader.expect()
+        self._reader.start_capture()
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
@@ -166,7 +166,7 @@ class EvaluationMonitor(Callback, ABC):
         """Read the embeddings of this batch; an error waits for the end of the epoch."""
         self._batches[dataloader_idx] += 1
         if not self._wants(trainer, dataloader_idx):
-            self._reader.dismiss()
+            self._reader.stop_capture()
             return
         try:
             first = self._seen[dataloader_idx]
@@ -238,7 +238,7 @@ class EvaluationMonitor(Callback, ABC):
         else:
             self._measure(trainer, pl_module, stage_of(trainer), failed)
             if self._seen and not failed:
-                self._reader.worked.add(step_of(trainer))
+                self._reader.successful_steps.add(step_of(trainer))
         self._begin()
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -379,7 +379,7 @@ class BatchMonitor(EvaluationMonitor):
         """Read the embeddings that a step gave, or make them, in evaluation mode; and the labels."""
         if self.embed is None:
             return self._reader.read(outputs, batch, step)
-        self._reader.dismiss()
+        self._reader.stop_capture()
         return self.embed.in_evaluation(trainer, trainer.lightning_module, batch)
 
     def _is_measured(self, trainer: Trainer) -> bool:
@@ -391,7 +391,7 @@ class BatchMonitor(EvaluationMonitor):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Expect embeddings where this batch is to be measured."""
         if self._is_measured(trainer):
-            self._reader.expect()
+            self._reader.start_capture()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

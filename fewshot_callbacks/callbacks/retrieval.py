@@ -199,7 +199,7 @@ class Parts:
             UsageError: If there are no embeddings or labels, or they do not fit each other.
         """
         if self.embed is not None:
-            self.reader.dismiss()
+            self.reader.stop_capture()
             side: Side = self.embed.in_evaluation(trainer, trainer.lightning_module, batch)
         elif (sides := _two_sides(self.reader, outputs, batch, step_of(trainer), first)) is not None:
             self.are_two = True
@@ -208,7 +208,7 @@ class Parts:
             return len(sides[0][1]), None
         else:
             side = self.reader.read(outputs, batch, step_of(trainer))
-        items, owner, views = len(side[1]), self.reader.owner, self.reader.shared.views
+        items, owner, views = len(side[1]), self.reader.owner, self.reader.embedding_source.views
         some: dict[bool, Any] = {False: slice(None)}
         if (where := self._flag(trainer)) is not None:
             hint = "" if callable(where) else f" Nor is there such a loader; there are {names_of_loaders(trainer)}."
@@ -226,7 +226,7 @@ class Parts:
             "ids": self.ids[part[1]] if isinstance(self.ids, tuple | list) else self.ids,
             "exclude": self.exclude,
         }
-        of_batch = outputs, batch, len(labels), self.reader.owner, self.reader.shared.views
+        of_batch = outputs, batch, len(labels), self.reader.owner, self.reader.embedding_source.views
         ids, groups = (None if one is None else read_names(name, one, *of_batch)[some] for name, one in entries.items())
         positions = None if places is None else places[some]
         self.stores[part].append(embeddings[some], labels[some], positions, ids, groups)
@@ -285,11 +285,11 @@ def _two_sides(reader: EmbeddingReader, outputs: Any, batch: Any, step: str, fir
     # zeros and ones are labels: those of items with several each
     if sides[0].shape[1] != sides[1].shape[1] or are_zeros_and_ones(sides[1]):
         return None
-    reader.dismiss()
+    reader.stop_capture()
     if isinstance(reader.labels, tuple | list):
         labels = [read_entry("labels", entry, outputs, batch, reader.owner) for entry in reader.labels]
     elif reader.labels is not None:
-        labels = [reader.labels_of(None, batch, step)] * 2
+        labels = [reader.find_labels(None, batch, step)] * 2
     elif STEP_KEYS[1] in outputs:
         labels = [outputs[STEP_KEYS[1]]] * 2
     elif len(sides[0]) != len(sides[1]):
@@ -300,7 +300,7 @@ def _two_sides(reader: EmbeddingReader, outputs: Any, batch: Any, step: str, fir
     else:  # a label for each row, another one than all other rows have, in every process
         rows, processes = torch.arange(first, first + len(sides[0]), device="cpu"), all_processes()
         labels = [Labels(rows * processes.count + processes.rank)] * 2
-    return [reader.checked(side, own, step) for side, own in zip(sides, labels, strict=True)]
+    return [reader.check(side, own, step) for side, own in zip(sides, labels, strict=True)]
 
 
 class Voters:

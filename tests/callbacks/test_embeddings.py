@@ -124,13 +124,13 @@ def test_the_monitor_embeds_in_evaluation_mode_where_the_module_validates_in_tra
 
 def test_only_the_calls_of_the_expected_step_are_kept() -> None:
     net, listening, points = Net().eval(), reader("encoder"), VALIDATION.tensors[0][:4]
-    listening.listen(net)
-    listening.listen(net)  # setup runs before each fit, validate and test
+    listening.attach(net)
+    listening.attach(net)  # setup runs before each fit, validate and test
     assert hooks(net) == 1
     net.embed(points)  # before the step
-    listening.expect()
+    listening.start_capture()
     net.embed(-points)  # an aborted step
-    listening.expect()
+    listening.start_capture()
     net.embed(points)
     embeddings, _ = listening.read(None, (points, L), "validation_step")
     assert embeddings.equal(net.embed(points).detach())
