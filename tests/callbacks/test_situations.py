@@ -184,7 +184,7 @@ def test_embeddings_of_any_precision(precision: str, autocast: torch.dtype | Non
 
     class Looks(Callback):
         def on_validation_epoch_end(self, *_: Any) -> None:
-            kept.update(batch.embeddings.dtype for batch in pair[0]._parts.stores[0, False]._batches)  # type: ignore[attr-defined]
+            kept.update(batch.embeddings.dtype for batch in pair[0]._collector.stores[0, False]._batches)  # type: ignore[attr-defined]
 
     def noted(module: Embeds, batch: Any) -> Tensor:
         embeddings = module(batch[0])
@@ -222,14 +222,14 @@ def test_embeddings_are_kept_without_their_gradient_and_dropped_when_they_are_me
 
     class Watch(Callback):
         def on_validation_batch_end(self, *_: Any) -> None:
-            [store] = watched[0]._parts.stores.values()  # type: ignore[attr-defined]
+            [store] = watched[0]._collector.stores.values()  # type: ignore[attr-defined]
             [moments] = watched[1]._moments.values()  # type: ignore[attr-defined]
             assert not moments.means.requires_grad
             assert not any(batch.embeddings.requires_grad for batch in store._batches)
             held.append(len(store))
 
         def on_validation_end(self, *_: Any) -> None:
-            held.append(len(watched[0]._parts.stores) + len(watched[1]._moments))  # type: ignore[attr-defined]
+            held.append(len(watched[0]._collector.stores) + len(watched[1]._moments))  # type: ignore[attr-defined]
 
     gap = gap_monitor(source=source, embed=lambda m, b: m(b[0]))
     logged = validated((*watched, gap, Watch()), net, inference_mode=False)
@@ -400,7 +400,7 @@ def is_clean(net: Net, *monitors: Any) -> bool:
     return hooks(net) == 0 and not any(
         monitor._reader._captured
         or monitor._failed
-        or getattr(getattr(monitor, "_parts", None), "stores", None)
+        or getattr(getattr(monitor, "_collector", None), "stores", None)
         or getattr(monitor, "_moments", None)
         for monitor in monitors
     )
