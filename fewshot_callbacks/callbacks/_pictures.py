@@ -155,7 +155,7 @@ class PictureCallback(Viewer):
 
         gallery = None if evaluated.gallery is None else items(evaluated.gallery, "gallery")
         queries = items(evaluated.queries, "items" if gallery is None else "queries")
-        return Model(evaluated.report, queries, gallery, name=evaluated.where)
+        return Model(evaluated.report, queries, gallery, name=evaluated.title)
 
     # -------------------------------------------------------------------------------------------------------------- hooks
 

@@ -113,7 +113,7 @@ class EmbeddingMap(PictureCallback):
                 columns = {"class": kinds, "item": positions.tolist()}
                 thumbnails = None if picture is None else _thumbnails(picture, places.tolist())
                 log_embedding(trainer, evaluated.key("embedding"), vectors, columns, self._policy, thumbnails)
-            return embedding_map(found, title=f"{evaluated.where}: the same classes in every epoch")
+            return embedding_map(found, title=f"{evaluated.title}: the same classes in every epoch")
 
         return {key: draw}
 

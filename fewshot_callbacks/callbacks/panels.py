@@ -176,7 +176,7 @@ class RetrievalPanels(PictureCallback):
                 for place, neighbours in zip(chosen[name], found, strict=True)
             ]
             self._tell_unreadable()
-            return retrieval_panels(rows, f"{evaluated.where}: {titles[name]}")
+            return retrieval_panels(rows, f"{evaluated.title}: {titles[name]}")
 
         return {evaluated.key(name): functools.partial(drawing, name) for name, some in chosen.items() if some}
 

@@ -94,7 +94,7 @@ class ScorePlots(PictureCallback):
 
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
         """Count confused classes; the figures are drawn when a logger wants them."""
-        model, report, where = self._model(evaluated), evaluated.report, evaluated.where
+        model, report, where = self._model(evaluated), evaluated.report, evaluated.title
         drawings: dict[str, Callable[[], Figure]] = {
             "recall_at_k": lambda: recall_at_k_curve(_recalls(report), f"{where}: recall@k"),
             **self._of_pairs(report, where),
