@@ -43,7 +43,7 @@ class ItemSet:
     groups: Labels | None = None
 
     def class_names(self, names: Names | None) -> dict[Label, str]:
-        """Return label -> name of its class: from `names`, from the attribute `classes` of the data set, or the label itself.
+        """Return label -> name of its class: by `names`, by the attribute `classes` of the data set, or the label itself.
 
         Examples:
             >>> items = ItemSet(torch.empty(3, 2), [1, 7, (0, 7)], torch.arange(3), "val", None)
