@@ -31,7 +31,7 @@ def drawn_of(net: Any, loaders: Any, *, fails: bool = False, **settings: Any) ->
     """What this process draws, and what it says."""
     callback = told(worst=4, mistakes=4, sample=4, k=3, images=by_index_or_value)
     if fails and torch.distributed.get_rank() == 1:
-        callback._share_kept = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+        callback._gather_kept = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
     own = "ids" in settings
     with (
         mock.patch.object(panels, "retrieval_panels", Drawn()) as seen,
