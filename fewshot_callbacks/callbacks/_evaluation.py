@@ -15,7 +15,8 @@ A validation or a test runs in this order:
     teardown, or on_exception
                          removes the hook, and drops what was collected
 
-Every rank logs the same values, through `log_synced_values`. An interrupted epoch logs nothing.
+Every rank logs the same values, through `EvaluationMonitor._log`: `val/mAP` of a `RetrievalMonitor`, `val/J` of a
+`DiscriminantRatioMonitor`. The loggers of rank 0 write them. An interrupted epoch logs nothing.
 """
 
 from __future__ import annotations
@@ -399,7 +400,7 @@ class BatchMonitor(EvaluationMonitor):
     """Measures each loader by itself, and in training one batch in `every_n_steps`.
 
     A subclass sets `_training_keys` and `_better`, and implements `_collect`, `_forget`, `_names`, `_measure_loader` and
-    `_measure_batch`. `DiscriminantRatioMonitor` is one to learn from.
+    `_measure_batch`. `EmbeddingHealthMonitor` is one to learn from.
 
     Args:
         source: See `EmbeddingReader`.
