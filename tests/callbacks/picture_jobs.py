@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.callbacks import panels
 from tests.callbacks.gloo_jobs import ITEMS, OwnSampler, parallel, shorter, uneven
-from tests.callbacks.models import loader, retrieval, tagged, trainer
+from tests.callbacks.models import loader, multi_label_items, retrieval, trainer
 from tests.callbacks.pictured import AsGiven, Drawn, told
 
 
@@ -61,7 +61,7 @@ def answers(folder: Path) -> dict[str, Any]:
     return {
         "words": drawn_of(Words(), loader(uneven())),
         "gallery": drawn_of(AsGiven(), [loader(shorter()), loader(uneven())], gallery=1),
-        "targets": drawn_of(AsGiven(), loader(tagged(ITEMS))),
+        "targets": drawn_of(AsGiven(), loader(multi_label_items(ITEMS))),
         "own sampler": drawn_of(WithIds(), own, ids="id"),
         "fails": drawn_of(AsGiven(), loader(uneven()), fails=True),
     }

@@ -25,7 +25,7 @@ from fewshot_callbacks.callbacks import RetrievalPanels
 from fewshot_callbacks.callbacks import panels as panels_module
 from fewshot_callbacks.callbacks._pictures import ImageReader, first_part, has_index
 from fewshot_callbacks.callbacks.panels import KeptImages, mixed
-from tests.callbacks.models import Net, items, loader, retrieval, said, trainer
+from tests.callbacks.models import Net, items, loader, messages_of, retrieval, trainer
 from tests.callbacks.pictured import SETS, AsGiven, Drawn, assert_rows, brute_force, told
 
 DATA = items()
@@ -57,7 +57,7 @@ def validated(net: Net, loaders: Any, panels: RetrievalPanels, monitor: Any = No
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer(monitor or retrieval(), panels).validate(net, loaders, verbose=False)
-    return [words for words in said(caught) if "Panels" in words or "picture" in words]
+    return [words for words in messages_of(caught) if "Panels" in words or "picture" in words]
 
 
 class Adds(AsGiven):
