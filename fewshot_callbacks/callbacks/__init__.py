@@ -1,4 +1,10 @@
-"""Lightning callbacks: they collect embeddings in a running Trainer, evaluate them and log the results."""
+"""Lightning callbacks: they collect embeddings in a running Trainer, evaluate them and log the results.
+
+A new monitor of a number is a `BatchMonitor` (`_evaluation.py`, which also tells in which order hooks run, and which process
+logs). `_collect` appends a batch to an `EmbeddingStore`; `_measure_loader` passes the whole set to a function of
+`functional/` and returns name -> value; `_names` and `_better` declare the names. `EmbeddingHealthMonitor` is one to learn
+from. A new picture is a `PictureCallback` (`_pictures.py`) whose `_figures` returns key -> a function that draws.
+"""
 
 from fewshot_callbacks.callbacks.discriminant_ratio import DiscriminantRatioMonitor
 from fewshot_callbacks.callbacks.embedding_health import EmbeddingHealthMonitor

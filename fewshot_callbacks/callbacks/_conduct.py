@@ -1,4 +1,4 @@
-"""How a callback behaves inside somebody's training: an error need not end it; long work shows a bar, and takes a share."""
+"""How a callback behaves inside somebody's training: which errors end it, a progress bar, and a share of its time."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class UsageError(ValueError):
 
 
 def check_at_least(least: int, owner: str, **numbers: int | None) -> None:
-    """Refuse a setting that is too small; None is none.
+    """Check numbers by the names of their settings; None passes.
 
     Raises:
-        ValueError: With its name and value.
+        ValueError: If one is below `least`; with its name and value.
     """
     for name, number in numbers.items():
         if number is not None and number < least:
@@ -41,28 +41,30 @@ class FailurePolicy:
     """
 
     def __init__(self, owner: str, strict: bool | None) -> None:
-        self.owner, self.strict = owner, strict
-        self._shown: set[str] = set()
+        self.owner = owner
+        self.strict = strict
+        # kinds of warnings that this run has shown
+        self._shown_kinds: set[str] = set()
 
     def begin(self) -> None:
-        """Forget the warnings of an earlier run."""
-        self._shown = set()
+        """Begin a run: forget the warnings of the run before."""
+        self._shown_kinds = set()
 
     def handle(self, error: Exception, consequence: str) -> None:
-        """Raise the error, or warn once of it and of what it means for the log."""
+        """Raise the error, or warn of it and of its consequence for the log, once for each kind of error."""
         if self.strict:
             raise error
-        words = str(error) or type(error).__name__
+        message = str(error) or type(error).__name__
         if self.strict is None and isinstance(error, UsageError):
-            raise UsageError(f"{words} ({self.owner}(strict=False) warns instead, and logs NaN.)") from error
-        # another count of bad rows, at another epoch, is the same error
-        kind = type(error).__name__ + without_digits(words)[:60]
-        cause = "" if isinstance(error, ValueError | RemoteError) else f"{type(error).__name__}: "
-        self.warn(f"{consequence} {cause}{words} (Shown once; {self.owner}(strict=True) raises instead.)", kind)
+            raise UsageError(f"{message} ({self.owner}(strict=False) warns instead, and logs NaN.)") from error
+        # Errors that differ only in numbers, such as a count of rows or an epoch, are of one kind.
+        kind = type(error).__name__ + without_digits(message)[:60]
+        error_type = "" if isinstance(error, ValueError | RemoteError) else f"{type(error).__name__}: "
+        self.warn(f"{consequence} {error_type}{message} (Shown once; {self.owner}(strict=True) raises instead.)", kind)
 
     @contextmanager
     def handling(self, consequence: str) -> Iterator[None]:
-        """Handle an error inside the block: a metric must not end a training."""
+        """Handle an error inside the block as `handle` does. After a warning, the code behind the block runs."""
         try:
             yield
         except Exception as error:
@@ -70,70 +72,79 @@ class FailurePolicy:
 
     @contextmanager
     def going_on(self, kind: str, fact: str, remedy: str = "The run goes on without it.") -> Iterator[None]:
-        """Turn an error inside the block into a warning, once for each kind and type of error."""
+        """Turn an error inside the block into a warning, once for each kind and type of error; even if `strict` is True."""
         try:
             yield
         except Exception as error:  # a picture must not end a training
-            name = type(error).__name__
-            words = f"{self.owner}: {fact} ({name}: {error}). {remedy} (Shown once for such errors.)"
-            self.warn(words, f"{kind}: {name}")
+            error_type = type(error).__name__
+            message = f"{self.owner}: {fact} ({error_type}: {error}). {remedy} (Shown once for such errors.)"
+            self.warn(message, f"{kind}: {error_type}")
 
-    def warn(self, words: str, kind: str | None = None) -> None:
+    def warn(self, message: str, kind: str | None = None) -> None:
         """Warn, on the first rank; with a `kind`, once for each kind in a run."""
         if kind is None or self.is_new(kind):
-            warn(words)
+            warn(message)
 
     def is_new(self, kind: str) -> bool:
-        """Whether this is the first time in a run that this kind is asked for."""
-        if kind in self._shown:
+        """Return whether this is the first call with this kind in a run."""
+        if kind in self._shown_kinds:
             return False
-        self._shown.add(kind)
+        self._shown_kinds.add(kind)
         return True
 
 
-def without_digits(words: str) -> str:
-    """Remove the digits, so that messages that differ only in numbers are of one kind."""
-    return "".join(character for character in words if not character.isdigit())
+def without_digits(text: str) -> str:
+    """Return a text without its digits, so that messages that differ only in numbers are of one kind."""
+    return "".join(character for character in text if not character.isdigit())
 
 
-# An evaluation that is shorter than this shows no progress bar, which would be gone as soon as it is seen.
+# An evaluation that is shorter than this shows no progress bar, which would vanish before it is read.
 QUIET_SECONDS = 1.0
 
 
 @contextmanager
-def evaluation_progress(trainer: Trainer, words: str, unit: str = "pair") -> Iterator[Callable[[int, int], None]]:
-    """A function of (units done, units in all) that shows them, if the evaluation is long and the Trainer shows bars."""
+def evaluation_progress(trainer: Trainer, description: str, unit: str = "pair") -> Iterator[Callable[[int, int], None]]:
+    """Yield a function of (units done, units in all). It shows a bar if the work is long and the Trainer shows bars.
+
+    The bar is the Trainer's own Rich display, or else one of tqdm; it is on the first rank only, and removed at the end.
+    """
     trainer_bar = trainer.progress_bar_callback
-    shown = trainer_bar is not None and not getattr(trainer_bar, "is_disabled", False) and trainer.is_global_zero
-    started, bar, task = time.monotonic(), None, None
-    rich = trainer_bar if isinstance(trainer_bar, RichProgressBar) else None
-    progress = getattr(rich, "progress", None)
+    is_enabled = trainer_bar is not None and not getattr(trainer_bar, "is_disabled", False) and trainer.is_global_zero
+    uses_rich = isinstance(trainer_bar, RichProgressBar)
+    # Rich's display; None before the Trainer has made it
+    rich_display = getattr(trainer_bar, "progress", None) if uses_rich else None
+    rich_task = None
+    tqdm_bar = None
+    started = time.monotonic()
 
     def show(done: int, total: int) -> None:
-        nonlocal bar, task
-        if not shown or time.monotonic() - started < QUIET_SECONDS:
+        nonlocal tqdm_bar, rich_task
+        if not is_enabled or time.monotonic() - started < QUIET_SECONDS:
             return
-        if progress is not None:
-            task = progress.add_task(words, total=total) if task is None else task
-            progress.update(task, completed=done, total=total)
-        # tqdm and Rich would write into one another.
-        elif rich is None:
-            if bar is None:
-                bar = tqdm(desc=words, total=total, unit=unit, unit_scale=True, leave=False, dynamic_ncols=True)
-            bar.total = total
-            bar.update(done - bar.n)
+        if rich_display is not None:
+            if rich_task is None:
+                rich_task = rich_display.add_task(description, total=total)
+            rich_display.update(rich_task, completed=done, total=total)
+        # tqdm beside Rich would spoil the lines of both.
+        elif not uses_rich:
+            if tqdm_bar is None:
+                tqdm_bar = tqdm(
+                    desc=description, total=total, unit=unit, unit_scale=True, leave=False, dynamic_ncols=True
+                )
+            tqdm_bar.total = total
+            tqdm_bar.update(done - tqdm_bar.n)
 
     try:
         yield show
     finally:
-        if bar is not None:
-            bar.close()
-        if progress is not None and task is not None:
-            progress.remove_task(task)
+        if tqdm_bar is not None:
+            tqdm_bar.close()
+        if rich_display is not None and rich_task is not None:
+            rich_display.remove_task(rich_task)
 
 
 class Stopwatch:
-    """Measures the share of a run's time that something takes, by the clock on the wall.
+    """Measures the share of wall-clock time since it was made that some work takes.
 
     Examples:
         >>> watch = Stopwatch()
@@ -144,7 +155,8 @@ class Stopwatch:
     """
 
     def __init__(self) -> None:
-        self._began, self.seconds = time.perf_counter(), 0.0
+        self._began = time.perf_counter()
+        self.seconds = 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -157,13 +169,13 @@ class Stopwatch:
 
     @property
     def share(self) -> float:
-        """Time inside of the blocks, divided by the time since the run began."""
-        # At the very beginning no time may have passed by the clock.
+        """Time inside the blocks, divided by the time since this object was made."""
+        # At the very beginning the clock may show that no time has passed.
         return self.seconds / max(time.perf_counter() - self._began, 1e-9)
 
 
 class Schedule:
-    """Decides in which epochs a callback does its work; several validations of one epoch are all worked on.
+    """Decides in which epochs a callback works; in such an epoch at each of its validations, as far as `max_share` allows.
 
     Args:
         every_n_epochs: Work at most in one of this number of epochs, beginning with the first.
@@ -180,25 +192,32 @@ class Schedule:
             raise ValueError(
                 f"{owner}(max_share={max_share}) is not a share between 0 and 1. Pass, for instance, 0.05, or None."
             )
-        self.every_n_epochs, self.max_share, self.owner = every_n_epochs, max_share, owner
+        self.every_n_epochs = every_n_epochs
+        self.max_share = max_share
+        self.owner = owner
         self.begin()
 
     def begin(self, watch: Stopwatch | None = None) -> None:
-        """Begin a run, on a clock of its own or on that of another callback, which has begun it."""
+        """Begin a run with a new stopwatch, or with that of another callback."""
         self.watch = Stopwatch() if watch is None else watch
+        # last epoch with work
         self._last_epoch: int | None = None
         self._has_told = False
 
     def is_due(self, epoch: int) -> bool:
-        """Decide, by the clock of the first process, and say once that epochs are skipped. Collective."""
-        # Clocks differ a little: if each process asked its own, some would wait for others that do not come.
+        """Return whether this epoch is one of work, by the clock of the first process. *Collective*.
+
+        A message says once that epochs are skipped.
+        """
+        # Clocks differ a little: if each process asked its own, some would work and wait for those that do not.
         due = bool(broadcast_object(self._decide(epoch)))
         if due:
             self._last_epoch = epoch
         return due
 
     def _decide(self, epoch: int) -> bool:
-        # An equal epoch is another validation of the one that was due.
+        """Return whether this epoch is one of work by the clock of this process."""
+        # An equal epoch is another validation of the last epoch with work.
         if self._last_epoch is not None and 0 < epoch - self._last_epoch < self.every_n_epochs:
             return False
         if self.max_share is None or self.watch.share <= self.max_share:

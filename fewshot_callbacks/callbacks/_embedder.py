@@ -1,4 +1,4 @@
-"""How a batch becomes embeddings outside any step; and the training classes that are embedded so."""
+"""Embeds batches outside any step, and a sample of the training classes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fewshot_callbacks.trainer.side_effects import evaluation_mode
 # (embeddings, labels).
 Embed = str | Callable[[LightningModule, Any], Tensor | tuple[Tensor, Any]]
 
-# Two embeddings of one item further apart than this, relative to their length, were not made in the same way.
-MOVED = 0.01
+# Distance of two embeddings of one item, relative to their length, above which they were not made in the same way.
+LARGEST_DIFFERENCE = 0.01
 
 
 class Embedder:
-    """Makes embeddings of a batch that no step sees.
+    """Embeds a batch outside any step.
 
     Args:
         embed: See `Embed`; by default the submodule that the reader's source names, or else the module itself.
@@ -40,36 +40,38 @@ class Embedder:
 
     def __init__(self, embed: Embed | None, reader: EmbeddingReader) -> None:
         self.embed = reader.source if embed is None and isinstance(reader.source, str) else embed
-        self.reader, self.owner = reader, reader.owner
+        self.reader = reader
+        self.owner = reader.owner
 
     def __call__(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
-        """Embed a batch that has arrived on the device, and read its labels."""
+        """Embed a batch that is on the device, and read its labels."""
         # In the precision of a step, whose embeddings these are compared with.
         with trainer.precision_plugin.val_step_context():
-            result: Any = self.embed(module, batch) if callable(self.embed) else self._called(module, batch)
+            result: Any = self.embed(module, batch) if callable(self.embed) else self._call_submodule(module, batch)
         key = self.reader.keys[0]
-        # A forward method or a function may return what the step returns.
+        # A forward method or a function may return the same mapping as the step.
         if isinstance(result, Mapping) and key in result:
             result = result[key]
         if isinstance(result, tuple) and len(result) == 2:
-            return self.reader.checked(*result, "embed")
-        return self.reader.checked(result, self.reader.labels_of(None, batch, "embed"), "embed")
+            return self.reader.check(*result, "embed")
+        return self.reader.check(result, self.reader.find_labels(None, batch, "embed"), "embed")
 
     def in_evaluation(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
-        """Embed a batch in evaluation mode, beside the step: callbacks that listen to a submodule do not hear it."""
+        """Embed a batch in evaluation mode. Hooks of `EmbeddingReader`s ignore these calls of submodules."""
         with hooks_ignored(), evaluation_mode(module):
             return self(trainer, module, batch)
 
-    def _called(self, module: LightningModule, batch: Any) -> Any:
-        inputs = _inputs(batch, self.owner)
+    def _call_submodule(self, module: LightningModule, batch: Any) -> Any:
+        """Return what the submodule that `embed` names, or the module itself, makes of the inputs of a batch."""
+        inputs = _find_inputs(batch, self.owner)
         if self.embed is not None:
             name, _, path = str(self.embed).partition(":")
-            output = self._output_of(module.get_submodule(name), name, inputs)
+            output = self._call(module.get_submodule(name), name, inputs)
             return follow(output, path, f"{self.owner}(embed={self.embed!r})")
         try:
-            return self._output_of(module, "", inputs)
-        # PyTorch raises it where a module has no `forward`; one that a module raises itself says something else.
+            return self._call(module, "", inputs)
         except NotImplementedError as error:
+            # PyTorch's own error of a module without `forward` names it; others are raised by the module.
             if "forward" not in str(error):
                 raise
             raise UsageError(
@@ -77,7 +79,12 @@ class Embedder:
                 "embed='name.of.a.submodule', or a function of (module, batch) that returns the embeddings."
             ) from error
 
-    def _output_of(self, module: nn.Module, name: str, inputs: Any) -> Any:
+    def _call(self, module: nn.Module, name: str, inputs: Any) -> Any:
+        """Call a module; `name` is that of a submodule, or empty.
+
+        Raises:
+            UsageError: If the inputs are several, and the module takes no list.
+        """
         try:
             return module(inputs)
         except (AttributeError, TypeError) as error:
@@ -91,71 +98,85 @@ class Embedder:
             ) from error
 
     def check_name(self, module: LightningModule) -> None:
-        """See that there is the submodule that is named.
+        """Check that the module has the submodule that `embed` names.
 
         Raises:
-            ValueError: If not; with the names that are near.
+            UsageError: If not; lists similar names.
         """
         if isinstance(self.embed, str):
             check_submodule(module, self.embed.partition(":")[0], f"{self.owner}(embed={self.embed!r})")
 
     def check(
-        self, trainer: Trainer, module: LightningModule, batch: Any, given: Tensor, similarity: Similarity
+        self, trainer: Trainer, module: LightningModule, batch: Any, step_embeddings: Tensor, similarity: Similarity
     ) -> None:
-        """See that a validation step made the embeddings of a batch in the same way.
+        """Check that a validation step embeds a batch in the same way.
 
         Args:
-            trainer: Runs the validation.
+            trainer: The Trainer.
             module: The module.
-            batch: What the step was given.
-            given: The embeddings that the step gave.
+            batch: What the step was called with.
+            step_embeddings: The embeddings of the step.
             similarity: What is compared; cosine does not see the length of an embedding.
 
         Raises:
-            ValueError: If they differ by more than rounding does.
+            UsageError: If the embeddings differ by more than rounding.
         """
-        own, _ = self.in_evaluation(trainer, module, batch)
+        embeddings, _ = self.in_evaluation(trainer, module, batch)
         if similarity == "cosine":
-            own, given = (torch.nn.functional.normalize(part.double(), dim=1) for part in (own, given))
-        self.compare(own, given, module, "validation_step", "comparing the two would mean nothing")
+            embeddings = torch.nn.functional.normalize(embeddings.double(), dim=1)
+            step_embeddings = torch.nn.functional.normalize(step_embeddings.double(), dim=1)
+        self.compare(embeddings, step_embeddings, module, "validation_step", "comparing the two would mean nothing")
 
-    def compare(self, own: Tensor, given: Tensor, module: LightningModule, step: str, consequence: str) -> None:
-        """See that two embeddings of the same items were made in the same way.
+    def compare(
+        self, embeddings: Tensor, step_embeddings: Tensor, module: LightningModule, step: str, consequence: str
+    ) -> None:
+        """Check that this embedder and a step have made the same embeddings of a batch.
 
         Args:
-            own: What this embedder made.
-            given: What the step gave.
+            embeddings: Those of this embedder.
+            step_embeddings: Those of the step.
             module: The module, for messages.
-            step: Name of the step.
-            consequence: What follows if they were not.
+            step: Name of the step, for messages.
+            consequence: What follows if they differ, for messages.
 
         Raises:
-            ValueError: If they differ by more than rounding does.
+            UsageError: If they differ by more than rounding.
         """
-        how = f"{type(module).__name__}.forward" if self.embed is None else f"The submodule {self.embed!r}"
-        how = "The function given as embed" if callable(self.embed) else how
+        if self.embed is None:
+            subject = f"{type(module).__name__}.forward"
+        elif callable(self.embed):
+            subject = "The function given as embed"
+        else:
+            subject = f"The submodule {self.embed!r}"
         fix = f"Pass embed=..., a function of (module, batch) that gives the embeddings of {step}."
-        if own.shape != given.shape:
+        if embeddings.shape != step_embeddings.shape:
             raise UsageError(
-                f"{self.owner}: {how} gives embeddings of shape {tuple(own.shape)} for a batch of which "
-                f"{step} gave {tuple(given.shape)}. {fix}"
+                f"{self.owner}: {subject} gives embeddings of shape {tuple(embeddings.shape)} for a batch of which "
+                f"{step} gave {tuple(step_embeddings.shape)}. {fix}"
             )
-        own, given = own.double(), given.double()
+        if not len(embeddings):
+            return
+        distances = (embeddings.double() - step_embeddings.double()).norm(dim=1)
         # The bound keeps a row of zeros from dividing by zero.
-        moved = float(((own - given).norm(dim=1) / given.norm(dim=1).clamp(min=1e-30)).max()) if len(own) else 0.0
-        if moved > MOVED:
+        lengths = step_embeddings.double().norm(dim=1).clamp(min=1e-30)
+        difference = float((distances / lengths).max())
+        if difference > LARGEST_DIFFERENCE:
             raise UsageError(
-                f"{self.owner}: {how} gives other embeddings than {step} for the same batch (they differ by up to "
-                f"{moved:.2g} of their length), so {consequence}. {fix}"
+                f"{self.owner}: {subject} gives other embeddings than {step} for the same batch (they differ by up to "
+                f"{difference:.2g} of their length), so {consequence}. {fix}"
             )
 
 
-def _inputs(batch: Any, owner: str) -> Any:
-    """Find the inputs of the model: the first part of a batch, or of a mapping its only entry besides the labels."""
+def _find_inputs(batch: Any, owner: str) -> Any:
+    """Return the inputs of the model: the first part of a batch, or of a mapping its only entry besides the labels.
+
+    Raises:
+        UsageError: If a mapping has several such entries, or none.
+    """
     if isinstance(batch, Mapping):
-        rest = [key for key in batch if key not in ("labels", "label", "targets", "target", "y")]
-        if len(rest) == 1:
-            return batch[rest[0]]
+        input_keys = [key for key in batch if key not in ("labels", "label", "targets", "target", "y")]
+        if len(input_keys) == 1:
+            return batch[input_keys[0]]
         raise UsageError(
             f"{owner}: the batch is a mapping with the keys {', '.join(map(repr, batch))}, and it is not known with "
             f"which of them the model is called. Pass embed=lambda module, batch: module(batch['...'])."
@@ -183,7 +204,7 @@ LABEL_COLUMNS = ("label", "labels", "target", "targets")
 
 @dataclass(eq=False)
 class TrainingClasses:
-    """A fixed sample of the items of some training classes.
+    """Draws a fixed sample of training items, and embeds it. The loader of the sample lives as long as a run.
 
     Args:
         data: The training set with evaluation transforms; by default that of the Trainer's data module.
@@ -191,7 +212,7 @@ class TrainingClasses:
         items_per_class: Number of items of each class.
         seed: Seed of the draw.
         owner: Name of the callback, for messages.
-        argument: The one that gives `data`, for messages.
+        argument: Name of the argument for `data`, for messages.
     """
 
     data: TrainingData | None
@@ -205,54 +226,74 @@ class TrainingClasses:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a run: there is no loader yet."""
+        """Begin a run: the sample is not drawn yet."""
         self._loader: DataLoader[Any] | None = None
-        self.items = 0  # of all ranks; known once there is a loader
+        # number of items of all ranks; 0 before the sample is drawn
+        self.items = 0
 
     def embedded(self, trainer: Trainer, embed: Embedder) -> EmbeddingStore:
-        """Embed this rank's share of the items in evaluation mode; the sanity check only sees that they are there."""
-        loader, store, module = self.loader(trainer), EmbeddingStore(), trainer.lightning_module
+        """Return the embeddings of this rank's share of the sample, in evaluation mode.
+
+        In the sanity check the sample is drawn, which may fail, but the store stays empty.
+        """
+        loader = self.loader(trainer)
+        store = EmbeddingStore()
         if trainer.sanity_checking:
             return store
-        words = "Embedding training classes"
-        # Other monitors may wait for the embeddings of a step.
-        with hooks_ignored(), evaluation_mode(module), evaluation_progress(trainer, words, unit="batch") as progress:
+        module = trainer.lightning_module
+        description = "Embedding training classes"
+        # This happens inside an epoch of validation: other monitors must not take these outputs for those of a step.
+        with (
+            hooks_ignored(),
+            evaluation_mode(module),
+            evaluation_progress(trainer, description, unit="batch") as progress,
+        ):
             for number, batch in enumerate(loader):
                 store.append(*embed(trainer, module, move_batch(trainer, batch)))
                 progress(number + 1, len(loader))
         return store
 
     def loader(self, trainer: Trainer) -> DataLoader[Any]:
-        """Make the loader of this rank's share of the items once in a run: item i goes to rank i modulo their number.
+        """Return the loader of this rank's share of the sample, which is drawn at the first call of a run.
+
+        Item i of the sample goes to rank i modulo the number of ranks.
 
         Raises:
-            ValueError: If the training set or its labels are not known.
+            UsageError: If the training set or its labels are not known.
         """
         if self._loader is not None:
             return self._loader
-        data = self._found(trainer)
-        given = ("batch_size", "num_workers", "collate_fn", "pin_memory") if isinstance(data, DataLoader) else ()
-        options = {name: getattr(data, name) for name in given}
-        options["batch_size"] = options.get("batch_size") or 64
-        dataset = data.dataset if given else data
-        chosen = class_subset(self._labels_of(dataset), self.classes, self.items_per_class, self.seed)
-        self.items = len(chosen)
-        # A loader of its own: that which was given has all items, and may shuffle them. Lightning would not know it, so
-        # that the items are dealt to the ranks here.
-        self._loader = DataLoader(Subset(dataset, chosen[trainer.global_rank :: process_count()].tolist()), **options)
+        data = self._training_data(trainer)
+        dataset = data
+        options: dict[str, Any] = {"batch_size": None}
+        if isinstance(data, DataLoader):
+            dataset = data.dataset
+            options = {name: getattr(data, name) for name in ("batch_size", "num_workers", "collate_fn", "pin_memory")}
+        if options["batch_size"] is None:
+            options["batch_size"] = 64
+        sample = class_subset(self._labels_of(dataset), self.classes, self.items_per_class, self.seed)
+        self.items = len(sample)
+        # The user's loader has all items, and may shuffle them. Lightning does not know this one, and adds no sampler.
+        share = sample[trainer.global_rank :: process_count()].tolist()
+        self._loader = DataLoader(Subset(dataset, share), **options)
         return self._loader
 
-    def _found(self, trainer: Trainer) -> Any:
+    def _training_data(self, trainer: Trainer) -> Any:
+        """Return the training set, or a loader of it.
+
+        Raises:
+            UsageError: If there is none, or it is neither a data set with a length nor a loader.
+        """
         data = self.data
         if data is None:
-            make = getattr(getattr(trainer, "datamodule", None), "training_data_for_evaluation", None)
-            if make is None:
+            make_data = getattr(getattr(trainer, "datamodule", None), "training_data_for_evaluation", None)
+            if make_data is None:
                 raise UsageError(
                     f"{self.owner} has no training set: pass {self.argument}=..., your training set "
                     "with the transforms of an evaluation, or give your data module a method training_data_for_evaluation() "
                     "that returns it."
                 )
-            data = make()
+            data = make_data()
         elif callable(data) and not isinstance(data, Dataset | DataLoader):
             data = data(trainer)
         if not isinstance(data, DataLoader) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
@@ -263,6 +304,11 @@ class TrainingClasses:
         return data
 
     def _labels_of(self, dataset: Any) -> Labels:
+        """Return the label of each item of a data set.
+
+        Raises:
+            UsageError: If the data set has none, or not one for each item.
+        """
         labels = labels_in(dataset)
         if labels is None:
             raise UsageError(
@@ -276,17 +322,17 @@ class TrainingClasses:
 
 
 def labels_in(dataset: Any) -> Any:
-    """Find the label of each item of a data set without reading an item; None where there are none.
+    """Return the label of each item of a data set without reading an item; None if it has no labels.
 
-    They are its attribute `labels` or `targets`; those of the data set that a `Subset` is of, or of the parts of a
+    Labels are its attribute `labels` or `targets`; those of the data set of a `Subset`, or of the parts of a
     `ConcatDataset`; the last tensor of a `TensorDataset`, if it holds integers; or the column of such a name of a `Table`.
     """
     for name in ("labels", "targets"):
         if getattr(dataset, name, None) is not None:
             return getattr(dataset, name)
     if isinstance(dataset, Subset):
-        whole = labels_in(dataset.dataset)
-        return None if whole is None else as_labels(whole, "labels", "labels_in")[torch.as_tensor(dataset.indices)]
+        labels = labels_in(dataset.dataset)
+        return None if labels is None else as_labels(labels, "labels", "labels_in")[torch.as_tensor(dataset.indices)]
     if isinstance(dataset, ConcatDataset):
         parts = [labels_in(part) for part in dataset.datasets]
         if any(part is None for part in parts):
@@ -295,6 +341,7 @@ def labels_in(dataset: Any) -> Any:
     if isinstance(dataset, TensorDataset):
         last = dataset.tensors[-1]
         return last if last.ndim == 1 and not (last.is_floating_point() or last.is_complex()) else None
-    column = next((name for name in LABEL_COLUMNS if name in (getattr(dataset, "column_names", None) or ())), None)
-    # The slice reads the column where the data set only returns a view of it, as `datasets` does from version 4 on.
+    column_names = getattr(dataset, "column_names", None) or ()
+    column = next((name for name in LABEL_COLUMNS if name in column_names), None)
+    # The slice reads the column: from version 4 on, `datasets` returns only a view of it.
     return None if column is None else dataset[column][:]

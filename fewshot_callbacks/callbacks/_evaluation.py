@@ -1,4 +1,23 @@
-"""Base of the monitors of a validation or test set: reads the steps, agrees with the other ranks, logs."""
+"""Bases of the monitors that measure a validation or test set: they read the steps, agree with the other ranks, and log.
+
+    EvaluationMonitor    reads every batch, and calls `_measure` at the end of the epoch
+    BatchMonitor         measures each loader by itself, and single training batches
+    functions            loaders, stages and ends of keys
+
+A validation or a test runs in this order:
+
+    setup                on every rank; forgets the run before
+    on_*_start           adds the hook to the submodule that embeddings come from
+    on_*_epoch_start     forgets the set before
+    on_*_batch_start     starts to capture what the submodule returns
+    on_*_batch_end       `_collect` reads the batch; an error is kept in `_failed`
+    on_*_epoch_end       all ranks exchange their errors, then `_measure` measures and logs: collective
+    teardown, or on_exception
+                         removes the hook, and drops what was collected
+
+Every rank logs the same values, through `EvaluationMonitor._log`: `val/mAP` of a `RetrievalMonitor`, `val/J` of a
+`DiscriminantRatioMonitor`. The loggers of rank 0 write them. An interrupted epoch logs nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +49,10 @@ Loaders = int | str | Sequence[int | str]
 class EvaluationMonitor(Callback, ABC):
     """Reads the embeddings of each validation and test batch; subclasses measure them at the end of the epoch.
 
-    Nothing of Lightning's sanity check is measured, but a step that returns no embeddings is an error there, too. An error
-    while reading is kept until the end of the epoch, so that all ranks learn of it together and none waits for another.
+    Nothing is measured in Lightning's sanity check, but a step that returns no embeddings is an error there, too. An error
+    of one rank is kept until the end of the epoch, so that all ranks learn of it together and none waits for another.
+
+    A subclass implements `_collect`, `_measure`, `_forget` and `_keys`.
 
     Args:
         source: See `EmbeddingReader`.
@@ -40,9 +61,20 @@ class EvaluationMonitor(Callback, ABC):
     """
 
     loaders: Loaders | None = None
-    _weights: list[int]  # see `weight_fingerprints`
-    _has_training_items: bool  # they were embedded in this validation, or could not be
+
+    # State of one epoch, which `_begin` resets.
+    # error of each loader that could not be read on this rank
+    _failed: dict[int, Exception]
+    # numbers of items and of batches of each loader so far
+    _seen: Counter[int]
+    _batches: Counter[int]
+    # weights with which training items are embedded, see `weight_fingerprints`
+    _weights: list[int]
+    # whether training items were embedded in this validation, or could not be
+    _has_training_items: bool
     _training_error: Exception | None
+
+    # Ends of messages, which subclasses replace.
     _remedy_for_two = "Keep one of them."
     _remedy_for_weights = ""
     _remedy_for_logged_twice = ""
@@ -55,15 +87,22 @@ class EvaluationMonitor(Callback, ABC):
 
     @abstractmethod
     def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
-        """Read a batch, and return the number of its items. `first`: index of the first in this rank's pass."""
+        """Read a batch, and return the number of its items. `first` is the index of its first item in this rank's pass."""
 
     @abstractmethod
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        """Measure the collected set and log the values. `failed`: the error of any rank, by loader."""
+        """Measure the collected set and log the values. `failed` is equal on all ranks. *Collective*.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: The module.
+            stage: `val` or `test`.
+            failed: Loader -> the error of the lowest rank that could not read it.
+        """
 
     @abstractmethod
     def _forget(self) -> None:
-        """Drop the collected set."""
+        """Drop the collected set. Called before each epoch, after it, and when the run ends or fails."""
 
     @abstractmethod
     def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
@@ -78,18 +117,17 @@ class EvaluationMonitor(Callback, ABC):
         return stage
 
     def _prepare(self, trainer: Trainer) -> None:
-        """Do what may fail on one rank alone, before all agree on what has failed: by default nothing."""
+        """Make checks at the end of an epoch that may fail on one rank alone; not collective, by default none."""
 
     def _needs_training_items(self, trainer: Trainer) -> bool:
-        """Decide whether items of training are embedded beside the steps of this validation: by default none are."""
+        """Return whether training items are embedded beside the steps of this validation: by default none are."""
         return False
 
     def _embed_training_items(self, trainer: Trainer) -> None:
-        """Embed this rank's share of the items of training."""
+        """Embed this rank's share of the training items. Not collective."""
 
     def _wants(self, trainer: Trainer, loader: int) -> bool:
-        """Decide whether the batches of a loader are read."""
-        # a set that lacks a batch is not measured
+        """Return whether the batches of a loader are read; not after an error, since a set that lacks a batch is no set."""
         return loader not in self._failed and loader in self._read_loaders(trainer)
 
     def _read_loaders(self, trainer: Trainer) -> Collection[int]:
@@ -97,17 +135,19 @@ class EvaluationMonitor(Callback, ABC):
         return ends_of_loaders(trainer, self.loaders)
 
     def _check_loaders(self, trainer: Trainer) -> None:
-        """See that there are the loaders that were asked for.
+        """Check that the Trainer has the loaders that the user named.
 
         Raises:
-            UsageError: If not; with those that there are.
+            UsageError: If not; names those that it has.
         """
-        for loader in () if self.loaders is None else several(self.loaders):
+        if self.loaders is None:
+            return
+        for loader in several(self.loaders):
             if loader_index(trainer, loader) is None:
                 raise UsageError(no_such_loader(trainer, f"{self._policy.owner}(loaders={self.loaders!r}), {loader!r}"))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin a run.
+        """Begin a run: forget the run before.
 
         Raises:
             ValueError: If another monitor of this kind would log under the same keys: Lightning would log their mean.
@@ -118,28 +158,29 @@ class EvaluationMonitor(Callback, ABC):
                     f"Two {self._policy.owner}s in one Trainer would log under the same keys, and Lightning would log "
                     f"their mean. {self._remedy_for_two}"
                 )
+        # keys that others logged in the sanity check; None without one
         self._logged_in_sanity_check: set[str] | None = None
-        self._has_looked_at_keys = False
+        self._has_checked_keys = False
         self._begin()
         self._policy.begin()
         self._reader.begin()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen to the submodule that embeddings come from, now that the module has made its layers.
+        """Add the hook to the submodule that embeddings come from, now that the module has made its layers.
 
         Raises:
             UsageError: If there is no such submodule.
         """
-        self._reader.listen(pl_module)
+        self._reader.attach(pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen to the submodule, also where there was no fit, or where it was replaced."""
+        """Add the hook without a fit, or to a layer that was replaced since its start."""
         self.on_fit_start(trainer, pl_module)
 
     on_test_start = on_validation_start
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
-        """Remove hooks and embeddings, also when the run was stopped."""
+        """Remove the hook, and drop the embeddings; of an interrupted epoch nothing is measured or logged."""
         self._reader.detach()
         self._begin()
 
@@ -148,7 +189,8 @@ class EvaluationMonitor(Callback, ABC):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new set."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self._look_at_keys(trainer)  # where the loaders were not known before
+            # Without a sanity check the loaders were not known at the start of the training.
+            self._check_keys(trainer)
         self._begin()
         if self._needs_training_items(trainer):
             self._weights = weight_fingerprints(pl_module)
@@ -156,8 +198,8 @@ class EvaluationMonitor(Callback, ABC):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Expect embeddings."""
-        self._reader.expect()
+        """Capture what the submodule returns from now on."""
+        self._reader.start_capture()
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
@@ -166,25 +208,26 @@ class EvaluationMonitor(Callback, ABC):
         """Read the embeddings of this batch; an error waits for the end of the epoch."""
         self._batches[dataloader_idx] += 1
         if not self._wants(trainer, dataloader_idx):
-            self._reader.dismiss()
+            self._reader.stop_capture()
             return
         try:
             first = self._seen[dataloader_idx]
             self._seen[dataloader_idx] += self._collect(trainer, dataloader_idx, first, outputs, batch)
-            self._see_weights(trainer, is_first=first == 0)
+            if first == 0:
+                self._after_first_batch(trainer)
         except Exception as error:  # a metric must not end a training
             self._failed[dataloader_idx] = error
 
-    def _see_weights(self, trainer: Trainer, *, is_first: bool) -> None:
-        """Embed the items of training at the first batch; compare the weights at the first batch of each other loader.
+    def _after_first_batch(self, trainer: Trainer) -> None:
+        """Embed the training items after the first batch; after the first batch of each other loader, compare the weights.
 
-        At the end of the epoch the weights may be others again: a callback that averages them takes the averages for the
-        steps alone, and may be asked before this one.
+        The end of the epoch would be too late: a callback that averages weights exchanges them for the steps alone, and may
+        have changed them back by then.
 
         Raises:
             UsageError: If the weights have changed.
         """
-        if not is_first or not self._needs_training_items(trainer):
+        if not self._needs_training_items(trainer):
             return
         if not self._has_training_items:
             self._weights = weight_fingerprints(trainer.lightning_module)
@@ -193,7 +236,7 @@ class EvaluationMonitor(Callback, ABC):
             raise UsageError(self._changed_weights())
 
     def _try_training_items(self, trainer: Trainer) -> None:
-        """Embed the items of training, once; an error is one of all loaders, and waits for the end of the epoch."""
+        """Embed the training items, once; an error counts for all loaders, and waits for the end of the epoch."""
         self._has_training_items = True
         try:
             self._embed_training_items(trainer)
@@ -201,17 +244,18 @@ class EvaluationMonitor(Callback, ABC):
             self._training_error = error
 
     def _changed_weights(self) -> str:
+        """Say that weights have changed, and how to avoid it."""
         return (
             f"{self._policy.owner}: the weights have changed since the training items were embedded, which is at the first "
             f"batch of a validation. Both are compared, so that their weights must be the same. Exchange weights before the "
             f"first batch and after the last one alone.{self._remedy_for_weights}"
         )
 
-    def _share_of_training_items(self, trainer: Trainer) -> None:
-        """Embed the items of training where no step has had a batch of this rank; raise what went wrong before.
+    def _check_training_items(self, trainer: Trainer) -> None:
+        """Embed the training items if this rank had no batch; raise an error that has waited for the end of the epoch.
 
         Raises:
-            UsageError: If the weights may not be those of the steps of other ranks.
+            UsageError: If the weights may differ from those of the steps of other ranks.
         """
         if self._needs_training_items(trainer) and not self._has_training_items and not self._failed:
             if self._weights != weight_fingerprints(trainer.lightning_module):
@@ -221,28 +265,39 @@ class EvaluationMonitor(Callback, ABC):
             raise self._training_error
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure the set, before checkpoints and early stopping read the values."""
+        """Measure the set, before checkpoints and early stopping read the values. *Collective*."""
         try:
             self._check_loaders(trainer)
             self._prepare(trainer)
-            self._share_of_training_items(trainer)
+            self._check_training_items(trainer)
         except Exception as error:  # a metric must not end a training
-            self._failed.update(dict.fromkeys(range(len(suffixes(trainer)) or 1), error) | self._failed)
-        # Before anything is measured: a rank that has failed would not take part, and the others would wait for it.
-        everywhere = gather_objects({loader: portable(error) for loader, error in self._failed.items()})
-        # the lowest rank's error, the same one everywhere
-        failed = {loader: error for errors in reversed(everywhere) for loader, error in errors.items()}
+            # It counts for all loaders that have no error of their own.
+            for loader in range(len(suffixes(trainer)) or 1):
+                self._failed.setdefault(loader, error)
+        failed = self._gather_errors()
         if trainer.sanity_checking:
             for failure in failed.values():
                 self._policy.handle(failure, "The sanity check shows that validation cannot be measured.")
         else:
             self._measure(trainer, pl_module, stage_of(trainer), failed)
             if self._seen and not failed:
-                self._reader.worked.add(step_of(trainer))
+                self._reader.successful_steps.add(step_of(trainer))
         self._begin()
 
+    def _gather_errors(self) -> dict[int, Exception]:
+        """Return loader -> the error of the lowest rank that has one, the same on all ranks. *Collective*.
+
+        All ranks must know of an error before anything is measured: a rank that has failed would not take part, and the
+        others would wait for it.
+        """
+        by_rank = gather_objects({loader: portable(error) for loader, error in self._failed.items()})
+        failed: dict[int, Exception] = {}
+        for errors in reversed(by_rank):
+            failed |= errors
+        return failed
+
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note what others have logged in the sanity check."""
+        """Keep the keys that were logged in the sanity check, all of them by others: this monitor logs nothing there."""
         self._logged_in_sanity_check = set(trainer.callback_metrics)
 
     on_test_epoch_start, on_test_epoch_end = on_validation_epoch_start, on_validation_epoch_end
@@ -252,34 +307,48 @@ class EvaluationMonitor(Callback, ABC):
         """Check the keys that checkpoints, early stopping and schedulers monitor.
 
         Raises:
-            UsageError: If one waits for a key that is a known one misspelt, and the sanity check showed that nobody logs it.
+            UsageError: If a callback waits for a key that nobody logged in the sanity check, and that is a misspelt key of a
+                monitor.
         """
         look_for_wrong_modes(trainer, self._keys_of_training(), None, self._policy)
-        self._look_at_keys(trainer)
+        self._check_keys(trainer)
 
-    def _look_at_keys(self, trainer: Trainer) -> None:
+    def _check_keys(self, trainer: Trainer) -> None:
         """Check the keys of the validation, once in a fit, as soon as its loaders are known."""
-        if self._has_looked_at_keys or not evaluation_loaders(trainer):
+        if self._has_checked_keys or not evaluation_loaders(trainer):
             return
-        self._has_looked_at_keys = True
-        own, logged = self._keys(trainer), self._logged_in_sanity_check
-        self._tell_logged_twice(own.keys() & (logged or ()))
-        look_for_wrong_modes(trainer, own, logged, self._policy)
-        # One looks for all: a key that another monitor logs is no mistake.
-        monitors = [each for each in trainer.callbacks if isinstance(each, EvaluationMonitor)]  # type: ignore[attr-defined]
+        self._has_checked_keys = True
+        keys = self._keys(trainer)
+        logged = self._logged_in_sanity_check
+        self._warn_of_keys_logged_twice(keys.keys() & (logged or ()))
+        look_for_wrong_modes(trainer, keys, logged, self._policy)
+        # The first monitor checks for all: a key that another monitor logs is not misspelt.
+        callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
+        monitors = [callback for callback in callbacks if isinstance(callback, EvaluationMonitor)]
         if monitors[0] is self:
-            known = set().union(*(each._keys(trainer) for each in monitors))
+            known: set[str] = set()
+            for monitor in monitors:
+                known.update(monitor._keys(trainer))
             look_for_misspelt_keys(trainer, known, logged, self._policy)
 
     def _log(
-        self, trainer: Trainer, module: LightningModule, values: Mapping[str, float], shown: str | None = None
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        values: Mapping[str, float],
+        progress_bar_key: str | None = None,
     ) -> None:
-        """Log the values of a set, which are equal on all ranks; warn if others have logged one of their keys."""
-        self._tell_logged_twice(values.keys() & logged_names(trainer))
-        log_synced_values(module, values, shown)
+        """Log the values of a set, which are equal on all ranks; warn if others have logged one of their keys.
 
-    def _tell_logged_twice(self, keys: Iterable[str]) -> None:
-        for key in sorted(keys)[:1]:
+        Every rank calls it, since each rank's checkpoints and early stopping read the values; loggers of rank 0 write them.
+        """
+        self._warn_of_keys_logged_twice(values.keys() & logged_names(trainer))
+        log_synced_values(module, values, progress_bar_key)
+
+    def _warn_of_keys_logged_twice(self, keys: Iterable[str]) -> None:
+        """Warn of the first of the keys that others log, too; do nothing without keys."""
+        key = min(keys, default=None)
+        if key is not None:
             self._policy.warn(
                 f"{self._policy.owner} logs {key!r}, and the module or another callback does so, too: one value replaces "
                 f"the other. Log yours under another name{self._remedy_for_logged_twice}. (Shown once.)",
@@ -287,31 +356,40 @@ class EvaluationMonitor(Callback, ABC):
             )
 
     def _begin(self) -> None:
-        self._failed: dict[int, Exception] = {}
-        self._seen: Counter[int] = Counter()  # items, by loader
-        self._batches: Counter[int] = Counter()
+        """Reset the state of an epoch; the collected embeddings are freed here."""
+        self._failed = {}
+        self._seen = Counter()
+        self._batches = Counter()
         self._weights = []
         self._has_training_items = False
         self._training_error = None
         self._forget()
 
     def _unpadded_length(self, trainer: Trainer, loader: int, *, ids: bool = False) -> int | None:
-        """Count the items of a loader before a `DistributedSampler` repeats some; None where that is not known.
+        """Return the number of items of a loader without the repetitions of a `DistributedSampler`. *Collective*.
 
-        Collective. Warns once if processes share the items in an unknown way and no ids identify repeated items.
+        Args:
+            trainer: The Trainer.
+            loader: Index of the loader.
+            ids: Whether ids identify repeated items. Without them a warning is given if the number is not known.
+
+        Returns:
+            The number; None on a single process, and if the processes share the items in an unknown way.
         """
         if process_count() == 1:
             return None
-        dataloader, items = list(evaluation_loaders(trainer).values())[loader], self._seen[loader]
-        # All learn the reason of any: whether items are left out must be the same decision everywhere.
-        everywhere = gather_objects((unknown_order_reason(dataloader, self._batches[loader], items), items))
-        reason = next((reason for reason, _ in everywhere if reason is not None), None)
-        if reason is None:
+        dataloader = list(evaluation_loaders(trainer).values())[loader]
+        items = self._seen[loader]
+        reason_here = unknown_order_reason(dataloader, self._batches[loader], items)
+        # The decision whether items are dropped must be the same on all ranks: one rank with a reason is enough.
+        by_rank = gather_objects((reason_here, items))
+        reasons = [reason for reason, _ in by_rank if reason is not None]
+        if not reasons:
             return unpadded_length(dataloader)
         if not ids:
             self._policy.warn(
-                f"Whether some of the {sum(number for _, number in everywhere)} items of loader {loader} came to several "
-                f"processes is unknown, because {reason}. Such items would be counted more than once. "
+                f"Whether some of the {sum(count for _, count in by_rank)} items of loader {loader} came to several "
+                f"processes is unknown, because {reasons[0]}. Such items would be counted more than once. "
                 f"{self._remedy_for_repeats} (Shown once.)",
                 kind="repeated items",
             )
@@ -320,6 +398,9 @@ class EvaluationMonitor(Callback, ABC):
 
 class BatchMonitor(EvaluationMonitor):
     """Measures each loader by itself, and in training one batch in `every_n_steps`.
+
+    A subclass sets `_training_keys` and `_better`, and implements `_collect`, `_forget`, `_names`, `_measure_loader` and
+    `_measure_batch`. `EmbeddingHealthMonitor` is one to learn from.
 
     Args:
         source: See `EmbeddingReader`.
@@ -333,10 +414,11 @@ class BatchMonitor(EvaluationMonitor):
         ValueError: If `every_n_steps` is below 1.
     """
 
+    # whether the progress bar shows the first of the training keys
     prog_bar = False
-    # of what is logged of a training batch, the first of which may be shown
+    # keys of the values of a training batch
     _training_keys: tuple[str, ...]
-    # which values are better, by the name of what is logged; nothing where neither are
+    # name of a value, without stage and loader -> which values are better; without an entry neither are
     _better: Mapping[str, Better]
 
     def __init__(
@@ -355,43 +437,49 @@ class BatchMonitor(EvaluationMonitor):
         if every_n_steps is not None and every_n_steps < 1:
             raise ValueError(f"{call}{every_n_steps}) must be at least 1; None measures validation and test alone.")
         self._reader.without_training = f" If training gives none, {call}None) measures validation and test alone."
-        self.every_n_steps, self.loaders = every_n_steps, loaders
+        self.every_n_steps = every_n_steps
+        self.loaders = loaders
 
     @abstractmethod
     def _measure_batch(self, embeddings: Tensor, labels: Labels) -> tuple[Tensor | float, ...]:
-        """Measure a training batch."""
+        """Return the values of a training batch, in the order of `_training_keys`."""
 
     @abstractmethod
     def _measure_loader(self, trainer: Trainer, loader: int, stage: str, suffix: str) -> dict[str, float]:
-        """Measure the collected set of a loader. Collective."""
+        """Return name -> value of the collected set of a loader, with the names of `_names`. *Collective*."""
 
     @abstractmethod
     def _names(self, loader: int | None = None) -> list[str]:
-        """Name what is logged of the set of a loader, which has been collected; without one of any. Collective."""
+        """Return the names of the values of a set, without stage and end of the key. *Collective*.
+
+        Args:
+            loader: Index of the loader whose set was collected; None for the names that any set may have.
+        """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See that the submodules are there that embeddings come from."""
+        """Add the hook to the submodule that embeddings come from; check that the module has the submodule of `embed`."""
         super().on_fit_start(trainer, pl_module)
         if self.embed is not None:
             self.embed.check_name(pl_module)
 
     def _read(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
-        """Read the embeddings that a step gave, or make them, in evaluation mode; and the labels."""
+        """Return embeddings and labels: those of the step, or with `embed` those of the batch in evaluation mode."""
         if self.embed is None:
             return self._reader.read(outputs, batch, step)
-        self._reader.dismiss()
+        self._reader.stop_capture()
         return self.embed.in_evaluation(trainer, trainer.lightning_module, batch)
 
     def _is_measured(self, trainer: Trainer) -> bool:
-        # Counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`: with the same number for both, what a
-        # logger writes is the value of the batch it writes it for.
-        batch = trainer.fit_loop.epoch_loop.total_batch_idx + 1
-        return self.every_n_steps is not None and batch % self.every_n_steps == 0
+        """Return whether the current training batch is measured."""
+        # Counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`: with the same number for both, each
+        # value that a logger writes belongs to the batch that it is written for.
+        batch_number = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        return self.every_n_steps is not None and batch_number % self.every_n_steps == 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Expect embeddings where this batch is to be measured."""
+        """Capture what the submodule returns, if this batch is measured."""
         if self._is_measured(trainer):
-            self._reader.expect()
+            self._reader.start_capture()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -404,30 +492,32 @@ class BatchMonitor(EvaluationMonitor):
         with self._policy.handling(f"{' and '.join(keys)} are NaN."):
             values = self._measure_batch(*self._read(trainer, outputs, batch, TRAINING_STEP))
         for key, value in zip(keys, values, strict=True):
-            # Lightning reads what is for a progress bar after each batch, also where there is no bar.
-            shown = self.prog_bar and key == keys[0] and trainer.progress_bar_callback is not None
-            pl_module.log(key, value, on_step=True, on_epoch=False, prog_bar=shown, batch_size=1)
+            # Without a bar `prog_bar=True` would still make Lightning read the value, and so wait for the device.
+            in_progress_bar = self.prog_bar and key == keys[0] and trainer.progress_bar_callback is not None
+            pl_module.log(key, value, on_step=True, on_epoch=False, prog_bar=in_progress_bar, batch_size=1)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
+        """Measure the set of each loader, and log its values, NaN after an error. *Collective*."""
         for loader, suffix in ends_of_loaders(trainer, self.loaders).items():
             values = dict.fromkeys(self._names(loader), math.nan)
-            first = f"{stage}/{next(iter(values))}{suffix}"
-            with self._policy.handling(f"{first} and the other values of this set are NaN."):
+            first_key = f"{stage}/{next(iter(values))}{suffix}"
+            with self._policy.handling(f"{first_key} and the other values of this set are NaN."):
                 if loader in failed:
                     raise failed[loader]
                 values = self._measure_loader(trainer, loader, stage, suffix)
             self._log(trainer, pl_module, {f"{stage}/{name}{suffix}": value for name, value in values.items()})
 
     def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
-        ends = ends_of_loaders(trainer, self.loaders).values()
-        return {f"val/{name}{suffix}": self._better.get(name) for suffix in ends for name in self._names()}
+        suffixes_of_sets = ends_of_loaders(trainer, self.loaders).values()
+        names = self._names()
+        return {f"val/{name}{suffix}": self._better.get(name) for suffix in suffixes_of_sets for name in names}
 
     def _keys_of_training(self) -> Mapping[str, Better]:
         return {key: self._better.get(key.removeprefix("train/")) for key in self._training_keys}
 
 
 def stage_of(trainer: Trainer) -> str:
-    """Return the stage that runs, as keys begin with it."""
+    """Return the stage that runs, `val` or `test`: the first part of its keys."""
     return "test" if trainer.testing else "val"
 
 
@@ -437,37 +527,40 @@ def step_of(trainer: Trainer) -> str:
 
 
 def suffixes(trainer: Trainer) -> list[str]:
-    """List the ends of the keys of each loader: empty for a single one, else its name or index."""
+    """Return the end of the keys of each loader: empty for a single loader, otherwise its name."""
     names = list(evaluation_loaders(trainer))
     return [f"/{name}" for name in names] if len(names) > 1 else [""] * len(names)
 
 
 def portable(error: Exception) -> Exception:
-    """Make an error that can be sent to another process; on one process return it as it is, with its traceback."""
+    """Return an error that can be sent to another process; on one process the same error, with its traceback."""
     if process_count() == 1:
         return error
-    # Other classes may take other arguments than a text, or hold what cannot be sent.
+    # Other classes may take other arguments than a text, or hold objects that cannot be pickled.
     if type(error) in (ValueError, UsageError):
         return type(error)(str(error))
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def ends_of_loaders(trainer: Trainer, loaders: Loaders | None) -> dict[int, str]:
-    """Return the end of the keys of each loader that is measured, by its index: empty where only one is.
+    """Return index of a loader -> end of its keys, for each loader that is measured: empty if only one is.
 
     Args:
         trainer: The Trainer.
-        loaders: Indices or names; None for all loaders. Those that there are not are passed over.
+        loaders: Indices or names; None for all loaders. Unknown ones are skipped.
     """
     if loaders is None:
         return dict(enumerate(suffixes(trainer)))
-    found = {loader_index(trainer, each) for each in several(loaders)} - {None}
-    names = list(evaluation_loaders(trainer))
-    return {index: f"/{names[index]}" if len(found) > 1 else "" for index in range(len(names)) if index in found}
+    measured = {loader_index(trainer, loader) for loader in several(loaders)} - {None}
+    ends: dict[int, str] = {}
+    for index, name in enumerate(evaluation_loaders(trainer)):
+        if index in measured:
+            ends[index] = f"/{name}" if len(measured) > 1 else ""
+    return ends
 
 
 def loader_index(trainer: Trainer, loader: Any) -> int | None:
-    """Find a loader by its index or name; None if there is no such loader."""
+    """Return the index of a loader that is named by its index or name; None if there is no such loader."""
     names = list(evaluation_loaders(trainer))
     if isinstance(loader, int):
         return loader if 0 <= loader < len(names) else None
@@ -475,12 +568,12 @@ def loader_index(trainer: Trainer, loader: Any) -> int | None:
 
 
 def names_of_loaders(trainer: Trainer) -> str:
-    """List the names of the loaders, for messages."""
+    """Return the names of the loaders, for messages."""
     return ", ".join(map(repr, evaluation_loaders(trainer)))
 
 
 def no_such_loader(trainer: Trainer, call: str) -> str:
-    """Say which loaders there are."""
+    """Return the message that a loader is not there, with the loaders that are."""
     return (
         f"{call}: there is no such loader; there are {names_of_loaders(trainer)}. Pass one of these names or an index "
         f"below {len(evaluation_loaders(trainer))}."

@@ -27,7 +27,7 @@ Drawing = Figure | Callable[[], Figure]
 
 
 def log_figures(trainer: Trainer, figures: Mapping[str, Drawing], policy: FailurePolicy) -> None:
-    """Show figures in every logger of a Trainer; the first rank alone draws them.
+    """Show figures in every logger of a Trainer. Every rank may call it; the first rank alone draws.
 
     Where a logger has no pictures (`CSVLogger`, no logger, one that is not Lightning's own), or does not take one, it is
     written to `pictures/<name>/step=<step>.png` in the folder of the run, where it replaces no file that this package has
@@ -35,18 +35,18 @@ def log_figures(trainer: Trainer, figures: Mapping[str, Drawing], policy: Failur
 
     Args:
         trainer: The Trainer that runs.
-        figures: Name -> figure, or a function that draws it. Of a name, letters, digits, `_`, `-`, `.`, spaces and
-            slashes stay, which every logger takes; each other character becomes `_`.
+        figures: Name -> figure, or a function that draws it. In names, each character that some logger refuses becomes `_`:
+            all but letters, digits, `_`, `-`, `.`, spaces and slashes.
         policy: Warns of failures, once for each logger and kind of error.
     """
     if not trainer.is_global_zero:
         return
     with preserved_random_states():
         for key, drawing in figures.items():
-            name = _accepted(key)
+            name = _valid_name(key)
             with policy.going_on("drawing", f"The picture {name!r} could not be drawn"):
-                image = _pixels(drawing)
-                for logger in _destinations(trainer):
+                image = _draw(drawing)
+                for logger in _loggers_or_file(trainer):
                     _show(trainer, logger, name, image, policy)
 
 
@@ -58,7 +58,7 @@ def log_embedding(
     policy: FailurePolicy,
     images: Float[Tensor, "item 3 side side"] | None = None,
 ) -> None:
-    """Show points in TensorBoard's projector; other loggers have none and receive nothing.
+    """Show points in TensorBoard's projector. Other loggers have no such view and receive nothing.
 
     Args:
         trainer: The Trainer that runs.
@@ -68,19 +68,23 @@ def log_embedding(
         policy: Warns of failures, once for each kind of error.
         images: A square picture of each point, in [0, 1].
     """
-    headings = list(columns)
-    # TensorBoard keeps them in a table where a tab ends a column and a line break a row.
+    if not trainer.is_global_zero:
+        return
+    # TensorBoard writes a table in which a tab ends a cell and a line break ends a row.
     rows = [[re.sub(r"\s", " ", str(word)) for word in row] for row in zip(*columns.values(), strict=True)]
-    # a table of one column has no heading in TensorBoard
-    metadata = [row[0] for row in rows] if len(headings) == 1 else rows
-
-    for logger in _destinations(trainer) if trainer.is_global_zero else ():
+    metadata: list[Any] = rows
+    header: list[str] | None = list(columns)
+    if len(columns) <= 1:
+        # A table of one column has no heading in TensorBoard.
+        metadata = [row[0] for row in rows]
+        header = None
+    for logger in _loggers_or_file(trainer):
         if not _is(logger, "TensorBoardLogger"):
             continue
-        owner = type(logger).__name__
-        with policy.going_on(f"{owner}, points", f"{owner} did not take the points {name!r}"):
-            points, header = vectors.detach().cpu().float(), headings if len(headings) > 1 else None
-            logger.experiment.add_embedding(points, metadata or None, images, _step(trainer), _accepted(name), header)
+        logger_name = type(logger).__name__
+        with policy.going_on(f"{logger_name}, points", f"{logger_name} did not take the points {name!r}"):
+            points = vectors.detach().cpu().float()
+            logger.experiment.add_embedding(points, metadata or None, images, _step(trainer), _valid_name(name), header)
 
 
 # ------------------------------------------------------------------------------------------------------------- adapters
@@ -109,56 +113,67 @@ ADAPTERS: dict[str, Callable[[Any, str, Image.Image, int], None]] = {
 
 
 def _show(trainer: Trainer, logger: Any, name: str, image: Image.Image, policy: FailurePolicy) -> None:
-    """Show a picture in one logger, or else write it to a file."""
+    """Show a picture in one logger. Write it to a file if the logger has no pictures, or raises."""
     step = _step(trainer)
-    adapter = next((show for kind, show in ADAPTERS.items() if _is(logger, kind)), None)
-    owner, file = type(logger).__name__, os.path.join("pictures", name, f"step={step:06d}.png")
+    logger_name = type(logger).__name__
+    file = os.path.join("pictures", name, f"step={step:06d}.png")
+    adapter = next((show for class_name, show in ADAPTERS.items() if _is(logger, class_name)), None)
     if adapter is not None:
-        fact, remedy = f"{owner} did not take the picture {name!r}", f"See {file} in the folder of the run instead."
-        with policy.going_on(f"{owner}, pictures", fact, remedy):
+        fact = f"{logger_name} did not take the picture {name!r}"
+        remedy = f"See {file} in the folder of the run instead."
+        with policy.going_on(f"{logger_name}, pictures", fact, remedy):
             adapter(logger, name, image, step)
             return
-    # Also reached where the logger has raised: that was made a warning, and the picture is not lost.
+    # After an error of the logger, which is now a warning, the code goes on here.
     remedy = "Make room there, or choose another folder, such as Trainer(default_root_dir='runs')."
-    with policy.going_on(f"{owner}, files", f"The picture {file} could not be written", remedy):
-        path = os.path.join(run_folder(trainer, logger), file)
-        # The folder of a run may be in a bucket as well as on a disk.
-        files = get_filesystem(path)
-        files.makedirs(os.path.dirname(path), exist_ok=True)
-        if files.exists(path) and not is_picture_content(files.read_block(path, 0, SEARCHED_BYTES)):
-            raise FileExistsError(f"{path} is a file that this package has not written")
-        mark = PngInfo()
-        mark.add_text("Software", WRITER)
-        with files.open(path, "wb") as opened:
-            image.save(opened, "PNG", pnginfo=mark)
+    with policy.going_on(f"{logger_name}, files", f"The picture {file} could not be written", remedy):
+        _write(image, os.path.join(run_folder(trainer, logger), file))
 
 
-def _destinations(trainer: Trainer) -> list[Any]:
-    """The loggers of a Trainer, or a None that stands for a file; nothing in a `fast_dev_run`, which leaves no trace."""
-    fast: Any = trainer.fast_dev_run  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
-    return [] if fast else list(trainer.loggers) or [None]
+def _write(image: Image.Image, path: str) -> None:
+    """Write a picture to a file, on a disk or in a bucket, unless it holds something else than a picture of this package.
+
+    Raises:
+        FileExistsError: If it does.
+    """
+    files = get_filesystem(path)
+    files.makedirs(os.path.dirname(path), exist_ok=True)
+    if files.exists(path) and not is_picture_content(files.read_block(path, 0, SEARCHED_BYTES)):
+        raise FileExistsError(f"{path} is a file that this package has not written")
+    mark = PngInfo()
+    mark.add_text("Software", WRITER)
+    with files.open(path, "wb") as stream:
+        image.save(stream, "PNG", pnginfo=mark)
 
 
-def _is(logger: Any, kind: str) -> bool:
-    """Whether a logger is of a class that Lightning may or may not have: `LitLogger` is new in 2.6."""
-    return isinstance(logger, getattr(loggers, kind, ()))
+def _loggers_or_file(trainer: Trainer) -> list[Any]:
+    """Return the loggers of a Trainer; without any a None, which means a file; in a `fast_dev_run` nothing."""
+    fast_dev_run: Any = trainer.fast_dev_run  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
+    if fast_dev_run:
+        return []
+    return list(trainer.loggers) or [None]
+
+
+def _is(logger: Any, class_name: str) -> bool:
+    """Return whether a logger is of this class, which Lightning may not have: `LitLogger` is new in 2.6."""
+    return isinstance(logger, getattr(loggers, class_name, ()))
 
 
 def _step(trainer: Trainer) -> int:
-    # what Lightning takes, so that a picture stands at the step of its metrics
+    """Return the step at which Lightning logs the metrics of this validation, so that pictures stand beside them."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
-def _accepted(name: str) -> str:
-    """A name that every logger takes for a picture, and every file system for a path."""
+def _valid_name(name: str) -> str:
+    """Return a name that every logger accepts for a picture, and every file system for a path."""
     parts = re.sub(r"[^\w./ -]", "_", name, flags=re.ASCII).split("/")
     # A part of dots alone, such as `..`, would lead out of the folder.
     return "/".join(part for part in parts if part.strip(". "))
 
 
-def _pixels(drawing: Drawing) -> Image.Image:
+def _draw(drawing: Drawing) -> Image.Image:
+    """Return the pixels of a figure; drawn once for all loggers, each of which would draw the figure again."""
     figure = drawing() if callable(drawing) else drawing
-    # Drawn once for all loggers, of which each would draw the figure again.
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return Image.open(buffer).convert("RGB")

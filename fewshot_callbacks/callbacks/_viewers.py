@@ -1,4 +1,4 @@
-"""What `RetrievalMonitor` hands to the callbacks that draw pictures: the whole set, on the first process alone."""
+"""Hands each evaluated set from a `RetrievalMonitor` to the callbacks that draw it, on the first process alone."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
-# A label as it was given, or the columns of an item's multi-label targets.
+# The label of an item; a tuple of columns if its targets are multi-label.
 Label: TypeAlias = int | str | tuple[int, ...]
 
-# label -> the name of its class, or the names by number
+# Label -> name of its class; or a list of names for the labels 0, 1, 2, ...
 Names = Mapping[Any, str] | Sequence[str]
 
 
@@ -34,15 +34,16 @@ class ItemSet:
     labels: Sequence[Label]
     # index of each item in the pass of all processes over their data
     positions: Int[Tensor, "items"]
-    # name of the loader that they came from, and the loader
+    # name of the loader of these items
     source: str
+    # this loader
     loader: Any
 
-    # of each item: those of one group are no candidates for each other; None if none were given
+    # group of each item; None without groups
     groups: Labels | None = None
 
     def class_names(self, names: Names | None) -> dict[Label, str]:
-        """Name each label: by the names that are given, those that the data set has as `classes`, or the label itself.
+        """Return label -> name of its class: by `names`, by the attribute `classes` of the data set, or the label itself.
 
         Examples:
             >>> items = ItemSet(torch.empty(3, 2), [1, 7, (0, 7)], torch.arange(3), "val", None)
@@ -50,49 +51,73 @@ class ItemSet:
             ['heron', '7', 'owl, 7']
         """
         if names is None:
-            dataset = getattr(self.loader, "dataset", None)
-            # Through a `Subset`, which has no names of its own.
-            classes = getattr(getattr(dataset, "dataset", dataset), "classes", None)
-            names = classes if isinstance(classes, Sequence) and all(isinstance(one, str) for one in classes) else ()
-        known: Any = names if isinstance(names, Mapping) else dict(enumerate(names))
+            names = _names_of_data_set(getattr(self.loader, "dataset", None))
+        name_of: Any = names if isinstance(names, Mapping) else dict(enumerate(names))
 
         def name(label: Label) -> str:
             if isinstance(label, tuple):
                 return ", ".join(map(name, label)) or "none"
-            return str(known.get(label, label))
+            return str(name_of.get(label, label))
 
         return {label: name(label) for label in dict.fromkeys(self.labels)}
 
 
+def _names_of_data_set(dataset: Any) -> Sequence[str]:
+    """Return the attribute `classes` of a data set, or of the data set of a `Subset`; empty if it is no list of strings."""
+    classes = getattr(getattr(dataset, "dataset", dataset), "classes", None)
+    if isinstance(classes, Sequence) and all(isinstance(name, str) for name in classes):
+        return classes
+    return ()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The items of one process, as they are sent."""
+
+    embeddings: Tensor
+    labels: list[Label]
+    positions: Tensor
+    places: Tensor
+    groups: Labels | None
+
+
 def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> ItemSet | None:
-    """Bring the items of all processes to the first one; None on the others. Collective.
+    """Return the items of all processes on the first process; None on the others. *Collective*.
 
     Args:
         shard: The items of this process.
         source: Name of the loader.
         loader: The loader.
-        processes: All that hold a part.
+        processes: All processes that hold a shard.
     """
     labels: list[Label] = shard.labels.tolist()
-    parts = processes.to_first((shard.embeddings, labels, shard.positions, shard.places, shard.groups))
+    part = _Part(shard.embeddings, labels, shard.positions, shard.places, shard.groups)
+    parts = processes.to_first(part)
     if parts is None:
         return None
-    if len(parts) == 1:  # in order already: no copy of what may be large
+    if len(parts) == 1:
+        # The items are in order, and a copy of the embeddings may be large.
         return ItemSet(shard.embeddings, labels, shard.positions, source, loader, shard.groups)
-    embeddings, of_parts, positions, places, groups = zip(*parts, strict=True)
-    order = torch.cat(places).argsort()
-    every = [label for part in of_parts for label in part]
-    # Without those of a process that had no item: it does not know the dimension.
-    rows = torch.cat([part for part in embeddings if len(part)] or [shard.embeddings])
-    ordered = [every[place] for place in order.tolist()]
-    grouped = [part for part in groups if part is not None]  # a process that had no item has none
-    in_order = join("RetrievalMonitor", grouped, "groups")[order] if grouped else None
-    return ItemSet(rows[order], ordered, torch.cat(positions)[order], source, loader, in_order)
+    order = torch.cat([part.places for part in parts]).argsort()
+    # A process without items does not know the dimension, and has no groups.
+    embeddings = torch.cat([part.embeddings for part in parts if len(part.embeddings)] or [shard.embeddings])
+    positions = torch.cat([part.positions for part in parts])
+    all_labels = [label for part in parts for label in part.labels]
+    group_lists = [part.groups for part in parts if part.groups is not None]
+    groups = join("RetrievalMonitor", group_lists, "groups")[order] if group_lists else None
+    return ItemSet(
+        embeddings[order],
+        [all_labels[index] for index in order.tolist()],
+        positions[order],
+        source,
+        loader,
+        groups,
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedSet:
-    """A set that was just evaluated; its embeddings are dropped once every viewer has seen it."""
+    """A set that was just evaluated. Nobody may keep it: its embeddings are freed once every viewer has seen it."""
 
     report: RetrievalReport
     # first part of the keys of its metrics
@@ -101,16 +126,16 @@ class EvaluatedSet:
     suffix: str
     epoch: int
     queries: ItemSet
-    # None where each item is a query against all others
+    # None if each item is a query against all others
     gallery: ItemSet | None
 
     @property
-    def where(self) -> str:
-        """Name the set and the epoch, for titles."""
+    def title(self) -> str:
+        """Name of the set, and the epoch, for titles of figures."""
         return f"{self.prefix}{self.suffix}, epoch {self.epoch}"
 
     def key(self, name: str) -> str:
-        """Name a picture as the metrics of the set are named."""
+        """Return the key of a picture, formed as the keys of the metrics of the set."""
         return f"{self.prefix}/{name}{self.suffix}"
 
 
@@ -119,22 +144,28 @@ class Viewer(Callback, ABC):
 
     @abstractmethod
     def wants(self, prefix: str) -> bool:
-        """Decide whether the sets of this epoch whose keys begin with the prefix are to be shown."""
+        """Return whether the sets of this epoch whose keys begin with the prefix are to be shown."""
 
     def see_batch(self, prefix: str, source: str, loader: Any, positions: range, batch: Any) -> None:
-        """Look at a batch before it is gone; by default do nothing.
+        """Look at a batch during the epoch; by default do nothing.
 
         Args:
             prefix: First part of the keys of the set.
             source: Name of the loader.
             loader: The loader.
             positions: Index of each embedding of the batch in this process's pass over the loader.
-            batch: What the step was given.
+            batch: What the step was called with.
         """
 
     @abstractmethod
     def see_set(self, trainer: Trainer, key: str, evaluated: EvaluatedSet | None) -> None:
-        """Look at an evaluated set, which the first process alone has. Collective; no error leaves this method."""
+        """Look at an evaluated set. *Collective*. An implementation lets no error escape.
+
+        Args:
+            trainer: The Trainer.
+            key: Prefix and suffix of the keys of the set.
+            evaluated: The set on the first process; None on the others.
+        """
 
 
 def show_set(
@@ -145,21 +176,25 @@ def show_set(
     report: RetrievalReport,
     parts: Sequence[tuple[Shard, int]],
 ) -> None:
-    """Hand an evaluated set to the callbacks that want to see it. Collective.
+    """Hand an evaluated set to the callbacks that want to see it. *Collective*.
 
     Args:
         viewers: The callbacks.
         trainer: The Trainer.
         prefix: First part of the keys of the set.
         suffix: End of these keys.
-        report: Of the set.
+        report: Report of the set.
         parts: The queries of this process and the index of their loader; the same of the gallery, if there is one.
     """
-    loaders, processes = list(evaluation_loaders(trainer).items()), all_processes()
-    sets = [whole_set(shard, *loaders[loader], processes) for shard, loader in parts]
+    loaders = list(evaluation_loaders(trainer).items())
+    processes = all_processes()
+    sides: list[ItemSet | None] = []
+    for shard, loader_index in parts:
+        source, loader = loaders[loader_index]
+        sides.append(whole_set(shard, source, loader, processes))
     evaluated = None
-    if sets[0] is not None:
-        gallery = sets[1] if len(sets) > 1 else None
-        evaluated = EvaluatedSet(report, prefix, suffix, trainer.current_epoch, sets[0], gallery)
+    if sides[0] is not None:
+        gallery = sides[1] if len(sides) > 1 else None
+        evaluated = EvaluatedSet(report, prefix, suffix, trainer.current_epoch, sides[0], gallery)
     for viewer in viewers:
         viewer.see_set(trainer, f"{prefix}{suffix}", evaluated)

@@ -1,4 +1,4 @@
-"""The keys that checkpoints, early stopping and schedulers wait for: misspelt ones, and those with the wrong `mode`."""
+"""Checks the keys that checkpoints, early stopping and schedulers monitor: misspelt ones, and those with a wrong `mode`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lightning.pytorch import Trainer
 
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
 
-# Which values of a key are better; None where neither are.
+# Which values of a key are better; None if neither are.
 Better = Literal["higher", "lower"] | None
 
-# First words of the keys of a validation, as modules name it.
+# Names of a validation or test that keys begin with.
 STAGES = ("val", "valid", "validation", "eval", "dev", "test")
 
 # Similarity of two names from which one may be a misspelling of the other: `grouped_recall` of `grouped_recall@1`, but
@@ -27,33 +27,34 @@ _MODES = {"higher": "max", "lower": "min"}
 
 
 class Watcher(NamedTuple):
-    """A callback or scheduler that waits for a key."""
+    """A callback or scheduler that monitors a key."""
 
     key: str
+    # name of its class
     name: str
-    # which value it takes for the best, "min" or "max"; None where it does not matter
+    # which value is the best for it, "min" or "max"; None if it does not matter
     mode: str | None
 
 
 def watchers(trainer: Trainer) -> list[Watcher]:
-    """List the callbacks and schedulers of a Trainer that monitor a key."""
-    found = []
-    for each in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
-        if isinstance(getattr(each, "monitor", None), str):
-            keeps_none = getattr(each, "save_top_k", None) == 0
-            mode = None if keeps_none else getattr(each, "mode", None)
-            found.append(Watcher(each.monitor, type(each).__name__, mode))
+    """Return the callbacks and schedulers of a Trainer that monitor a key."""
+    result = []
+    for callback in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
+        if isinstance(getattr(callback, "monitor", None), str):
+            saves_nothing = getattr(callback, "save_top_k", None) == 0
+            mode = None if saves_nothing else getattr(callback, "mode", None)
+            result.append(Watcher(callback.monitor, type(callback).__name__, mode))
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau and isinstance(config.monitor, str):
             mode = getattr(config.scheduler, "mode", None)
-            found.append(Watcher(config.monitor, type(config.scheduler).__name__, mode))
-    return found
+            result.append(Watcher(config.monitor, type(config.scheduler).__name__, mode))
+    return result
 
 
 def look_for_wrong_modes(
     trainer: Trainer, known: Mapping[str, Better], logged: Collection[str] | None, policy: FailurePolicy
 ) -> None:
-    """Warn of who takes the worst value of a key for the best.
+    """Warn of callbacks and schedulers for which the worst value of a key is the best.
 
     Args:
         trainer: The Trainer.
@@ -65,43 +66,43 @@ def look_for_wrong_modes(
         better = known.get(watcher.key)
         if better is None or watcher.key in (logged or ()) or watcher.mode not in _MODES.values():
             continue
-        right = _MODES[better]
-        if watcher.mode != right:
-            taken = "smallest" if watcher.mode == "min" else "largest"
+        right_mode = _MODES[better]
+        if watcher.mode != right_mode:
+            extreme = "smallest" if watcher.mode == "min" else "largest"
             policy.warn(
-                f"{watcher.name}(monitor={watcher.key!r}, mode={watcher.mode!r}) takes the {taken} {watcher.key} for the "
-                f"best, but {better} values are better. Pass mode={right!r}."
+                f"{watcher.name}(monitor={watcher.key!r}, mode={watcher.mode!r}) takes the {extreme} {watcher.key} for the "
+                f"best, but {better} values are better. Pass mode={right_mode!r}."
             )
 
 
 def look_for_misspelt_keys(
     trainer: Trainer, known: Collection[str], logged: Collection[str] | None, policy: FailurePolicy
 ) -> None:
-    """Look for keys that somebody waits for, that nobody logs, and that are near a known one.
+    """Look for monitored keys that nobody logs, and that are similar to the key of a monitor.
 
     Args:
         trainer: The Trainer.
         known: The keys of its monitors.
         logged: The keys that the sanity check has shown; None if there was none.
-        policy: Handles a key misspelt, and warns where the module may still log such a key.
+        policy: Handles a misspelt key as an error; warns if the module may still log the key.
     """
-    for key, who in {watcher.key: watcher.name for watcher in watchers(trainer)}.items():
+    for key, name in {watcher.key: watcher.name for watcher in watchers(trainer)}.items():
         if key in known or key in (logged or ()):
             continue
-        meant = same_but_for_spelling(key, sorted(known))
-        other = meant or near(key, sorted(known))
-        if other is None:
+        same_key = same_but_for_spelling(key, sorted(known))
+        similar_key = same_key or near(key, sorted(known))
+        if similar_key is None:
             continue
-        fact = f"{who}(monitor={key!r}): no monitor here logs this value, and nothing else has so far"
-        error = f"{fact}. Did you mean {other!r}?"
-        if meant is not None and logged is not None and not is_written_by_user(trainer, key):
-            policy.handle(UsageError(error), "Lightning will find no value to monitor.")
+        fact = f"{name}(monitor={key!r}): no monitor here logs this value, and nothing else has so far"
+        message = f"{fact}. Did you mean {similar_key!r}?"
+        if same_key is not None and logged is not None and not is_written_by_user(trainer, key):
+            policy.handle(UsageError(message), "Lightning will find no value to monitor.")
         else:
-            policy.warn(error)
+            policy.warn(message)
 
 
 def same_but_for_spelling(key: str, known: Collection[str]) -> str | None:
-    """Return the known key that differs in capitals, punctuation and the name of the stage alone, or in that of a loader.
+    """Return the known key with the same letters and digits, apart from the name of the stage or of a loader; None if none.
 
     Examples:
         >>> known = ["val/mAP/photos", "val/mAP/sketches", "val/recall@1"]
@@ -130,20 +131,25 @@ def near(key: str, known: Collection[str]) -> str | None:
 
 
 def is_written_by_user(trainer: Trainer, key: str) -> bool:
-    """Check whether the code of the module, or of a callback from elsewhere, holds the key as a string.
+    """Return whether the code of the user's module or callbacks holds the key as a string.
 
-    It may then log the key in training, which the sanity check does not show.
+    They may then log the key in training, which the sanity check does not show.
     """
-    others = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
-    kinds = {kind for owner in (trainer.lightning_module, *others) for kind in type(owner).__mro__}
-    foreign = ("builtins", "fewshot_callbacks", "lightning", "pytorch_lightning", "torch")
-    own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in foreign]
-    methods = [getattr(value, "__wrapped__", value) for kind in own for value in vars(kind).values()]
-    return any(key in _constants(method.__code__) for method in methods if hasattr(method, "__code__"))
+    callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
+    packages = ("builtins", "fewshot_callbacks", "lightning", "pytorch_lightning", "torch")
+    classes = {cls for owner in (trainer.lightning_module, *callbacks) for cls in type(owner).__mro__}
+    for cls in classes:
+        if cls.__module__.partition(".")[0] in packages:
+            continue
+        for attribute in vars(cls).values():
+            function = getattr(attribute, "__wrapped__", attribute)
+            if hasattr(function, "__code__") and key in _constants(function.__code__):
+                return True
+    return False
 
 
 def _constants(code: CodeType) -> Iterator[Any]:
-    """List the constants of some code, also of functions inside it."""
+    """Yield the constants of compiled code, and of functions inside it."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _constants(constant)
@@ -165,12 +171,13 @@ def _letters(key: str) -> str:
 
 
 def _beginnings(key: str) -> list[str]:
-    """List the letters of all that a key begins with up to a slash."""
-    ends = [found.start() for found in re.finditer("/", key)]
-    return list(filter(None, (_letters(key[:end]) for end in ends)))
+    """Return the letters of each beginning of a key up to a slash: `recall1` for `val/recall@1/photos`."""
+    slashes = [match.start() for match in re.finditer("/", key)]
+    letters = [_letters(key[:slash]) for slash in slashes]
+    return [word for word in letters if word]
 
 
 def _parted(key: str) -> tuple[str, str]:
-    """Part a key into its stage, which has one name for all of a validation, and the rest."""
+    """Return the stage of a key, `val` for all names of `STAGES`, and the rest of it."""
     stage, name = re.fullmatch(r"([^\W_]*)\W?_?(.*)", key.casefold(), re.DOTALL).groups()  # type: ignore[union-attr]
     return ("val" if stage in STAGES else stage), name

@@ -86,55 +86,65 @@ class DiscriminantRatioMonitor(BatchMonitor):
         strict: bool | None = None,
     ) -> None:
         super().__init__(source, labels, embed, strict, every_n_steps, loaders)
-        self.normalize, self.skip_singletons, self.eps, self.prog_bar = normalize, skip_singletons, eps, prog_bar
-        self._measured = 0
-        # how many batches of this epoch have no J, and no variance ratio; on their device
-        self._without_j: Tensor | int = 0
-        self._without_ratio: Tensor | int = 0
+        self.normalize = normalize
+        self.skip_singletons = skip_singletons
+        self.eps = eps
+        self.prog_bar = prog_bar
+        # number of measured batches of this epoch
+        self._measured_batches = 0
+        # numbers of them without J and without a variance ratio, on the device of the embeddings
+        self._batches_without_j: Tensor | int = 0
+        self._batches_without_ratio: Tensor | int = 0
 
     # ------------------------------------------------------------------------------------------------------------ training
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reset the counts of the epoch."""
-        self._measured = self._without_j = self._without_ratio = 0
+        self._measured_batches = 0
+        self._batches_without_j = 0
+        self._batches_without_ratio = 0
 
     def _measure_batch(self, embeddings: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
+        """Return J and the variance ratio of a training batch, on the device of the embeddings."""
         codes = labels.codes.to(embeddings.device, non_blocking=True)
-        settings: dict[str, Any] = {"normalize": self.normalize, "skip_singletons": self.skip_singletons}
-        j, ratio = batch_ratios(embeddings, codes, eps=self.eps, **settings)
-        self._measured += 1
-        # Counted on the device: to read the values here would wait for it at every batch.
-        self._without_j = j.isnan() + self._without_j
-        self._without_ratio = ratio.isnan() + self._without_ratio
-        if self._policy.is_new("first batch"):  # once, since it waits for the device
+        j, ratio = batch_ratios(
+            embeddings, codes, eps=self.eps, normalize=self.normalize, skip_singletons=self.skip_singletons
+        )
+        self._measured_batches += 1
+        # Counted on the device: reading the values here would wait for it at every batch.
+        self._batches_without_j = j.isnan() + self._batches_without_j
+        self._batches_without_ratio = ratio.isnan() + self._batches_without_ratio
+        if self._policy.is_new("first batch"):
+            # Only once, since it waits for the device.
             self._warn_of_singletons(labels.codes)
         return j, ratio
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn once if J or the variance ratio was undefined."""
-        without_j, without_ratio = int(self._without_j), int(self._without_ratio)
+        without_j = int(self._batches_without_j)
+        without_ratio = int(self._batches_without_ratio)
         if without_j:
             self._policy.warn(
-                f"train/J was NaN in {without_j} of {self._measured} batches: each class had one item, all embeddings "
-                "were equal (collapsed), or some were not finite. J compares items of the same class: draw several "
-                "items of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
+                f"train/J was NaN in {without_j} of {self._measured_batches} batches: each class had one item, all "
+                "embeddings were equal (collapsed), or some were not finite. J compares items of the same class: draw "
+                "several items of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
                 kind="undefined batches",
             )
         elif without_ratio:
             self._policy.warn(
-                f"train/variance_ratio was NaN in {without_ratio} of {self._measured} batches: there was a single class, "
-                "or the items of each class were equal. Draw several classes, for instance with an EpisodicBatchSampler. "
-                "(Shown once.)",
+                f"train/variance_ratio was NaN in {without_ratio} of {self._measured_batches} batches: there was a single "
+                "class, or the items of each class were equal. Draw several classes, for instance with an "
+                "EpisodicBatchSampler. (Shown once.)",
                 kind="undefined batches",
             )
 
     def _warn_of_singletons(self, labels: Tensor) -> None:
         """Warn if most classes of a batch have one item. Waits for the device of the labels."""
         counts = labels.unique(return_counts=True)[1]
-        alone = int((counts == 1).sum())
-        if 2 * alone > len(counts):
+        singletons = int((counts == 1).sum())
+        if 2 * singletons > len(counts):
             self._policy.warn(
-                f"{alone} of the {len(counts)} classes of the first measured batch have one item: train/J then "
+                f"{singletons} of the {len(counts)} classes of the first measured batch have one item: train/J then "
                 f"depends on how the batch was drawn rather than on the embedding, and cannot be compared with val/J. "
                 f"Use train/variance_ratio, which can be compared if some class has two items, or draw several items "
                 f"of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
@@ -144,44 +154,57 @@ class DiscriminantRatioMonitor(BatchMonitor):
     # ---------------------------------------------------------------------------------------------- validation and test
 
     def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
+        """Merge the moments of a batch into those of its loader; embeddings are not kept."""
         embeddings, labels = self._read(trainer, outputs, batch, step_of(trainer))
-        refuse_another_form(self._policy.owner, self._forms.setdefault(loader, labels.form), labels)
-        items, labels, embeddings = len(labels), on_cpu(labels), embeddings.cpu()
-        bad = non_finite_rows(embeddings)
-        if len(bad):
+        refuse_another_form(self._policy.owner, self._label_forms.setdefault(loader, labels.form), labels)
+        items = len(labels)
+        labels = on_cpu(labels)
+        embeddings = embeddings.cpu()
+        bad_rows = non_finite_rows(embeddings)
+        if len(bad_rows):
             raise ValueError(
-                f"{len(bad)} of the {len(embeddings)} embeddings of a batch are not finite (NaN or Inf), the first at item "
-                f"{first + int(bad[0])}. Find the step that made them: a diverged loss, a division by a zero "
+                f"{len(bad_rows)} of the {len(embeddings)} embeddings of a batch are not finite (NaN or Inf), the first at "
+                f"item {first + int(bad_rows[0])}. Find the step that made them: a diverged loss, a division by a zero "
                 "norm, float16 overflow."
             )
         if self.normalize:
             embeddings = unit_rows(embeddings.double())
         dataloader = list(evaluation_loaders(trainer).values())[loader]
         if unknown_order_reason(dataloader, self._batches[loader], first + items) is None:
-            # leave out what a DistributedSampler repeats, to even out the ranks, at the end
-            mine = len(range(trainer.global_rank, len(dataloader.sampler.dataset), process_count()))
-            fresh = slice(max(0, mine - first))
-            embeddings, labels = embeddings[fresh], labels[fresh]
+            # A DistributedSampler repeats items at the end of a pass, to give all ranks the same number.
+            items_of_rank = len(range(trainer.global_rank, len(dataloader.sampler.dataset), process_count()))
+            not_repeated = slice(max(0, items_of_rank - first))
+            embeddings = embeddings[not_repeated]
+            labels = labels[not_repeated]
         moments = ClassMoments.of(embeddings, labels)
-        self._moments[loader] = self._moments[loader].merge(moments) if loader in self._moments else moments
+        if loader in self._moments:
+            moments = self._moments[loader].merge(moments)
+        self._moments[loader] = moments
         return items
 
     def _names(self, loader: int | None = None) -> list[str]:
         return ["J", "variance_ratio", "variance_ratio_low", "variance_ratio_high"]
 
     def _measure_loader(self, trainer: Trainer, loader: int, stage: str, suffix: str) -> dict[str, float]:
+        """Return J, the variance ratio and the ends of its interval over all processes, by name. *Collective*."""
         values = dict.fromkeys(self._names(), torch.nan)
+        # Its result is not needed: it warns of items that came to several processes.
         self._unpadded_length(trainer, loader)
         values["J"], scatter = ratio_of_set(
             self._moments.get(loader), all_processes(), eps=self.eps, skip_singletons=self.skip_singletons
         )
-        if scatter is not None:  # where J is undefined, a warning has said so
-            found, key = variance_ratio_of_set(scatter), f"{stage}/variance_ratio{suffix}"
-            values |= zip(self._names()[1:], (found.value, *found.interval), strict=True)
-            if found.undefined is not None:
-                self._policy.warn(f"{key} is NaN. {found.undefined} (Shown once.)", kind=key)
+        # If J is undefined there is no scatter, and a warning has said so.
+        if scatter is not None:
+            ratio = variance_ratio_of_set(scatter)
+            values["variance_ratio"] = ratio.value
+            values["variance_ratio_low"], values["variance_ratio_high"] = ratio.interval
+            if ratio.undefined is not None:
+                key = f"{stage}/variance_ratio{suffix}"
+                self._policy.warn(f"{key} is NaN. {ratio.undefined} (Shown once.)", kind=key)
         return values
 
     def _forget(self) -> None:
+        # moments of each loader of this process
         self._moments: dict[int, ClassMoments] = {}
-        self._forms: dict[int, str] = {}
+        # form of the labels of each loader, see `Labels.form`
+        self._label_forms: dict[int, str] = {}

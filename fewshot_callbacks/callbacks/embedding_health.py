@@ -86,52 +86,70 @@ class EmbeddingHealthMonitor(BatchMonitor):
             )
         super().__init__(source, labels, embed, strict, every_n_steps, loaders)
         self._reader.needs_labels = False
-        self.k, self.normalize = k, normalize
+        self.k = k
+        self.normalize = normalize
         self.reports: dict[str, EmbeddingHealth] = {}
 
     def _measure_batch(self, embeddings: Tensor, labels: Labels) -> tuple[float, float]:
-        rows, classes = embeddings.cpu().double(), len(labels.distinct()[0]) or None
-        refuse_non_finite(non_finite_rows(rows), len(rows), "embeddings", self._policy.owner)
-        moments = Moments.of(rows)
-        values = moments.rankme(), moments.effective_rank()
-        self._tell(collapse_of(len(rows), rows.shape[1], classes, *values, moments.spread), "a training batch")
-        return values
+        """Return RankMe and the effective rank of a training batch; waits for the device."""
+        embeddings = embeddings.cpu().double()
+        refuse_non_finite(non_finite_rows(embeddings), len(embeddings), "embeddings", self._policy.owner)
+        moments = Moments.of(embeddings)
+        rankme = moments.rankme()
+        effective_rank = moments.effective_rank()
+        items, dim = embeddings.shape
+        classes = len(labels.distinct()[0]) or None
+        collapse = collapse_of(items, dim, classes, rankme, effective_rank, moments.spread)
+        self._report_collapse(collapse, "a training batch")
+        return rankme, effective_rank
 
     def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
+        """Append a batch to the store of its loader; without labels all items have the label 0, which is never used."""
         embeddings, labels = self._read(trainer, outputs, batch, step_of(trainer))
         has_labels = len(labels) == len(embeddings)
-        if self._have_labels.setdefault(loader, has_labels) != has_labels:
+        if self._has_labels.setdefault(loader, has_labels) != has_labels:
             raise ValueError("Some batches have labels, others have none. Give labels in every batch, or in none.")
         self._stores[loader].append(embeddings, labels if has_labels else [0] * len(embeddings))
         return len(embeddings)
 
-    def _have(self, loader: int) -> bool | None:
-        """Whether the items of a loader have labels, in all processes; None without items. Collective."""
-        seen = [has for has in gather_objects(self._have_labels.get(loader)) if has is not None]
-        return all(seen) if seen else None  # a process without items has seen none
+    def _items_have_labels(self, loader: int) -> bool | None:
+        """Return whether the items of a loader have labels in all processes; None without items. *Collective*."""
+        by_rank = gather_objects(self._has_labels.get(loader))
+        answers = [has_labels for has_labels in by_rank if has_labels is not None]
+        return all(answers) if answers else None
 
     def _names(self, loader: int | None = None) -> list[str]:
-        return names_of(labels=loader is None or bool(self._have(loader)), k=self.k)
+        has_labels = loader is None or bool(self._items_have_labels(loader))
+        return names_of(labels=has_labels, k=self.k)
 
     def _measure_loader(self, trainer: Trainer, loader: int, stage: str, suffix: str) -> dict[str, float]:
-        has_labels, processes = self._have(loader), all_processes()
+        """Measure the items of all processes, and return name -> value. *Collective*."""
+        has_labels = self._items_have_labels(loader)
+        processes = all_processes()
         with processes.together():
             if has_labels is None:
                 raise ValueError("The set is empty: no step gave an embedding.")
             shard = self._stores[loader].shard(self._unpadded_length(trainer, loader))
-            labels, share = shard.labels if has_labels else None, Share(processes, shard.places)
-            health = embedding_health(shard.embeddings, labels, k=self.k, normalize=self.normalize, share=share)
+            health = embedding_health(
+                shard.embeddings,
+                shard.labels if has_labels else None,
+                k=self.k,
+                normalize=self.normalize,
+                share=Share(processes, shard.places),
+            )
         self.reports[suffix] = health
         for note in health.notes:
             self._policy.warn(f"{stage}{suffix}: {note} (Shown once.)", kind=without_digits(note))
-        self._tell(health.collapse, f"{stage}{suffix}")
+        self._report_collapse(health.collapse, f"{stage}{suffix}")
         return health.metrics()
 
-    def _tell(self, collapse: str | None, where: str) -> None:
-        """Say once in a run that the embedding has collapsed."""
+    def _report_collapse(self, collapse: str | None, set_name: str) -> None:
+        """Warn once in a run that the embedding has collapsed; with `strict=True` raise each time."""
         if collapse is not None and (self._policy.strict or self._policy.is_new("collapse")):
-            self._policy.handle(ValueError(collapse), f"In {where}:")
+            self._policy.handle(ValueError(collapse), f"In {set_name}:")
 
     def _forget(self) -> None:
+        # one store for each loader
         self._stores: dict[int, EmbeddingStore] = defaultdict(EmbeddingStore)
-        self._have_labels: dict[int, bool] = {}
+        # whether the items of each loader have labels in this process
+        self._has_labels: dict[int, bool] = {}

@@ -81,8 +81,11 @@ class EmbeddingMap(PictureCallback):
                 f"EmbeddingMap(classes={classes}) must be 1 to {MAX_CLASSES}: more classes cannot be told apart."
             )
         check_at_least(1, "EmbeddingMap", per_class=per_class)
-        self.classes, self.per_class, self.method = classes, per_class, method
+        self.classes = classes
+        self.per_class = per_class
+        self.method = method
         self.projector = projector
+        # latest map of each key, with which the next one is aligned
         self._maps: dict[str, Projection] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -101,34 +104,42 @@ class EmbeddingMap(PictureCallback):
                 kind="targets",
             )
             return {}
-        places = class_subset(queries.labels, self.classes, self.per_class)
-        names, picture = queries.class_names(self.names), self._picture(evaluated, queries)
-        kinds = [names[queries.labels[place]] for place in places.tolist()]
-        vectors, positions, key = queries.embeddings[places], queries.positions[places], evaluated.key("embedding_map")
+        sample = class_subset(queries.labels, self.classes, self.per_class)
+        embeddings = queries.embeddings[sample]
+        positions = queries.positions[sample]
+        names = queries.class_names(self.names)
+        classes = [names[queries.labels[index]] for index in sample.tolist()]
+        picture = self._picture(evaluated, queries)
+        key = evaluated.key("embedding_map")
 
         def draw() -> Figure:
-            found = project(vectors, kinds, self._maps.get(key), self.method, ids=positions.numpy())
-            self._maps[key] = found
+            projection = project(embeddings, classes, self._maps.get(key), self.method, ids=positions.numpy())
+            self._maps[key] = projection
             if self.projector:
-                columns = {"class": kinds, "item": positions.tolist()}
-                thumbnails = None if picture is None else _thumbnails(picture, places.tolist())
-                log_embedding(trainer, evaluated.key("embedding"), vectors, columns, self._policy, thumbnails)
-            return embedding_map(found, title=f"{evaluated.where}: the same classes in every epoch")
+                columns = {"class": classes, "item": positions.tolist()}
+                thumbnails = None if picture is None else _thumbnails(picture, sample.tolist())
+                log_embedding(trainer, evaluated.key("embedding"), embeddings, columns, self._policy, thumbnails)
+            return embedding_map(projection, title=f"{evaluated.title}: the same classes in every epoch")
 
         return {key: draw}
 
 
-def _thumbnails(picture: Callable[[int], Any], places: Sequence[int]) -> Float[Tensor, "chosen 3 side side"]:
-    """Read pictures of one size, white around; grey where there is none."""
-    pictures = []
-    for place in places:
+def _thumbnails(picture: Callable[[int], Any], items: Sequence[int]) -> Float[Tensor, "chosen 3 side side"]:
+    """Return pictures of one size, padded with white; grey for an item without a picture, or with a text.
+
+    Args:
+        picture: Function of the index of an item that returns its picture, or raises.
+        items: Indices of the items.
+    """
+    thumbnails = []
+    for item in items:
         thumbnail = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "lightgrey")
-        # An item without a picture is shown by its place alone. Transforms of the data set may draw random numbers,
-        # and a run with maps must not differ from one without.
+        # Transforms of the data set may draw random numbers, and a run with maps must not differ from one without.
         with suppress(Exception), preserved_random_states():
-            shown = picture(place)
-            if not isinstance(shown, str):
-                whole = Image.fromarray((255 * shown.repeat(3 // shown.shape[2], 2)).round().astype(np.uint8))
-                thumbnail = ImageOps.pad(whole, thumbnail.size, color="white")
-        pictures.append(np.asarray(thumbnail))
-    return torch.from_numpy(np.stack(pictures)).movedim(-1, 1).float() / 255
+            pixels = picture(item)
+            if not isinstance(pixels, str):
+                rgb = pixels.repeat(3 // pixels.shape[2], 2)
+                image = Image.fromarray((255 * rgb).round().astype(np.uint8))
+                thumbnail = ImageOps.pad(image, thumbnail.size, color="white")
+        thumbnails.append(np.asarray(thumbnail))
+    return torch.from_numpy(np.stack(thumbnails)).movedim(-1, 1).float() / 255

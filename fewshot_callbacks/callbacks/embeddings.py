@@ -1,4 +1,9 @@
-"""Reads the embeddings of a step: from its output, from a function of it, or from the output of a submodule."""
+"""Reads the embeddings of a step: from its output, from a function of it, or from the output of a submodule.
+
+EmbeddingSource    what the user says of it; several monitors can share one
+EmbeddingReader    one for each monitor: owns the hook on the submodule, and what it captures during a step
+read_flag, ...     other entries of the step's output or of the batch
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -40,7 +45,7 @@ COMPILED = (
     "the step, or call torch.compiler.reset() before the run."
 )
 
-# The fix for embeddings of each number of dimensions other than two.
+# Number of dimensions of wrong embeddings -> what to do about it. With two, the numbers are not floating-point.
 SHAPE_FIXES = {
     1: "Has a squeeze() dropped a dimension? For items of one number each: embeddings[:, None].",
     2: "Pass embeddings.float().",
@@ -54,7 +59,7 @@ _HOOKS_IGNORED: ContextVar[bool] = ContextVar("hooks_ignored", default=False)
 
 @contextmanager
 def hooks_ignored() -> Iterator[None]:
-    """Ignore what submodules return inside the block: it belongs to no step, and no `EmbeddingReader` keeps it."""
+    """Make every `EmbeddingReader` ignore the outputs of submodules inside the block: they belong to no step."""
     token = _HOOKS_IGNORED.set(True)
     try:
         yield
@@ -63,16 +68,19 @@ def hooks_ignored() -> Iterator[None]:
 
 
 def check_submodule(module: LightningModule, name: str, call: str, fix: str = "") -> None:
-    """See that there is the submodule that is named.
+    """Check that the module has a submodule of this name.
 
     Raises:
-        UsageError: If not; with the names that are near.
+        UsageError: If not; lists similar names.
     """
-    names = [each for each, _ in module.named_modules(remove_duplicate=False) if each]  # a layer may have two names
+    # Duplicates stay, since a layer may have two names; the module itself has an empty one.
+    names = [submodule_name for submodule_name, _ in module.named_modules(remove_duplicate=False) if submodule_name]
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=3) or [each for each in names if "." not in each][:8]
+        top_level = [submodule_name for submodule_name in names if "." not in submodule_name]
+        suggestions = difflib.get_close_matches(name, names, n=3) or top_level[:8]
         raise UsageError(
-            f"{call}: {type(module).__name__} has no submodule of that name. It has, for instance, {', '.join(near)}.{fix}"
+            f"{call}: {type(module).__name__} has no submodule of that name. It has, for instance, "
+            f"{', '.join(suggestions)}.{fix}"
         )
 
 
@@ -99,23 +107,31 @@ class EmbeddingSource:
     """
 
     def __init__(self, source: Source = STEP_KEYS, *, labels: LabelSource | None = None, views: int = 1) -> None:
-        self.where = _checked_source(source, "EmbeddingSource")
+        self.source = _checked_source(source, "EmbeddingSource")
         check_at_least(1, "EmbeddingSource", views=views)
-        self.labels, self.views = labels, views
-        self.submodule, _, self.path = self.where.partition(":") if isinstance(self.where, str) else ("", "", "")
+        self.labels = labels
+        self.views = views
+        # name of the submodule, and the path in its output; both empty for other sources
+        self.submodule = ""
+        self.path = ""
+        if isinstance(self.source, str):
+            self.submodule, _, self.path = self.source.partition(":")
 
-    def joined(self, captured: Sequence[Any] | None, items: int | None, step: str, owner: str, hint: str) -> Tensor:
-        """Join the embeddings that the submodule gave in a step.
+    def join_outputs(
+        self, captured: Sequence[Any] | None, items: int | None, step: str, owner: str, hint: str
+    ) -> Tensor:
+        """Join what the submodule returned in a step to one tensor of embeddings, detached.
 
         Args:
             captured: What it returned, call by call.
-            items: Number of labels; None without labels, which nothing is then compared with.
+            items: Number of labels; None without labels: the number of rows is then not checked.
             step: Name of the step, for messages.
             owner: Name of the callback, for messages.
-            hint: What else may be the cause where the submodule was not called.
+            hint: Another possible cause if the submodule was not called, for messages.
 
         Raises:
-            UsageError: If it was not called, gave no tensor, or as many rows as fit neither the labels nor the views.
+            UsageError: If it was not called, did not return tensors, or the number of rows in several calls fits neither
+                the labels nor the views.
         """
         if not captured:
             raise UsageError(
@@ -123,24 +139,32 @@ class EmbeddingSource:
                 f"that this step calls as a function: {self.submodule}(x), since {self.submodule}.forward(x) runs no "
                 f"hooks.{hint}"
             )
-        outputs = [follow(output, self.path, f"{owner}(source={self.where!r})") for output in captured]
-        for output in outputs:
+        outputs: list[Tensor] = []
+        for returned in captured:
+            output = follow(returned, self.path, f"{owner}(source={self.source!r})")
             if not isinstance(output, Tensor):
                 raise UsageError(
-                    f"{owner}: the submodule {self.where!r} returns {describe(output)}, not a tensor. Name the entry that "
+                    f"{owner}: the submodule {self.source!r} returns {describe(output)}, not a tensor. Name the entry that "
                     f"is the embedding, such as source='{self.submodule}:pooler_output', or pass "
                     "source=lambda outputs, batch: (embeddings, labels)."
                 )
-        rows = [len(output) for output in outputs]
-        if items is not None and len(outputs) > 1 and sum(rows) not in (items, self.views * items):
-            split = f"source=EmbeddingSource({self.where!r}, views={len(rows)})"
+            outputs.append(output)
+        if len(outputs) == 1:
+            return outputs[0].detach()
+        row_counts = [len(output) for output in outputs]
+        if items is not None and sum(row_counts) not in (items, self.views * items):
+            fix_for_views = ""
+            if set(row_counts) == {items}:
+                views = len(row_counts)
+                fix_for_views = (
+                    f" For {views} views of each item pass source=EmbeddingSource({self.source!r}, views={views})."
+                )
             raise UsageError(
-                f"{owner}: {step} called the submodule {self.submodule!r} {len(rows)} times, with "
-                f"{', '.join(map(str, rows))} rows, for {items} labels. Pass "
-                f"source=lambda outputs, batch: (embeddings, labels) to say which are meant."
-                + (f" For {len(rows)} views of each item pass {split}." if set(rows) == {items} else "")
+                f"{owner}: {step} called the submodule {self.submodule!r} {len(row_counts)} times, with "
+                f"{', '.join(map(str, row_counts))} rows, for {items} labels. Pass "
+                f"source=lambda outputs, batch: (embeddings, labels) to say which are meant.{fix_for_views}"
             )
-        return torch.cat(outputs).detach() if len(outputs) > 1 else outputs[0].detach()
+        return torch.cat(outputs).detach()
 
 
 def follow(value: Any, path: str, where: str) -> Any:
@@ -162,7 +186,11 @@ def follow(value: Any, path: str, where: str) -> Any:
 
 
 def _checked_source(source: Any, owner: str) -> Source:
-    """Bring a source into one form: a tuple of two keys, a name, or a function."""
+    """Return a source in one of three forms: a tuple of two keys, a name, or a function.
+
+    Raises:
+        ValueError: If it is none of these.
+    """
     if isinstance(source, Sequence) and not isinstance(source, str):
         if len(source) != 2 or not all(isinstance(key, str) for key in source):
             raise ValueError(f"{owner}(source={source!r}): two keys are needed, such as ('embeddings', 'labels').")
@@ -179,6 +207,9 @@ def _checked_source(source: Any, owner: str) -> Source:
 class EmbeddingReader:
     """Reads (embeddings, labels) of each step.
 
+    With a submodule as source it owns a forward hook, from `attach` to `detach`. The hook keeps outputs from `start_capture`
+    until `read` or `stop_capture`, so that nothing is held between two steps.
+
     Args:
         source: See `Source`, or an `EmbeddingSource`, which several readers can share.
         labels: See `LabelSource`; by default those of the `EmbeddingSource`, or the labels that the step returned, or else
@@ -189,27 +220,39 @@ class EmbeddingReader:
     def __init__(self, source: Source | EmbeddingSource, labels: LabelSources | None, owner: str) -> None:
         if not isinstance(source, EmbeddingSource):
             source = EmbeddingSource(_checked_source(source, owner))
-        self.shared, self.source, self.owner = source, source.where, owner
-        self.keys = self.source if isinstance(self.source, tuple) else STEP_KEYS  # in outputs, and of labels in batches
+        self.embedding_source = source
+        self.source = source.source
+        self.owner = owner
+        # keys of the step's output; the second is also that of the labels in a batch
+        self.keys = self.source if isinstance(self.source, tuple) else STEP_KEYS
         self.labels: Any = source.labels if labels is None else labels
-        # an owner that takes multi-label targets, too, has a function of its own
-        self.read_labels: Callable[[Any, str], Labels] = self._one_label_each
-        self.needs_labels = True  # an owner that can do without them reads an empty `Labels` where there are none
-        self.without_training = ""  # what the owner can do where a training step gives no embeddings or labels
-        self.can_embed = False  # the owner has an argument `embed`, for batches of which no step gives the embeddings
-        self._is_compiled, self._may_skip = False, False
-        self.worked: set[str] = set()  # steps that have given embeddings: a missing one may heal in this run
-        self._heard: nn.Module | None = None  # the submodule that is listened to
+        self._is_compiled = False
+        self._may_skip_batches = False
+        # steps that have given embeddings in this run: if one gives none later, the next batch may have them again
+        self.successful_steps: set[str] = set()
+        # the submodule with the hook
+        self._submodule: nn.Module | None = None
         self._handle: RemovableHandle | None = None
+        # what the submodule has returned in this step; None between two steps
         self._captured: list[Any] | None = None
 
-    def begin(self) -> None:
-        """Begin a run, of which no step has given embeddings."""
-        self.detach()
-        self.worked.clear()
+        # The owner sets these four in its constructor.
+        # reads the labels that were found; an owner that takes multi-label targets sets another function
+        self.read_labels: Callable[[Any, str], Labels] = self._read_one_label_each
+        # False: without labels an empty `Labels` is returned
+        self.needs_labels = True
+        # end of messages about a training step without embeddings or labels: what the owner can do without them
+        self.without_training = ""
+        # whether the owner has an argument `embed`, for messages
+        self.can_embed = False
 
-    def listen(self, module: LightningModule) -> None:
-        """Listen to the submodule that is the source; do nothing if that is so already.
+    def begin(self) -> None:
+        """Begin a run: no step has given embeddings yet."""
+        self.detach()
+        self.successful_steps.clear()
+
+    def attach(self, module: LightningModule) -> None:
+        """Add a hook to the submodule that is the source, unless it has one.
 
         The module may make or replace its layers in `setup` and in `configure_model`, which both come after the `setup` of
         the callbacks.
@@ -217,14 +260,15 @@ class EmbeddingReader:
         Raises:
             UsageError: If there is no submodule of that name, or it runs no hooks.
         """
-        self._is_compiled, self._may_skip = _is_compiled(module), module.automatic_optimization
-        name = self.shared.submodule
+        self._is_compiled = _is_compiled(module)
+        self._may_skip_batches = module.automatic_optimization
+        name = self.embedding_source.submodule
         if not name:
             return
         call = f"{self.owner}(source={self.source!r})"
         check_submodule(module, name, call, " For keys of the step's output pass two: source=('embeddings', 'labels').")
         submodule = module.get_submodule(name)
-        if submodule is self._heard:
+        if submodule is self._submodule:
             return
         self.detach()
         try:
@@ -236,28 +280,33 @@ class EmbeddingReader:
                 f"{call}: TorchScript has compiled this submodule, and runs no hooks that could read its output. Return "
                 f"the embeddings from the steps.{self._embed_fix()}"
             ) from error
-        self._heard = submodule
+        self._submodule = submodule
 
     def detach(self) -> None:
-        """Remove the hook."""
+        """Remove the hook, and drop what it has captured."""
         if self._handle is not None:
             self._handle.remove()
-        self._handle = self._captured = self._heard = None
+        self._handle = None
+        self._submodule = None
+        self._captured = None
 
     def _embed_fix(self) -> str:
-        """Say how the owner embeds batches itself, if it can."""
-        whole = self.shared.submodule.partition(".")[0]
-        return f" Or let {self.owner} embed the batches itself: embed={whole!r}." if self.can_embed else ""
+        """Say how the owner embeds batches itself; empty if it cannot."""
+        if not self.can_embed:
+            return ""
+        top_level = self.embedding_source.submodule.partition(".")[0]
+        return f" Or let {self.owner} embed the batches itself: embed={top_level!r}."
 
-    def _one_label_each(self, labels: Any, step: str) -> Labels:
+    def _read_one_label_each(self, labels: Any, step: str) -> Labels:
+        """Read labels; multi-label targets are an error."""
         return as_labels(labels, "labels", self.owner)
 
-    def expect(self) -> None:
+    def start_capture(self) -> None:
         """Begin a step: keep what the submodule returns from now on."""
         self._captured = []
 
-    def dismiss(self) -> None:
-        """End the step: do not keep what the submodule returns from now on."""
+    def stop_capture(self) -> None:
+        """End the step: drop what was captured, and keep nothing more."""
         self._captured = None
 
     def _capture(self, _module: Any, _inputs: Any, output: Any) -> None:
@@ -270,44 +319,63 @@ class EmbeddingReader:
 
         Args:
             outputs: What the step returned.
-            batch: What it was given.
+            batch: What the step was called with.
             step: Name of the step, for messages.
 
         Raises:
             UsageError: If they are not where the source says; names what was there and the argument that fixes it.
-            ValueError: The same, where this step has given embeddings before, or may have skipped a batch: it may heal.
+            ValueError: The same, if the next batch may have them: the step has given embeddings before, or skipped a batch.
         """
         try:
-            found = self.checked(*self._found(outputs, batch, step), step)
+            embeddings, labels = self.check(*self._find(outputs, batch, step), step)
         except UsageError as error:
             # A training step may return None to skip its batch, of which Lightning makes an empty mapping.
-            skipped = self._may_skip and step == TRAINING_STEP and isinstance(outputs, Mapping) and not outputs
-            if step in self.worked or skipped:
+            is_empty = isinstance(outputs, Mapping) and not outputs
+            is_skipped = self._may_skip_batches and step == TRAINING_STEP and is_empty
+            if step in self.successful_steps or is_skipped:
                 raise ValueError(str(error)) from error
             raise
-        finally:  # always stop capturing: the output of later calls is not read
-            self.dismiss()
+        finally:
+            # Also after an error: what the submodule returns from now on belongs to no step.
+            self.stop_capture()
+        # An evaluation step is successful on all ranks or on none, which its monitor knows at the end of the epoch.
         if step == TRAINING_STEP:
-            self.worked.add(step)
-        return found
+            self.successful_steps.add(step)
+        return embeddings, labels
 
-    def _found(self, outputs: Any, batch: Any, step: str) -> tuple[Any, Any]:
-        """Find embeddings and labels, of any type."""
+    def _find(self, outputs: Any, batch: Any, step: str) -> tuple[Any, Any]:
+        """Return embeddings and labels as they were found, of any type."""
         if callable(self.source):
-            return _called(self.source, outputs, batch, step, self.owner)
+            return _call_source(self.source, outputs, batch, step, self.owner)
         if isinstance(self.source, tuple):
             if not (isinstance(outputs, Mapping) and self.keys[0] in outputs):
                 raise _no_embeddings(self, outputs, step)
-            return outputs[self.keys[0]], self.labels_of(outputs, batch, step)
-        labels = self.labels_of(outputs, batch, step)
-        items, hint = None if labels is None else len(labels), self._embed_fix() + COMPILED * self._is_compiled
-        return self.shared.joined(self._captured, items, step, self.owner, hint), labels
+            return outputs[self.keys[0]], self.find_labels(outputs, batch, step)
+        labels = self.find_labels(outputs, batch, step)
+        items = None if labels is None else len(labels)
+        hint = self._embed_fix()
+        if self._is_compiled:
+            hint += COMPILED
+        return self.embedding_source.join_outputs(self._captured, items, step, self.owner, hint), labels
 
-    def labels_of(self, outputs: Any, batch: Any, step: str) -> Any:
-        """Find the labels of a batch; `outputs` is None if no step has processed it."""
+    def find_labels(self, outputs: Any, batch: Any, step: str) -> Any:
+        """Return the labels of a batch as they were found, of any type.
+
+        What the user has said comes first; then what the step has returned, whose labels need not be those of the batch
+        (views of items, mixed images); and only then the batch.
+
+        Args:
+            outputs: What the step returned; None if no step has processed the batch.
+            batch: The batch.
+            step: Name of the step, for messages.
+
+        Returns:
+            The labels; None if there are none and the owner can do without.
+
+        Raises:
+            UsageError: If there are none, and the owner needs them.
+        """
         key = self.keys[1]
-        # What the user has said comes first, then what the step has returned, whose labels need not be those of the
-        # batch (views of items, mixed images), and only then the batch.
         if callable(self.labels):
             return self.labels(batch)
         if self.labels is not None:
@@ -326,54 +394,68 @@ class EmbeddingReader:
             return batch[1]
         if not self.needs_labels:
             return None
-        what = "two tensors of one shape, such as two views of each item" if is_pair else describe(batch)
+        description = "two tensors of one shape, such as two views of each item" if is_pair else describe(batch)
         raise UsageError(
-            f"{self.owner} found no labels: {step} returned none under {key!r}, and the batch is {what}. "
+            f"{self.owner} found no labels: {step} returned none under {key!r}, and the batch is {description}. "
             f"Say where they are in the batch: {self.owner}(labels='key'), labels=1 for a position, or a function of it."
             + (self.without_training if step == TRAINING_STEP else "")
         )
 
-    def checked(self, embeddings: Any, labels: Any, step: str) -> tuple[Tensor, Labels]:
-        """Check embeddings and labels of `step`, and detach them."""
+    def check(self, embeddings: Any, labels: Any, step: str) -> tuple[Tensor, Labels]:
+        """Return the embeddings of `step`, checked and detached, and one label for each.
+
+        Raises:
+            UsageError: If their types, shapes or numbers are wrong.
+            ValueError: If a tensor holds no values, which those of the next batch may.
+        """
         if labels is None and not self.needs_labels:
-            return _rows(embeddings, step, self.owner).detach(), Labels(torch.empty(0, dtype=torch.int64, device="cpu"))
+            no_labels = Labels(torch.empty(0, dtype=torch.int64, device="cpu"))
+            return _check_embeddings(embeddings, step, self.owner).detach(), no_labels
         for name, value in (("embeddings", embeddings), ("labels", labels)):
-            if isinstance(value, Tensor):  # not a mistake of the settings: another batch may have values
+            if isinstance(value, Tensor):
                 refuse_without_values(value, name, f"{self.owner}, {step}")
         try:
-            read = self.read_labels(labels, step)
+            item_labels = self.read_labels(labels, step)
         except UsageError:
             raise
         except ValueError as error:
             raise UsageError(f"{self.owner}: the labels of {step} are {describe(labels)}. {error}") from error
-        rows = _rows(embeddings, step, self.owner)
-        if self.shared.views > 1 and len(rows) == self.shared.views * len(read):
-            read = join(self.owner, [read] * self.shared.views)
-        if len(read) != len(rows):
+        embeddings = _check_embeddings(embeddings, step, self.owner)
+        views = self.embedding_source.views
+        if views > 1 and len(embeddings) == views * len(item_labels):
+            item_labels = join(self.owner, [item_labels] * views)
+        if len(item_labels) != len(embeddings):
             raise UsageError(
-                f"{self.owner}: {step} gave {len(rows)} embeddings, but {len(read)} labels; expected one for each "
-                "embedding, in the same order."
+                f"{self.owner}: {step} gave {len(embeddings)} embeddings, but {len(item_labels)} labels; expected one for "
+                "each embedding, in the same order."
             )
-        return rows.detach(), read
+        return embeddings.detach(), item_labels
 
 
 def _no_embeddings(reader: EmbeddingReader, outputs: Any, step: str) -> UsageError:
-    """Say what a step returned in place of embeddings, and the argument that fixes it."""
+    """Return the error that says what a step returned in place of embeddings, and which argument fixes it."""
     key, labels_key = reader.keys
-    near, given = _near_key(key, outputs), _near_key(labels_key, outputs) or labels_key
-    fix = f"Did you mean source=({near!r}, {given!r})?"
-    if near is None:
+    similar_key = _similar_key(key, outputs)
+    if similar_key is not None:
+        fix = f"Did you mean source=({similar_key!r}, {_similar_key(labels_key, outputs) or labels_key!r})?"
+    else:
         fix = (
             f'Return {{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
             "source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or "
             "source='name.of.a.submodule' whose output is the embedding."
-        ) + (reader.without_training if step == TRAINING_STEP else "")
-    said = f"{step} returned {describe(outputs)}; expected {key!r}"
-    return UsageError(f"{reader.owner} found no embeddings: {said}. {fix}")
+        )
+        if step == TRAINING_STEP:
+            fix += reader.without_training
+    fact = f"{step} returned {describe(outputs)}; expected {key!r}"
+    return UsageError(f"{reader.owner} found no embeddings: {fact}. {fix}")
 
 
-def _called(source: Callable[[Any, Any], Any], outputs: Any, batch: Any, step: str, owner: str) -> tuple[Any, Any]:
-    """Call a function that is the source of a step's embeddings and labels."""
+def _call_source(source: Callable[[Any, Any], Any], outputs: Any, batch: Any, step: str, owner: str) -> tuple[Any, Any]:
+    """Return what a function finds for embeddings and labels of a step.
+
+    Raises:
+        UsageError: If it raises, or returns no pair.
+    """
     try:
         result = source(outputs, batch)
     except Exception as error:
@@ -388,49 +470,56 @@ def _called(source: Callable[[Any, Any], Any], outputs: Any, batch: Any, step: s
     return result[0], result[1]
 
 
-def _rows(embeddings: Any, step: str, owner: str) -> Tensor:
-    """Check that the embeddings are one vector of floats for each item."""
+def _check_embeddings(embeddings: Any, step: str, owner: str) -> Tensor:
+    """Return embeddings as one floating-point vector for each item, (items, dim).
+
+    Raises:
+        UsageError: If they are not.
+    """
     if not isinstance(embeddings, Tensor):
         try:
             embeddings = as_tensor(embeddings, "embeddings", owner)
         except ValueError as error:
-            what = f"{owner}: the embeddings of {step} are {describe(embeddings)}, not a tensor."
-            raise UsageError(f"{what} {error}") from error
+            fact = f"{owner}: the embeddings of {step} are {describe(embeddings)}, not a tensor."
+            raise UsageError(f"{fact} {error}") from error
     if embeddings.ndim > 2 and embeddings.shape[2:].numel() == 1:  # (items, dim, 1, 1) of a global pooling layer
         embeddings = embeddings.flatten(1)
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
         fix = SHAPE_FIXES.get(embeddings.ndim, "Flatten what belongs to one item: embeddings.flatten(1).")
-        fix = fix.format(pooled=_pooled(embeddings.shape)) if embeddings.ndim == 4 else fix
+        if embeddings.ndim == 4:
+            fix = fix.format(pooled=_mean_over_places(embeddings.shape))
         raise UsageError(
             f"{owner}: the embeddings of {step} are {describe(embeddings)}; expected one floating-point vector for each "
             f"item, (items, dim). {fix}"
         )
-    rows: Tensor = embeddings
-    return rows
+    return cast(Tensor, embeddings)
 
 
-def _pooled(shape: Sequence[int]) -> str:
-    """Write the mean over the places of a feature map, whose channels come first or, as in Swin, last."""
-    first, last = "embeddings.mean(dim=(2, 3))", "embeddings.mean(dim=(1, 2))"
-    # Most maps are square.
+def _mean_over_places(shape: Sequence[int]) -> str:
+    """Write the code of the mean over the places of a feature map of this shape.
+
+    Its channels come first or, as in Swin, last. Since most maps are square, two equal sizes tell which.
+    """
+    channels_first = "embeddings.mean(dim=(2, 3))"
+    channels_last = "embeddings.mean(dim=(1, 2))"
     if shape[2] == shape[3] != shape[1]:
-        return first
+        return channels_first
     if shape[1] == shape[2] != shape[3]:
-        return last
-    return f"{first} where the channels come first, {last} where they come last"
+        return channels_last
+    return f"{channels_first} where the channels come first, {channels_last} where they come last"
 
 
-def read_flag(where: Entry, outputs: Any, batch: Any, items: int, owner: str, views: int = 1, hint: str = "") -> Tensor:
+def read_flag(entry: Entry, outputs: Any, batch: Any, items: int, owner: str, views: int = 1, hint: str = "") -> Tensor:
     """Read the mask of the embeddings of a batch that belong to the gallery, (items,) on the CPU.
 
     With several views of each item, the mask may hold one entry for each item.
     """
-    flag = read_entry("gallery", where, outputs, batch, owner, hint)
-    if isinstance(flag, np.ndarray | list) and all(isinstance(entry, bool | np.bool_) for entry in flag):
-        flag = torch.tensor(flag, dtype=torch.bool, device="cpu")
-    if not isinstance(flag, Tensor) or flag.ndim != 1:
-        raise UsageError(f"{owner}: gallery gave {describe(flag)}; expected one boolean for each item.")
-    mask = flag.detach().cpu().bool()
+    flags = read_entry("gallery", entry, outputs, batch, owner, hint)
+    if isinstance(flags, np.ndarray | list) and all(isinstance(flag, bool | np.bool_) for flag in flags):
+        flags = torch.tensor(flags, dtype=torch.bool, device="cpu")
+    if not isinstance(flags, Tensor) or flags.ndim != 1:
+        raise UsageError(f"{owner}: gallery gave {describe(flags)}; expected one boolean for each item.")
+    mask = flags.detach().cpu().bool()
     if len(mask) * views == items:
         mask = mask.repeat(views)
     if len(mask) != items:
@@ -441,35 +530,37 @@ def read_flag(where: Entry, outputs: Any, batch: Any, items: int, owner: str, vi
 
 
 def read_names(
-    argument: str, where: Entry | Sequence[Entry], outputs: Any, batch: Any, items: int, owner: str, views: int = 1
+    argument: str, entries: Entry | Sequence[Entry], outputs: Any, batch: Any, items: int, owner: str, views: int = 1
 ) -> Labels:
-    """Return an integer or a word for each embedding of a batch, on the CPU: equal where all entries are equal.
+    """Return an id or a group for each embedding of a batch, on the CPU: equal if all entries are equal.
 
     Args:
-        argument: Name of the argument, for messages.
-        where: One entry, or several of which the joint value counts.
+        argument: Name of the monitor's argument, for messages; `ids` name items, and each view of an item gets one of its
+            own.
+        entries: One entry, or several, which together make the id or group.
         outputs: What the step returned.
-        batch: What it was given.
+        batch: What the step was called with.
         items: Number of embeddings.
         owner: Name of the callback, for messages.
-        views: With several of each item, there may be one value for each item, and each of its views then counts once.
+        views: Number of views of each item. There may then be one value for each item instead of each embedding.
 
     Raises:
         UsageError: If there is no such entry, or it does not hold an integer or a word for each embedding.
     """
-    several = [where] if isinstance(where, str | int) or callable(where) else where
-    read = [read_entry(argument, one, outputs, batch, owner) for one in several]
-    values = read[0]
-    if len(read) > 1:
-        lists = [one.tolist() if isinstance(one, Tensor | np.ndarray) else list(one) for one in read]
-        if len({*map(len, lists)}) > 1:
-            raise UsageError(
-                f"{owner}: the entries {several} of {argument} have {[*map(len, lists)]} values. One each."
-            )
-        values = [repr(joint) for joint in zip(*lists, strict=True)]
+    entry_list = [entries] if isinstance(entries, str | int) or callable(entries) else entries
+    columns = [read_entry(argument, entry, outputs, batch, owner) for entry in entry_list]
+    values = columns[0]
+    if len(columns) > 1:
+        lists = [_as_list(column) for column in columns]
+        lengths = [len(column) for column in lists]
+        if len(set(lengths)) > 1:
+            raise UsageError(f"{owner}: the entries {entry_list} of {argument} have {lengths} values. One each.")
+        values = [repr(row) for row in zip(*lists, strict=True)]
     if views > 1 and hasattr(values, "__len__") and len(values) * views == items:
-        names = values.tolist() if isinstance(values, Tensor | np.ndarray) else list(values)
-        values = [f"{name}, view {view}" if argument == "ids" else str(name) for view in range(views) for name in names]
+        names = [str(name) for name in _as_list(values)]
+        values = names * views
+        if argument == "ids":
+            values = [f"{name}, view {view}" for view in range(views) for name in names]
     try:
         return read_ids(values, items, owner)
     except ValueError as error:
@@ -479,49 +570,60 @@ def read_names(
         ) from error
 
 
-def read_entry(argument: str, where: Entry, outputs: Any, batch: Any, owner: str, hint: str = "") -> Any:
-    """Read an entry of the step's output or of the batch, or call a function of both."""
-    if callable(where):
-        return where(outputs, batch)
-    if isinstance(where, int):
+def _as_list(column: Any) -> list[Any]:
+    """Return the values of a tensor or an array as Python's numbers, those of another sequence as they are."""
+    return column.tolist() if isinstance(column, Tensor | np.ndarray) else list(column)
+
+
+def read_entry(argument: str, entry: Entry, outputs: Any, batch: Any, owner: str, hint: str = "") -> Any:
+    """Return an entry of the step's output or of the batch, or the result of a function of both.
+
+    Raises:
+        UsageError: If there is no such entry.
+    """
+    if callable(entry):
+        return entry(outputs, batch)
+    if isinstance(entry, int):
         try:
-            return batch[where]
+            return batch[entry]
         except (KeyError, IndexError, TypeError) as error:
             raise UsageError(
-                f"{owner}({argument}={where!r}): the batch is {describe(batch)} and has no such entry. Pass a position that "
+                f"{owner}({argument}={entry!r}): the batch is {describe(batch)} and has no such entry. Pass a position that "
                 f"it has, a key, or a function of (outputs, batch).{hint}"
             ) from error
-    holder = next((part for part in (outputs, batch) if isinstance(part, Mapping) and where in part), None)
-    if holder is None:
-        raise UsageError(
-            f"{owner}({argument}={where!r}): neither what the step returned ({describe(outputs)}) nor the batch "
-            f"({describe(batch)}) has that entry. Pass a function of (outputs, batch) that returns it.{hint}"
-        )
-    return holder[where]
+    for mapping in (outputs, batch):
+        if isinstance(mapping, Mapping) and entry in mapping:
+            return mapping[entry]
+    raise UsageError(
+        f"{owner}({argument}={entry!r}): neither what the step returned ({describe(outputs)}) nor the batch "
+        f"({describe(batch)}) has that entry. Pass a function of (outputs, batch) that returns it.{hint}"
+    )
 
 
-def _near_key(key: str, outputs: Any) -> str | None:
-    """Return the key of a step's output that a key is probably meant to be; the key itself, where it is one."""
+def _similar_key(key: str, outputs: Any) -> str | None:
+    """Return the key of a step's output that `key` is or is probably meant to be; None if there is none."""
     names = [name for name in outputs if isinstance(name, str)] if isinstance(outputs, Mapping) else []
-    begins = [name for name in names if name.startswith(key) or key.startswith(name)]
-    found = difflib.get_close_matches(key, names, n=1) or begins
-    return found[0] if found else None
+    prefixes = [name for name in names if name.startswith(key) or key.startswith(name)]
+    candidates = difflib.get_close_matches(key, names, n=1) or prefixes
+    return candidates[0] if candidates else None
 
 
-def _are_views(one: Any, other: Any) -> bool:
-    """Check whether the two parts of a batch are inputs of one shape, and the second no labels: no targets of 0 and 1."""
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape and other.ndim > 1):
+def _are_views(first: Any, second: Any) -> bool:
+    """Return whether the two parts of a batch are inputs of one shape. Zeros and ones in the second part are labels."""
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return False
-    return other.is_floating_point() and not are_zeros_and_ones(other)
+    if first.shape != second.shape or second.ndim < 2:
+        return False
+    return second.is_floating_point() and not are_zeros_and_ones(second)
 
 
 def are_zeros_and_ones(values: Tensor) -> bool:
-    """Check whether a tensor holds nothing but 0 and 1."""
+    """Return whether a tensor holds nothing but 0 and 1."""
     return bool(((values == 0) | (values == 1)).all())
 
 
 def _is_compiled(module: LightningModule) -> bool:
-    """Check whether the module or a submodule was compiled."""
+    """Return whether the module or a submodule was compiled."""
     if getattr(module, "_compiler_ctx", None) is not None:  # where Lightning keeps what it unpacks
         return True
     # `torch.compile(module)` wraps a module and `module.compile()` marks it; PyTorch has no public way to ask for

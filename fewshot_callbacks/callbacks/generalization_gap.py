@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -15,23 +15,24 @@ from fewshot_callbacks.callbacks._embedder import Embed, Embedder, TrainingClass
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, loader_index, no_such_loader, step_of
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
+from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.retrieval import (
     GeneralizationGap,
+    RetrievalReport,
     Share,
     evaluate_retrieval,
     generalization_gap,
 )
 from fewshot_callbacks.functional.retrieval.settings import group_size, grouped_k
-from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 from fewshot_callbacks.settings import GapOptions, RetrievalSettings, from_keywords, takes
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
-# Where the numbers of items of a class differ by more than this factor, recall cannot be compared.
+# Factor between the numbers of items per class of both sets above which a warning says that recall cannot be compared.
 UNEVEN = 1.5
 
-
-# What is measured unless `metrics` say otherwise.
+# Default of the setting `metrics`.
 METRICS = ("grouped_recall@1", "recall@1")
 
 
@@ -120,16 +121,21 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         check_at_least(1, call, classes=classes, items_per_class=items_per_class)
         if not prefix:
             raise ValueError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
-        given = from_keywords(GeneralizationGapMonitor, {"metrics": METRICS, **settings}, GapOptions)
-        _check(given, classes)
-        both = [f"{metric}@{rank}" for metric in ("grouped_recall", "recall") for rank in grouped_k(given)]
-        self._names, self._settings = given.metrics, replace(given, metrics=both)
+        evaluation = from_keywords(GeneralizationGapMonitor, {"metrics": METRICS, **settings}, GapOptions)
+        _check_settings(evaluation, classes)
+        # names of the gaps that are logged
+        self._names = evaluation.metrics
+        # Both recalls of each k are evaluated, since a `GeneralizationGap` holds both.
+        self._settings = replace(evaluation, metrics=_both_recalls(grouped_k(evaluation)))
         self.embed = Embedder(embed, self._reader)
-        self.training = TrainingClasses(training_data, classes, items_per_class, given.seed, call)
-        self.val_loader, self.prefix = val_loader, prefix
+        self.training = TrainingClasses(training_data, classes, items_per_class, evaluation.seed, call)
+        self.val_loader = val_loader
+        self.prefix = prefix
         self.schedule = Schedule(every_n_epochs, max_share, call)
         self.gap = None
+        # whether this validation is measured
         self._is_due = False
+        # verdict of the latest measurement
         self._was_overfitting: bool | None = None
 
     def _prefix(self, stage: str) -> str:
@@ -138,18 +144,18 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     # ----------------------------------------------------------------------------------------------------------------- when
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Prepare for a run."""
+        """Begin a run: forget the run before."""
         super().setup(trainer, pl_module, stage)
         self.training.begin()
         self.schedule.begin()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See that the submodules are there that embeddings come from."""
+        """Add the hook to the submodule that embeddings come from; check that the module has the submodule of `embed`."""
         super().on_fit_start(trainer, pl_module)
         self.embed.check_name(pl_module)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin a new set, if it is time to measure."""
+        """Decide whether this validation is measured, and begin a new set. *Collective*."""
         self._is_due = trainer.sanity_checking or self.schedule.is_due(trainer.current_epoch)
         super().on_validation_epoch_start(trainer, pl_module)
 
@@ -160,18 +166,19 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         return is_measured and super()._wants(trainer, loader)
 
     def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
-        """Keep a batch; check by the first one that training batches will be embedded in the same way."""
+        """Store a batch; check with the first one that training batches will be embedded in the same way."""
         embeddings, labels = self._reader.read(outputs, batch, step_of(trainer))
-        if not first:
+        if first == 0:
             self.embed.check(trainer, trainer.lightning_module, batch, embeddings, self._settings.similarity)
-        self._store.append(embeddings, labels)
+        self._validation_store.append(embeddings, labels)
         return len(labels)
 
     def _forget(self) -> None:
-        self._store, self._seen_classes = EmbeddingStore(), EmbeddingStore()
+        self._validation_store = EmbeddingStore()
+        self._training_store = EmbeddingStore()
 
     def _prepare(self, trainer: Trainer) -> None:
-        """See that there is the loader to compare with."""
+        """Check that the Trainer has the loader to compare with."""
         if trainer.testing or not self._is_due:
             return
         if evaluation_loaders(trainer) and loader_index(trainer, self.val_loader) is None:
@@ -182,7 +189,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
     def _embed_training_items(self, trainer: Trainer) -> None:
         with self.schedule.watch.running():
-            self._seen_classes = self.training.embedded(trainer, self.embed)
+            self._training_store = self.training.embedded(trainer, self.embed)
 
     # ------------------------------------------------------------------------------------------------------------ measuring
 
@@ -191,10 +198,12 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         for name in self._names:
             better |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), "lower")
             better |= dict.fromkeys((f"train_{name}", f"val_{name}"), "higher")
-        return {f"{self.prefix}/{name}": each for name, each in (better | {"share_of_time": None}).items()}
+        better["share_of_time"] = None
+        return {f"{self.prefix}/{name}": direction for name, direction in better.items()}
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        if trainer.testing or not self._is_due:  # a test is not compared with anything
+        """Measure the gap if it is due, and log it; a test has nothing to compare with. *Collective*."""
+        if trainer.testing or not self._is_due:
             return
         values = dict.fromkeys(self._keys(trainer), math.nan)
         with (
@@ -204,66 +213,74 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             if failed:
                 raise failed[min(failed)]
             self.gap = self._gap(trainer)
-            found = {f"{self.prefix}/{name}": value for name, value in self.gap.metrics().items()}
-            values |= {key: found[key] for key in values if key in found}
-            self._log_verdict(trainer, self.gap)
-        self._log(trainer, pl_module, values | {f"{self.prefix}/share_of_time": self.schedule.watch.share})
+            for name, value in self.gap.metrics().items():
+                key = f"{self.prefix}/{name}"
+                if key in values:
+                    values[key] = value
+            self._report_verdict(trainer, self.gap)
+        values[f"{self.prefix}/share_of_time"] = self.schedule.watch.share
+        self._log(trainer, pl_module, values)
 
     def _gap(self, trainer: Trainer) -> GeneralizationGap:
-        """Compute the gap; it, or the error, is equal in every process. Collective."""
+        """Return the gap, the same in every process; an error of one is raised in all. *Collective*."""
         processes = all_processes()
-        # An error of one process becomes one of all, or the others would wait for it inside of the evaluation.
         with processes.together():
-            training = self._seen_classes.shard(dataset_size=self.training.items)
-            dealt = self._unpadded_length(trainer, loader_index(trainer, self.val_loader) or 0)
-            validation = self._store.shard(dataset_size=dealt)
+            training = self._training_store.shard(dataset_size=self.training.items)
+            validation_size = self._unpadded_length(trainer, loader_index(trainer, self.val_loader) or 0)
+            validation = self._validation_store.shard(dataset_size=validation_size)
             if self.training.items_per_class is not None:
                 validation = validation.some_of_each_class(self.training.items_per_class, self.training.seed)
-            reports = [
-                evaluate_retrieval(
-                    part.embeddings,
-                    part.labels,
-                    share=Share(processes, part.places),
-                    **self._settings.arguments(),
-                )
-                for part in (training, validation)
-            ]
-            return generalization_gap(*reports)
+            return generalization_gap(self._evaluate(training, processes), self._evaluate(validation, processes))
 
-    def _log_verdict(self, trainer: Trainer, gap: GeneralizationGap) -> None:
-        """Log a sentence when the verdict has changed, and warn of classes of uneven size."""
-        # A run that begins without overfitting is nothing to tell of.
-        if gap.is_overfitting != self._was_overfitting and (gap.is_overfitting or self._was_overfitting is not None):
+    def _evaluate(self, shard: Shard, processes: Processes) -> RetrievalReport:
+        """Return the report of the set of which each process holds a shard. *Collective*."""
+        share = Share(processes, shard.places)
+        return evaluate_retrieval(shard.embeddings, shard.labels, share=share, **self._settings.arguments())
+
+    def _report_verdict(self, trainer: Trainer, gap: GeneralizationGap) -> None:
+        """Log a sentence if the verdict has changed, and warn of classes of uneven size."""
+        has_changed = gap.is_overfitting != self._was_overfitting
+        # A run that begins without overfitting is no news.
+        if has_changed and (gap.is_overfitting or self._was_overfitting is not None):
             rank_zero_info(f"{self.prefix}, epoch {trainer.current_epoch}: {gap.in_words()}")
         self._was_overfitting = gap.is_overfitting
-        one, other = gap.items_per_class
-        if max(one, other) > UNEVEN * min(one, other):
+        training_items, validation_items = gap.items_per_class
+        fewer = min(training_items, validation_items)
+        if max(training_items, validation_items) > UNEVEN * fewer:
             self._policy.warn(
-                f"{self.prefix}: training classes hold {one:.1f} items each, validation classes {other:.1f}, and "
-                f"recall rises with the number of items per class. Pass "
-                f"items_per_class={max(2, math.floor(min(one, other)))} to make the sets comparable. (Shown once.)",
+                f"{self.prefix}: training classes hold {training_items:.1f} items each, validation classes "
+                f"{validation_items:.1f}, and recall rises with the number of items per class. Pass "
+                f"items_per_class={max(2, math.floor(fewer))} to make the sets comparable. (Shown once.)",
                 kind="uneven classes",
             )
 
 
-def _check(given: RetrievalSettings, classes: int | None) -> None:
-    """Refuse settings of which no gap can be made."""
+def _both_recalls(ks: Sequence[int]) -> list[str]:
+    """Return the keys of Grouped Recall@k and Recall@k for each k."""
+    return [f"{metric}@{k}" for metric in ("grouped_recall", "recall") for k in ks]
+
+
+def _check_settings(settings: RetrievalSettings, classes: int | None) -> None:
+    """Refuse settings that define no gap.
+
+    Raises:
+        ValueError: If a metric is none of both recalls, or the classes make fewer than two groups.
+    """
     call = "GeneralizationGapMonitor"
-    ranks = grouped_k(given)
-    groups = group_size(given)
-    both = {f"{metric}@{rank}" for metric in ("grouped_recall", "recall") for rank in ranks}
-    if not ranks or not set(given.metrics) <= both:
+    ks = grouped_k(settings)
+    classes_in_group = group_size(settings)
+    if not ks or not set(settings.metrics) <= set(_both_recalls(ks)):
         raise ValueError(
-            f"{call}(metrics={given.metrics!r}): a gap is one of Grouped Recall@k, with Recall@k of the same k beside "
+            f"{call}(metrics={settings.metrics!r}): a gap is one of Grouped Recall@k, with Recall@k of the same k beside "
             "it. Pass keys such as ('grouped_recall@1', 'recall@1')."
         )
-    if groups is None:
+    if classes_in_group is None:
         raise ValueError(
-            f"{call}: label_groups={given.label_groups!r} cannot hold the classes of both sets, which differ. Pass the "
+            f"{call}: label_groups={settings.label_groups!r} cannot hold the classes of both sets, which differ. Pass the "
             "number of classes in a random group, such as 10."
         )
-    if classes is not None and classes < 2 * groups:
+    if classes is not None and classes < 2 * classes_in_group:
         raise ValueError(
-            f"{call}: classes={classes} make fewer than two groups of label_groups={groups}, so the gap has no "
-            f"interval. Use classes >= {2 * groups} or a smaller label_groups."
+            f"{call}: classes={classes} make fewer than two groups of label_groups={classes_in_group}, so the gap has no "
+            f"interval. Use classes >= {2 * classes_in_group} or a smaller label_groups."
         )

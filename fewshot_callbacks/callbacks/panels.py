@@ -20,16 +20,16 @@ from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, Scale, retrieval_panels
 from fewshot_callbacks.report import Items
-from fewshot_callbacks.report.findings import confident_mistakes, worst_queries
+from fewshot_callbacks.report.findings import Model, confident_mistakes, worst_queries
 from fewshot_callbacks.trainer.loaders import sample_count
 
 # First part of the keys of a set, and the name of a loader.
 Source = tuple[str, str]
 
-# Queries with an irrelevant first neighbour among which the most confident mistakes are found, at most.
-SEARCHED = 2000
-# Images that are kept of a loader: 49 MB, at three bytes for each pixel.
-MOST_KEPT = 1000
+# Largest number of queries with an irrelevant first neighbour among which the most confident mistakes are found.
+SEARCHED_QUERIES = 2000
+# Largest number of images that are kept of a loader: 49 MB, at three bytes for each pixel.
+MAX_KEPT = 1000
 
 
 class RetrievalPanels(PictureCallback):
@@ -94,110 +94,145 @@ class RetrievalPanels(PictureCallback):
         super().__init__(every_n_epochs, max_share, prefix, names, ImageReader(images, mean, std))
         check_at_least(0, "RetrievalPanels", worst=worst, mistakes=mistakes, sample=sample)
         check_at_least(1, "RetrievalPanels", k=k)
-        self.worst, self.mistakes, self.sample, self.k = worst, mistakes, sample, k
+        self.worst = worst
+        self.mistakes = mistakes
+        self.sample = sample
+        self.k = k
+        # images that this process has kept of the batches of this validation
         self._kept: dict[Source, KeptImages] = {}
-        self._shared: dict[Source, dict[int, Any]] = {}
+        # position -> image, of all processes; filled on the first process alone, for loaders without an index
+        self._gathered: dict[Source, dict[int, Any]] = {}
+        # item -> why its image could not be read, since the last figure
         self._failures: dict[str, Exception] = {}
 
     # ---------------------------------------------------------------------------------------------------------- collecting
 
     def see_batch(self, prefix: str, source: str, loader: Any, positions: range, batch: Any) -> None:
-        """Keep some images of a batch, if the data set has no index."""
+        """Keep images of a batch that belong to the sample, if the data set has no index."""
         fact = (
             "Images of a batch could not be kept, and are not shown. The items of this loader have no index, so that images "
             "is a function of (batch, place in the batch)"
         )
         with self._policy.going_on("kept", fact):
-            self._kept.setdefault((prefix, source), KeptImages(loader, self._reader)).see_batch(positions, batch)
+            if (prefix, source) not in self._kept:
+                self._kept[prefix, source] = KeptImages(loader, self._reader)
+            self._kept[prefix, source].see_batch(positions, batch)
 
-    def _share_kept(self) -> None:
-        mine = {source: each.kept for source, each in self._kept.items() if not each.has_index}
-        for part in all_processes().to_first(mine) or ():
-            for source, kept in part.items():
-                self._shared.setdefault(source, {}).update(kept)
+    def _gather_kept(self) -> None:
+        images = {source: kept.images for source, kept in self._kept.items() if not kept.has_index}
+        by_rank = all_processes().to_first(images)
+        for images_of_rank in by_rank or ():
+            for source, images_of_source in images_of_rank.items():
+                self._gathered.setdefault(source, {}).update(images_of_source)
 
     def _forget(self) -> None:
         super()._forget()
-        self._kept, self._shared = {}, {}
+        self._kept = {}
+        self._gathered = {}
 
     # ------------------------------------------------------------------------------------------------------------- drawing
 
     def _picture(self, evaluated: EvaluatedSet, items: ItemSet) -> Callable[[int], Any] | None:
-        kept, positions = self._shared.get((evaluated.prefix, items.source)), items.positions.tolist()
+        """Return a function of the index of an item that reads its image, or returns the image that was kept."""
+        kept = self._gathered.get((evaluated.prefix, items.source))
+        positions = items.positions.tolist()
         read = super()._picture(evaluated, items) if kept is None else lambda index: kept.get(positions[index])
 
-        def shown(index: int) -> np.ndarray | str | None:
+        def read_or_note(index: int) -> np.ndarray | str | None:
             try:
                 image = None if read is None else read(index)
             except Exception as error:  # one image must not take the others with it
                 self._failures[f"item {positions[index]} of {items.source}"] = error
                 return None
-            if isinstance(image, np.ndarray) and image.dtype == np.uint8:  # as it was kept
+            if isinstance(image, np.ndarray) and image.dtype == np.uint8:
+                # An image of a batch, see `ImageReader.of_batch`.
                 return image.astype(np.float32) / 255
             return image
 
-        return shown
+        return read_or_note
 
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
         """Choose the queries and find their neighbours; the figures are drawn when a logger wants them."""
-        model, report, positions = self._model(evaluated), evaluated.report, evaluated.queries.positions.numpy()
-        places = np.arange(len(positions)) if report.drawn is None else report.drawn.numpy()
-        kept = self._shared.get((evaluated.prefix, evaluated.queries.source))
-        may = np.ones(len(places), dtype=bool) if kept is None else np.isin(positions[places], list(kept))
-        order = mixed(positions[places]).argsort()  # the same in every epoch
-        order = order[may[order]]
-        imperfect = order[report.per_query["mrr"].numpy()[order] < 1]
+        model = self._model(evaluated)
+        report = evaluated.report
+        positions = evaluated.queries.positions.numpy()
+        chosen, titles = self._choose_queries(model, evaluated)
+        # Rows of the report are queries; with `max_queries` they are a sample of the items.
+        row_of_query = {query: row for row, query in enumerate(_evaluated_queries(report, len(positions)).tolist())}
+
+        @functools.cache
+        def panel_item(items: Items, index: int) -> Item:
+            picture = None if items.picture is None else items.picture(index)
+            return Item(picture, items.label(items.labels[index]))
+
+        def draw(name: str) -> Figure:
+            retrieved = model.retrieved(model.nearest(chosen[name], self.k))
+            rows = []
+            for query, neighbours in zip(chosen[name], retrieved, strict=True):
+                panels = [
+                    Neighbour(panel_item(model.searched, index), score, is_hit, is_tied)
+                    for index, score, is_hit, is_tied in neighbours
+                ]
+                text = f"item {int(positions[query]):,}, {caption(report, row_of_query[query])}"
+                rows.append(PanelRow(panel_item(model.queries, query), panels, text))
+            self._warn_of_unreadable_images()
+            return retrieval_panels(rows, f"{evaluated.title}: {titles[name]}")
+
+        return {evaluated.key(name): functools.partial(draw, name) for name, queries in chosen.items() if queries}
+
+    def _choose_queries(self, model: Model, evaluated: EvaluatedSet) -> tuple[dict[str, list[int]], dict[str, str]]:
+        """Return name of a figure -> indices of its queries, and name -> title."""
+        report = evaluated.report
+        queries = _evaluated_queries(report, len(evaluated.queries.positions))
+        positions = evaluated.queries.positions.numpy()[queries]
+        kept = self._gathered.get((evaluated.prefix, evaluated.queries.source))
+        has_image = np.ones(len(queries), dtype=bool) if kept is None else np.isin(positions, list(kept))
+        # A random order, the same in every epoch.
+        order = mixed(positions).argsort()
+        order = order[has_image[order]]
+        is_imperfect = report.per_query["mrr"].numpy()[order] < 1
+        searched = queries[order[is_imperfect][:SEARCHED_QUERIES]]
         chosen = {
-            "worst_queries": places[worst_queries(report, self.worst, may)].tolist(),
-            "confident_mistakes": confident_mistakes(model, places[imperfect[:SEARCHED]], self.mistakes),
-            "sample_queries": places[order[: self.sample]].tolist(),
+            "worst_queries": queries[worst_queries(report, self.worst, has_image)].tolist(),
+            "confident_mistakes": confident_mistakes(model, searched, self.mistakes),
+            "sample_queries": queries[order[: self.sample]].tolist(),
         }
         limit = "" if kept is None else " whose images were kept"
         titles = {
-            "worst_queries": f"least average precision of {may.sum():,} queries{limit}",
+            "worst_queries": f"least average precision of {has_image.sum():,} queries{limit}",
             "confident_mistakes": f"wrong first neighbours of the highest scores{limit}",
             "sample_queries": f"{len(chosen['sample_queries'])} queries, the same in every epoch",
         }
-        row_of = dict(zip(places.tolist(), range(len(places)), strict=True))
+        return chosen, titles
 
-        @functools.cache
-        def show(items: Items, place: int) -> Item:
-            picture = None if items.picture is None else items.picture(place)
-            return Item(picture, items.label(items.labels[place]))
-
-        def drawing(name: str) -> Figure:
-            found = model.retrieved(model.nearest(chosen[name], self.k))
-            rows = [
-                PanelRow(
-                    show(model.queries, place),
-                    [Neighbour(show(model.searched, i), score, hit, tied) for i, score, hit, tied in neighbours],
-                    f"item {int(positions[place]):,}, {caption(report, row_of[place])}",
-                )
-                for place, neighbours in zip(chosen[name], found, strict=True)
-            ]
-            self._tell_unreadable()
-            return retrieval_panels(rows, f"{evaluated.where}: {titles[name]}")
-
-        return {evaluated.key(name): functools.partial(drawing, name) for name, some in chosen.items() if some}
-
-    def _tell_unreadable(self) -> None:
+    def _warn_of_unreadable_images(self) -> None:
         """Warn of the images of this figure that could not be read."""
-        if self._failures:
-            (where, error), *more = self._failures.items()
-            also = f"Nor of {len(more)} more, such as {more[0][0]}." if more else "The run goes on without it."
-            with self._policy.going_on("image", f"no image of {where}", also):
-                raise error
-            self._failures = {}
+        if not self._failures:
+            return
+        (item, error), *others = self._failures.items()
+        remedy = "The run goes on without it."
+        if others:
+            remedy = f"Nor of {len(others)} more, such as {others[0][0]}."
+        with self._policy.going_on("image", f"no image of {item}", remedy):
+            raise error
+        self._failures = {}
 
 
-def caption(report: RetrievalReport, query: int) -> str:
-    """Say how well a query was answered."""
-    precision, reciprocal = (float(report.per_query[name][query]) for name in ("mAP", "mrr"))
+def _evaluated_queries(report: RetrievalReport, items: int) -> Int[np.ndarray, "queries"]:
+    """Return the indices of the queries that were evaluated: all items, or those that were drawn."""
+    return np.arange(items) if report.drawn is None else report.drawn.numpy()
+
+
+def caption(report: RetrievalReport, row: int) -> str:
+    """Return average precision and first rank of the query in a row of a report, in words."""
+    precision = float(report.per_query["mAP"][row])
     if math.isnan(precision):
         return "no relevant item"
-    rank = 1 / reciprocal
-    about = "" if abs(rank - round(rank)) < 1e-6 * rank else "about "  # a mean over the orders of ties
-    return f"AP {precision:.3f}, first hit at rank {about}{round(rank):,}"
+    first_rank = 1 / float(report.per_query["mrr"][row])
+    # A mean over the orders of ties is no whole number.
+    is_whole = abs(first_rank - round(first_rank)) < 1e-6 * first_rank
+    about = "" if is_whole else "about "
+    return f"AP {precision:.3f}, first hit at rank {about}{round(first_rank):,}"
 
 
 def mixed(positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, "items"]:
@@ -211,8 +246,8 @@ def mixed(positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, "items"]:
         >>> hashes.argsort()[:3]
         array([410, 821, 366])
     """
-    # Overflow is meant: the hash is modulo 2^64. Without the added 1 the hash of 0 were 0, and the first item always in the
-    # sample.
+    # The hash is modulo 2^64, so that overflow is no error. Without the added 1 the hash of 0 would be 0, and the first item
+    # always in the sample.
     with np.errstate(over="ignore"):
         value = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -221,18 +256,20 @@ def mixed(positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, "items"]:
 
 
 class KeptImages:
-    """The images of a sample of one loader's items, where its data set has no index.
+    """Keeps the images of a sample of one loader's items, if its data set has no index.
 
     Args:
         loader: The loader.
-        reader: Reads them.
+        reader: Reads images of a batch.
     """
 
     def __init__(self, loader: Any, reader: ImageReader) -> None:
-        self.loader, self.reader = loader, reader
+        self.loader = loader
+        self.reader = reader
+        # whether images are read from the data set, so that none are kept
         self.has_index = has_index(loader)
-        # position of an item in the pass of all processes -> what is drawn of it
-        self.kept: dict[int, np.ndarray | str] = {}
+        # position of an item in the pass of all processes -> its image or text
+        self.images: dict[int, np.ndarray | str] = {}
         self._batches = 0
 
     def see_batch(self, positions: range, batch: Any) -> None:
@@ -240,18 +277,19 @@ class KeptImages:
 
         Args:
             positions: Index of each embedding of the batch in this process's pass over the loader.
-            batch: What the step was given.
+            batch: What the step was called with.
         """
         self._batches += 1
         if self.has_index and positions.stop == sample_count(self.loader, self._batches):
             return
-        self.has_index = False  # several embeddings of an item, or several items of a sample
+        # If the numbers differ, an item has several embeddings, or a sample holds several items.
+        self.has_index = False
         processes = all_processes()
-        # As a DistributedSampler deals: item i goes to process i modulo their number.
-        everywhere = np.asarray(positions) * processes.count + processes.rank
-        every = np.array([*self.kept, *everywhere])
-        stays = set(every[mixed(every).argsort()[:MOST_KEPT]].tolist())
-        for place, position in enumerate(everywhere.tolist()):
-            if position in stays:
-                self.kept[position] = self.reader.of_batch(batch, place)
-        self.kept = {position: image for position, image in self.kept.items() if position in stays}
+        # A DistributedSampler deals items to the processes in turn.
+        batch_positions = np.asarray(positions) * processes.count + processes.rank
+        candidates = np.array([*self.images, *batch_positions])
+        sample = set(candidates[mixed(candidates).argsort()[:MAX_KEPT]].tolist())
+        for place, position in enumerate(batch_positions.tolist()):
+            if position in sample:
+                self.images[position] = self.reader.of_batch(batch, place)
+        self.images = {position: image for position, image in self.images.items() if position in sample}

@@ -70,7 +70,8 @@ class ReportWriter(PictureCallback):
         settings: ReportSettings | None = None,
     ) -> None:
         super().__init__(every_n_epochs, max_share, prefix, names, ImageReader(images, mean, std))
-        self.path, self.settings = os.fspath(path), settings or ReportSettings()
+        self.path = os.fspath(path)
+        self.settings = settings or ReportSettings()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a run.
@@ -79,7 +80,7 @@ class ReportWriter(PictureCallback):
             UsageError: If there is no `RetrievalMonitor` to show, or the path cannot be filled in.
         """
         super().setup(trainer, pl_module, stage)
-        # A wrong field ends the run here, not after its first epoch, where it would only be a warning.
+        # A wrong field ends the run here; after the first epoch it would only be a warning.
         try:
             self.path.format(epoch=0, step=0, prefix="", suffix="")
         except (KeyError, IndexError, ValueError) as error:
@@ -94,22 +95,34 @@ class ReportWriter(PictureCallback):
         if not report.classes:
             raise ValueError("a report shows items with one label each, and these have several")
         model = self._model(evaluated)
-        # A slash in `{prefix}` would name another folder.
-        prefix, suffix = (part.replace("/", "_") for part in (evaluated.prefix, evaluated.suffix))
-        filled = self.path.format(epoch=evaluated.epoch, step=trainer.global_step, prefix=prefix, suffix=suffix)
-        path = self._replaceable(Path(run_folder(trainer)) / filled)
+        # Slashes in prefix or suffix would name other folders.
+        file = self.path.format(
+            epoch=evaluated.epoch,
+            step=trainer.global_step,
+            prefix=evaluated.prefix.replace("/", "_"),
+            suffix=evaluated.suffix.replace("/", "_"),
+        )
+        path = self._replaceable_path(Path(run_folder(trainer)) / file)
         path.parent.mkdir(parents=True, exist_ok=True)
-        title = f"Report of {model.name}"
-        sets = model.queries, model.gallery
-        written = write_report(path, report, *sets, title=title, name=model.name, settings=self.settings)
-        rank_zero_info(f"ReportWriter: {written.path}")
+        result = write_report(
+            path,
+            report,
+            model.queries,
+            model.gallery,
+            title=f"Report of {model.name}",
+            name=model.name,
+            settings=self.settings,
+        )
+        rank_zero_info(f"ReportWriter: {result.path}")
         return {}
 
-    def _replaceable(self, path: Path) -> Path:
-        """Return a path, or another name beside it where it holds a file that is no report."""
-        # Of what is no file, `write_report` says so.
-        chosen = free_path(path, is_report) if path.is_file() else path
-        if chosen != path:
+    def _replaceable_path(self, path: Path) -> Path:
+        """Return a path, or the next free name beside it if it is a file that is no report."""
+        if not path.is_file():
+            # `write_report` raises if it is a folder.
+            return path
+        free = free_path(path, is_report)
+        if free != path:
             fact = f"ReportWriter: {path} is no report of this package and is left as it is."
-            self._policy.warn(f"{fact} The report is {chosen.name} beside it.", kind=str(path))
-        return chosen
+            self._policy.warn(f"{fact} The report is {free.name} beside it.", kind=str(path))
+        return free

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -63,11 +63,11 @@ UNMATCHED = "queries_without_match"
 GROUPS = ("query_groups", "gallery_groups")
 IDS = ("query_ids", "gallery_ids")
 
-# What `evaluate_retrieval` and `RetrievalEvaluation` are given for each item -> where a monitor finds it.
+# Argument of `evaluate_retrieval` or `RetrievalEvaluation` -> the argument of the monitor that takes its place.
 _EXCLUDE = "exclude=('person', 'camera'), entries of the batch or of the step's output, all of which a group shares"
 _IDS = "ids='path', an entry of the batch or of the step's output that names each item"
 _GALLERY = "gallery=1, the index or the name of the loader, or gallery='is_gallery', an entry of the batch"
-OF_FUNCTIONS = {
+FUNCTION_ARGUMENTS = {
     **dict.fromkeys(GROUPS, _EXCLUDE),
     "groups": f"{_EXCLUDE}; groups of classes for Grouped Recall are label_groups=[[0, 1, 2], [3, 4, 5]]",
     **dict.fromkeys(IDS, _IDS),
@@ -76,15 +76,36 @@ OF_FUNCTIONS = {
 }
 
 
-Side = tuple[Tensor, Labels]
+# Embeddings of a batch, and their labels.
+LabelledEmbeddings = tuple[Tensor, Labels]
 
-# Index of a loader, and whether it is its gallery, or what the second of two encoders made of it.
-Part = tuple[int, bool]
+
+class SideKey(NamedTuple):
+    """Names one side of an evaluation: the queries or the gallery items that come from one loader."""
+
+    loader: int
+    """index of the loader"""
+    is_second: bool
+    """whether these are the items that a flag assigns to the gallery, or the embeddings of the second encoder"""
+
+
+class SetSides(NamedTuple):
+    """Names a set that is evaluated."""
+
+    direction: str
+    """direction of two encoders, such as `image_to_text`; empty for one encoder"""
+    suffix: str
+    """end of its keys"""
+    sides: list[SideKey]
+    """its queries and its gallery; one side if the queries search each other"""
 
 
 @dataclass(eq=False)
-class Parts:
-    """Reads what each batch adds to the queries and to the gallery: of one encoder, or of two that search each other.
+class SideCollector:
+    """Reads each batch into the stores of its sides, and joins each side at the end of the epoch.
+
+    Each side has an `EmbeddingStore` while batches arrive. `joined` replaces the store by the `Shard` of this process, which
+    `keep_shards` and `clear` drop.
 
     Args:
         reader: Knows the source and the labels.
@@ -107,44 +128,52 @@ class Parts:
     spill_to: str | PathLike[str] | None
 
     def __post_init__(self) -> None:
-        EmbeddingStore(self.spill_to)  # a folder that is none is told at once
+        # Raises if the folder cannot be written to.
+        EmbeddingStore(self.spill_to)
         self.reader.read_labels = self._read_labels
         self.begin()
 
     def begin(self) -> None:
-        """Begin a run."""
-        self._form = ""  # of the labels so far
-        self.have_sets = self.are_two = False  # items have several labels each; each step gives two embeddings
+        """Begin a run, whose steps and labels are not known yet."""
+        # form of the labels so far, see `Labels.form`; empty before the first
+        self._label_form = ""
+        # whether items have several labels each
+        self.has_label_sets = False
+        # whether each step gives two embeddings
+        self.has_two_encoders = False
 
     def clear(self) -> None:
-        """Begin a validation: drop what was collected."""
-        self.stores: dict[Part, EmbeddingStore] = defaultdict(partial(EmbeddingStore, self.spill_to))
-        self.shards: dict[Part, Shard] = {}
+        """Drop all stores and shards."""
+        self.stores: dict[SideKey, EmbeddingStore] = defaultdict(partial(EmbeddingStore, self.spill_to))
+        self.shards: dict[SideKey, Shard] = {}
 
     @property
     def metrics(self) -> Sequence[str]:
-        """The keys of the metrics, also where nothing could be computed."""
-        settings = without_classes(self.reader.owner, self.settings) if self.have_sets else self.settings
+        """The keys of the metrics, with or without a result."""
+        settings = without_classes(self.reader.owner, self.settings) if self.has_label_sets else self.settings
         return reported_keys(settings)
 
     @property
     def directions(self) -> tuple[str, str]:
         """Both directions of two encoders: `image_to_text` for `("image_embeds", "text_embeds")`."""
-        one, other = (re.sub(r"_(emb|embeds?|embeddings?|features?)$", "", key) for key in self.reader.keys)
-        return f"{one}_to_{other}", f"{other}_to_{one}"
+        first, second = (re.sub(r"_(emb|embeds?|embeddings?|features?)$", "", key) for key in self.reader.keys)
+        return f"{first}_to_{second}", f"{second}_to_{first}"
 
     def agree(self) -> None:
-        """Learn what other processes have seen: one without items has seen no labels. Collective."""
-        self.have_sets, self.are_two = map(any, zip(*gather_objects((self.have_sets, self.are_two)), strict=True))
+        """Learn of labels and encoders from processes that had items. *Collective*."""
+        by_rank = gather_objects((self.has_label_sets, self.has_two_encoders))
+        self.has_label_sets = any(has_label_sets for has_label_sets, _ in by_rank)
+        self.has_two_encoders = any(has_two_encoders for _, has_two_encoders in by_rank)
 
     def check_gallery(self, trainer: Trainer) -> None:
-        """See that the gallery can be told from the queries.
+        """Check that `gallery` names a loader, and that another loader has queries; or that it is an entry of batches.
 
         Raises:
-            UsageError: If there is no such loader, or nothing that it could be the gallery of.
+            UsageError: If there is no such loader, or there are no queries.
         """
-        call, index = f"{self.reader.owner}(gallery={self.gallery!r})", loader_index(trainer, self.gallery)
-        if self.are_two and self.gallery is not None:
+        call = f"{self.reader.owner}(gallery={self.gallery!r})"
+        index = loader_index(trainer, self.gallery)
+        if self.has_two_encoders and self.gallery is not None:
             raise UsageError(f"{call}: two encoders are queries and gallery of each other. Leave out gallery.")
         if index is None and isinstance(self.gallery, int):
             raise UsageError(no_such_loader(trainer, call))
@@ -158,233 +187,298 @@ class Parts:
                 "leave-one-out."
             )
 
-    def _flag(self, trainer: Trainer) -> Any:
-        """Return what tells the items of the gallery in a batch; None where they have a loader."""
+    def _gallery_flag(self, trainer: Trainer) -> Any:
+        """Return the entry that flags gallery items in a batch; None if there is none, or the gallery has a loader."""
         is_loader = isinstance(self.gallery, int) or loader_index(trainer, self.gallery) is not None
         return None if is_loader else self.gallery
 
     def _gallery_loader(self, trainer: Trainer) -> int | None:
-        """Return the index of the loader that is searched; None where the items of a loader search each other."""
+        """Return the index of the loader that is the gallery of all others; None if there is none."""
         return loader_index(trainer, self.gallery) if len(suffixes(trainer)) > 1 else None
 
     def read_loaders(self, trainer: Trainer) -> set[int]:
         """Return the indices of the loaders of queries and of the gallery."""
+        loaders = set(ends_of_loaders(trainer, self.loaders))
         gallery = self._gallery_loader(trainer)
-        return set(ends_of_loaders(trainer, self.loaders)) | ({gallery} if gallery is not None else set())
+        if gallery is not None:
+            loaders.add(gallery)
+        return loaders
 
-    def sets(self, trainer: Trainer) -> list[tuple[str, str, list[Part]]]:
-        """List the sets: the direction of two encoders, or nothing; the end of its keys; its queries, and its gallery."""
-        found: list[tuple[str, str, list[Part]]] = []
-        ends, gallery = ends_of_loaders(trainer, self.loaders), self._gallery_loader(trainer)
-        queries_of = [loader for loader in ends if loader != gallery]
-        for loader in queries_of:
-            queries: Part = (loader, False)
-            searched: Part = (loader, True) if gallery is None else (gallery, False)
-            if self.are_two:
-                pairs = zip(self.directions, ([queries, searched], [searched, queries]), strict=True)
-                found += [(direction, ends[loader], parts) for direction, parts in pairs]
-            else:
-                is_one = gallery is None and self._flag(trainer) is None
-                suffix = "" if gallery is not None and len(queries_of) == 1 else ends[loader]
-                found.append(("", suffix, [queries] if is_one else [queries, searched]))
-        return found
+    def sets(self, trainer: Trainer) -> list[SetSides]:
+        """Return the sets that are evaluated: one for each loader of queries, or two with two encoders."""
+        ends = ends_of_loaders(trainer, self.loaders)
+        gallery_loader = self._gallery_loader(trainer)
+        query_loaders = [loader for loader in ends if loader != gallery_loader]
+        has_one_side = gallery_loader is None and self._gallery_flag(trainer) is None
+        sets: list[SetSides] = []
+        for loader in query_loaders:
+            queries = SideKey(loader, False)
+            gallery = SideKey(loader, True) if gallery_loader is None else SideKey(gallery_loader, False)
+            suffix = ends[loader]
+            if self.has_two_encoders:
+                forward, backward = self.directions
+                sets.append(SetSides(forward, suffix, [queries, gallery]))
+                sets.append(SetSides(backward, suffix, [gallery, queries]))
+                continue
+            if gallery_loader is not None and len(query_loaders) == 1:
+                suffix = ""
+            sets.append(SetSides("", suffix, [queries] if has_one_side else [queries, gallery]))
+        return sets
 
     def add(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> tuple[int, Tensor | None]:
         """Add a batch; `first` is the index of its first item in this process's pass.
 
         Returns:
-            The number of its items, and their embeddings by one encoder.
+            The number of its items, and their embeddings; None for the embeddings of two encoders.
 
         Raises:
             UsageError: If there are no embeddings or labels, or they do not fit each other.
         """
-        if self.embed is not None:
-            self.reader.dismiss()
-            side: Side = self.embed.in_evaluation(trainer, trainer.lightning_module, batch)
-        elif (sides := _two_sides(self.reader, outputs, batch, step_of(trainer), first)) is not None:
-            self.are_two = True
-            for is_other, each in enumerate(sides):
-                self._append((loader, bool(is_other)), each, None, slice(None), outputs, batch)
-            return len(sides[0][1]), None
+        step = step_of(trainer)
+        if self.embed is None:
+            both = _read_two_encoders(self.reader, outputs, batch, step, first)
+            if both is not None:
+                self.has_two_encoders = True
+                every_row = slice(None)
+                self._append(SideKey(loader, False), both[0], None, every_row, outputs, batch)
+                self._append(SideKey(loader, True), both[1], None, every_row, outputs, batch)
+                return len(both[0][1]), None
+            labelled = self.reader.read(outputs, batch, step)
         else:
-            side = self.reader.read(outputs, batch, step_of(trainer))
-        items, owner, views = len(side[1]), self.reader.owner, self.reader.shared.views
-        some: dict[bool, Any] = {False: slice(None)}
-        if (where := self._flag(trainer)) is not None:
-            hint = "" if callable(where) else f" Nor is there such a loader; there are {names_of_loaders(trainer)}."
-            flag = read_flag(where, outputs, batch, items, owner, views, hint)
-            some = {False: ~flag, True: flag}
-        places = torch.arange(first, first + items, device="cpu")
-        for is_gallery, rows in some.items():
-            self._append((loader, is_gallery), side, places, rows, outputs, batch)
-        return items, side[0]
+            self.reader.stop_capture()
+            labelled = self.embed.in_evaluation(trainer, trainer.lightning_module, batch)
 
-    def _append(self, part: Part, side: Side, places: Tensor | None, some: Any, outputs: Any, batch: Any) -> None:
-        """Add some items of a batch to a part; without places they follow those that it has."""
-        embeddings, labels = side
+        embeddings, labels = labelled
+        items = len(labels)
+        positions = torch.arange(first, first + items, device="cpu")
+        entry = self._gallery_flag(trainer)
+        if entry is None:
+            self._append(SideKey(loader, False), labelled, positions, slice(None), outputs, batch)
+        else:
+            hint = "" if callable(entry) else f" Nor is there such a loader; there are {names_of_loaders(trainer)}."
+            views = self.reader.embedding_source.views
+            is_gallery = read_flag(entry, outputs, batch, items, self.reader.owner, views, hint)
+            self._append(SideKey(loader, False), labelled, positions, ~is_gallery, outputs, batch)
+            self._append(SideKey(loader, True), labelled, positions, is_gallery, outputs, batch)
+        return items, embeddings
+
+    def _append(
+        self, key: SideKey, labelled: LabelledEmbeddings, positions: Tensor | None, rows: Any, outputs: Any, batch: Any
+    ) -> None:
+        """Append rows of a batch, a slice or a mask, to the store of a side; see `EmbeddingStore.append` for positions."""
+        embeddings, labels = labelled
         entries = {
-            "ids": self.ids[part[1]] if isinstance(self.ids, tuple | list) else self.ids,
+            "ids": self.ids[key.is_second] if isinstance(self.ids, tuple | list) else self.ids,
             "exclude": self.exclude,
         }
-        of_batch = outputs, batch, len(labels), self.reader.owner, self.reader.shared.views
-        ids, groups = (None if one is None else read_names(name, one, *of_batch)[some] for name, one in entries.items())
-        positions = None if places is None else places[some]
-        self.stores[part].append(embeddings[some], labels[some], positions, ids, groups)
+        views = self.reader.embedding_source.views
+        columns: list[Labels | None] = []
+        for argument, entry in entries.items():
+            if entry is None:
+                columns.append(None)
+            else:
+                names = read_names(argument, entry, outputs, batch, len(labels), self.reader.owner, views)
+                columns.append(names[rows])
+        self.stores[key].append(
+            embeddings[rows], labels[rows], None if positions is None else positions[rows], *columns
+        )
 
-    def joined(self, part: Part, items: int, dataset_size: int | None) -> Shard:
-        """Join the batches of a part, once, and drop them. Collective.
+    def joined(self, key: SideKey, items: int, dataset_size: int | None) -> Shard:
+        """Return this process's part of a side, without repeated items; its store is dropped. *Collective*.
 
         Args:
-            part: Which.
-            items: How many this process has read of its loader.
+            key: The side.
+            items: Number of items that this process has read of the loader.
             dataset_size: See `EmbeddingStore.shard`.
         """
-        if part not in self.shards:
-            store = self.stores[part]
-            if self.are_two and not all(gather_objects(len(store) == items)):
-                dataset_size = None  # of the items of the loader; ids tell which of these rows come twice
+        if key not in self.shards:
+            store = self.stores[key]
+            if self.has_two_encoders and not all(gather_objects(len(store) == items)):
+                # The rows of this side are not the items of the loader, of which only ids tell repeated ones.
+                dataset_size = None
             shard = store.shard(dataset_size)
-            if self.exclude is not None and shard.groups is None:  # of a process without items
+            # A process without items has no ids and groups, but passes them as the others do.
+            if self.exclude is not None and shard.groups is None:
                 shard = shard._replace(groups=no_labels())
             if self.ids is not None and shard.ids is None:
                 shard = shard._replace(ids=no_labels())
-            self.shards[part] = shard
-            del self.stores[part]
-        return self.shards[part]
+            self.shards[key] = shard
+            del self.stores[key]
+        return self.shards[key]
 
-    def ids_are_shared(self, parts: Sequence[Part]) -> bool:
+    def keep_shards(self, sets: Sequence[SetSides]) -> None:
+        """Drop the shards of all sides but those of these sets."""
+        needed = {key for needed_set in sets for key in needed_set.sides}
+        self.shards = {key: shard for key, shard in self.shards.items() if key in needed}
+
+    def ids_are_shared(self, sides: Sequence[SideKey]) -> bool:
         """Return whether an id names the same item among the queries and in the gallery.
 
-        Those of two encoders name different things, such as images and texts.
+        Ids of two encoders name different things, such as images and texts.
         """
-        return self.ids is not None and len(parts) == 2 and not self.are_two
+        return self.ids is not None and len(sides) == 2 and not self.has_two_encoders
 
     def _read_labels(self, labels: Any, step: str) -> Labels:
-        read, owner = as_labels(labels, "labels", self.reader.owner, sets=True), self.reader.owner
-        if len(read):
-            is_set = read.form not in ("strings", "integers")
-            if self._form not in ("", read.form) and (is_set or self.have_sets):
-                raise UsageError(
-                    f"{owner}: the labels of {step} are {read.form}, those before were {self._form}. Use the same form in "
-                    "all batches."
-                )
-            self._form = read.form
-            if is_set and not self.have_sets:
-                without_classes(owner, self.settings)
-                self.have_sets = True
-        return read
+        """Read the labels of a step, one or several for each item.
+
+        Raises:
+            UsageError: If only some batches have several labels for each item, or a metric needs one.
+        """
+        owner = self.reader.owner
+        item_labels = as_labels(labels, "labels", owner, sets=True)
+        if not len(item_labels):
+            return item_labels
+        form = item_labels.form
+        are_sets = form not in ("strings", "integers")
+        if self._label_form not in ("", form) and (are_sets or self.has_label_sets):
+            raise UsageError(
+                f"{owner}: the labels of {step} are {form}, those before were {self._label_form}. Use the same form in all "
+                "batches."
+            )
+        self._label_form = form
+        if are_sets and not self.has_label_sets:
+            # Raises if a metric was asked for that needs one class for each item.
+            without_classes(owner, self.settings)
+            self.has_label_sets = True
+        return item_labels
 
 
-def _two_sides(reader: EmbeddingReader, outputs: Any, batch: Any, step: str, first: int) -> list[Side] | None:
-    """Read the embeddings and labels of both sides; None unless each key of the source holds embeddings."""
+def _read_two_encoders(
+    reader: EmbeddingReader, outputs: Any, batch: Any, step: str, first: int
+) -> list[LabelledEmbeddings] | None:
+    """Read the embeddings and labels of two encoders; None unless each key of the source holds embeddings.
+
+    Raises:
+        UsageError: If nothing says which rows of the two belong together.
+    """
     if not (isinstance(reader.source, tuple) and isinstance(outputs, Mapping)):
         return None
-    sides = [side for key in reader.keys if isinstance(side := outputs.get(key), Tensor)]
-    if len(sides) < 2 or not all(side.ndim == 2 and side.is_floating_point() for side in sides):
+    first_key, second_key = reader.keys
+    outputs_of_encoders = (outputs.get(first_key), outputs.get(second_key))
+    embeddings = [rows for rows in outputs_of_encoders if isinstance(rows, Tensor)]
+    if len(embeddings) < 2 or not all(rows.ndim == 2 and rows.is_floating_point() for rows in embeddings):
         return None
-    # zeros and ones are labels: those of items with several each
-    if sides[0].shape[1] != sides[1].shape[1] or are_zeros_and_ones(sides[1]):
+    # Zeros and ones are multi-label targets.
+    if embeddings[0].shape[1] != embeddings[1].shape[1] or are_zeros_and_ones(embeddings[1]):
         return None
-    reader.dismiss()
+    reader.stop_capture()
+    counts = [len(rows) for rows in embeddings]
     if isinstance(reader.labels, tuple | list):
         labels = [read_entry("labels", entry, outputs, batch, reader.owner) for entry in reader.labels]
     elif reader.labels is not None:
-        labels = [reader.labels_of(None, batch, step)] * 2
+        labels = [reader.find_labels(None, batch, step)] * 2
     elif STEP_KEYS[1] in outputs:
         labels = [outputs[STEP_KEYS[1]]] * 2
-    elif len(sides[0]) != len(sides[1]):
+    elif counts[0] != counts[1]:
         raise UsageError(
-            f"{reader.owner}(source={reader.source!r}): {step} gave {len(sides[0])} and {len(sides[1])} embeddings. "
+            f"{reader.owner}(source={reader.source!r}): {step} gave {counts[0]} and {counts[1]} embeddings. "
             "Say which belong together: labels=('image_id', 'image_of_caption'), an entry for each side."
         )
-    else:  # a label for each row, another one than all other rows have, in every process
-        rows, processes = torch.arange(first, first + len(sides[0]), device="cpu"), all_processes()
-        labels = [Labels(rows * processes.count + processes.rank)] * 2
-    return [reader.checked(side, own, step) for side, own in zip(sides, labels, strict=True)]
+    else:
+        # Row i of both belong together: each pair has a label that no other pair of any process has.
+        positions = torch.arange(first, first + counts[0], device="cpu")
+        processes = all_processes()
+        labels = [Labels(positions * processes.count + processes.rank)] * 2
+    return [reader.check(rows, row_labels, step) for rows, row_labels in zip(embeddings, labels, strict=True)]
 
 
-class Voters:
+class KnnVotes:
     """Classifies queries by a vote of their nearest items of a bank: the training set, the gallery or the queries.
 
     Args:
         k: See `RetrievalMonitor`.
         bank: See there.
-        parts: Know the source, the labels and the settings of the search.
+        collector: Knows the source, the labels and the settings of the search, and has the queries and the gallery.
     """
 
-    def __init__(self, k: Any, bank: Any, parts: Parts) -> None:
-        call, fix = "RetrievalMonitor", "Pass numbers of neighbours, such as (10, 20)."
-        self.k = [positive_whole(call, "knn", each, fix) for each in several(k)]
+    def __init__(self, k: Any, bank: Any, collector: SideCollector) -> None:
+        call = "RetrievalMonitor"
+        fix = "Pass numbers of neighbours, such as (10, 20)."
+        self.k = [positive_whole(call, "knn", neighbours, fix) for neighbours in several(k)]
         if isinstance(bank, str) and bank not in ("train", "gallery", "self"):
             raise ValueError(
                 f"{call}(knn_bank={bank!r}): choose 'train', 'gallery', 'self', or pass a data set or loader."
             )
-        if parts.exclude is not None:
+        if collector.exclude is not None:
             raise ValueError(f"{call}: kNN classification leaves out no neighbour. Pass knn or exclude, not both.")
-        self.keys = [f"knn@{k}{name}" for k in dict.fromkeys(self.k) for name in PLACES]  # of what is logged
-        self.bank, self.parts, self.settings = bank, parts, parts.settings
-        self.embed = parts.embed or Embedder(None, parts.reader)
+        # names of the accuracies in the log
+        self.keys = [f"knn@{k}{name}" for k in dict.fromkeys(self.k) for name in PLACES]
+        self.bank = bank
+        self.collector = collector
+        self.settings = collector.settings
+        self.embed = collector.embed or Embedder(None, collector.reader)
         data = None if isinstance(bank, str) else bank
         self.training = TrainingClasses(data, None, None, self.settings.seed, call, "knn_bank")
         self.clear()
 
     def clear(self) -> None:
-        """Begin a validation: drop what was embedded."""
-        self.store: EmbeddingStore | None = None  # what this process has embedded of the training set
-        self.shard: Shard | None = None  # its part of the whole
+        """Drop the embedded training items."""
+        # those that this process has embedded
+        self.store: EmbeddingStore | None = None
+        # this process's part of them without repeated items, made from the store when the first set is evaluated
+        self.shard: Shard | None = None
 
     @property
-    def trains(self) -> bool:
+    def needs_training_items(self) -> bool:
         """Whether training items vote."""
         return self.bank not in ("gallery", "self")
 
-    def check(self, trainer: Trainer, batch: Any, given: Tensor | None) -> None:
-        """See that training items are embedded as the step embeds those of validation."""
-        if self.trains and self.parts.embed is None and given is not None:
-            self.embed.check(trainer, trainer.lightning_module, batch, given, self.settings.similarity)
-
-    def prepare(self, trainer: Trainer) -> None:
-        """Find the training set, and embed this rank's share outside of the sanity check."""
-        self.store = self.training.embedded(trainer, self.embed)
-
-    def values(self, parts: Sequence[Part] | None, where: str, policy: FailurePolicy) -> dict[str, float]:
-        """Return the accuracies of the queries, NaN where the set could not be evaluated. Collective."""
-        values = dict.fromkeys(self.keys, math.nan)
-        if parts is not None:
-            with policy.handling(f"{where}: {self.keys[0]} and the others of its kind are NaN."):
-                values, notes = self._accuracies(parts)
-                for note in notes:
-                    policy.warn(f"{where}, knn: {note} (Shown once.)", kind="knn" + without_digits(note))
-        return values
-
-    def _accuracies(self, parts: Sequence[Part]) -> tuple[dict[str, float], Sequence[str]]:
-        """Return the accuracies of the queries, and notes. Collective.
-
-        Args:
-            parts: The queries, and the gallery if there is one.
+    def check(self, trainer: Trainer, batch: Any, embeddings: Tensor | None) -> None:
+        """Check that training items will be embedded as the validation step has embedded this batch.
 
         Raises:
-            UsageError: If there is no one label to vote for.
+            UsageError: If the embeddings differ by more than rounding.
         """
-        if self.parts.have_sets or (self.parts.are_two and self.trains):
+        if self.needs_training_items and self.collector.embed is None and embeddings is not None:
+            self.embed.check(trainer, trainer.lightning_module, batch, embeddings, self.settings.similarity)
+
+    def embed_training_items(self, trainer: Trainer) -> None:
+        """Find the training set, and embed this rank's share of it; in the sanity check find it only."""
+        self.store = self.training.embedded(trainer, self.embed)
+
+    def values(self, sides: Sequence[SideKey] | None, set_name: str, policy: FailurePolicy) -> dict[str, float]:
+        """Return the accuracies of the queries, by name; NaN after an error. *Collective*.
+
+        Args:
+            sides: Those of the set; None if it could not be evaluated.
+            set_name: Name of the set, for messages.
+            policy: Handles errors, and warns.
+        """
+        values = dict.fromkeys(self.keys, math.nan)
+        if sides is not None:
+            with policy.handling(f"{set_name}: {self.keys[0]} and the others of its kind are NaN."):
+                values, notes = self._accuracies(sides)
+                for note in notes:
+                    policy.warn(f"{set_name}, knn: {note} (Shown once.)", kind="knn" + without_digits(note))
+        return values
+
+    def _accuracies(self, sides: Sequence[SideKey]) -> tuple[dict[str, float], Sequence[str]]:
+        """Return the accuracies of the queries, by name, and notes. *Collective*.
+
+        Args:
+            sides: The queries, and the gallery if there is one.
+
+        Raises:
+            UsageError: If items have several labels, or training items should vote for two encoders.
+        """
+        if self.collector.has_label_sets or (self.collector.has_two_encoders and self.needs_training_items):
             raise UsageError(
                 "RetrievalMonitor: a vote needs one label for each item, and one encoder if training items vote. Leave out "
                 "knn."
             )
-        shards = [self.parts.shards[part] for part in parts]
-        processes, queries, bank = all_processes(), shards[0], shards[1:] if self.bank == "gallery" else ()
+        shards = [self.collector.shards[key] for key in sides]
+        queries = shards[0]
+        processes = all_processes()
+        # Without a bank the queries vote for each other.
+        bank = shards[1:] if self.bank == "gallery" else []
         with processes.together():
-            if self.trains:
-                if self.store is None:  # without it the queries would vote for each other
-                    raise ValueError("RetrievalMonitor: the training items that vote were not embedded.")
-                if self.shard is None:
-                    self.shard = self.store.shard(dataset_size=self.training.items)
-                bank = [self.shard]
+            if self.needs_training_items:
+                bank = [self._training_shard()]
             ids: dict[str, Any] = {}
-            if self.bank == "gallery" and self.parts.ids_are_shared(parts):
-                ids = {"ids": queries.ids, "bank_ids": self.parts.shards[parts[1]].ids}
-            found = knn_accuracy(
-                *(part for shard in (queries, *bank) for part in (shard.embeddings, shard.labels)),
+            if self.bank == "gallery" and self.collector.ids_are_shared(sides):
+                ids = {"ids": queries.ids, "bank_ids": shards[1].ids}
+            votes = knn_accuracy(
+                *(column for shard in (queries, *bank) for column in (shard.embeddings, shard.labels)),
                 **ids,
                 k=self.k,
                 temperature=0.07 if self.settings.similarity == "cosine" else None,
@@ -393,7 +487,19 @@ class Voters:
                 memory_mb=self.settings.memory_mb,
                 share=Share(processes, queries.places, *(shard.places for shard in bank)),
             )
-        return found.values, found.notes
+        return votes.values, votes.notes
+
+    def _training_shard(self) -> Shard:
+        """Return this process's part of the training items; all sets of a validation share it. *Collective*.
+
+        Raises:
+            ValueError: If they were not embedded.
+        """
+        if self.store is None:
+            raise ValueError("RetrievalMonitor: the training items that vote were not embedded.")
+        if self.shard is None:
+            self.shard = self.store.shard(dataset_size=self.training.items)
+        return self.shard
 
 
 @takes(RetrievalOptions)
@@ -521,15 +627,18 @@ class RetrievalMonitor(EvaluationMonitor):
         super().__init__(source, labels, strict)
         self._reader.can_embed = True
         for setting in settings:
-            if setting in OF_FUNCTIONS:
-                raise UnknownSettingError(f"RetrievalMonitor: {setting} is no setting. Write {OF_FUNCTIONS[setting]}.")
-        given = from_keywords(RetrievalMonitor, settings)
+            if setting in FUNCTION_ARGUMENTS:
+                fix = FUNCTION_ARGUMENTS[setting]
+                raise UnknownSettingError(f"RetrievalMonitor: {setting} is no setting. Write {fix}.")
+        evaluation = from_keywords(RetrievalMonitor, settings)
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
         embedder = None if embed is None else Embedder(embed, self._reader)
-        self._parts = Parts(self._reader, given, embedder, gallery, loaders, ids, exclude, spill_to)
-        self._voters = None if knn is None else Voters(knn, knn_bank, self._parts)
-        self.name, self.prog_bar, self.loaders = name, prog_bar, loaders
+        self._collector = SideCollector(self._reader, evaluation, embedder, gallery, loaders, ids, exclude, spill_to)
+        self._knn = None if knn is None else KnnVotes(knn, knn_bank, self._collector)
+        self.name = name
+        self.prog_bar = prog_bar
+        self.loaders = loaders
         self.reports: dict[str, RetrievalReport] = {}
 
     @property
@@ -538,141 +647,159 @@ class RetrievalMonitor(EvaluationMonitor):
         return next(iter(self.reports.values())) if len(self.reports) == 1 else None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Prepare for a run."""
-        self._parts.begin()
-        if self._voters is not None:
-            self._voters.training.begin()
-        self._left_out: set[str] = set()  # keys that the latest report of their set did not have
-        self._counted: set[str] = set()  # those of the queries without a match, where there have been any
+        """Begin a run: forget the run before."""
+        self._collector.begin()
+        if self._knn is not None:
+            self._knn.training.begin()
+        # keys of metrics that the latest report of their set did not have
+        self._undefined_keys: set[str] = set()
+        # keys of numbers of queries without a match that are logged: there have been such queries, or somebody waits for it
+        self._unmatched_keys: set[str] = set()
         super().setup(trainer, pl_module, stage)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See that the submodules are there that embeddings come from."""
+        """Add the hook to the submodule that embeddings come from; check that the module has the submodule of `embed`."""
         super().on_fit_start(trainer, pl_module)
-        if self._parts.embed is not None:
-            self._parts.embed.check_name(pl_module)
+        if self._collector.embed is not None:
+            self._collector.embed.check_name(pl_module)
 
     def _prefix(self, stage: str) -> str:
         return stage if self.name is None else f"{stage}/{self.name}"
 
     def _key(self, stage: str, *names: str) -> str:
+        """Return the prefix of a stage and these names, joined by slashes; empty names are skipped."""
         return "/".join(filter(None, (self._prefix(stage), *names)))
 
     def _read_loaders(self, trainer: Trainer) -> set[int]:
-        return self._parts.read_loaders(trainer)
+        return self._collector.read_loaders(trainer)
 
     def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
-        items, embeddings = self._parts.add(trainer, loader, first, outputs, batch)
-        if self._voters is not None and not first:
-            self._voters.check(trainer, batch, embeddings)
-        prefix, (source, held) = self._prefix(stage_of(trainer)), list(evaluation_loaders(trainer).items())[loader]
+        """Add a batch to the stores, and show it to the callbacks that draw."""
+        items, embeddings = self._collector.add(trainer, loader, first, outputs, batch)
+        if self._knn is not None and first == 0:
+            self._knn.check(trainer, batch, embeddings)
+        prefix = self._prefix(stage_of(trainer))
+        loader_name, dataloader = list(evaluation_loaders(trainer).items())[loader]
         for viewer in viewers_of(trainer, prefix):
-            viewer.see_batch(prefix, source, held, range(first, first + items), batch)
+            viewer.see_batch(prefix, loader_name, dataloader, range(first, first + items), batch)
         return items
 
     def _forget(self) -> None:
-        self._parts.clear()
-        if self._voters is not None:
-            self._voters.clear()
+        self._collector.clear()
+        if self._knn is not None:
+            self._knn.clear()
 
     def _prepare(self, trainer: Trainer) -> None:
-        self._parts.check_gallery(trainer)
+        self._collector.check_gallery(trainer)
 
     def _needs_training_items(self, trainer: Trainer) -> bool:
-        return self._voters is not None and self._voters.trains
+        return self._knn is not None and self._knn.needs_training_items
 
     def _embed_training_items(self, trainer: Trainer) -> None:
-        assert self._voters is not None
-        self._voters.prepare(trainer)
+        assert self._knn is not None
+        self._knn.embed_training_items(trainer)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
+        """Evaluate the sets one after the other. *Collective*."""
         self.reports = {}
-        self._parts.agree()
-        sets = self._parts.sets(trainer)
-        for number, (direction, suffix, parts) in enumerate(sets):
-            self._measure_set(trainer, pl_module, stage, direction, suffix, parts, failed)
-            # another set is not to be evaluated beside what was of this one alone
-            needed = {part for *_, of_set in sets[number + 1 :] for part in of_set}
-            self._parts.shards = {part: shard for part, shard in self._parts.shards.items() if part in needed}
+        self._collector.agree()
+        sets = self._collector.sets(trainer)
+        for number, evaluated_set in enumerate(sets):
+            self._measure_set(trainer, pl_module, stage, evaluated_set, failed)
+            # The embeddings of this set alone are freed before the next evaluation takes memory.
+            self._collector.keep_shards(sets[number + 1 :])
 
     def _measure_set(
-        self, trainer: Trainer, pl_module: LightningModule, stage: str, direction: str, suffix: str,
-        parts: Sequence[Part], failed: dict[int, Exception],
+        self, trainer: Trainer, pl_module: LightningModule, stage: str, evaluated_set: SetSides,
+        failed: dict[int, Exception],
     ) -> None:  # fmt: skip
-        """Evaluate a set, log its values, and hand it to the callbacks that draw. Collective."""
+        """Evaluate a set, log its values on every rank, and hand it to the callbacks that draw. *Collective*."""
+        direction, suffix, sides = evaluated_set
         prefix = self._key(stage, direction)
-        report, first = None, f"{prefix}/{self._parts.metrics[0]}{suffix}"
-        with self._policy.handling(f"{first} and the other values of this set are NaN."):
-            for error in (failed[loader] for loader, _ in parts if loader in failed):
-                raise error
-            report = self.reports[direction + suffix] = self._evaluate(trainer, f"{prefix}{suffix}", parts)
-        self._log(trainer, pl_module, self._values(trainer, prefix, suffix, report), first if self.prog_bar else None)
-        if self._voters is not None:
-            votes = self._voters.values(None if report is None else parts, f"{prefix}{suffix}", self._policy)
+        set_name = f"{prefix}{suffix}"
+        first_key = f"{prefix}/{self._collector.metrics[0]}{suffix}"
+        report = None
+        with self._policy.handling(f"{first_key} and the other values of this set are NaN."):
+            for key in sides:
+                if key.loader in failed:
+                    raise failed[key.loader]
+            report = self._evaluate(trainer, set_name, sides)
+            self.reports[direction + suffix] = report
+        values = self._values(trainer, prefix, suffix, report)
+        self._log(trainer, pl_module, values, first_key if self.prog_bar else None)
+        if self._knn is not None:
+            votes = self._knn.values(None if report is None else sides, set_name, self._policy)
             self._log(trainer, pl_module, {f"{prefix}/{name}{suffix}": value for name, value in votes.items()})
-        # where an image has several texts, their places are not those of the items of the loader
         viewers = viewers_of(trainer, prefix)
+        # If an image has several texts, rows of one side are not items of the loader, which viewers would read.
         if viewers and report is not None and (not direction or report.queries == report.gallery):
-            shards = [(self._parts.shards[part], part[0]) for part in parts]
+            shards = [(self._collector.shards[key], key.loader) for key in sides]
             show_set(viewers, trainer, prefix, suffix, report, shards)
 
-    def _evaluate(self, trainer: Trainer, where: str, parts: Sequence[Part]) -> RetrievalReport:
-        """Evaluate a set; the report, or the error, is that of every process. Collective."""
+    def _evaluate(self, trainer: Trainer, set_name: str, sides: Sequence[SideKey]) -> RetrievalReport:
+        """Return the report of a set, the same in every process; an error of one is raised in all. *Collective*."""
         processes = all_processes()
-        with processes.together(), evaluation_progress(trainer, f"Retrieval of {where}") as progress:
-            shards = []
-            for part in parts:
-                size = self._unpadded_length(trainer, part[0], ids=self._parts.ids is not None)
-                shards.append(self._parts.joined(part, self._seen[part[0]], size))
-                if (note := shards[-1].note) is not None:
-                    self._policy.warn(f"RetrievalMonitor: {note} (Shown once.)", kind="ids")
-            groups: dict[str, Any] = dict(zip(GROUPS, (shard.groups for shard in shards), strict=False))
-            if self._parts.ids_are_shared(parts):
-                groups |= dict(zip(IDS, (shard.ids for shard in shards), strict=True))
+        with processes.together(), evaluation_progress(trainer, f"Retrieval of {set_name}") as progress:
+            shards: list[Shard] = []
+            for key in sides:
+                size = self._unpadded_length(trainer, key.loader, ids=self._collector.ids is not None)
+                shard = self._collector.joined(key, self._seen[key.loader], size)
+                if shard.note is not None:
+                    self._policy.warn(f"RetrievalMonitor: {shard.note} (Shown once.)", kind="ids")
+                shards.append(shard)
+            columns: dict[str, Any] = dict(zip(GROUPS, (shard.groups for shard in shards), strict=False))
+            if self._collector.ids_are_shared(sides):
+                columns |= dict(zip(IDS, (shard.ids for shard in shards), strict=True))
             return evaluate_retrieval(
-                *(part for shard in shards for part in (shard.embeddings, shard.labels)),
+                *(column for shard in shards for column in (shard.embeddings, shard.labels)),
                 share=Share(processes, *(shard.places for shard in shards)),
                 progress=progress,
-                **groups,
-                **self._parts.settings.arguments(),
+                **columns,
+                **self._collector.settings.arguments(),
             )
 
     def _values(self, trainer: Trainer, prefix: str, suffix: str, report: RetrievalReport | None) -> dict[str, float]:
-        """List what is logged of a set; without a report NaN for all that it had before, or should have."""
-        keys = [f"{prefix}/{name}{suffix}" for name in self._parts.metrics]
-        unmatched = f"{prefix}/{UNMATCHED}{suffix}"
-        waited_for = {watcher.key: watcher.name for watcher in watchers(trainer)}
-        # a chart of zeros says nothing; one that has begun goes on
-        if unmatched in waited_for or (report is not None and report.queries_without_match):
-            self._counted.add(unmatched)
+        """Return key -> value of a set; without a report NaN for the keys that its latest report had, or would have."""
+        keys = [f"{prefix}/{name}{suffix}" for name in self._collector.metrics]
+        unmatched_key = f"{prefix}/{UNMATCHED}{suffix}"
+        monitored_by = {watcher.key: watcher.name for watcher in watchers(trainer)}
+        # Zeros alone would say nothing; a chart that has begun goes on with zeros.
+        if unmatched_key in monitored_by or (report is not None and report.queries_without_match):
+            self._unmatched_keys.add(unmatched_key)
         if report is None:
-            counted = [unmatched] if unmatched in self._counted else []
-            return dict.fromkeys([key for key in keys if key not in self._left_out] + counted, math.nan)
-        for note in report.messages:  # each kind once in a training
+            expected = [key for key in keys if key not in self._undefined_keys]
+            if unmatched_key in self._unmatched_keys:
+                expected.append(unmatched_key)
+            return dict.fromkeys(expected, math.nan)
+        for note in report.messages:
             self._policy.warn(f"{prefix}{suffix}: {note}", kind=without_digits(note))
         values = {f"{prefix}/{name}{suffix}": value for name, value in report.metrics().items()}
-        for key in [key for key in keys if key not in values and key in waited_for]:
-            fact = f"{waited_for[key]}(monitor={key!r}): this set has too few classes for it. {report.fact_of_classes}"
-            fix = "Monitor another value, or give the RetrievalMonitor a smaller label_groups."
-            self._policy.handle(UsageError(f"{fact.rstrip()} {fix}"), f"{key} is NaN.")
-            values[key] = math.nan
-        self._left_out = self._left_out.difference(keys) | set(keys).difference(values)
-        if unmatched in self._counted:
-            values[unmatched] = float(report.queries_without_match)
+        for key in keys:
+            if key not in values and key in monitored_by:
+                fact = f"{monitored_by[key]}(monitor={key!r}): this set has too few classes for it. "
+                fact += report.fact_of_classes
+                fix = "Monitor another value, or give the RetrievalMonitor a smaller label_groups."
+                self._policy.handle(UsageError(f"{fact.rstrip()} {fix}"), f"{key} is NaN.")
+                values[key] = math.nan
+        self._undefined_keys.difference_update(keys)
+        self._undefined_keys.update(key for key in keys if key not in values)
+        if unmatched_key in self._unmatched_keys:
+            values[unmatched_key] = float(report.queries_without_match)
         return values
 
     def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
-        better: dict[str, Better] = {key: asked_metric(key).metric.better for key in self._parts.metrics}
-        better |= dict.fromkeys([] if self._voters is None else self._voters.keys, "higher")
-        better |= {UNMATCHED: None}
-        return {
-            self._key("val", direction, name) + suffix: each
-            for direction, suffix, _ in self._parts.sets(trainer)
-            for name, each in better.items()
-        }
+        better: dict[str, Better] = {key: asked_metric(key).metric.better for key in self._collector.metrics}
+        if self._knn is not None:
+            better |= dict.fromkeys(self._knn.keys, "higher")
+        better[UNMATCHED] = None
+        keys: dict[str, Better] = {}
+        for evaluated_set in self._collector.sets(trainer):
+            for name, direction in better.items():
+                keys[self._key("val", evaluated_set.direction, name) + evaluated_set.suffix] = direction
+        return keys
 
 
 def viewers_of(trainer: Trainer, prefix: str) -> list[Viewer]:
-    """List the callbacks of a Trainer that want to see the sets of this epoch whose keys begin with the prefix."""
+    """Return the callbacks of a Trainer that want to see the sets of this epoch whose keys begin with the prefix."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
     return [callback for callback in callbacks if isinstance(callback, Viewer) and callback.wants(prefix)]

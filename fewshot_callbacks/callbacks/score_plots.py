@@ -27,11 +27,11 @@ from fewshot_callbacks.plots.scores import (
 )
 from fewshot_callbacks.report.findings import Model, confusions, sample_of_classes
 
-# Those of all pairs together.
-OF_PAIRS = ("score_histograms", "precision_recall", "error_tradeoff")
-FIGURES = (*OF_PAIRS, "recall_at_k", "weakest_classes", "confused_classes")
-# Queries, at most, whose first neighbours tell which classes are confused.
-ASKED = 1000
+# Figures that need the scores of all pairs.
+PAIR_FIGURES = ("score_histograms", "precision_recall", "error_tradeoff")
+FIGURES = (*PAIR_FIGURES, "recall_at_k", "weakest_classes", "confused_classes")
+# Largest number of queries among whose first neighbours confused classes are counted.
+SAMPLED_QUERIES = 1000
 
 
 class ScorePlots(PictureCallback):
@@ -90,14 +90,17 @@ class ScorePlots(PictureCallback):
                 f"ScorePlots(figures={figures!r}): the figures are {', '.join(FIGURES)}. Pass a list of these names."
             )
         check_at_least(1, "ScorePlots", k=k)
-        self.figures, self.k = tuple(figures), k
+        self.figures = tuple(figures)
+        self.k = k
 
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
         """Count confused classes; the figures are drawn when a logger wants them."""
-        model, report, where = self._model(evaluated), evaluated.report, evaluated.where
+        model = self._model(evaluated)
+        report = evaluated.report
+        where = evaluated.title
         drawings: dict[str, Callable[[], Figure]] = {
             "recall_at_k": lambda: recall_at_k_curve(_recalls(report), f"{where}: recall@k"),
-            **self._of_pairs(report, where),
+            **self._pair_drawings(report, where),
         }
         if report.classes:
             drawings["weakest_classes"] = lambda: weakest_classes(
@@ -109,9 +112,10 @@ class ScorePlots(PictureCallback):
                 drawings["confused_classes"] = lambda: confused_classes(confused, title)
         return {evaluated.key(name): drawings[name] for name in self.figures if name in drawings}
 
-    def _of_pairs(self, report: RetrievalReport, where: str) -> dict[str, Callable[[], Figure]]:
+    def _pair_drawings(self, report: RetrievalReport, where: str) -> dict[str, Callable[[], Figure]]:
+        """Return name -> drawing of the figures that need all pairs; warn if the report has none of them."""
         if report.pooled is None:
-            missing = [name for name in OF_PAIRS if name in self.figures]
+            missing = [name for name in PAIR_FIGURES if name in self.figures]
             if missing:
                 self._policy.warn(
                     f"ScorePlots leaves out {', '.join(missing)} of {where}, since its RetrievalMonitor asks for no metric "
@@ -119,35 +123,42 @@ class ScorePlots(PictureCallback):
                     "no pairs",
                 )
             return {}
-        counts, marks, errors = report.pair_counts, *operating_marks(report)
-        # The legend shows four decimals: an area that is known less well would show digits that are wrong.
+        counts = report.pair_counts
+        marks, error_marks = operating_marks(report)
+        # The legend shows four decimals: some of them would be wrong for an area with a larger error.
         area = report.auc_pr.value if report.auc_pr.error < 5e-5 else None
-        found: dict[str, Callable[[], Figure]] = {}
+        drawings: dict[str, Callable[[], Figure]] = {}
         if counts.relevant:
             chance = counts.relevant / (counts.relevant + counts.irrelevant)
-            found["score_histograms"] = lambda: score_histograms(counts, marks, f"{where}: scores of all pairs")
-            found["precision_recall"] = lambda: precision_recall_curve(
+            drawings["score_histograms"] = lambda: score_histograms(counts, marks, f"{where}: scores of all pairs")
+            drawings["precision_recall"] = lambda: precision_recall_curve(
                 counts.recall, counts.precision, marks, f"{where}: precision and recall", area=area, chance=chance
             )
         if counts.relevant and counts.irrelevant:
-            found["error_tradeoff"] = lambda: error_tradeoff_curve(
-                counts.false_match_rate, counts.false_non_match_rate, errors, f"{where}: detection error trade-off"
+            drawings["error_tradeoff"] = lambda: error_tradeoff_curve(
+                counts.false_match_rate, counts.false_non_match_rate, error_marks, f"{where}: detection error trade-off"
             )
-        return found
+        return drawings
 
     def _confusions(self, model: Model) -> list[Confusion]:
         """Count items of another class among the first neighbours of a sample of queries."""
         queries = model.queries
-        asked = sample_of_classes(as_labels(queries.labels, "labels", "ScorePlots").codes.numpy(), ASKED)
-        pairs = confusions(model.nearest(asked, self.k), queries.labels, model.searched.labels)
-        return [Confusion(queries.label(one), queries.label(other), count) for (one, other), count in pairs.items()]
+        codes = as_labels(queries.labels, "labels", "ScorePlots").codes.numpy()
+        sample = sample_of_classes(codes, SAMPLED_QUERIES)
+        pairs = confusions(model.nearest(sample, self.k), queries.labels, model.searched.labels)
+        return [
+            Confusion(queries.label(query_label), queries.label(item_label), count)
+            for (query_label, item_label), count in pairs.items()
+        ]
 
 
 def _class_scores(model: Model) -> list[ClassScore]:
     """Return the mean average precision of each class that has a query with a match."""
     report = model.report
-    kinds, means, counts = class_means(report.per_query["mAP"], report.query_labels)
-    labels = kinds.tolist() if report.label_names is None else [report.label_names[kind] for kind in kinds.tolist()]
+    codes, means, counts = class_means(report.per_query["mAP"], report.query_labels)
+    labels = codes.tolist()
+    if report.label_names is not None:
+        labels = [report.label_names[code] for code in labels]
     return [
         ClassScore(model.queries.label(label), mean, count)
         for label, mean, count in zip(labels, means.tolist(), counts.tolist(), strict=True)
@@ -155,7 +166,10 @@ def _class_scores(model: Model) -> list[ClassScore]:
 
 
 def _recalls(report: RetrievalReport) -> dict[str, dict[int, float]]:
-    """Collect recall@k of every kind that the report has."""
-    series = {"recall@k": report.at("recall@{k}"), "share of relevant items found": report.at("ir_recall@{k}")}
-    series["grouped recall@k"] = report.at("grouped_recall@{k}")
-    return {name: values for name, values in series.items() if values}
+    """Return name of a curve -> recall by k, for the kinds of recall that the report has."""
+    curves = {
+        "recall@k": report.at("recall@{k}"),
+        "share of relevant items found": report.at("ir_recall@{k}"),
+        "grouped recall@k": report.at("grouped_recall@{k}"),
+    }
+    return {name: curve for name, curve in curves.items() if curve}

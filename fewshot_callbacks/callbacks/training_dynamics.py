@@ -35,86 +35,106 @@ from fewshot_callbacks.trainer.logs import run_folder
 from fewshot_callbacks.trainer.side_effects import without_side_effects
 
 FILE = "training_dynamics.json"
+# Fields of `StepDynamics` that are logged.
 LOGGED = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")
 
 
 class StepMeter:
-    """Embeds the episode of a batch before and after its optimiser steps, and measures what these have moved.
+    """Embeds the episode of a batch before and after its optimiser steps, and measures how far the embeddings have moved.
+
+    For each batch the calls are `start`, then `embed_before` and `measure` if a step is measured, then `stop`. The batch and
+    its embeddings are held from `start` to `stop`.
 
     Args:
         embedder: Embeds a batch.
-        given: Shots and episodes in a batch by the names of these settings; None where the module has them.
+        sizes: `shots` and `episodes_per_batch`; None for a size that is an attribute of the module.
         centering: See `training_dynamics`.
         policy: Warns.
     """
 
     def __init__(
-        self, embedder: Embedder, given: Mapping[str, int | None], centering: Centering, policy: FailurePolicy
+        self, embedder: Embedder, sizes: Mapping[str, int | None], centering: Centering, policy: FailurePolicy
     ) -> None:
-        self.embedder, self.given, self.centering, self.policy = embedder, given, centering, policy
-        self.is_compared = False  # with what a step returns
-        self.expect(None)
+        self.embedder = embedder
+        self.sizes = sizes
+        self.centering = centering
+        self.policy = policy
+        # whether embeddings of this run were compared with those that a step returned
+        self.is_compared = False
+        self.stop()
 
-    def expect(self, batch: Any) -> None:
-        """Keep the batch that comes; drop the one before."""
+    def start(self, batch: Any) -> None:
+        """Keep a batch, whose step is yet to come."""
         self._batch = batch
-        self._before: tuple[Tensor, Labels] | None = None  # embeddings and labels
+        # embeddings and labels before the step; None if they are not needed
+        self._before: tuple[Tensor, Labels] | None = None
 
-    def before(self, trainer: Trainer, module: LightningModule, seed: int) -> None:
-        """Embed the batch; the seed is that of its dropout, before and after."""
+    def stop(self) -> None:
+        """Drop the batch and its embeddings."""
+        self.start(None)
+
+    def embed_before(self, trainer: Trainer, module: LightningModule, seed: int) -> None:
+        """Embed the batch before its first step. The dropout has the same seed before and after."""
         self._seed = seed
-        self._before = self._embedded(trainer, module, seed)
+        self._before = self._embed(trainer, module, seed)
 
-    def after(self, trainer: Trainer, module: LightningModule, outputs: Any) -> StepDynamics | None:
-        """Embed the batch again, and measure; None if it was not embedded before. Warn of what is undefined."""
+    def measure(self, trainer: Trainer, module: LightningModule, outputs: Any) -> StepDynamics | None:
+        """Embed the batch after its steps, and return how it has moved; None if it was not embedded before them.
+
+        A warning is given for measures that are undefined.
+        """
         if self._before is None:
             return None
-        (before, labels), (after, _) = self._before, self._embedded(trainer, module, self._seed)
+        before, labels = self._before
+        after, _ = self._embed(trainer, module, self._seed)
         if not self.is_compared:
             self._check(trainer, module, outputs, before, after)
             self.is_compared = True
-        shots, episodes = self.sizes(module)
+        shots, episodes = self.episode_sizes(module)
         if episodes == 1:
             chosen, size, classes = episode_in(labels.codes.cpu(), shots)
             left_out = len(labels) - len(chosen)
             if left_out:
-                before, after, labels = before[chosen], after[chosen], labels[chosen]
+                before = before[chosen]
+                after = after[chosen]
+                labels = labels[chosen]
                 self.policy.warn(
                     f"TrainingDynamicsMonitor: the batch is not an episode. Measured are {size} items of each of the "
                     f"{classes} classes that have more than shots={shots}; {left_out} of {left_out + len(chosen)} items are "
                     "left out. An EpisodicBatchSampler gives episodes. (Shown once.)",
                     kind="no episode",
                 )
-        measured = training_dynamics(before, after, labels, shots=shots, episodes=episodes, centering=self.centering)
-        for reason in measured.undefined:
+        dynamics = training_dynamics(before, after, labels, shots=shots, episodes=episodes, centering=self.centering)
+        for reason in dynamics.undefined:
             fact = f"{reason[0].upper()}{reason[1:]}; step {trainer.global_step}."
             self.policy.handle(ValueError(fact), "dynamics are NaN.")
-        return measured
+        return dynamics
 
-    def _embedded(self, trainer: Trainer, module: LightningModule, seed: int) -> tuple[Tensor, Labels]:
-        """Embed the batch as training does, without side effects."""
+    def _embed(self, trainer: Trainer, module: LightningModule, seed: int) -> tuple[Tensor, Labels]:
+        """Embed the batch in the modes of training, without side effects."""
         with hooks_ignored(), without_side_effects(module, seed):
             embeddings, labels = self.embedder(trainer, module, self._batch)
             return embeddings.clone(), labels
 
     def _check(self, trainer: Trainer, module: LightningModule, outputs: Any, before: Tensor, after: Tensor) -> None:
-        """Check that the embeddings that the step returns, if any, are those of the monitor.
+        """Check that the embeddings that the step returned, if any, are those of the monitor; otherwise warn.
 
         Raises:
-            ValueError: If they are not. Where the forward pass draws random numbers, or weights may have changed before the
-                step embedded, only their shapes are compared.
+            UsageError: If they are not. Only the shapes are compared if the forward pass draws random numbers, or weights
+                may have changed before the step embedded.
         """
         source = self.embedder.reader.source
-        returned = outputs.get(source[0]) if isinstance(outputs, Mapping) and isinstance(source, tuple) else None
+        returned = None
+        if isinstance(outputs, Mapping) and isinstance(source, tuple):
+            returned = outputs.get(source[0])
         if isinstance(returned, Tensor):
-            given = returned.detach()
-            if before.shape == given.shape:
-                # Another draw of dropout: where it changes the embeddings, those of the step, of a third draw, cannot
-                # be compared.
-                again, _ = self._embedded(trainer, module, self._seed + 1)
-                if not (module.automatic_optimization and after.equal(again)):
-                    given = before
-            self.embedder.compare(before, given, module, "training_step", "the dynamics would mean nothing")
+            step_embeddings = returned.detach()
+            if before.shape == step_embeddings.shape:
+                # If another seed changes the embeddings, those of the step, with a third seed, cannot be compared.
+                other_seed, _ = self._embed(trainer, module, self._seed + 1)
+                if not (module.automatic_optimization and after.equal(other_seed)):
+                    return
+            self.embedder.compare(before, step_embeddings, module, "training_step", "the dynamics would mean nothing")
         elif self.embedder.embed is None:
             self.policy.warn(
                 f"TrainingDynamicsMonitor takes what {type(module).__name__}.forward returns for the embeddings; "
@@ -122,38 +142,44 @@ class StepMeter:
                 "embed='name.of.a.submodule'; if not, pass embed=lambda module, batch: module(batch[0]) to say so."
             )
 
-    def sizes(self, module: LightningModule) -> tuple[int, int]:
-        """Read the shots, and the episodes in a batch, of the settings or of the module."""
-        sizes = []
-        for name, default in (("shots", None), ("episodes_per_batch", 1)):
-            size: Any = getattr(module, name, default) if self.given[name] is None else self.given[name]
-            try:
-                sizes.append(index(size))
-            except TypeError:
-                raise UsageError(
-                    f"TrainingDynamicsMonitor needs the {name.replace('_', ' ')}: {type(module).__name__} has no "
-                    f"attribute {name!r} that is a whole number. Pass {name}=..., as the episodes of training have it."
-                ) from None
-        return sizes[0], sizes[1]
+    def episode_sizes(self, module: LightningModule) -> tuple[int, int]:
+        """Return the shots and the episodes in a batch, from the settings or from the module."""
+        return self._size(module, "shots", None), self._size(module, "episodes_per_batch", 1)
+
+    def _size(self, module: LightningModule, name: str, default: int | None) -> int:
+        """Return a setting, or else the attribute of the module with its name.
+
+        Raises:
+            UsageError: If there is neither, or it is no whole number.
+        """
+        size: Any = self.sizes[name]
+        if size is None:
+            size = getattr(module, name, default)
+        try:
+            return index(size)
+        except TypeError:
+            raise UsageError(
+                f"TrainingDynamicsMonitor needs the {name.replace('_', ' ')}: {type(module).__name__} has no "
+                f"attribute {name!r} that is a whole number. Pass {name}=..., as the episodes of training have it."
+            ) from None
 
 
 def is_earlier_part(file: Path, resumed: DynamicsHistory) -> bool:
-    """Whether a file holds a history with steps of a checkpoint's, and measured the same there."""
+    """Return whether a file holds a history that shares steps with that of a checkpoint, with equal measures."""
     if not file.is_file():
         return False
     try:
-        written = DynamicsHistory.load(file)
+        in_file = DynamicsHistory.load(file)
     except (OSError, ValueError):
         return False
-    shared = set(written.steps) & set(resumed.steps)
+    shared = set(in_file.steps) & set(resumed.steps)
 
     def part(history: DynamicsHistory) -> dict[str, Any]:
-        kept = [(step, measure) for step, measure in history if step in shared]
-        steps, measures = tuple(step for step, _ in kept), tuple(measure for _, measure in kept)
+        measures = {step: measure for step, measure in history if step in shared}
         # As plain values, in which NaN equals NaN.
-        return DynamicsHistory(steps, measures, history.centering).to_dict()
+        return DynamicsHistory(tuple(measures), tuple(measures.values()), history.centering).to_dict()
 
-    return bool(shared) and part(written) == part(resumed)
+    return bool(shared) and part(in_file) == part(resumed)
 
 
 class TrainingDynamicsMonitor(Callback):
@@ -232,15 +258,27 @@ class TrainingDynamicsMonitor(Callback):
         sizes = {"shots": shots, "episodes_per_batch": episodes_per_batch}
         check_at_least(1, owner, every_n_steps=every_n_steps, **sizes)
         check_centering(centering, owner)
-        self.every_n_steps, self.centering, self.prefix, self.file = every_n_steps, centering, prefix, file
+        self.every_n_steps = every_n_steps
+        self.centering = centering
+        self.prefix = prefix
+        self.file = file
         self._reader = EmbeddingReader(source, labels, owner)
         self._policy = FailurePolicy(owner, strict)
         self._meter = StepMeter(Embedder(embed, self._reader), sizes, centering, self._policy)
+        # step -> measures
         self._history: dict[int, StepDynamics] = {}
-        self._batches = self._stepping_batches = 0  # of this epoch
-        self._updates = 0  # batches of all epochs after which weights had changed
-        self._resumed = DynamicsHistory()  # what the checkpoint held
-        self._path: Path | None = None  # where this run has written
+        # history of the checkpoint that was resumed
+        self._resumed = DynamicsHistory()
+        # file that this run has written
+        self._path: Path | None = None
+        # number of batches of all epochs with an optimiser step
+        self._updates = 0
+        # numbers of batches of this epoch, and of those with an optimiser step
+        self._batches = 0
+        self._stepping_batches = 0
+        # number of optimiser steps of this batch, and whether they are measured
+        self._steps = 0
+        self._is_due = False
 
     @property
     def state_key(self) -> str:
@@ -270,27 +308,32 @@ class TrainingDynamicsMonitor(Callback):
         # A checkpoint is read after this hook. A second fit with the same Trainer counts its steps on, and keeps the
         # history.
         if stage == "fit" and trainer.global_step == 0:
-            self._history, self._updates, self._meter.is_compared = {}, 0, False
-            self._resumed, self._path = DynamicsHistory(), None
+            self._history = {}
+            self._resumed = DynamicsHistory()
+            self._path = None
+            self._updates = 0
+            self._meter.is_compared = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the sizes of the episodes are known, and that there is the submodule to embed with.
+        """Check the sizes of the episodes, and that the module, whose layers are made, has the submodule of `embed`.
 
         Raises:
-            UsageError: If not.
+            UsageError: If a size is not known, or there is no such submodule.
         """
-        self._meter.embedder.check_name(pl_module)  # now that the module has made its layers
+        self._meter.embedder.check_name(pl_module)
         with self._policy.handling("dynamics are NaN."):
-            self._meter.sizes(pl_module)
+            self._meter.episode_sizes(pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reset the counts of the epoch."""
-        self._batches = self._stepping_batches = 0
+        self._batches = 0
+        self._stepping_batches = 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Keep the batch until it is known whether weights are updated after it."""
-        self._is_due, self._steps = False, 0
-        self._meter.expect(batch)
+        """Keep the batch until it is known whether the optimiser steps after it."""
+        self._is_due = False
+        self._steps = 0
+        self._meter.start(batch)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Embed the episode with the weights as they are, before the first step of this batch."""
@@ -299,30 +342,33 @@ class TrainingDynamicsMonitor(Callback):
         # Before the first step alone: several steps of one batch are measured together.
         if self._is_due and self._steps == 1:
             with self._policy.handling("dynamics are NaN."):
-                # Two seeds for each update, of which the meter takes the second one for another draw.
-                self._meter.before(trainer, pl_module, seed=2 * self._updates)
+                # Each update has two seeds: with the second one the meter finds out whether the forward pass is random.
+                self._meter.embed_before(trainer, pl_module, seed=2 * self._updates)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Embed the episode with the new weights, measure, log."""
         self._batches += 1
-        self._stepping_batches += self._steps > 0
-        self._updates += self._steps > 0
-        measured = None
+        if self._steps > 0:
+            self._stepping_batches += 1
+            self._updates += 1
+        dynamics = None
         with self._policy.handling("dynamics are NaN."):
-            measured = self._meter.after(trainer, pl_module, outputs)
-        self._meter.expect(None)
-        if measured is not None:
-            self._history[trainer.global_step] = measured
-        for name in LOGGED if self._is_due else ():
-            value = float("nan") if measured is None else getattr(measured, name)
+            dynamics = self._meter.measure(trainer, pl_module, outputs)
+        self._meter.stop()
+        if dynamics is not None:
+            self._history[trainer.global_step] = dynamics
+        if not self._is_due:
+            return
+        for name in LOGGED:
+            value = float("nan") if dynamics is None else getattr(dynamics, name)
             pl_module.log(f"{self.prefix}/{name}", value, on_step=True, on_epoch=False, batch_size=1)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what is new; warn if the optimiser stepped outside Lightning's hooks, or may have."""
+        """Write the history; warn of an epoch without optimiser steps that Lightning knows of."""
         self._write(trainer)
-        # Fewer batches than are accumulated may be without a step.
+        # An epoch with fewer batches than one step accumulates may have no step.
         if self._batches >= max(1, trainer.accumulate_grad_batches) and self._stepping_batches == 0:
             fact = (
                 f"Lightning announced no optimiser step in {self._batches} batches, so none could be measured. With manual "
@@ -331,12 +377,12 @@ class TrainingDynamicsMonitor(Callback):
             self._policy.handle(ValueError(fact), "There are no dynamics.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Drop the batch, and write what is new, also when the run was stopped."""
+        """Drop the batch, and write the history of the interrupted epoch."""
         self.teardown(trainer, pl_module, "")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Drop the batch, and write what is new of an epoch that was not finished."""
-        self._meter.expect(None)
+        """Drop the batch, and write the history, also that of an epoch that did not end."""
+        self._meter.stop()
         self._write(trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -353,24 +399,27 @@ class TrainingDynamicsMonitor(Callback):
                 f"{self.centering!r}: the history starts anew."
             )
             return
-        self._history, self._resumed = dict(history), history
+        self._history = dict(history)
+        self._resumed = history
 
     def _write(self, trainer: Trainer) -> None:
         """Write the history, on the first rank: in the folder of the first logger, or at an absolute path."""
-        fast: Any = trainer.fast_dev_run  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
-        has_place = self.file is not None and (Path(self.file).is_absolute() or (trainer.loggers and not fast))
-        if not (has_place and self._history and trainer.is_global_zero and trainer.state.fn == "fit"):
+        if self.file is None or not self._history or not trainer.is_global_zero or trainer.state.fn != "fit":
             return
-        path = Path(run_folder(trainer)) / str(self.file)
+        is_absolute = Path(self.file).is_absolute()
+        fast_dev_run: Any = trainer.fast_dev_run  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
+        if not is_absolute and (fast_dev_run or not trainer.loggers):
+            return
+        path = Path(run_folder(trainer)) / self.file
         with self._policy.handling(f"The training dynamics could not be written to {path}."):
             if self._path is None:
-                self._path = path if Path(str(self.file)).is_absolute() else self._path_in_run(path)
+                self._path = path if is_absolute else self._path_in_run(path)
             self.history.save(self._path)
 
     def _path_in_run(self, path: Path) -> Path:
-        """Return a path, or another name beside it where it holds something that is no earlier part of this history."""
-        chosen = free_path(path, lambda file: is_earlier_part(file, self._resumed))
-        if chosen != path:
+        """Return a path; or the next free name beside it, if the file holds no earlier part of this history."""
+        free = free_path(path, lambda file: is_earlier_part(file, self._resumed))
+        if free != path:
             fact = f"{type(self).__name__}: {path} was not written in this run and is left as it is."
-            self._policy.warn(f"{fact} The training dynamics are in {chosen.name} beside it.")
-        return chosen
+            self._policy.warn(f"{fact} The training dynamics are in {free.name} beside it.")
+        return free

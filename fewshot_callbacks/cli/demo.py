@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from rich.console import Console
@@ -24,7 +25,7 @@ from fewshot_callbacks.cli.compare import Tested, result_of
 from fewshot_callbacks.cli.evaluate import NARROW
 from fewshot_callbacks.cli.fit import command, quiet_lightning
 from fewshot_callbacks.data import Glyphs
-from fewshot_callbacks.plots.style import BAND, GREY, METHODS, draw_band, in_house_style, new_figure, save
+from fewshot_callbacks.plots.style import BAND, GREY, METHODS, MethodStyle, draw_band, in_house_style, new_figure, save
 from fewshot_callbacks.system.terminal import as_text
 
 RESULTS = "results.json"
@@ -79,52 +80,70 @@ def run(options: Namespace) -> None:
 
 
 def train_and_test(options: Namespace, folder: Path, console: Console) -> dict[str, Tested]:
-    """Return the results of the networks on the test set, after training them, and of random weights."""
+    """Train each network of `TRAINED`, and return its results on the test set, after those of random weights."""
     console.print("[bold]fewshot demo[/]: a class is a character, its images are the typefaces that draw it.")
     with console.status("Drawing the glyphs (once; they are cached) ..."):
         glyphs = Glyphs()
-    for split in glyphs.splits:
-        part = glyphs.with_split(split)
-        scripts = ", ".join(dict.fromkeys(part.scripts))
-        console.print(as_text(f"  {split:<5} {len(part):>6,} images of {len(part.class_names):>5,} classes: {scripts}"))
+    _print_splits(glyphs, console)
     common = [
         f"--seed_everything={options.seed}",
         f"--data.seed={options.seed}",
         f"--data.evaluation.episodes={options.test_episodes}",
         f"--trainer.accelerator={options.accelerator}",
     ]
-    rows = {"random": result_of(*TRAINED["softmax"], *common, "--ckpt_path", "none")}
-    for name, words in TRAINED.items():
-        what = "batches of 20 classes x 4 images" if name == "soft_ap" else "episodes, 20-way 1-shot"
-        console.print(f"\n[bold]{TITLES[name]}[/]: {options.epochs} epochs of {options.episodes} {what}")
-        run_folder = folder / name
-        size = f"--data.train.{'batches' if name == 'soft_ap' else 'episodes'}={options.episodes}"
-        cli = command(["fit", *words, *common, size, *_places(run_folder), f"--trainer.max_epochs={options.epochs}"])
-        best = cli.trainer.checkpoint_callback.best_model_score  # type: ignore[union-attr]
-        console.print(f"  best validation mAP {math.nan if best is None else float(best):.3f}")
-        report = _report(run_folder / "report.html", glyphs) if name == "dr" else []
-        weights = ("--ckpt_path", str(run_folder / "best.ckpt"))
-        # A network of soft AP has no episodes.
-        rows[name] = result_of(*words, *common, *report, *weights, as_prototypes=name == "soft_ap")
-    return rows
+    results = {"random": result_of(*TRAINED["softmax"], *common, "--ckpt_path", "none")}
+    for name in TRAINED:
+        results[name] = _train_and_test_one(name, common, options, folder / name, glyphs, console)
+    return results
 
 
-def _places(folder: Path) -> list[str]:
+def _print_splits(glyphs: Glyphs, console: Console) -> None:
+    """Print the size and the scripts of each split."""
+    for split in glyphs.splits:
+        dataset = glyphs.with_split(split)
+        scripts = ", ".join(dict.fromkeys(dataset.scripts))
+        console.print(
+            as_text(f"  {split:<5} {len(dataset):>6,} images of {len(dataset.class_names):>5,} classes: {scripts}")
+        )
+
+
+def _train_and_test_one(
+    name: str, common: Sequence[str], options: Namespace, folder: Path, glyphs: Glyphs, console: Console
+) -> Tested:
+    """Train a network of `TRAINED` into a folder, and return the results of its best weights.
+
+    `common` are the words of the command line that all networks share.
+    """
+    has_episodes = name != "soft_ap"
+    description = "episodes, 20-way 1-shot" if has_episodes else "batches of 20 classes x 4 images"
+    console.print(f"\n[bold]{TITLES[name]}[/]: {options.epochs} epochs of {options.episodes} {description}")
+    words = TRAINED[name]
+    size = f"--data.train.{'episodes' if has_episodes else 'batches'}={options.episodes}"
+    epochs = f"--trainer.max_epochs={options.epochs}"
+    cli = command(["fit", *words, *common, size, *_output_words(folder), epochs])
+    best_score = cli.trainer.checkpoint_callback.best_model_score  # type: ignore[union-attr]
+    console.print(f"  best validation mAP {math.nan if best_score is None else float(best_score):.3f}")
+    report = _report_words(folder / "report.html", glyphs) if name == "dr" else []
+    weights = ("--ckpt_path", str(folder / "best.ckpt"))
+    return result_of(*words, *common, *report, *weights, as_prototypes=not has_episodes)
+
+
+def _output_words(folder: Path) -> list[str]:
     """Return the words that write logs and checkpoints of a training to a folder; the checkpoint is the last callback."""
     # Without a version both loggers write into the folder itself, and the progress bar shows no version.
     loggers = [
-        {"class_path": kind, "init_args": {"save_dir": str(folder.parent), "name": folder.name, "version": ""}}
-        for kind in ("CSVLogger", "TensorBoardLogger")
+        {"class_path": logger, "init_args": {"save_dir": str(folder.parent), "name": folder.name, "version": ""}}
+        for logger in ("CSVLogger", "TensorBoardLogger")
     ]
     return [f"--trainer.logger={json.dumps(loggers)}", f"--trainer.callbacks.dirpath={folder}"]
 
 
-def _report(file: Path, glyphs: Glyphs) -> list[str]:
+def _report_words(file: Path, glyphs: Glyphs) -> list[str]:
     """Return the words that write a report of the test set."""
     path = str(file).replace("{", "{{").replace("}", "}}")  # ReportWriter fills fields in braces
     names = json.dumps(glyphs.with_split("test").class_names)
-    writer = {"path": path, "names": names, "prefix": "test", "max_share": "null"}
-    words = [f"--trainer.callbacks.{name}={value}" for name, value in writer.items()]
+    settings = {"path": path, "names": names, "prefix": "test", "max_share": "null"}
+    words = [f"--trainer.callbacks.{name}={value}" for name, value in settings.items()]
     return ["--trainer.callbacks+=fewshot_callbacks.ReportWriter", *words]
 
 
@@ -263,7 +282,7 @@ def read_metric(log: str | Path, name: str) -> tuple[list[int], list[float]]:
 def training_curves(methods: Mapping[str, Sequence[Mapping[str, Curve]]], titles: Mapping[str, str]) -> Figure:
     """Draw a panel for each of `PANELS`, with a line for each method: the mean over its seeds, in its 95 % interval.
 
-    What is logged at every batch is smoothed seed by seed; with a single seed the batches themselves stand behind it.
+    Values of training batches are smoothed seed by seed; with a single seed, thin lines show the values themselves.
 
     Args:
         methods: Method -> the curves of each of its seeds.
@@ -274,33 +293,42 @@ def training_curves(methods: Mapping[str, Sequence[Mapping[str, Curve]]], titles
     """
     figure = new_figure(4.6)
     panels = figure.subplots(2, 2, sharex=True)
-    lines = {}
     seeds = max(len(runs) for runs in methods.values())
+    # name in the legend -> line
+    handles: dict[str, Artist] = {}
     for axes, (name, title) in zip(panels.flat, PANELS, strict=True):
         for method, runs in methods.items():
             curves = [run[name] for run in runs if run[name][0]]
-            if not curves:
-                continue
-            steps = curves[0][0]
-            values = [curve[1] for curve in curves]
-            smoothed = name.startswith("train/")
-            if smoothed and seeds == 1:
-                axes.plot(steps, values[0], color=METHODS[method].colour, linewidth=0.5, alpha=0.4)
-            means = np.array([smooth(curve) for curve in values] if smoothed else values)
-            lines[titles[method]] = draw_band(axes, steps, means, METHODS[method], marked=not smoothed)
+            if curves:
+                is_smoothed = name.startswith("train/")
+                handles[titles[method]] = _draw_method(axes, curves, METHODS[method], is_smoothed, seeds)
         axes.set_ylabel(title)
     for axes in panels[-1]:
         axes.set_xlabel("training steps")
     note = f"training batches: exponential mean, factor {SMOOTHING:g}"
-    handles: list[Artist] = list(lines.values())
-    names = list(lines)
     if seeds > 1:
-        handles.append(Patch(color=GREY, alpha=0.25, linewidth=0))
-        names.append(BAND.format(seeds=seeds))
+        handles[BAND.format(seeds=seeds)] = Patch(color=GREY, alpha=0.25, linewidth=0)
     else:
         note += "; thin: each batch"
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), title=note, title_fontsize="small")
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=len(handles),
+        title=note,
+        title_fontsize="small",
+    )
     return figure
+
+
+def _draw_method(axes: Axes, curves: Sequence[Curve], style: MethodStyle, is_smoothed: bool, seeds: int) -> Artist:
+    """Draw the curves of the seeds of a method as one line, and return it."""
+    steps = curves[0][0]
+    values = [curve_values for _, curve_values in curves]
+    if is_smoothed and seeds == 1:
+        axes.plot(steps, values[0], color=style.colour, linewidth=0.5, alpha=0.4)
+    lines = np.array([smooth(line) for line in values] if is_smoothed else values)
+    return draw_band(axes, steps, lines, style, marked=not is_smoothed)
 
 
 def smooth(values: Sequence[float]) -> list[float]:

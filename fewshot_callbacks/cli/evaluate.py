@@ -378,7 +378,7 @@ def joined_processes() -> Processes:
 
 
 def join_slurm() -> None:
-    """Set the variables of torch.distributed to what Slurm says, as Lightning reads it."""
+    """Set the variables of torch.distributed from those of Slurm, as Lightning reads them."""
     from lightning.fabric.plugins.environments.slurm import SLURMEnvironment  # noqa: PLC0415 - takes a second
 
     try:
@@ -390,25 +390,45 @@ def join_slurm() -> None:
     os.environ |= {name: str(value) for name, value in (numbers | of_main).items()}
 
 
-def part_of_process(rows: Any, given: dict[str, Any], processes: Processes) -> tuple[Any, dict[str, Any]]:
-    """Return the part of the queries and of the gallery that this process holds: neighbouring rows."""
-    places: dict[str, Any] = {}
-    for side, every in (("query", rows), ("gallery", given["gallery"])):
-        if every is not None:
-            ends = [len(every) * rank // processes.count for rank in (processes.rank, processes.rank + 1)]
-            places[side] = np.arange(*ends)
+def part_of_process(queries: Any, arguments: dict[str, Any], processes: Processes) -> tuple[Any, dict[str, Any]]:
+    """Return this process's part of the queries, and the arguments of `evaluate_retrieval` for its part and its share.
 
-    def part(name: str, values: Any) -> Any:
-        mine = places["gallery" if name.startswith("gallery") else "query"]
-        if isinstance(values, Shards | ChosenRows):
-            return ChosenRows(values, np.isin(np.arange(len(values)), mine))
-        return values[mine[0] : mine[-1] + 1] if len(mine) else values[:0]
+    Args:
+        queries: All queries.
+        arguments: Those for all queries and gallery items, with `gallery` among them; names of gallery arrays begin so.
+        processes: All processes. Each holds neighbouring rows, about as many as the others.
+    """
+    query_rows = _rows_of_process(len(queries), processes)
+    gallery_rows = query_rows
+    if arguments["gallery"] is not None:
+        gallery_rows = _rows_of_process(len(arguments["gallery"]), processes)
+    parts: dict[str, Any] = {}
+    for name, values in arguments.items():
+        if values is None or name == "relevance":
+            parts[name] = values
+        else:
+            parts[name] = _take_rows(values, gallery_rows if name.startswith("gallery") else query_rows)
+    parts["share"] = Share(processes, _indices(query_rows), _indices(gallery_rows))
+    return _take_rows(queries, query_rows), parts
 
-    parts = {
-        name: values if values is None or name == "relevance" else part(name, values) for name, values in given.items()
-    }
-    parts["share"] = Share(processes, places["query"], places.get("gallery", places["query"]))
-    return part("query", rows), parts
+
+def _rows_of_process(rows: int, processes: Processes) -> slice:
+    """Return the rows that this process holds of so many."""
+    return slice(rows * processes.rank // processes.count, rows * (processes.rank + 1) // processes.count)
+
+
+def _take_rows(values: Any, rows: slice) -> Any:
+    """Return neighbouring rows of an array, a list or rows on disk, which stay there."""
+    if isinstance(values, Shards | ChosenRows):
+        is_taken = np.zeros(len(values), bool)
+        is_taken[rows] = True
+        return ChosenRows(values, is_taken)
+    return values[rows]
+
+
+def _indices(rows: slice) -> NDArray[np.int64]:
+    """Return the indices of neighbouring rows."""
+    return np.arange(rows.start, rows.stop)
 
 
 def read_arrays(file: Path, options: Namespace, needed: Sequence[str]) -> Arrays:

@@ -42,7 +42,7 @@ CLASS = ".class_path"
 
 
 def mistake_of_training(words: Sequence[str], options: Iterable[str]) -> str:
-    """Return what is said of the first mistake that is found in a training; nothing if none is found.
+    """Return a message about the first mistake in the options of a training; empty if there is none.
 
     Args:
         words: `fit`, `validate` or `test`, and the words that follow.
@@ -79,7 +79,7 @@ def settings_of(configuration: Any, prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _mistake_of_settings(settings: Sequence[tuple[str, Any]]) -> str:
-    """Return what is said of the first setting whose class, name or value is wrong; nothing if none is found."""
+    """Return a message about the first setting with a wrong class, name or value; empty if there is none."""
     owners: dict[str, type] = {"model": ProtoNet, "trainer": Trainer}
     for option, value in settings:
         if _names_a_class(option, value):
@@ -101,7 +101,7 @@ def _names_a_class(option: str, value: Any) -> bool:
 
 
 def _mistake_of_class(option: str, name: str) -> str:
-    """Return what is said of the name of a class: there is none, or another option takes it."""
+    """Return a message if a class does not exist or belongs to another option; empty otherwise."""
     base = BASES.get(option.removesuffix(CLASS).removesuffix(".help"))
     found = find_class(name)
     module, _, last = name.rpartition(".")
@@ -149,7 +149,7 @@ def _subclasses(base: type) -> Iterator[type]:
 
 
 def _mistake_of_argument(option: str, value: Any, owners: Mapping[str, type]) -> str:
-    """Return what is said of an argument: its class has none of this name, or the argument takes no such value."""
+    """Return a message if the class has no such argument, or the argument takes no such value; empty otherwise."""
     names = [name for name in owners if option.startswith(f"{name}.")]
     if not names:
         return ""

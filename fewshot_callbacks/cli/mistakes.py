@@ -11,11 +11,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 
 class MistypedError(Exception):
-    """Raised with what is said of a command line that cannot be understood."""
+    """Raised with a message about a command line that cannot be understood."""
 
 
 def unknown_option(words: Sequence[str], options: Iterable[str]) -> str:
-    """Return what is said of the first option that there is not; nothing if all are known.
+    """Return a message about the first unknown option; empty if all are known.
 
     Args:
         words: The words of the command line.
@@ -74,7 +74,7 @@ NOUNS: dict[Any, str] = {
 
 
 def kinds_of(kind: Any) -> str:
-    """Return what an option of a type takes, in words; nothing for a type without words.
+    """Return the values that an option of a type takes, in words; empty for a type without words.
 
     Examples:
         >>> kinds_of(float | None), kinds_of(Literal["error", "ignore"])

@@ -63,7 +63,7 @@ def parser_of(command: str) -> ArgumentParser:
 
 
 def _refused_value(words: Sequence[str], types: Mapping[str, Any]) -> str:
-    """Return what is said of the first value that its option does not take; nothing if all are taken."""
+    """Return a message about the first value that its option does not take; empty if there is none."""
     for option, value in values_of(words):
         kind = types.get(option)
         if kind is None or option in AS_TYPED:
@@ -85,7 +85,7 @@ def accepts(kind: Any, word: str) -> bool:
 
 
 def _wrong_number(command: str, words: Sequence[str]) -> str:
-    """Return what is said if words without an option are missing, or too many; nothing if neither is certain."""
+    """Return a message if words without an option are missing or too many; empty if neither is certain."""
     if any(word in ("--metrics", "--names") for word in words):
         return ""  # they take several words
     required = [field.name for field in options_of(command, OPTIONS[command]) if field.default is MISSING]

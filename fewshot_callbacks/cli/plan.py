@@ -63,7 +63,7 @@ def run(options: Namespace) -> None:
 
 
 def _shards(options: Namespace) -> Shards:
-    """Return the files of all items; print what should be known of them."""
+    """Return the files of all items; print notes on them."""
     if options.dim is not None or options.gallery is not None:
         raise ValueError("--files says how many items of which dimension there are. Leave out --dim and --gallery.")
     shards = Shards(options.files)
@@ -133,7 +133,7 @@ def _table(plan: EvaluationPlan, speed: float, options: Namespace) -> Table:
 
 
 def _memory(plan: EvaluationPlan, options: Namespace) -> tuple[str, str]:
-    """Return the memory beyond the embeddings, and what it is for."""
+    """Return the bytes of memory beyond the embeddings, and their purpose."""
     if options.memory_mb == math.inf:
         return _bytes(plan.needed_bytes), "counters and tiles; more makes it faster, and there is no limit"
     if plan.memory_bytes < plan.least_bytes:
@@ -147,7 +147,7 @@ def _memory(plan: EvaluationPlan, options: Namespace) -> tuple[str, str]:
 
 
 def _embeddings(plan: EvaluationPlan, options: Namespace) -> tuple[str, str]:
-    """Return the bytes of the embeddings, and what they hold. One set is counted once."""
+    """Return the bytes of the embeddings, and a description of them. One set is counted once."""
     place = ", in the files" if options.files else ""
     is_one_set = options.gallery is None or (options.files and options.queries == options.gallery)
     if is_one_set:

@@ -3,6 +3,9 @@
 A copy with the label of its query is a perfect neighbour, whatever the model has learnt. Equal rows are found by a hash
 of 64 bits of each, which all processes know. That two rows are equal says that they are one item only where different
 items have different rows. So it is not said of an embedding that has collapsed, nor of codes and coarse numbers.
+
+Ids need another comparison. Items of one id may be one item embedded twice, whose rows differ by rounding, and so in every
+hash. A sketch tells how far two rows are apart; but it cannot find equal rows among all, as a hash does.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import reduce
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,12 +15,14 @@ from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
 from fewshot_callbacks.metrics._label_states import add_label_states, form_of_labels, labels_in_states, set_labels
 from fewshot_callbacks.metrics.embedding_store import gather_tensors, read_batch
 
-# The fields of `ClassMoments` but the labels, in their order.
+# States that hold the fields of `ClassMoments` besides the labels, in their order.
 VALUES = ("counts", "origins", "offsets", "spread")
 
 
 class ClassMomentsMetric(Metric):
-    """Holds the moments of each class of all batches since the last reset. A `MetricCollection` updates them once for all.
+    """Holds the moments of each class over all batches since the last reset.
+
+    Metrics of a `MetricCollection` share these states, so that each batch is added once.
 
     Args:
         normalize: Scale each embedding to length 1 first.
@@ -61,11 +62,13 @@ class ClassMomentsMetric(Metric):
         """
         call = type(self).__name__
         dim = self.origins[0].shape[1] if self.counts else None
-        embeddings, read = read_batch(embeddings, labels, f"{call}.update", form_of_labels(self, "class_labels"), dim)
+        form = form_of_labels(self, "class_labels")
+        embeddings, item_labels = read_batch(embeddings, labels, f"{call}.update", form, dim)
         if len(embeddings) == 0:
             return
-        items = unit_rows(embeddings.double()) if self.normalize else embeddings
-        moments = ClassMoments.of(items, read)
+        if self.normalize:
+            embeddings = unit_rows(embeddings.double())
+        moments = ClassMoments.of(embeddings, item_labels)
         if self.counts:
             moments = self._moments(call).merge(moments)
         set_labels(self, "class_labels", moments.labels)
@@ -74,10 +77,9 @@ class ClassMomentsMetric(Metric):
             setattr(self, name, [tensor])
 
     def within_scatter(self) -> dict[int | str, float]:
-        """Compute the mean squared distance of the items of each class to their mean.
+        """Compute the mean squared distance of the items of each class to their mean. *Collective*.
 
-        The keys are the labels as they were given, and the items are those of all processes, so every process must call
-        it. Empty before the first item.
+        The keys are the labels as they were passed. Items of all processes count. Empty before the first item.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             if len(self.counts) == 0:
@@ -86,25 +88,26 @@ class ClassMomentsMetric(Metric):
         return dict(zip(moments.labels.tolist(), (moments.scatter / moments.counts).tolist(), strict=True))
 
     def _moments(self, call: str) -> ClassMoments:
-        """Return the moments of all processes, merged.
+        """Return the moments of this process, or merged over all processes once torchmetrics has joined the states.
 
         Raises:
-            ValueError: If some have strings for labels, and others integers.
+            ValueError: If some processes have strings for labels, and others integers.
         """
         labels = labels_in_states(self, "class_labels", call, "labels")
-        classes = _joined(self.classes).tolist()
-        ends = [*accumulate(classes)]
-        of_processes = [labels[end - number : end] for number, end in zip(classes, ends, strict=True)]
-        counts, *values = (_joined(getattr(self, name)).split(classes) for name in VALUES)
-        parts = [
-            ClassMoments(of_process, count, *(value.double() for value in of_values))
-            for of_process, count, *of_values in zip(of_processes, counts, *values, strict=True)
-        ]
-        return reduce(ClassMoments.merge, parts)
+        # The states of the processes stand one behind the other: these are the numbers of their classes.
+        class_counts = _joined_state(self.classes).tolist()
+        columns = [_joined_state(getattr(self, name)) for name in VALUES]
+        moments = []
+        stop = 0
+        for class_count in class_counts:
+            start, stop = stop, stop + class_count
+            counts, *values = (column[start:stop] for column in columns)
+            moments.append(ClassMoments(labels[start:stop], counts, *(value.double() for value in values)))
+        return reduce(ClassMoments.merge, moments)
 
 
-def _joined(state: list[Tensor] | Tensor) -> Tensor:
-    """Return a state as one tensor, which it is where processes have been joined."""
+def _joined_state(state: list[Tensor] | Tensor) -> Tensor:
+    """Return a state as one tensor, which it is already if torchmetrics has joined the processes."""
     return state if isinstance(state, Tensor) else torch.cat(state)
 
 
@@ -135,7 +138,8 @@ class DiscriminantRatio(ClassMomentsMetric):
         self, *, eps: float = EPS, normalize: bool = False, skip_singletons: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(normalize=normalize, **kwargs)
-        self.eps, self.skip_singletons = eps, skip_singletons
+        self.eps = eps
+        self.skip_singletons = skip_singletons
 
     def compute(self) -> Tensor:
         """Compute J of all items, at least 0, larger is better; NaN before the first item and where J is undefined."""
@@ -170,13 +174,15 @@ class VarianceRatio(ClassMomentsMetric):
 
     def compute(self) -> Tensor:
         """Compute the ratio over all items, larger is better; NaN before the first one and where it is undefined."""
-        value = variance_ratio_of_set(self._moments("VarianceRatio.compute")).value if len(self.counts) else torch.nan
-        return torch.tensor(value, device=self.device)
+        if len(self.counts) == 0:
+            return torch.tensor(torch.nan, device=self.device)
+        moments = self._moments("VarianceRatio.compute")
+        return torch.tensor(variance_ratio_of_set(moments).value, device=self.device)
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """Interval of the ratio, with classes as the independent units; NaN for fewer than three of them.
+        """Compute the interval of the ratio, with classes as the independent units. *Collective*.
 
-        The items are those of all processes, so every process must call it.
+        Items of all processes count. NaN for fewer than three classes.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             if len(self.counts) == 0:

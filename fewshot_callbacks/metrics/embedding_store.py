@@ -1,8 +1,11 @@
-"""Reads the batches of an epoch, collects their embeddings, and gathers them from all processes."""
+"""Reads the batches of an epoch, collects their embeddings, and gathers them from all processes.
+
+A store owns copies of all batches until it is cleared or dropped. Nothing travels between processes before `shard` or
+`gather`, which every process must call.
+"""
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 import weakref
@@ -31,8 +34,8 @@ from fewshot_callbacks.functional._reading import as_tensor, default_mode
 from fewshot_callbacks.functional._repeated import first_of_each, note_on_ids, sketches
 from fewshot_callbacks.functional.class_subset import class_subset
 
-# What an id in a list is where it is an integer.
-WHOLE = (int, np.integer, Tensor, np.ndarray)
+# Types of integers in a list of ids; a tensor or array in it holds one integer.
+INTEGERS = (int, np.integer, Tensor, np.ndarray)
 
 
 def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
@@ -43,13 +46,14 @@ def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
     """
     if group is None or group is torch.distributed.group.WORLD:
         group = cpu_group()
-    everyone: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(everyone, tensor.detach().cpu(), group=group)
-    dims = {rank: held.shape[1] for rank, held in enumerate(everyone) if held.numel() and held.ndim == 2}
+    by_rank: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(by_rank, tensor.detach().cpu(), group=group)
+    dims = {rank: part.shape[1] for rank, part in enumerate(by_rank) if part.numel() and part.ndim == 2}
     if len(set(dims.values())) > 1:
-        shown = ", ".join(f"{dim} in process {rank}" for rank, dim in dims.items())
-        raise ValueError(f"embeddings have dimension {shown}. All must come from the same model.")
-    return [held.to(tensor.device) for held in everyone if held.numel()] or [tensor]
+        listed = ", ".join(f"{dim} in process {rank}" for rank, dim in dims.items())
+        raise ValueError(f"embeddings have dimension {listed}. All must come from the same model.")
+    parts = [part.to(tensor.device) for part in by_rank if part.numel()]
+    return parts or [tensor]
 
 
 def read_batch(
@@ -58,11 +62,11 @@ def read_batch(
     """Return a batch as (items, dim) embeddings and one label for each, on the devices where they are; see `as_labels`.
 
     Args:
-        embeddings: What was given.
-        labels: What was given.
-        method: Who was given it, for messages, such as `EmbeddingStore.append`.
-        form: That of the labels so far; empty before the first.
-        dim: That of the embeddings so far; None before the first.
+        embeddings: An argument of a public method.
+        labels: An argument of the same method.
+        method: This method, for messages, such as `EmbeddingStore.append`.
+        form: Form of the labels so far (see `Labels.form`); empty before the first.
+        dim: Dimension of the embeddings so far; None before the first.
         sets: See `as_labels`.
 
     Raises:
@@ -76,18 +80,24 @@ def read_batch(
             f"{call} needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. Flatten what belongs to "
             "one item: embeddings.flatten(1)."
         )
-    read = labels_of_each(labels, len(embeddings), "labels", "embeddings", call, sets=sets)
-    refuse_another_form(method, form, read)
+    item_labels = labels_of_each(labels, len(embeddings), "labels", "embeddings", call, sets=sets)
+    refuse_another_form(method, form, item_labels)
     if dim not in (None, embeddings.shape[1]):
         raise ValueError(
             f"{method}: the embeddings so far have dimension {dim}, those of this batch {embeddings.shape[1]}. Every batch "
             "must come from the same layer."
         )
-    return embeddings, read
+    return embeddings, item_labels
 
 
 def refuse_another_form(call: str, form: str, labels: Labels, name: str = "labels") -> None:
-    """Refuse a batch of integers where strings were given before, zeros and ones of other labels, and so on.
+    """Refuse a batch of integers where earlier batches had strings, zeros and ones of other labels, and so on.
+
+    Args:
+        call: The public method, for messages.
+        form: Form of the labels so far (see `Labels.form`); empty before the first.
+        labels: Those of the batch. A batch without items is never refused.
+        name: What messages call them: labels, ids or groups.
 
     Raises:
         ValueError: With both forms.
@@ -98,11 +108,11 @@ def refuse_another_form(call: str, form: str, labels: Labels, name: str = "label
 
 @dataclass(frozen=True)
 class _Batch:
-    embeddings: Tensor  # (items, dim), on the CPU
+    embeddings: Tensor  # (items, dim), on the CPU; (0, dim) if the rows are in a file
     labels: Labels
-    positions: Tensor  # (items,) place of each item in this rank's pass over the data
-    ids: Labels | None  # what identifies items
-    groups: Labels | None  # items of one group are no candidates for each other
+    positions: Tensor  # (items,) index of each item in this rank's pass over the data
+    ids: Labels | None
+    groups: Labels | None
 
 
 class Shard(NamedTuple):
@@ -118,7 +128,7 @@ class Shard(NamedTuple):
     positions: Int[Tensor, "items"]
     """index of each item in the pass of all processes over their data, in which dropped items count, too"""
     note: str | None = None
-    """what is wrong with the ids, where items were dropped that are not the one that was kept"""
+    """a warning if dropped items differ from the item of their id that was kept; None if they do not"""
     groups: Labels | None = None
     """group of each item, as it was given; None if none were given"""
     ids: Labels | None = None
@@ -126,19 +136,21 @@ class Shard(NamedTuple):
 
     @default_mode()
     def some_of_each_class(self, items: int, seed: int) -> Shard:
-        """Draw at most this number of items of each class, from all in the order of the data set. Collective."""
+        """Draw at most this number of items of each class, from all in the order of the data set. *Collective*."""
         processes = all_processes()
         length = sum(processes.gather(len(self.labels)))
         [codes], _ = encode("Shard", {"labels": self.labels}, processes)
-        labels = processes.placed(codes, self.places, length)
-        some = class_subset(labels, None, items, seed).sort().values
-        mine = torch.isin(self.places, some)
-        places = torch.searchsorted(some, self.places[mine])
-        held = {name: getattr(self, name)[mine] for name in ("embeddings", "labels", "positions")}
-        for name in ("groups", "ids"):
-            codes = getattr(self, name)
-            held[name] = None if codes is None else codes[mine]
-        return self._replace(places=places, **held)
+        all_labels = processes.placed(codes, self.places, length)
+        drawn_places = class_subset(all_labels, None, items, seed).sort().values
+        is_drawn = torch.isin(self.places, drawn_places)
+        return self._replace(
+            embeddings=self.embeddings[is_drawn],
+            labels=self.labels[is_drawn],
+            places=torch.searchsorted(drawn_places, self.places[is_drawn]),
+            positions=self.positions[is_drawn],
+            groups=_rows_of(self.groups, is_drawn),
+            ids=_rows_of(self.ids, is_drawn),
+        )
 
 
 class EmbeddingStore:
@@ -146,7 +158,7 @@ class EmbeddingStore:
 
     It stores a detached copy in the dtype of the model (half precision stays half the size), never a view that would
     keep a larger tensor in memory. From a CUDA device, embeddings are copied through pinned memory without stalling the
-    device, and the copy is read one batch later.
+    device, and the copy is read one batch later. The copies are freed by `clear`, or with the store.
 
     Args:
         spill_to: A folder: embeddings are written to a file in it, and read from there as they are needed. The file has no
@@ -175,10 +187,11 @@ class EmbeddingStore:
         """Drop all stored items."""
         self._spilled = None if self._folder is None else _SpilledRows(self._folder)
         self._batches: list[_Batch] = []
+        # batches in pinned memory, each with the event that its copy from the device is complete
         self._arriving: list[tuple[torch.cuda.Event, _Batch]] = []
         self._items = 0
         self._dim: int | None = None
-        # of what has been given, by name, see `Labels.form`
+        # form of the labels, ids and groups so far, by name (see `Labels.form`)
         self._forms: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -211,13 +224,15 @@ class EmbeddingStore:
                 or labels, ids or groups have another form than those of earlier batches.
         """
         call = "EmbeddingStore"
-        embeddings, read = read_batch(embeddings, labels, f"{call}.append", self._form("labels"), self._dim, sets=True)
-        given = {"labels": read}
-        for name, value in (("ids", ids), ("groups", groups)):
-            if value is not None:
-                given[name] = read_ids(value, len(embeddings), call, name)
-                refuse_another_form(f"{call}.append", self._form(name), given[name], name)
-        self._settle(keep=1)
+        method = f"{call}.append"
+        embeddings, item_labels = read_batch(embeddings, labels, method, self._form("labels"), self._dim, sets=True)
+        columns = {"labels": item_labels}
+        for name, argument in (("ids", ids), ("groups", groups)):
+            if argument is not None:
+                columns[name] = read_ids(argument, len(embeddings), call, name)
+                refuse_another_form(method, self._form(name), columns[name], name)
+        # Before the next copy begins: no more than two batches are in pinned memory.
+        self._move_arrived(waiting=1)
         if positions is None:
             positions = torch.arange(self._items, self._items + len(embeddings))
         elif positions.shape != embeddings.shape[:1]:
@@ -227,44 +242,46 @@ class EmbeddingStore:
             )
         batch = _Batch(
             embeddings=_to_host(embeddings),
-            labels=_to_host_labels(read),
+            labels=_to_host_labels(item_labels),
             positions=positions.to("cpu", copy=True),
-            ids=given.get("ids"),
-            groups=given.get("groups"),
+            ids=columns.get("ids"),
+            groups=columns.get("groups"),
         )
-        if len(read):
-            self._forms |= {name: labels.form for name, labels in given.items()}
+        if len(item_labels):
+            self._forms |= {name: column.form for name, column in columns.items()}
         self._dim = embeddings.shape[1]
         self._items += len(embeddings)
-        tensors = (embeddings, read.values)
-        on_cuda = [part.device for part in tensors if isinstance(part, Tensor) and part.device.type == "cuda"]
-        if on_cuda:
-            arrived = torch.cuda.Event()
-            arrived.record(torch.cuda.current_stream(on_cuda[0]))
-            self._arriving.append((arrived, batch))
+        device = _cuda_device(embeddings, item_labels.values)
+        if device is None:
+            self._add(batch)
         else:
-            self._keep(batch)
+            arrived = torch.cuda.Event()
+            arrived.record(torch.cuda.current_stream(device))
+            self._arriving.append((arrived, batch))
 
     def _form(self, name: str) -> str:
         """Return the form of the labels, ids or groups so far; empty before the first item."""
         return self._forms.get(name, "")
 
-    def _keep(self, batch: _Batch) -> None:
+    def _add(self, batch: _Batch) -> None:
+        """Add a batch that is in ordinary memory; with a folder its rows go to the file."""
         if self._spilled is not None:
             self._spilled.append(batch.embeddings)
             batch = replace(batch, embeddings=batch.embeddings[:0].clone())
         self._batches.append(batch)
 
-    def _settle(self, keep: int = 0) -> None:
-        """Move what has arrived from pinned into ordinary memory, but for the newest `keep` batches."""
-        while len(self._arriving) > keep:
+    def _move_arrived(self, waiting: int = 0) -> None:
+        """Move batches from pinned into ordinary memory, the oldest first, until `waiting` of them are left."""
+        while len(self._arriving) > waiting:
             arrived, batch = self._arriving.pop(0)
             arrived.synchronize()
-            self._keep(replace(batch, embeddings=batch.embeddings.clone(), labels=_copied(batch.labels)))
+            self._add(replace(batch, embeddings=batch.embeddings.clone(), labels=_copied(batch.labels)))
 
     @default_mode()
     def shard(self, dataset_size: int | None = None) -> Shard:
-        """Return the items of this process without repeated items. Collective.
+        """Return the items of this process without repeated items. *Collective*.
+
+        The store keeps its batches beside the shard, which is a copy; clear or drop the store to free them.
 
         Args:
             dataset_size: The number of items of the data set, if a `DistributedSampler` has distributed them. The i-th
@@ -279,40 +296,64 @@ class EmbeddingStore:
             ValueError: In all processes, if some batches or some processes alone gave ids or groups, or if the processes
                 were given different sizes of the data set.
         """
-        self._settle()
+        self._move_arrived()
+        processes = all_processes()
+        calls = processes.gather(_Call.of(self._batches, dataset_size))
+        refuse_different_calls(calls)
+
+        everything = self._joined_batches()
+        # A sampler deals items to the ranks in turn.
+        positions = everything.positions * processes.count + processes.rank
+        is_kept = torch.ones(len(positions), dtype=torch.bool)
+        if dataset_size is not None:
+            is_kept &= positions < dataset_size
+        note = None
+        if any(True in call.ids for call in calls):
+            first_positions, note = _first_of_each_id(processes, everything, positions, is_kept)
+            is_kept &= torch.isin(positions, first_positions)
+
+        all_kept = torch.cat(processes.gather(positions[is_kept])).sort().values
+        dropped = sum(call.items for call in calls) - len(all_kept)
+        if bool(is_kept.all()):
+            kept = everything
+        else:
+            kept = self._rows_of_batch(everything, is_kept)
+            positions = positions[is_kept]
+        places = torch.searchsorted(all_kept, positions)
+        return Shard(kept.embeddings, kept.labels, places, dropped, positions, note, kept.groups, kept.ids)
+
+    def _joined_batches(self) -> _Batch:
+        """Return all batches as one. Rows in a file stay there; they are mapped into memory."""
         embeddings = torch.cat([batch.embeddings for batch in self._batches] or [torch.empty(0, 0)])
         if self._spilled is not None and self._items:
             embeddings = self._spilled.rows()
-        labels = join("EmbeddingStore", [batch.labels for batch in self._batches])
-        positions = torch.cat([batch.positions for batch in self._batches] or [torch.empty(0, dtype=torch.int64)])
-        processes = all_processes()
-        places = positions * processes.count + processes.rank
-        calls = processes.gather(_Call.of(self._batches, dataset_size))
-        refuse_different_calls(calls)
-        ids = _joined("ids", [batch.ids for batch in self._batches if len(batch.labels)])
-        groups = _joined("groups", [batch.groups for batch in self._batches if len(batch.labels)])
-        items = sum(call.items for call in calls)
-        stays = torch.ones(len(places), dtype=torch.bool)
-        if dataset_size is not None:
-            stays &= places < dataset_size
-        note = None
-        if any(True in call.ids for call in calls):
-            of_items = no_labels() if ids is None else ids  # a process without items was given none
-            named = _Named(of_items[stays], labels[stays], sketches(embeddings)[stays])
-            first, note = _first_places(processes, places[stays], named)
-            stays &= torch.isin(places, first)
-        left = torch.cat(processes.gather(places[stays])).sort().values
-        if not bool(stays.all()):
-            labels, places = labels[stays], places[stays]
-            embeddings = embeddings[stays] if self._spilled is None else self._spilled.some(embeddings, stays)
-            groups = None if groups is None else groups[stays]
-            ids = None if ids is None else ids[stays]
-        index = torch.searchsorted(left, places)
-        return Shard(embeddings, labels, index, items - len(left), places, note, groups, ids)
+        # A batch without items says nothing of ids and groups.
+        filled = [batch for batch in self._batches if len(batch.labels)]
+        return _Batch(
+            embeddings=embeddings,
+            labels=join("EmbeddingStore", [batch.labels for batch in self._batches]),
+            positions=torch.cat([batch.positions for batch in self._batches] or [torch.empty(0, dtype=torch.int64)]),
+            ids=_joined_column("ids", [batch.ids for batch in filled]),
+            groups=_joined_column("groups", [batch.groups for batch in filled]),
+        )
+
+    def _rows_of_batch(self, batch: _Batch, is_kept: Bool[Tensor, "items"]) -> _Batch:
+        """Return the items of a batch that are kept; rows in a file are copied to another file."""
+        if self._spilled is None:
+            embeddings = batch.embeddings[is_kept]
+        else:
+            embeddings = self._spilled.copy_rows(batch.embeddings, is_kept)
+        return _Batch(
+            embeddings=embeddings,
+            labels=batch.labels[is_kept],
+            positions=batch.positions[is_kept],
+            ids=_rows_of(batch.ids, is_kept),
+            groups=_rows_of(batch.groups, is_kept),
+        )
 
     @default_mode()
     def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
-        """Gather the items of all processes on every rank, in the order of the data set. Collective.
+        """Gather the items of all processes on every rank, in the order of the data set. *Collective*.
 
         Args:
             dataset_size: See `shard`.
@@ -321,21 +362,26 @@ class EmbeddingStore:
             Embeddings (items, dim) and labels (items,); words are replaced by their indices in sorted order. If no rank
             has stored anything, both are empty: (0, 0) and (0,).
         """
-        mine = self.shard(dataset_size)
+        shard_here = self.shard(dataset_size)
         if process_count() == 1:
-            return mine.embeddings, mine.labels.codes
-        shards = gather_objects(mine)
-        labels, _ = encode("EmbeddingStore", {f"labels of process {i}": s.labels for i, s in enumerate(shards)})
+            return shard_here.embeddings, shard_here.labels.codes
+        shards = gather_objects(shard_here)
+        codes, _ = encode(
+            "EmbeddingStore", {f"labels of process {rank}": shard.labels for rank, shard in enumerate(shards)}
+        )
         order = torch.cat([shard.places for shard in shards]).argsort()
-        filled = [shard.embeddings for shard in shards if len(shard.embeddings)] or [shards[0].embeddings]
-        return torch.cat(filled)[order], torch.cat(labels)[order]
+        # A process without items does not know the dimension.
+        embeddings = [shard.embeddings for shard in shards if len(shard.embeddings)] or [shards[0].embeddings]
+        return torch.cat(embeddings)[order], torch.cat(codes)[order]
 
 
 class _SpilledRows:
-    """Rows in a file without a name, in the type of the first of them."""
+    """Rows in a file without a name, in the type of the first batch. The file is closed, and so freed, with this object."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._folder, self._form = folder, (0, 0)
+        self._folder = folder
+        self._count = 0
+        self._dim = 0
         self._dtype: torch.dtype | None = None
         try:
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it lives as long as the rows
@@ -347,9 +393,10 @@ class _SpilledRows:
         weakref.finalize(self, self._file.close)
 
     def append(self, rows: Tensor) -> None:
-        """Write some rows."""
+        """Write rows behind those that are in the file."""
         self._dtype = self._dtype or rows.dtype
-        self._form = self._form[0] + len(rows), rows.shape[1]
+        self._count += len(rows)
+        self._dim = rows.shape[1]
         try:
             self._file.write(rows.to(self._dtype).contiguous().view(torch.uint8).numpy().data)
             self._file.flush()
@@ -360,27 +407,31 @@ class _SpilledRows:
             ) from error
 
     def rows(self) -> Tensor:
-        """Map all rows: the operating system keeps of them in memory what there is room for."""
-        assert self._dtype is not None
-        numbers = np.memmap(self._file, np.uint8, "r+", shape=(math.prod(self._form) * self._dtype.itemsize,))
-        return torch.from_numpy(numbers).view(self._dtype).view(self._form)
+        """Map all rows into memory: the operating system caches what there is room for.
 
-    def some(self, rows: Tensor, stays: Bool[Tensor, "items"]) -> Tensor:
-        """Return the rows that stay, from a file of their own."""
+        The map stays valid when the file is closed.
+        """
+        assert self._dtype is not None
+        file_bytes = np.memmap(self._file, np.uint8, "r+", shape=(self._count * self._dim * self._dtype.itemsize,))
+        return torch.from_numpy(file_bytes).view(self._dtype).view(self._count, self._dim)
+
+    def copy_rows(self, rows: Tensor, is_kept: Bool[Tensor, "items"]) -> Tensor:
+        """Copy the rows that are kept to another file in the same folder, and map them into memory."""
         kept = _SpilledRows(self._folder)
-        for part, staying in zip(rows.split(4096), stays.split(4096), strict=True):
-            kept.append(part[staying])
+        for block, is_kept_in_block in zip(rows.split(4096), is_kept.split(4096), strict=True):
+            kept.append(block[is_kept_in_block])
         return kept.rows()
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What one process was given, for a comparison with the others."""
+    """The arguments of one process, for a comparison with those of the others."""
 
     items: int
     dataset_size: int | None
-    # Whether each batch that holds an item came with them.
+    # Whether batches with items had ids: (True,), (False,), both if the batches differ, or () without items.
     ids: tuple[bool, ...]
+    # the same of groups
     groups: tuple[bool, ...]
 
     @classmethod
@@ -395,88 +446,103 @@ class _Call:
 
 
 def refuse_different_calls(calls: Sequence[_Call]) -> None:
-    """Refuse ids, groups or sizes that only some batches or some processes were given.
+    """Refuse ids, groups or sizes that only some batches or only some processes have.
 
     Args:
-        calls: What each process was given, by rank; the same in each.
+        calls: The arguments of each process, by rank; every process passes the same list.
 
     Raises:
         ValueError: The same in every process.
     """
-    several = len(calls) > 1
-    where = "each batch of every process" if several else "each batch"
+    has_several = len(calls) > 1
+    which_batches = "each batch of every process" if has_several else "each batch"
     for name in ("ids", "groups"):
-        fix = f"Pass them with {where}, or with none."
-        # A process without an item was given nothing.
-        given = {rank: getattr(call, name) for rank, call in enumerate(calls) if getattr(call, name)}
-        mixed = [rank for rank, kinds in given.items() if len(kinds) > 1]
-        if mixed:
-            batches = f"some batches of process {mixed[0]}" if several else "some batches"
+        fix = f"Pass them with {which_batches}, or with none."
+        # A process without items has no part in the comparison.
+        presence = {rank: getattr(call, name) for rank, call in enumerate(calls) if getattr(call, name)}
+        mixed_ranks = [rank for rank, values in presence.items() if len(values) > 1]
+        if mixed_ranks:
+            batches = f"some batches of process {mixed_ranks[0]}" if has_several else "some batches"
             raise ValueError(f"EmbeddingStore: {name} are given in {batches} alone. {fix}")
-        words = {rank: "given" if kinds[0] else "left out" for rank, kinds in given.items()}
+        words = {rank: "given" if values[0] else "left out" for rank, values in presence.items()}
         if len(set(words.values())) > 1:
-            raise ValueError(f"EmbeddingStore: {name} are {_first_two(words)}. {fix}")
+            raise ValueError(f"EmbeddingStore: {name} are {_two_that_differ(words)}. {fix}")
     sizes = {rank: str(call.dataset_size) for rank, call in enumerate(calls)}
     if len(set(sizes.values())) > 1:
         raise ValueError(
-            f"EmbeddingStore: dataset_size is {_first_two(sizes)}. Pass the number of items of the whole data set in every "
-            "process."
+            f"EmbeddingStore: dataset_size is {_two_that_differ(sizes)}. Pass the number of items of the whole data set in "
+            "every process."
         )
 
 
-def _first_two(words: dict[int, str]) -> str:
-    """Name the words of the first process, and of the next one whose words are others."""
-    (first, word), *others = words.items()
-    other = next(rank for rank, different in others if different != word)
-    return f"{word} in process {first}, {words[other]} in process {other}"
+def _two_that_differ(words: dict[int, str]) -> str:
+    """Name the word of the first process, and that of the next process with another word; `words` is by rank."""
+    first_rank = next(iter(words))
+    other_rank = next(rank for rank, word in words.items() if word != words[first_rank])
+    return f"{words[first_rank]} in process {first_rank}, {words[other_rank]} in process {other_rank}"
 
 
-def _joined(name: str, batches: Sequence[Labels | None]) -> Labels | None:
-    """Return the ids or groups of all batches; None if none were given."""
-    given = [batch for batch in batches if batch is not None]
-    return join("EmbeddingStore", given, name) if given else None
+def _joined_column(name: str, batches: Sequence[Labels | None]) -> Labels | None:
+    """Return the ids or groups of all batches; None if no batch has any."""
+    columns = [batch for batch in batches if batch is not None]
+    return join("EmbeddingStore", columns, name) if columns else None
 
 
-class _Named(NamedTuple):
-    """The ids of some items, and what tells whether items of one id are the same item."""
-
-    ids: Labels
-    labels: Labels
-    sketch: Float[Tensor, "items numbers"]
+def _rows_of(column: Labels | None, is_kept: Bool[Tensor, "items"]) -> Labels | None:
+    """Return the ids or groups of the items that are kept; None if there are none."""
+    return None if column is None else column[is_kept]
 
 
-def _first_places(
-    processes: Processes, places: Int[Tensor, "items"], named: _Named
-) -> tuple[Int[Tensor, "kept"], str | None]:
-    """Return the place of the first item of each id in all processes, and what is wrong with the ids. *Collective*."""
-    [ids] = encode_ids("EmbeddingStore", {"ids": named.ids}, processes)
-    [labels], _ = encode("EmbeddingStore", {"labels": named.labels}, processes)
-    everyone = [part for part in processes.gather((places, ids, labels, named.sketch)) if len(part[0])]
-    if not everyone:
-        return places, None
-    all_places, all_ids, all_labels, all_sketches = (torch.cat(parts) for parts in zip(*everyone, strict=True))
-    order = all_places.argsort()
+def _first_of_each_id(
+    processes: Processes, items: _Batch, positions: Int[Tensor, "items"], is_kept: Bool[Tensor, "items"]
+) -> tuple[Int[Tensor, "first"], str | None]:
+    """Return the position of the first item of each id in all processes, and a note on ids of different items. *Collective*.
+
+    Args:
+        processes: All processes.
+        items: Those of this process. Without items it may have no ids.
+        positions: Index of each item in the pass of all processes.
+        is_kept: Whether each item takes part.
+    """
+    ids = no_labels() if items.ids is None else items.ids
+    [id_codes] = encode_ids("EmbeddingStore", {"ids": ids[is_kept]}, processes)
+    [label_codes], _ = encode("EmbeddingStore", {"labels": items.labels[is_kept]}, processes)
+    # All rows would be too much to send: sketches tell whether items of one id have different embeddings.
+    columns = (positions[is_kept], id_codes, label_codes, sketches(items.embeddings)[is_kept])
+    by_rank = [part for part in processes.gather(columns) if len(part[0])]
+    if not by_rank:
+        return positions[is_kept], None
+    all_positions, all_ids, all_labels, all_sketches = (torch.cat(parts) for parts in zip(*by_rank, strict=True))
+    order = all_positions.argsort()
     note = note_on_ids(all_ids[order], all_labels[order], all_sketches[order])
-    return all_places[order][first_of_each(all_ids[order])], note
+    return all_positions[order][first_of_each(all_ids[order])], note
 
 
 def read_ids(ids: Any, items: int, call: str = "EmbeddingStore", name: str = "ids") -> Labels:
-    """Return ids or groups on the CPU; what else is in a list, such as a path, is the word that it is printed as."""
-    if isinstance(ids, list | tuple) and not all(isinstance(entry, WHOLE) for entry in ids):
+    """Return ids or groups on the CPU: integers or strings; other entries of a list, such as paths, become strings."""
+    if isinstance(ids, list | tuple) and not all(isinstance(entry, INTEGERS) for entry in ids):
         ids = list(map(str, ids))
     return _copied(read_labels(ids, items, name, "embeddings", call))
 
 
 def _copied(labels: Labels) -> Labels:
-    """Return labels that nobody else can change."""
+    """Return labels that nobody else can change; only tensors can be changed in place."""
     return Labels(labels.values.clone()) if isinstance(labels.values, Tensor) else labels
 
 
+def _cuda_device(*columns: Any) -> torch.device | None:
+    """Return the device of the first tensor that is on a CUDA device; None if none is."""
+    devices = (column.device for column in columns if isinstance(column, Tensor))
+    return next((device for device in devices if device.type == "cuda"), None)
+
+
 def _to_host_labels(labels: Labels) -> Labels:
+    """Return labels on the CPU, see `_to_host`."""
     return Labels(_to_host(labels.values)) if isinstance(labels.values, Tensor) else labels
 
 
 def _to_host(tensor: Tensor) -> Tensor:
+    """Return a detached copy on the CPU. From a CUDA device it is in pinned memory, and complete only after an event."""
     tensor = tensor.detach()
     if tensor.device.type != "cuda":
         return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)

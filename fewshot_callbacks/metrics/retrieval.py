@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack, cast, get_type_hints
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -34,8 +34,8 @@ from fewshot_callbacks.metrics._label_states import (
 from fewshot_callbacks.metrics.embedding_store import gather_tensors, read_batch, read_ids, refuse_another_form
 from fewshot_callbacks.settings import RetrievalOptions, from_keywords, takes
 
-# What items are named by.
-LABELS = ("labels", "ids", "groups")
+# Columns with one label for each item; each has the two states of `add_label_states`.
+LABEL_COLUMNS = ("labels", "ids", "groups")
 
 
 class MetricOptions(TypedDict, total=False):
@@ -107,11 +107,12 @@ class RetrievalEvaluation(Metric):
         options: dict[str, Any] = {"compute_on_cpu": True, "dist_sync_fn": gather_tensors}
         options |= {name: value for name, value in settings.items() if name in get_type_hints(MetricOptions)}
         super().__init__(**options)
-        own = {name: value for name, value in settings.items() if name not in options}
-        self._asked = reported_keys(from_keywords(RetrievalEvaluation, own))
-        self.settings = cast(RetrievalOptions, own)
+        evaluation_settings = {name: value for name, value in settings.items() if name not in options}
+        self._keys = reported_keys(from_keywords(RetrievalEvaluation, evaluation_settings))
+        self.settings = cast(RetrievalOptions, evaluation_settings)
         self.judged = None
-        self.at_least, self.unknown = at_least, unknown
+        self.at_least = at_least
+        self.unknown = unknown
         if judgements is not None:
             check_choices("RetrievalEvaluation", at_least, unknown)
             self.judged = read_judgements("RetrievalEvaluation", judgements)
@@ -121,7 +122,7 @@ class RetrievalEvaluation(Metric):
             )
         self.report: RetrievalReport | None = None
         """the report of the last `compute`; None before the first"""
-        for name in LABELS:
+        for name in LABEL_COLUMNS:
             add_label_states(self, name)
         for name in ("embeddings", "is_gallery"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
@@ -129,7 +130,7 @@ class RetrievalEvaluation(Metric):
     @property
     def higher_is_better(self) -> bool | None:  # type: ignore[override] # torchmetrics has it as an attribute
         """Whether larger values are better; None where the values differ in it. The threshold has no part in it."""
-        directions = {asked_metric(key).metric.better for key in self._asked} - {None}
+        directions = {asked_metric(key).metric.better for key in self._keys} - {None}
         return directions == {"higher"} if len(directions) == 1 else None
 
     def update(
@@ -160,64 +161,74 @@ class RetrievalEvaluation(Metric):
                 `is_gallery`.
         """
         call = "RetrievalEvaluation"
-        if (labels is None) != (self.judged is not None):
-            fact = "neither labels nor judgements say" if labels is None else "labels and judgements both say"
-            raise ValueError(
-                f"{call}.update: {fact} who is relevant. Pass labels here, or RetrievalEvaluation(judgements=...) and ids."
-            )
-        if self.judged is not None and ids is None:
-            raise ValueError(f"{call}.update: judgements name items by their ids. Pass the ids of the items.")
-        items = len(embeddings) if hasattr(embeddings, "__len__") else 0
-        labels = [0] * items if labels is None else labels
+        method = f"{call}.update"
+        self._check_relevance(labels, ids)
+        if labels is None:
+            # Judgements say who is relevant: all items are of one class.
+            labels = [0] * (len(embeddings) if hasattr(embeddings, "__len__") else 0)
         dim = None
         if self.embeddings:
             dim = self.embeddings[0].shape[1]
             self._refuse_other_arguments({"ids": ids, "is_gallery": is_gallery, "groups": groups})
-        embeddings, read = read_batch(
-            embeddings, labels, f"{call}.update", form_of_labels(self, "labels"), dim, sets=True
-        )
-        batch = {"labels": read}
-        for name, value in (("ids", ids), ("groups", groups)):
-            if value is not None:
-                batch[name] = read_ids(value, len(embeddings), call, name)
-                refuse_another_form(f"{call}.update", form_of_labels(self, name), batch[name], name)
-        flags = None if is_gallery is None else _flags(is_gallery, len(embeddings), f"{call}.update")
-        for name, given in batch.items():  # nothing is refused from here on
-            append_labels(self, name, given)
+        embeddings, item_labels = read_batch(embeddings, labels, method, form_of_labels(self, "labels"), dim, sets=True)
+        columns = {"labels": item_labels}
+        for name, argument in (("ids", ids), ("groups", groups)):
+            if argument is not None:
+                columns[name] = read_ids(argument, len(embeddings), call, name)
+                refuse_another_form(method, form_of_labels(self, name), columns[name], name)
+        flags = None if is_gallery is None else _read_flags(is_gallery, len(embeddings), method)
+        # The states change only here, so that a batch that was refused leaves them as they were.
+        for name, column in columns.items():
+            append_labels(self, name, column)
         if flags is not None:
             self.is_gallery.append(flags)
         self.embeddings.append(embeddings.clone())
 
-    def _refuse_other_arguments(self, given: Mapping[str, Any]) -> None:
+    def _check_relevance(self, labels: Any | None, ids: Any | None) -> None:
+        """Refuse a batch unless either its labels or judgements of its ids say who is relevant."""
+        method = "RetrievalEvaluation.update"
+        if (labels is None) != (self.judged is not None):
+            fact = "neither labels nor judgements say" if labels is None else "labels and judgements both say"
+            raise ValueError(
+                f"{method}: {fact} who is relevant. Pass labels here, or RetrievalEvaluation(judgements=...) and ids."
+            )
+        if self.judged is not None and ids is None:
+            raise ValueError(f"{method}: judgements name items by their ids. Pass the ids of the items.")
+
+    def _refuse_other_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Refuse a batch with arguments that earlier batches did not have, and one without those that they had."""
-        for name, value in given.items():
-            was_given = len(self.is_gallery) > 0 if name == "is_gallery" else has_labels(self, name)
-            if was_given != (value is not None):
+        for name, argument in arguments.items():
+            had_earlier = len(self.is_gallery) > 0 if name == "is_gallery" else has_labels(self, name)
+            if had_earlier != (argument is not None):
                 raise ValueError(
                     f"RetrievalEvaluation.update: some batches have {name}, others none. Pass them with each batch."
                 )
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Add a batch, as `update` does, and return its metrics; what was collected before stays.
+        """Add a batch, as `update` does, and return the metrics of this batch alone. Earlier batches stay.
 
         The values are NaN, with a warning, where no item of the batch has a match in it.
 
         Raises:
             ValueError: As `update` and `compute` do. The metric is then as it was before.
         """
-        if self._is_synced:  # which is refused
+        if self._is_synced:  # torchmetrics refuses it
             return cast(dict[str, Tensor], super().forward(*args, **kwargs))
-        held = {name: copy.copy(getattr(self, name)) for name in self._defaults}
-        before = self._update_count, self.compute_on_cpu
+        states = {name: copy.copy(getattr(self, name)) for name in self._defaults}
+        update_count = self._update_count
+        compute_on_cpu = self.compute_on_cpu
         try:
             return cast(dict[str, Tensor], super().forward(*args, **kwargs))
         except BaseException as error:
-            # torchmetrics puts this back only after a batch that could be computed
-            for name, state in held.items():
+            # torchmetrics restores these only after a batch that could be computed.
+            for name, state in states.items():
                 setattr(self, name, state)
-            self._update_count, self.compute_on_cpu = before
-            self._to_sync, self._should_unsync = self.sync_on_compute, True
-            self._computed, self._enable_grad = None, False
+            self._update_count = update_count
+            self.compute_on_cpu = compute_on_cpu
+            self._to_sync = self.sync_on_compute
+            self._should_unsync = True
+            self._computed = None
+            self._enable_grad = False
             if not isinstance(error, NothingToRetrieveError):
                 raise
             warnings.warn(f"RetrievalEvaluation: the values of a batch are NaN. {error}", stacklevel=2)
@@ -237,38 +248,36 @@ class RetrievalEvaluation(Metric):
             ValueError: As `evaluate_retrieval` does, for instance when nothing was collected.
         """
         call = "RetrievalEvaluation.compute"
-        embeddings, is_gallery = _whole(self.embeddings), _whole(self.is_gallery).cpu().bool()
-        labels, ids, groups = (labels_in_states(self, name, call) for name in LABELS)
+        embeddings = _joined_state(self.embeddings)
+        is_gallery = _joined_state(self.is_gallery).cpu().bool()
+        labels, ids, groups = (labels_in_states(self, name, call) for name in LABEL_COLUMNS)
         items = len(embeddings)
         if items == 0:
             raise ValueError("RetrievalEvaluation.compute: no batch was added. Call update(embeddings, labels) first.")
-        for name, number in {"ids": len(ids), "is_gallery": len(is_gallery), "groups": len(groups)}.items():
-            if number not in (0, items):
+        for name, count in {"ids": len(ids), "is_gallery": len(is_gallery), "groups": len(groups)}.items():
+            if count not in (0, items):
                 raise ValueError(
-                    f"{call}: some processes gave {name}, others none: {number} of {items} items have them. Pass them "
+                    f"{call}: some processes gave {name}, others none: {count} of {items} items have them. Pass them "
                     "in every process."
                 )
-        rows = torch.arange(items, device="cpu")
-        parts = [rows] if len(is_gallery) != items else [rows[~is_gallery], rows[is_gallery]]
+        # One side, or queries and gallery.
+        sides = [torch.arange(items, device="cpu")]
+        if len(is_gallery) == items:
+            sides = [(~is_gallery).nonzero()[:, 0], is_gallery.nonzero()[:, 0]]
         if len(ids) == items:
-            parts = [part[_kept(embeddings[part], labels[part], ids[part])] for part in parts]
+            sides = [rows[_first_of_each_id(embeddings[rows], labels[rows], ids[rows])] for rows in sides]
+
         arguments: dict[str, Any] = {}
-        for part, name, side in zip(parts, ("embeddings", "gallery"), ("query", "gallery"), strict=False):
-            arguments[name] = embeddings[part]
+        for rows, name, side in zip(sides, ("embeddings", "gallery"), ("query", "gallery"), strict=False):
+            arguments[name] = embeddings[rows]
             if self.judged is None:
-                arguments["labels" if side == "query" else "gallery_labels"] = labels[part]
+                arguments["labels" if side == "query" else "gallery_labels"] = labels[rows]
             if len(groups) == items:
-                arguments[f"{side}_groups"] = groups[part]
-            if len(ids) == items and len(parts) == 2 and self.judged is None:
-                arguments[f"{side}_ids"] = ids[part]
+                arguments[f"{side}_groups"] = groups[rows]
+            if len(ids) == items and len(sides) == 2 and self.judged is None:
+                arguments[f"{side}_ids"] = ids[rows]
         if self.judged is not None:
-            # the ids as the judgements write them, so that messages do, and an integer that is a string in one of both
-            judged = {name for side in self.judged[:2] for name in side}
-            written = {str(name): name for name in judged} | {name: name for name in judged}
-            names = [[written.get(name, name) for name in ids[part].tolist()] for part in parts]
-            arguments["relevance"] = Relevance.from_judgements(
-                self.judged, *names, at_least=self.at_least, unknown=self.unknown
-            )
+            arguments["relevance"] = self._relevance([ids[rows] for rows in sides])
         self.report = evaluate_retrieval(**arguments, **self.settings)
         for note in filter(is_on_copies, self.report.notes):
             warnings.warn(f"RetrievalEvaluation: {note}", stacklevel=2)
@@ -276,6 +285,17 @@ class RetrievalEvaluation(Metric):
             name: torch.tensor(value, dtype=torch.float64, device="cpu")
             for name, value in self.report.metrics().items()
         }
+
+    def _relevance(self, ids_of_sides: Sequence[Labels]) -> Relevance:
+        """Return the relevance that the judgements give to the items with these ids.
+
+        An id is written as the judgements write it, so that messages show it so, and so that the integer 7 is the id "7".
+        """
+        assert self.judged is not None
+        judged_ids = {id_ for side in self.judged[:2] for id_ in side}
+        spelling = {str(id_): id_ for id_ in judged_ids} | {id_: id_ for id_ in judged_ids}
+        names = [[spelling.get(id_, id_) for id_ in ids.tolist()] for ids in ids_of_sides]
+        return Relevance.from_judgements(self.judged, *names, at_least=self.at_least, unknown=self.unknown)
 
     def plot(
         self, val: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None, ax: Any | None = None
@@ -291,29 +311,31 @@ class RetrievalEvaluation(Metric):
             The figure, None where axes were given, and the axes.
         """
         val = self.compute() if val is None else val
-        return self._plot(_without_threshold(val) if isinstance(val, Mapping) else [*map(_without_threshold, val)], ax)
+        if isinstance(val, Mapping):
+            return self._plot(_without_threshold(val), ax)
+        return self._plot([_without_threshold(result) for result in val], ax)
 
 
-def _whole(state: list[Tensor] | Tensor) -> Tensor:
-    """Return a state, which is a tensor once processes have been joined."""
+def _joined_state(state: list[Tensor] | Tensor) -> Tensor:
+    """Return a state as one tensor, which it is already if torchmetrics has joined the processes."""
     if isinstance(state, Tensor):
         return state
     return torch.cat(state) if state else torch.empty(0, 0, device="cpu")
 
 
-def _flags(is_gallery: Any, items: int, call: str) -> Bool[Tensor, "items"]:
+def _read_flags(is_gallery: Any, items: int, call: str) -> Bool[Tensor, "items"]:
     """Return whether each item belongs to the gallery."""
-    flag = torch.as_tensor(is_gallery, device="cpu")
-    if flag.dtype != torch.bool or flag.shape not in ((), (items,)):
+    flags = torch.as_tensor(is_gallery, device="cpu")
+    if flags.dtype != torch.bool or flags.shape not in ((), (items,)):
         raise ValueError(
-            f"{call}: is_gallery of shape {tuple(flag.shape)} and type {flag.dtype} must be one boolean, or one for each of "
-            f"the {items} embeddings."
+            f"{call}: is_gallery of shape {tuple(flags.shape)} and type {flags.dtype} must be one boolean, or one for each "
+            f"of the {items} embeddings."
         )
-    return flag.expand(items).clone()
+    return flags.expand(items).clone()
 
 
-def _kept(embeddings: Tensor, labels: Labels, ids: Labels) -> Tensor:
-    """Return the index of the first item of each id, and warn of others that are no repetitions."""
+def _first_of_each_id(embeddings: Tensor, labels: Labels, ids: Labels) -> Int[Tensor, "first"]:
+    """Return the index of the first item of each id; warn of dropped items that differ from it in embedding or label."""
     codes = ids.codes
     note = note_on_ids(codes, labels.codes, sketches(embeddings.cpu()))
     if note is not None:
@@ -322,4 +344,5 @@ def _kept(embeddings: Tensor, labels: Labels, ids: Labels) -> Tensor:
 
 
 def _without_threshold(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the values of the metrics that have a range."""
     return {name: value for name, value in values.items() if asked_metric(name).metric.range is not None}

@@ -30,13 +30,13 @@ from tests.callbacks.models import (
     Scripted,
     Stream,
     episode_items,
+    expected_ratios_of_batches,
     gap_monitor,
     items,
     loader,
+    multi_label_items,
     protonet,
-    ratios_of,
     retrieval,
-    tagged,
     trainer,
 )
 from tests.callbacks.traces import all_monitors, run
@@ -143,7 +143,12 @@ def fit(folder: Path) -> dict[str, Any]:
     made = trainer(retrieval(), DiscriminantRatioMonitor(), epochs, batches, best, **parallel(), max_epochs=3)
     made.fit(Scripted(QUALITY), loader(uneven()), loader(uneven()))
     best_epoch = Path(best.best_model_path).name
-    return {"mAP": epochs.values, "best": best_epoch, "J": batches.logged, "by hand": ratios_of(batches)}
+    return {
+        "mAP": epochs.values,
+        "best": best_epoch,
+        "J": batches.logged,
+        "by hand": expected_ratios_of_batches(batches),
+    }
 
 
 def dynamics(*monitors: TrainingDynamicsMonitor) -> dict[str, Any]:
@@ -213,7 +218,7 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
 
 def of_sets() -> dict[str, Any]:
     """What several processes must see as one does; samples that are repeated to even them out vote and count once."""
-    targets = [loader(tagged(5)), loader(tagged(ITEMS, seed=1))]
+    targets = [loader(multi_label_items(5)), loader(multi_label_items(ITEMS, seed=1))]
     gap = gap_monitor(training_data=Labelled(TRAINING), classes=5, label_groups=2, items_per_class=7)
     votes = retrieval(knn=(1, 4, 30), knn_bank=Labelled(TRAINING), name="train"), retrieval(knn=(1, 4), knn_bank="self")
     words = retrieval(gallery="gallery")
@@ -247,7 +252,7 @@ def failures() -> dict[str, Any]:
     }
     failing = gap_monitor(training_data=Labelled(TRAINING), embed=fails_on_rank_one)
     seen["gap fails"] = validate(Net, loader(uneven()), failing)
-    points, targets = tagged(5).tensors
+    points, targets = multi_label_items(5).tensors
     spoilt = loader(TensorDataset(points * math.nan, targets))
     seen["no targets"] = validate(AsGiven, spoilt, retrieval())
     with pytest.raises(ValueError, match="rows of embeddings") as strict:

@@ -19,7 +19,7 @@ FEATURES, DIM, CLASSES = 12, 5, 6
 
 
 def items(per_class: int = 6, seed: int = 3) -> TensorDataset:
-    """Noisy points around one centre for each class, two of a class in a row; the labels are not 0 ... C-1."""
+    """Return noisy points around one centre for each class, two of a class in a row; the labels are not 0 ... C-1."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(CLASSES).repeat_interleave(2).repeat(per_class // 2)
     centres = torch.eye(CLASSES, FEATURES)
@@ -60,7 +60,7 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def by_hand(self, data: TensorDataset) -> tuple[Tensor, Tensor]:
-        """The embeddings of a data set without a Trainer, and its labels."""
+        """Return the embeddings of a data set, computed without a Trainer, and its labels."""
         was_training = self.training
         self.eval()
         with torch.no_grad():
@@ -82,30 +82,30 @@ class Scripted(Net):
 
 
 def scripted(points: Tensor, labels: Tensor, quality: float) -> Tensor:
-    """Embeddings of a chosen quality: 0 is noise, NaN is a diverged model."""
+    """Return embeddings of a chosen quality: 0 is noise, NaN is a diverged model."""
     one_hot = nn.functional.one_hot((labels + 7) // 10, CLASSES).to(points.dtype)
     noise = points.roll(3, dims=1)[:, :CLASSES].sin()
     return noise + quality * one_hot
 
 
 def retrieval(**settings: Any) -> RetrievalMonitor:
-    """A monitor for six classes, too few for Grouped Recall in groups of ten."""
+    """Return a monitor without Grouped Recall, for which six classes are too few."""
     return RetrievalMonitor(**({"label_groups": None} | settings))
 
 
-def measured(embeddings: Tensor, labels: Tensor, *gallery: Tensor, **settings: Any) -> dict[str, float]:
-    """What `retrieval` must log, without the prefix."""
+def expected_metrics(embeddings: Tensor, labels: Tensor, *gallery: Tensor, **settings: Any) -> dict[str, float]:
+    """Return what a `RetrievalMonitor` must log of a set, without the prefix."""
     report = evaluate_retrieval(embeddings, labels, *gallery, **({"label_groups": None} | settings))
-    return report.metrics() | unmatched(report)
+    return report.metrics() | number_of_unmatched(report)
 
 
-def unmatched(report: RetrievalReport) -> dict[str, float]:
-    """The number of queries without a match, which is logged where there are any."""
+def number_of_unmatched(report: RetrievalReport) -> dict[str, float]:
+    """Return the number of queries without a match by its name; empty if there are none, since it is then not logged."""
     return {"queries_without_match": float(report.queries_without_match)} if report.queries_without_match else {}
 
 
-def ratios(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
-    """What a `DiscriminantRatioMonitor` must log of a set, without the prefix."""
+def expected_ratios(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return what a `DiscriminantRatioMonitor` must log of a set, without the prefix."""
     return {"J": float(discriminant_ratio(embeddings, labels))} | logged_by_definition(embeddings, labels)
 
 
@@ -116,19 +116,19 @@ def trainer(*callbacks: Callback, **settings: Any) -> Trainer:
     return Trainer(**(defaults | settings), callbacks=list(callbacks))
 
 
-def said(warnings: Any) -> list[str]:
-    """What was warned of, but for what torch says of itself."""
+def messages_of(warnings: Any) -> list[str]:
+    """Return the messages of caught warnings, without one of torch itself."""
     return [str(warning.message) for warning in warnings if "treespec" not in str(warning.message)]
 
 
-def validated(monitor: Any, net: LightningModule, loaders: Any = None, **settings: Any) -> dict[str, float]:
-    """All that a validation with a monitor, or with several, logs."""
+def log_of_validation(monitor: Any, net: LightningModule, loaders: Any = None, **settings: Any) -> dict[str, float]:
+    """Return key -> value of all that a validation with a monitor, or with several, logs."""
     run = trainer(*(monitor if isinstance(monitor, tuple) else [monitor]), **settings)
     run.validate(net, loader(VALIDATION) if loaders is None else loaders, verbose=False)
     return {key: float(value) for key, value in run.callback_metrics.items()}
 
 
-def keyed(values: dict[str, float], prefix: str = "val", end: str = "") -> dict[str, float]:
+def with_prefix(values: dict[str, float], prefix: str = "val", end: str = "") -> dict[str, float]:
     return {f"{prefix}/{name}{end}": value for name, value in values.items()}
 
 
@@ -162,13 +162,13 @@ class EveryBatch(Callback):
         self.logged.append(float(trainer.callback_metrics.get("train/J", -1.0)))
 
 
-def ratios_of(batches: EveryBatch) -> list[float]:
-    """What it must log of each training batch."""
+def expected_ratios_of_batches(batches: EveryBatch) -> list[float]:
+    """Return J of each training batch, as a `DiscriminantRatioMonitor` must log it."""
     return [float(discriminant_ratio(step["embeddings"], step["labels"])) for step in batches.outputs]
 
 
-def hooks(module: nn.Module) -> int:
-    """How many forward hooks there are on a module and all its parts."""
+def count_hooks(module: nn.Module) -> int:
+    """Return the number of forward hooks on a module and all its submodules."""
     return sum(len(part._forward_hooks) for part in module.modules())
 
 
@@ -266,20 +266,20 @@ def protonet(dropout: float = 0.0, **settings: Any) -> ProtoNet:
     return ProtoNet(**({"backbone": Backbone(dropout), "shots": SHOTS, "learning_rate": 0.02} | settings))
 
 
-def same(one: Any, other: Any) -> bool:
+def are_equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         return one.equal(other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(are_equal, one, other))
     return bool(one == other)
 
 
 LABELS = 5
 
 
-def tagged(items: int = 40, seed: int = 0) -> TensorDataset:
+def multi_label_items(items: int = 40, seed: int = 0) -> TensorDataset:
     """Points near the sum of the directions of their labels; the first item has no label."""
     generator = torch.Generator().manual_seed(seed)
     targets = (torch.rand(items, LABELS, generator=generator) < 0.3).long()
@@ -289,6 +289,6 @@ def tagged(items: int = 40, seed: int = 0) -> TensorDataset:
 
 
 def logged_by(run: Trainer) -> dict[str, float]:
-    """All but how long it took, and what is logged of training batches."""
+    """Return key -> value of all that a run has logged, without the share of time and values of training batches."""
     skip = "gap/share_of_time", "train/J", "train/variance_ratio"
     return {key: float(value) for key, value in run.callback_metrics.items() if key not in skip}

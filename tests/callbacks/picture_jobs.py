@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.callbacks import panels
 from tests.callbacks.gloo_jobs import ITEMS, OwnSampler, parallel, shorter, uneven
-from tests.callbacks.models import loader, retrieval, tagged, trainer
+from tests.callbacks.models import loader, multi_label_items, retrieval, trainer
 from tests.callbacks.pictured import AsGiven, Drawn, told
 
 
@@ -31,7 +31,7 @@ def drawn_of(net: Any, loaders: Any, *, fails: bool = False, **settings: Any) ->
     """What this process draws, and what it says."""
     callback = told(worst=4, mistakes=4, sample=4, k=3, images=by_index_or_value)
     if fails and torch.distributed.get_rank() == 1:
-        callback._share_kept = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+        callback._gather_kept = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
     own = "ids" in settings
     with (
         mock.patch.object(panels, "retrieval_panels", Drawn()) as seen,
@@ -61,7 +61,7 @@ def answers(folder: Path) -> dict[str, Any]:
     return {
         "words": drawn_of(Words(), loader(uneven())),
         "gallery": drawn_of(AsGiven(), [loader(shorter()), loader(uneven())], gallery=1),
-        "targets": drawn_of(AsGiven(), loader(tagged(ITEMS))),
+        "targets": drawn_of(AsGiven(), loader(multi_label_items(ITEMS))),
         "own sampler": drawn_of(WithIds(), own, ids="id"),
         "fails": drawn_of(AsGiven(), loader(uneven()), fails=True),
     }

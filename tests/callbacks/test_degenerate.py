@@ -18,12 +18,12 @@ from tests.callbacks.models import (
     EveryEpoch,
     Net,
     Returns,
+    expected_metrics,
     gap_monitor,
     items,
     loader,
-    measured,
+    messages_of,
     retrieval,
-    said,
     trainer,
 )
 
@@ -76,7 +76,7 @@ def fitted(net: Net, data: Any, *monitors: Callback, **settings: Any) -> tuple[d
         run.fit(net, loader(), data if isinstance(data, list) else loader(data))
     assert len(batches.outputs) == 4 * epochs  # the fit has gone on
     skip = "does not have many workers", "Total length of `DataLoader`", "smaller than the logging interval"
-    words = [text for text in said(caught) if not any(part in text for part in skip)]
+    words = [text for text in messages_of(caught) if not any(part in text for part in skip)]
     of_batches = "train/J", "train/variance_ratio"
     return {key: float(value) for key, value in run.callback_metrics.items() if key not in of_batches}, words
 
@@ -251,7 +251,7 @@ def test_zero_vectors_are_similar_to_nothing_and_counted_once() -> None:
     for rows in (torch.arange(36), torch.randperm(36)):
         data = TensorDataset(points[rows], labels[rows])
         values, words = fitted(gives(some_zero), data, retrieval(), DiscriminantRatioMonitor())
-        assert values["val/mAP"] == pytest.approx(measured(embeddings, labels)["mAP"], rel=1e-6)
+        assert values["val/mAP"] == pytest.approx(expected_metrics(embeddings, labels)["mAP"], rel=1e-6)
         of_zeros, of_ties = words
         assert of_zeros == f"val: {zeros} embeddings have length zero: their cosine similarity to everything is 0."
         assert "tie with irrelevant ones" in of_ties

@@ -20,7 +20,7 @@ from fewshot_callbacks import EmbeddingSource
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.functional import discriminant_ratio
-from tests.callbacks.models import EveryBatch, Net, items, loader, said, trainer
+from tests.callbacks.models import EveryBatch, Net, items, loader, messages_of, trainer
 from tests.functional.variance import by_definition, logged_by_definition
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`|.*defined a `validation_step`")
@@ -63,7 +63,7 @@ def recorded() -> Iterator[list[str]]:
         warnings.simplefilter("default")
         words: list[str] = []
         yield words
-        words += [text for text in said(caught) if "train/J" in text or "train/variance_ratio" in text]
+        words += [text for text in messages_of(caught) if "train/J" in text or "train/variance_ratio" in text]
 
 
 @pytest.mark.parametrize("settings", [{}, {"normalize": True}, {"skip_singletons": True}, {"eps": 0.5}])
@@ -257,7 +257,7 @@ def test_a_set_of_one_class_is_nan_and_one_warning_and_strict_goes_on_for_j_is_d
     run = trainer(DiscriminantRatioMonitor(strict=True), max_epochs=2)
     with pytest.warns(UserWarning, match="val/variance_ratio is NaN. The set has a single class") as warned:
         run.fit(Net(), loader(), loader(one_class()))
-    assert len([text for text in said(warned) if "val/variance_ratio" in text]) == 1
+    assert len([text for text in messages_of(warned) if "val/variance_ratio" in text]) == 1
     values = {name: float(value) for name, value in run.callback_metrics.items() if name.startswith("val/")}
     assert values.pop("val/J") == pytest.approx(0, abs=1e-9)
     assert sorted(values) == ["val/variance_ratio", "val/variance_ratio_high", "val/variance_ratio_low"]

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from fewshot_callbacks import discriminant_ratio, embedding_health
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor, EmbeddingSource
 from fewshot_callbacks.functional.health import Moments
-from tests.callbacks.models import FEATURES, VALIDATION, Net, close, keyed, loader, ratios, trainer
+from tests.callbacks.models import FEATURES, VALIDATION, Net, close, expected_ratios, loader, trainer, with_prefix
 
 
 class Contrastive(Net):
@@ -72,7 +72,9 @@ def test_a_module_that_returns_losses_alone() -> None:
     run.fit(net, views(), views())
     embeddings, labels = net.by_hand(VALIDATION)
     logged = {key: float(value) for key, value in run.callback_metrics.items()}
-    expected = keyed(ratios(embeddings, labels)) | keyed(embedding_health(embeddings, k=None).metrics())
+    expected = with_prefix(expected_ratios(embeddings, labels)) | with_prefix(
+        embedding_health(embeddings, k=None).metrics()
+    )
     assert {key: logged[key] for key in expected} == close(expected, rel=1e-4)
     assert "val/cdnv" not in logged  # which needs labels: health was given none
     assert len(each.logged) == 3
@@ -88,8 +90,8 @@ def test_the_name_of_a_submodule_and_labels_in_the_batch(stage: str) -> None:
     [logged] = getattr(run, stage)(net, loader(VALIDATION), verbose=False)
     prefix = "val" if stage == "validate" else "test"
     embeddings, labels = net.by_hand(VALIDATION)
-    expected = keyed(ratios(embeddings, labels), prefix)
-    expected |= keyed(embedding_health(embeddings, labels, k=None).metrics(), prefix)
+    expected = with_prefix(expected_ratios(embeddings, labels), prefix)
+    expected |= with_prefix(embedding_health(embeddings, labels, k=None).metrics(), prefix)
     assert logged == close(expected, rel=1e-4)
 
 

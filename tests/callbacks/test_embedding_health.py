@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from fewshot_callbacks import EmbeddingHealthMonitor, EmbeddingSource, RetrievalMonitor, embedding_health
 from fewshot_callbacks.functional.health import Moments, names_of
-from tests.callbacks.models import Net, items, loader, said, trainer
+from tests.callbacks.models import Net, items, loader, messages_of, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`|.*defined a `validation_step`")
 
@@ -73,7 +73,7 @@ def test_a_collapse_is_said_once_with_its_number(shrink: float, what: str) -> No
     monitor = EmbeddingHealthMonitor(every_n_steps=None)
     with pytest.warns(UserWarning, match="has collapsed") as warned:
         trainer(monitor, max_epochs=2).fit(TwoViews(shrink), loader(views()), loader(views()))
-    [words] = [words for words in said(warned) if "has collapsed" in words]
+    [words] = [words for words in messages_of(warned) if "has collapsed" in words]
     assert words.startswith(f"In val: The embedding has collapsed to a point: {what}")
     assert "EmbeddingHealthMonitor(strict=True) raises instead" in words
 
@@ -96,7 +96,7 @@ def test_an_embedding_that_is_not_finite_is_nan_and_the_fit_goes_on() -> None:
     words = "val/rankme and the other values of this set are NaN.*36 of 36 rows"
     with pytest.warns(UserWarning, match=words) as warned:
         run.fit(net, data, data)
-    assert len([words for words in said(warned) if "NaN" in words]) == 1
+    assert len([words for words in messages_of(warned) if "NaN" in words]) == 1
     assert all(math.isnan(value) for key, value in run.callback_metrics.items() if key.startswith("val/"))
     assert run.current_epoch == 2
 

@@ -30,16 +30,16 @@ from tests.callbacks.models import (
     Net,
     Returns,
     close,
-    hooks,
+    count_hooks,
+    expected_metrics,
+    expected_ratios,
     items,
-    keyed,
     loader,
-    measured,
-    ratios,
+    log_of_validation,
+    messages_of,
     retrieval,
-    said,
     trainer,
-    validated,
+    with_prefix,
 )
 
 E, L = torch.randn(4, 3), torch.tensor([5, 5, 9, 9])
@@ -87,8 +87,10 @@ class Towers(Returns):
 )
 def test_every_source_gives_the_same_values(returns: Any, settings: dict[str, Any]) -> None:
     net = Towers(returns)
-    assert validated(retrieval(**settings), net) == close(keyed(measured(*net.by_hand(VALIDATION))))
-    assert hooks(net) == 0
+    assert log_of_validation(retrieval(**settings), net) == close(
+        with_prefix(expected_metrics(*net.by_hand(VALIDATION)))
+    )
+    assert count_hooks(net) == 0
 
 
 @pytest.mark.parametrize(
@@ -98,12 +100,12 @@ def test_the_monitor_embeds_batches_itself_and_leaves_no_trace(embed: Any) -> No
     net = Returns(lambda net, x, y: torch.rand(1))  # validates something else; nothing of it is an embedding
     net.whole = nn.Sequential(net.frozen, net.encoder)
     torch.manual_seed(3)
-    logged = validated(retrieval(embed=embed), net)
+    logged = log_of_validation(retrieval(embed=embed), net)
     after = torch.rand(1)
     torch.manual_seed(3)
-    assert validated((), net) == {}
+    assert log_of_validation((), net) == {}
     assert torch.rand(1).equal(after)
-    assert logged == close(keyed(measured(*net.by_hand(VALIDATION))))
+    assert logged == close(with_prefix(expected_metrics(*net.by_hand(VALIDATION))))
 
 
 class ValidatesInTraining(Embeds):
@@ -118,26 +120,26 @@ class ValidatesInTraining(Embeds):
 
 def test_the_monitor_embeds_in_evaluation_mode_where_the_module_validates_in_training_mode() -> None:
     net = ValidatesInTraining()
-    logged = validated(retrieval(embed=lambda net, batch: net(batch[0])), net)
-    assert logged == close(keyed(measured(*net.by_hand(VALIDATION))))
+    logged = log_of_validation(retrieval(embed=lambda net, batch: net(batch[0])), net)
+    assert logged == close(with_prefix(expected_metrics(*net.by_hand(VALIDATION))))
 
 
 def test_only_the_calls_of_the_expected_step_are_kept() -> None:
     net, listening, points = Net().eval(), reader("encoder"), VALIDATION.tensors[0][:4]
-    listening.listen(net)
-    listening.listen(net)  # setup runs before each fit, validate and test
-    assert hooks(net) == 1
+    listening.attach(net)
+    listening.attach(net)  # setup runs before each fit, validate and test
+    assert count_hooks(net) == 1
     net.embed(points)  # before the step
-    listening.expect()
+    listening.start_capture()
     net.embed(-points)  # an aborted step
-    listening.expect()
+    listening.start_capture()
     net.embed(points)
     embeddings, _ = listening.read(None, (points, L), "validation_step")
     assert embeddings.equal(net.embed(points).detach())
     with pytest.raises(UsageError, match="did not call the submodule 'encoder'"):
         listening.read(None, (points, L), "validation_step")  # what it has given since belongs to no step
     listening.detach()
-    assert hooks(net) == 0
+    assert count_hooks(net) == 0
 
 
 def two_views(x: Tensor) -> list[Tensor]:
@@ -162,7 +164,9 @@ def test_two_views_of_each_item(returns: Any, expected: Any) -> None:
     with pytest.raises(ValueError, match=r"EmbeddingSource\(views=0\) must be at least 1"):
         EmbeddingSource("encoder", views=0)
     net, source = Towers(returns), EmbeddingSource("encoder", views=2)
-    assert validated(retrieval(source=source), net) == close(keyed(measured(*expected(net, VALIDATION))))
+    assert log_of_validation(retrieval(source=source), net) == close(
+        with_prefix(expected_metrics(*expected(net, VALIDATION)))
+    )
 
 
 def test_ids_and_a_gallery_flag_of_each_item_hold_for_its_views() -> None:
@@ -172,7 +176,7 @@ def test_ids_and_a_gallery_flag_of_each_item_hold_for_its_views() -> None:
         tensor[34:] = tensor[:2]
     of_batch = {"ids": lambda outputs, batch: numbers[batch[2]], "gallery": lambda outputs, batch: shop[batch[2]]}
     found = retrieval(source=EmbeddingSource("encoder", labels=1, views=2), **of_batch)
-    validated(found, net, DataLoader(TensorDataset(*data.tensors, torch.arange(len(data))), 8))
+    log_of_validation(found, net, DataLoader(TensorDataset(*data.tensors, torch.arange(len(data))), 8))
     embeddings, labels = of_views(net, TensorDataset(*(tensor[:34] for tensor in data.tensors)))  # the others repeat
     shops = shop[:34].repeat(2)
     expected = evaluate_retrieval(embeddings[~shops], labels[~shops], embeddings[shops], labels[shops])
@@ -189,9 +193,11 @@ def test_several_monitors_share_a_source() -> None:
     ]
     run = trainer(*monitors, max_epochs=2, num_sanity_val_steps=1)
     run.fit(net, loader(), loader())
-    assert hooks(net) == 0
+    assert count_hooks(net) == 0
     sets = net.by_hand(items())
-    expected = keyed(measured(*sets) | ratios(*sets)) | keyed(measured(*sets), "val/more")
+    expected = with_prefix(expected_metrics(*sets) | expected_ratios(*sets)) | with_prefix(
+        expected_metrics(*sets), "val/more"
+    )
     assert {key: float(run.callback_metrics[key]) for key in expected} == close(expected)
 
 
@@ -290,8 +296,8 @@ def test_outputs_of_a_submodule_that_are_no_embeddings_are_refused_with_the_fix(
 ) -> None:
     net = Towers(returns)
     with pytest.raises(UsageError, match=re.escape(words)):
-        validated(retrieval(source=source), net)
-    assert hooks(net) == 0
+        log_of_validation(retrieval(source=source), net)
+    assert count_hooks(net) == 0
 
 
 @pytest.mark.parametrize(("name", "near"), [("encder", "encoder"), ("zzz:z", "frozen, encoder, classifier")])
@@ -299,7 +305,7 @@ def test_an_unknown_submodule_ends_the_fit_before_it_starts(name: str, near: str
     for argument in ("source", "embed"):
         words = rf"\({argument}='{name}'\): Net has no submodule of that name. It has, for instance, {near}"
         with pytest.raises(ValueError, match=words):
-            validated(retrieval(**{argument: name}), Net())
+            log_of_validation(retrieval(**{argument: name}), Net())
 
 
 class OnlyLoss(Net):
@@ -384,7 +390,7 @@ def test_an_error_is_said_once_and_another_again() -> None:
         assert not any(policy.handle(error, "val/J is NaN.") for error in errors)
     end = " (Shown once; Monitor(strict=True) raises instead.)"
     told = "rows 3 to 8 are NaN.", "RuntimeError: out of memory", "KeyError: KeyError"
-    assert said(warned) == [f"val/J is NaN. {words}{end}" for words in told]
+    assert messages_of(warned) == [f"val/J is NaN. {words}{end}" for words in told]
 
 
 @pytest.mark.parametrize("same_monitor", [True, False])
@@ -397,7 +403,7 @@ def test_a_second_fit_in_one_process_warns_again(same_monitor: bool) -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
             trainer(*monitors, max_epochs=2).fit(Net(), loader(), loader(data))
-        told.append([text for text in said(caught) if "NaN" in text])
+        told.append([text for text in messages_of(caught) if "NaN" in text])
     assert len(told[0]) == 2
     assert told[0] == told[1]
 

@@ -27,7 +27,7 @@ from fewshot_callbacks.callbacks.score_plots import FIGURES
 from fewshot_callbacks.plots.embedding_map import Projection
 from fewshot_callbacks.plots.scores import operating_marks
 from fewshot_callbacks.report import ReportSettings
-from tests.callbacks.models import Net, items, loader, retrieval, tagged, trainer
+from tests.callbacks.models import Net, items, loader, multi_label_items, retrieval, trainer
 from tests.callbacks.pictured import AsGiven, brute_force
 
 DATA = items()
@@ -101,9 +101,9 @@ def test_the_figures_that_are_asked_for_arrive(drawn: dict[str, Any]) -> None:
 @pytest.mark.filterwarnings("ignore:.*have no match")
 def test_multi_label_targets_have_no_classes_and_pairs_where_they_are_asked_for(drawn: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match=r"leaves out score_histograms, .*=\(\.\.\., 'f1'\)"):
-        validated(retrieval(), ScorePlots(), data=tagged())
+        validated(retrieval(), ScorePlots(), data=multi_label_items())
     assert set(drawn) == {"recall_at_k_curve"}
-    validated(retrieval(metrics=("recall@1", "f1")), ScorePlots(), data=tagged())
+    validated(retrieval(metrics=("recall@1", "f1")), ScorePlots(), data=multi_label_items())
     assert set(drawn) == {"recall_at_k_curve", *PAIRS}
 
 
@@ -133,7 +133,7 @@ def test_the_same_items_in_every_epoch_turned_to_fit_and_a_second_fit_begins_ane
 @pytest.mark.filterwarnings("ignore:.*have no match")
 def test_multi_label_targets_have_no_map(maps: list[Projection]) -> None:
     with pytest.warns(UserWarning, match="multi-label targets, which have no classes"):
-        validated(retrieval(), EmbeddingMap(), data=tagged())
+        validated(retrieval(), EmbeddingMap(), data=multi_label_items())
     assert maps == []
 
 

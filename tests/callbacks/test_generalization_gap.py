@@ -25,9 +25,9 @@ from tests.callbacks.models import (
     gap_monitor,
     items,
     loader,
-    said,
+    log_of_validation,
+    messages_of,
     trainer,
-    validated,
 )
 
 
@@ -42,7 +42,7 @@ def expected(net: Net, some: Any = slice(None), some_val: Any = slice(None), **s
 
 def test_what_is_logged_is_what_the_functions_say() -> None:
     net, monitor = Embeds(), gap_monitor(training_data=DataLoader(Labelled(TRAINING), batch_size=47))
-    logged = validated(monitor, net)
+    logged = log_of_validation(monitor, net)
     assert 0 < logged.pop("gap/share_of_time") < 1
     assert set(logged) == KEYS
     assert logged == close(expected(net))
@@ -54,7 +54,7 @@ def test_settings_are_handed_on_and_a_seeded_subset_is_read_and_nothing_else() -
     net, data = Embeds(), Labelled(TRAINING)
     settings = {"label_groups": 2, "similarity": "euclidean", "ties": "optimistic", "seed": 5}
     monitor = gap_monitor(training_data=data, classes=4, items_per_class=3, prefix="over", **settings)
-    logged = validated(monitor, net)
+    logged = log_of_validation(monitor, net)
     chosen, some_val = class_subset(TRAINING.tensors[1], 4, 3, 5), class_subset(VALIDATION.tensors[1], None, 3, 5)
     assert sorted(data.read) == chosen.tolist()
     logged.pop("over/share_of_time")
@@ -126,7 +126,7 @@ def assert_that_of(net: Net, logged: Any) -> None:
 )
 def test_ways_to_embed(make: Callable[[], Net], settings: dict[str, Any]) -> None:
     net = make()
-    assert_that_of(net, validated(gap_monitor(**settings), net))
+    assert_that_of(net, log_of_validation(gap_monitor(**settings), net))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_ways_to_embed(make: Callable[[], Net], settings: dict[str, Any]) -> Non
 def test_training_data_of_any_kind(data: Any, embed: Any) -> None:
     net = Embeds()
     settings = {"labels": lambda batch: batch["label"] if isinstance(batch, dict) else batch[1]}
-    assert_that_of(net, validated(gap_monitor(training_data=data, embed=embed, **settings), net))
+    assert_that_of(net, log_of_validation(gap_monitor(training_data=data, embed=embed, **settings), net))
 
 
 class Counted(TensorDataset):
@@ -178,7 +178,7 @@ def test_labels_of_training_data_are_found_without_reading_an_item(of: Any, part
     chosen, of_validation = class_subset(TRAINING.tensors[1], 4, 3, 0), class_subset(VALIDATION.tensors[1], None, 3, 0)
     settings = {"classes": 4, "items_per_class": 3, "label_groups": 2, "embed": embed_either}
     labels = {"labels": lambda batch: batch["label"] if isinstance(batch, dict) else batch[1]}
-    logged = validated(gap_monitor(training_data=parts(data), **settings, **labels), net)
+    logged = log_of_validation(gap_monitor(training_data=parts(data), **settings, **labels), net)
     assert sorted(data.read) == chosen.tolist()
     logged.pop("gap/share_of_time")
     assert logged == close(expected(net, chosen, of_validation, label_groups=2))
@@ -192,10 +192,10 @@ def test_a_data_module_may_know_the_training_set() -> None:
 
 def test_one_of_several_loaders() -> None:
     net, loaders = Embeds(), [loader(items(seed=9)), loader(VALIDATION)]
-    assert_that_of(net, validated(gap_monitor(val_loader=1), net, loaders))
-    assert_that_of(net, validated(gap_monitor(val_loader="hard"), net, dict(zip(("easy", "hard"), loaders))))  # noqa: B905
+    assert_that_of(net, log_of_validation(gap_monitor(val_loader=1), net, loaders))
+    assert_that_of(net, log_of_validation(gap_monitor(val_loader="hard"), net, dict(zip(("easy", "hard"), loaders))))  # noqa: B905
     with pytest.warns(UserWarning, match=r"val_loader=2\): there is no such loader; there are 'dataloader_idx_0'"):
-        logged = validated(gap_monitor(val_loader=2, strict=False), net, loaders)
+        logged = log_of_validation(gap_monitor(val_loader=2, strict=False), net, loaders)
     assert all(math.isnan(logged[key]) for key in KEYS)
 
 
@@ -252,7 +252,7 @@ def test_uneven_classes_are_spoken_of_once() -> None:
     run = trainer(gap_monitor(training_data=Labelled(items(per_class=12, seed=1))), max_epochs=2)
     with pytest.warns(UserWarning, match="items each") as caught:
         run.fit(Embeds(), loader(), loader(VALIDATION))
-    [note] = [words for words in said(caught) if "items each" in words]
+    [note] = [words for words in messages_of(caught) if "items each" in words]
     assert "training classes hold 12.0 items each, validation classes 6.0" in note
     assert "items_per_class=6" in note
 
@@ -263,13 +263,13 @@ class Scaled(Embeds):
 
 
 def test_embeddings_made_in_another_way_are_refused() -> None:
-    assert not math.isnan(validated(gap_monitor(), Scaled())["gap/recall@1"])  # cosine does not see the length
+    assert not math.isnan(log_of_validation(gap_monitor(), Scaled())["gap/recall@1"])  # cosine does not see the length
     with pytest.raises(
         ValueError, match=r"Scaled.forward gives other embeddings than validation_step .*up to 1 of the"
     ):
-        validated(gap_monitor(similarity="dot", strict=True), Scaled())
+        log_of_validation(gap_monitor(similarity="dot", strict=True), Scaled())
     with pytest.raises(ValueError, match=r"gives embeddings of shape \(11, 12\) for a batch of which .* \(11, 5\)"):
-        validated(gap_monitor(embed="frozen", strict=True), Embeds())
+        log_of_validation(gap_monitor(embed="frozen", strict=True), Embeds())
 
 
 def test_a_mismatch_that_the_sanity_check_finds_stays_one() -> None:
@@ -302,13 +302,13 @@ def labelled(labels: Any) -> Dataset:
 )
 def test_what_is_wrong_ends_a_strict_run(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
-        validated(gap_monitor(**settings, strict=True), Embeds())
+        log_of_validation(gap_monitor(**settings, strict=True), Embeds())
 
 
 def test_what_is_wrong_is_said_and_the_run_goes_on_if_it_is_not_strict() -> None:
     words = r"gap/grouped_recall@1 and the other values of the gap are NaN\. .*has no training set: pass training_data"
     with pytest.warns(UserWarning, match=words):
-        logged = validated(gap_monitor(training_data=None, strict=False), Embeds())
+        logged = log_of_validation(gap_monitor(training_data=None, strict=False), Embeds())
     assert all(math.isnan(logged[key]) for key in KEYS)
 
 

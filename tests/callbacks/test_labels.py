@@ -20,17 +20,17 @@ from tests.callbacks.models import (
     Net,
     Returns,
     close,
+    expected_metrics,
     gap_monitor,
     items,
-    keyed,
     loader,
-    measured,
+    log_of_validation,
+    messages_of,
+    multi_label_items,
+    number_of_unmatched,
     retrieval,
-    said,
-    tagged,
     trainer,
-    unmatched,
-    validated,
+    with_prefix,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no match")
@@ -99,7 +99,7 @@ def test_words_in_the_output_of_some_loaders_and_numbers_in_that_of_another() ->
 
     monitor = retrieval(label_groups=2, metrics=(*DEFAULT_METRICS, "macro_mAP"))
     loaders = {name: worded() for name in FORMS} | {"numbers": loader(numbers(items()))}
-    logged = validated((monitor, DiscriminantRatioMonitor()), Forms(), loaders)
+    logged = log_of_validation((monitor, DiscriminantRatioMonitor()), Forms(), loaders)
     for name in FORMS:
         report = monitor.reports[f"/{name}"]
         assert report == monitor.reports["/numbers"]
@@ -115,10 +115,12 @@ def test_words_in_the_batch_alone() -> None:
         "ids": lambda outputs, batch: [f"{point[0]}.png" for point in batch[0]],
     }
     net, monitor = Returns(lambda net, x, y: net(x)), retrieval(source="encoder", labels=1, **of_batch)
-    logged = validated(monitor, net, worded())
+    logged = log_of_validation(monitor, net, worded())
     embeddings, labels = net.by_hand(numbers(items()))
     chosen = items().tensors[0][:, 0] > 0.3
-    assert logged == close(keyed(measured(embeddings[~chosen], labels[~chosen], embeddings[chosen], labels[chosen])))
+    assert logged == close(
+        with_prefix(expected_metrics(embeddings[~chosen], labels[~chosen], embeddings[chosen], labels[chosen]))
+    )
     assert monitor.report is not None
     assert monitor.report.label_names == tuple(sorted(WORDS.values()))
 
@@ -127,8 +129,8 @@ def test_batches_of_words_and_of_integers_in_one_set_are_nan_and_one_warning() -
     net = Formed(lambda labels: list(labels) if len(labels) < 11 else torch.arange(len(labels)))
     words = "the labels so far are integers, those of this batch strings"
     with pytest.warns(UserWarning, match=words) as warned:
-        logged = validated((retrieval(), DiscriminantRatioMonitor()), net, worded())
-    assert len([text for text in said(warned) if words in text]) == 2  # of each monitor
+        logged = log_of_validation((retrieval(), DiscriminantRatioMonitor()), net, worded())
+    assert len([text for text in messages_of(warned) if words in text]) == 2  # of each monitor
     assert math.isnan(logged["val/mAP"])
     assert math.isnan(logged["val/J"])
 
@@ -142,7 +144,7 @@ def test_labels_that_are_missing_end_the_run() -> None:
 def test_the_gap_of_words_is_that_of_their_numbers() -> None:
     def run(training: Any, data: DataLoader[Any]) -> dict[str, float]:
         monitor = gap_monitor(training_data=training, embed=lambda module, batch: module.embed(batch[0]))
-        logged = validated(monitor, seeded(), data)
+        logged = log_of_validation(monitor, seeded(), data)
         return {name: value for name, value in logged.items() if name != "gap/share_of_time"}
 
     expected = run(numbers(items(seed=4)), loader(numbers(items())))
@@ -172,31 +174,31 @@ def test_training_dynamics_of_episodes_of_words() -> None:
 def of_targets(net: Net, *data: TensorDataset, end: str = "") -> Any:
     """What must be logged of queries, and of a gallery if there is one."""
     report = evaluate_retrieval(*(tensor for part in data for tensor in net.by_hand(part)))
-    return close(keyed(report.metrics() | unmatched(report), end=end))
+    return close(with_prefix(report.metrics() | number_of_unmatched(report), end=end))
 
 
 @pytest.mark.parametrize("form", [lambda targets: targets, Tensor.float, Tensor.bool])
 def test_multi_label_targets_of_any_number_type(form: Callable[[Tensor], Any]) -> None:
     """And what cannot be measured is NaN under the same keys."""
     net, monitor = Formed(form), RetrievalMonitor()
-    logged = validated(monitor, net, loader(tagged()))
-    assert logged == of_targets(net, tagged())
+    logged = log_of_validation(monitor, net, loader(multi_label_items()))
+    assert logged == of_targets(net, multi_label_items())
     assert {"val/mAP", "val/map@r", "val/r_precision", "val/recall@1", "val/ndcg@10"} < set(logged)
     assert "val/f1" not in logged
     net.encoder[0].weight.data.fill_(torch.nan)
     with pytest.warns(UserWarning, match="40 of 40 rows of embeddings hold NaN"):
-        failed = validated(RetrievalMonitor(), net, loader(tagged()))
+        failed = log_of_validation(RetrievalMonitor(), net, loader(multi_label_items()))
     assert failed.keys() == logged.keys() - {"val/queries_without_match"}
     assert all(map(math.isnan, failed.values()))
 
 
 def test_two_loaders_and_a_gallery() -> None:
-    net, other = Formed(), tagged(25, seed=1)
-    loaders = [loader(tagged()), loader(other)]
-    logged = validated(RetrievalMonitor(), net, loaders)
-    for end, data in (("/dataloader_idx_0", tagged()), ("/dataloader_idx_1", other)):
+    net, other = Formed(), multi_label_items(25, seed=1)
+    loaders = [loader(multi_label_items()), loader(other)]
+    logged = log_of_validation(RetrievalMonitor(), net, loaders)
+    for end, data in (("/dataloader_idx_0", multi_label_items()), ("/dataloader_idx_1", other)):
         assert {key: value for key, value in logged.items() if key.endswith(end)} == of_targets(net, data, end=end)
-    assert validated(RetrievalMonitor(gallery=1), net, loaders) == of_targets(net, tagged(), other)
+    assert log_of_validation(RetrievalMonitor(gallery=1), net, loaders) == of_targets(net, multi_label_items(), other)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_settings_for_one_label_each_end_the_fit_at_the_sanity_check(settings: d
     run = trainer(RetrievalMonitor(**settings), num_sanity_val_steps=1)
     words = f"RetrievalMonitor: {names} cannot be computed where items have several labels"
     with pytest.raises(UsageError, match=words):
-        run.fit(Formed(), loader(), loader(tagged()))
+        run.fit(Formed(), loader(), loader(multi_label_items()))
     assert run.global_step == 0
 
 
@@ -227,9 +229,9 @@ def test_settings_for_one_label_each_end_the_fit_at_the_sanity_check(settings: d
 )
 def test_targets_that_cannot_be_read_end_the_run_with_what_they_should_be(form: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        validated(RetrievalMonitor(), Formed(form), loader(tagged()))
+        log_of_validation(RetrievalMonitor(), Formed(form), loader(multi_label_items()))
     with pytest.raises(UsageError, match=r"DiscriminantRatioMonitor.*labels.*\(11, 5\)"):  # takes none at all
-        validated(DiscriminantRatioMonitor(), Formed(), loader(tagged()))
+        log_of_validation(DiscriminantRatioMonitor(), Formed(), loader(multi_label_items()))
 
 
 def test_each_epoch_of_a_fit_is_measured_and_nobody_shares_a_label_is_nan() -> None:
@@ -237,8 +239,8 @@ def test_each_epoch_of_a_fit_is_measured_and_nobody_shares_a_label_is_nan() -> N
     run = trainer(monitor, max_epochs=2)
     words = "none of the 3 queries has a relevant candidate"
     with pytest.warns(UserWarning, match=words) as warned:
-        run.fit(Formed(), loader(), [loader(tagged()), loader(lone)])
-    assert sum(words in text for text in said(warned)) == 1
+        run.fit(Formed(), loader(), [loader(multi_label_items()), loader(lone)])
+    assert sum(words in text for text in messages_of(warned)) == 1
     assert set(monitor.reports) == {"/dataloader_idx_0"}
     assert run.callback_metrics["val/mAP/dataloader_idx_1"].isnan()
 
@@ -268,7 +270,7 @@ def pairs() -> TensorDataset:
 
 
 def logged_of(monitor: RetrievalMonitor, net: Returns, data: TensorDataset | None = None) -> dict[str, float]:
-    return validated(monitor, net, DataLoader(pairs() if data is None else data, batch_size=5))
+    return log_of_validation(monitor, net, DataLoader(pairs() if data is None else data, batch_size=5))
 
 
 def both_ways(texts: Tensor, of_texts: Tensor) -> Any:
@@ -277,7 +279,7 @@ def both_ways(texts: Tensor, of_texts: Tensor) -> Any:
     values = {}
     for name, (query, searched) in {"image_to_text": sides, "text_to_image": sides[::-1]}.items():
         report = evaluate_retrieval(*query, *searched, metrics=METRICS)
-        values |= keyed(report.metrics() | unmatched(report), f"val/{name}")
+        values |= with_prefix(report.metrics() | number_of_unmatched(report), f"val/{name}")
     return close(values)
 
 
@@ -334,8 +336,8 @@ def test_candidates_of_the_same_person_and_camera_are_ignored(two: bool, exclude
     groups = dict(zip(("query_groups", "gallery_groups"), of_sets, strict=False))
     report = evaluate_retrieval(*arguments, metrics=METRICS, **groups)
     monitor = RetrievalMonitor(exclude=exclude, gallery=1 if two else None, metrics=METRICS)
-    logged = validated(monitor, Returns(of_person), [DataLoader(data, batch_size=9) for data in sets])
-    assert logged == close(keyed(report.metrics() | unmatched(report)))
+    logged = log_of_validation(monitor, Returns(of_person), [DataLoader(data, batch_size=9) for data in sets])
+    assert logged == close(with_prefix(report.metrics() | number_of_unmatched(report)))
     assert evaluate_retrieval(*arguments, metrics=METRICS).mAP != report.mAP
 
 
@@ -351,7 +353,7 @@ def test_candidates_of_the_same_person_and_camera_are_ignored(two: bool, exclude
 )
 def test_what_exclude_cannot_read_ends_the_run(exclude: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        validated(RetrievalMonitor(exclude=exclude), Returns(of_person), DataLoader(people(0), batch_size=9))
+        log_of_validation(RetrievalMonitor(exclude=exclude), Returns(of_person), DataLoader(people(0), batch_size=9))
 
 
 def test_one_position_of_the_batch_and_ids_by_position() -> None:
@@ -361,5 +363,7 @@ def test_one_position_of_the_batch_and_ids_by_position() -> None:
     report = evaluate_retrieval(points, person, query_groups=camera, metrics=METRICS)
     repeated = TensorDataset(*(torch.cat([part, part[:9]]) for part in (*data.tensors, torch.arange(40))))
     net = Returns(lambda net, points, person, *_: {"embeddings": points, "labels": person})
-    logged = validated(RetrievalMonitor(exclude=2, ids=3, metrics=METRICS), net, DataLoader(repeated, batch_size=9))
-    assert logged == close(keyed(report.metrics() | unmatched(report)))
+    logged = log_of_validation(
+        RetrievalMonitor(exclude=2, ids=3, metrics=METRICS), net, DataLoader(repeated, batch_size=9)
+    )
+    assert logged == close(with_prefix(report.metrics() | number_of_unmatched(report)))

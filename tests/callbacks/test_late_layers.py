@@ -24,12 +24,12 @@ from tests.callbacks.models import (
     Labelled,
     Net,
     episodes,
+    expected_metrics,
     gap_monitor,
-    keyed,
     loader,
-    measured,
     retrieval,
     trainer,
+    with_prefix,
 )
 
 
@@ -72,7 +72,7 @@ def test_layers_that_are_made_after_the_monitors_are_set_up(hook: str, stand_in:
     run = trainer(*monitors(), num_sanity_val_steps=1)
     getattr(run, stage)(net, *[loader(VALIDATION)] * (2 if stage == "fit" else 1))
     prefix = "test" if stage == "test" else "val"
-    expected = measured(*net.by_hand(VALIDATION))["mAP"]
+    expected = expected_metrics(*net.by_hand(VALIDATION))["mAP"]
     for key in (f"{prefix}/mAP", f"{prefix}/beside/mAP"):
         assert float(run.callback_metrics[key]) == pytest.approx(expected, rel=1e-5)
     assert f"{prefix}/J" in run.callback_metrics
@@ -84,7 +84,7 @@ def test_the_name_of_a_late_layer_is_enough(hook: str) -> None:
     net.frozen = nn.Identity()  # so that the encoder is given the points
     run = trainer(retrieval(embed="encoder"))
     run.validate(net, loader(VALIDATION), verbose=False)
-    expected = measured(*net.by_hand(VALIDATION))["mAP"]
+    expected = expected_metrics(*net.by_hand(VALIDATION))["mAP"]
     assert float(run.callback_metrics["val/mAP"]) == pytest.approx(expected, rel=1e-5)
 
 
@@ -176,5 +176,5 @@ def test_copies_work_before_a_run_and_after_it() -> None:
         net, run = Embeds(), trainer(*each)
         run.fit(net, loader(), loader(VALIDATION))
         logged = {key: float(value) for key, value in run.callback_metrics.items()}
-        expected = keyed(measured(*net.by_hand(VALIDATION)))
+        expected = with_prefix(expected_metrics(*net.by_hand(VALIDATION)))
         assert {key: logged[key] for key in expected} == pytest.approx(expected, rel=1e-5)

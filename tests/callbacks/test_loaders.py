@@ -7,7 +7,18 @@ import pytest
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.functional import embedding_health
-from tests.callbacks.models import VALIDATION, Net, close, items, keyed, loader, measured, ratios, retrieval, trainer
+from tests.callbacks.models import (
+    VALIDATION,
+    Net,
+    close,
+    expected_metrics,
+    expected_ratios,
+    items,
+    loader,
+    retrieval,
+    trainer,
+    with_prefix,
+)
 from tests.callbacks.pictured import told
 
 
@@ -48,28 +59,31 @@ def test_one_loader_is_measured_and_the_others_need_no_embeddings(chosen: Any, s
     )
     net, values = logged(retrieval(loaders=chosen), *every, stage=stage)
     pair = net.by_hand(VALIDATION)
-    assert values == close(keyed(measured(*pair) | ratios(*pair) | embedding_health(*pair, k=None).metrics()), rel=1e-4)
+    assert values == close(
+        with_prefix(expected_metrics(*pair) | expected_ratios(*pair) | embedding_health(*pair, k=None).metrics()),
+        rel=1e-4,
+    )
 
 
 def test_some_loaders_keep_the_ends_of_their_keys() -> None:
     net, values = logged(retrieval(loaders=("other", 1)), DiscriminantRatioMonitor(loaders=("other", 1)))
     expected = {}
     for data, end in ((VALIDATION, "/retrieve"), (OTHER, "/other")):
-        expected |= keyed(measured(*net.by_hand(data)) | ratios(*net.by_hand(data)), end=end)
+        expected |= with_prefix(expected_metrics(*net.by_hand(data)) | expected_ratios(*net.by_hand(data)), end=end)
     assert values == close(expected)
 
 
 @pytest.mark.parametrize("chosen", ["retrieve", ("retrieve", "shop")])
 def test_a_loader_that_searches_a_gallery(chosen: Any) -> None:
     net, values = logged(retrieval(loaders=chosen, gallery="shop"))
-    assert values == close(keyed(measured(*net.by_hand(VALIDATION), *net.by_hand(GALLERY))))
+    assert values == close(with_prefix(expected_metrics(*net.by_hand(VALIDATION), *net.by_hand(GALLERY))))
 
 
 def test_loaders_that_search_a_gallery() -> None:
     net, values = logged(retrieval(loaders=("retrieve", "other"), gallery="shop"))
     gallery = net.by_hand(GALLERY)
-    expected = keyed(measured(*net.by_hand(VALIDATION), *gallery), end="/retrieve")
-    assert values == close(expected | keyed(measured(*net.by_hand(OTHER), *gallery), end="/other"))
+    expected = with_prefix(expected_metrics(*net.by_hand(VALIDATION), *gallery), end="/retrieve")
+    assert values == close(expected | with_prefix(expected_metrics(*net.by_hand(OTHER), *gallery), end="/other"))
 
 
 @pytest.mark.parametrize("kind", [retrieval, DiscriminantRatioMonitor, EmbeddingHealthMonitor])

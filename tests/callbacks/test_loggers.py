@@ -27,7 +27,7 @@ from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
 from fewshot_callbacks.callbacks._conduct import FailurePolicy
 from fewshot_callbacks.callbacks._loggers import log_embedding, log_figures
-from tests.callbacks.models import Net, loader, said, trainer
+from tests.callbacks.models import Net, loader, messages_of, trainer
 
 NAME, ACCEPTED = "val/panels@worst 5", "val/panels_worst 5"
 RED = (200, 10, 30)
@@ -96,7 +96,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
             wandb.finish()
             wandb.teardown()  # else its file may be read before it is complete
         metrics = {key: float(value) for key, value in a_trainer.callback_metrics.items()}
-        yield SimpleNamespace(folder=folder, loggers=loggers, metrics=metrics, said=said(caught))
+        yield SimpleNamespace(folder=folder, loggers=loggers, metrics=metrics, said=messages_of(caught))
 
 
 def assert_same(logged: dict[str, Any], metrics: dict[str, float]) -> None:
@@ -247,7 +247,7 @@ def words_of(log: Callable[..., None], *arguments: Any, steps: int = 2) -> list[
         for step in range(steps):
             arguments[0].fit_loop.epoch_loop._batches_that_stepped = step
             log(*arguments)
-    return said(caught)
+    return messages_of(caught)
 
 
 def test_a_refused_picture_is_a_file_and_one_warning_for_each_kind(tmp_path: Path, monkeypatch: Any) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fewshot_callbacks.callbacks import retrieval as retrieval_module
 from tests.callbacks import gloo_jobs
-from tests.callbacks.models import VALIDATION, episodes, loader, same, trainer
+from tests.callbacks.models import VALIDATION, are_equal, episodes, loader, trainer
 from tests.callbacks.traces import Drawing, Traces, all_monitors, modes_of, random_states, run, start
 from tests.gloo_processes import answers
 
@@ -42,9 +42,8 @@ def holds_tensors(monitor: Any) -> list[str]:
             words = isinstance(value, list | tuple) and all(isinstance(entry, str) for entry in value)
             if (isinstance(value, Tensor) and value.ndim) or (held and not words):
                 found.append(name)
-    if len(getattr(monitor, "_store", ())):
-        found.append("_store")
-    return [name for name in found if name not in ("reports", "source", "given")]
+    found += [name for name in ("_validation_store", "_training_store") if len(getattr(monitor, name, ()))]
+    return [name for name in found if name not in ("reports", "source", "sizes")]
 
 
 def test_a_fit_with_all_monitors_is_bit_identical_to_one_without() -> None:
@@ -53,7 +52,7 @@ def test_a_fit_with_all_monitors_is_bit_identical_to_one_without() -> None:
     other, with_them = run(*monitors, accumulate_grad_batches=3)
     assert len(without) == len(with_them) == 16 * 2 + 5 + 5
     for one, two in zip(without, with_them, strict=True):
-        assert same(one, two)
+        assert are_equal(one, two)
     assert set(monitors[0].reports) == {"/dataloader_idx_0", "/dataloader_idx_1"}  # all of them did measure
     assert monitors[2].gap is not None
     assert len(monitors[3].history) == 6
@@ -105,7 +104,7 @@ def test_a_step_that_breaks_off_leaves_what_it_would_leave_without_them(where: s
     other, made = after_a_break(monitors, where, error)
     assert modes_of(other) == modes_of(net)
     assert hooks_on(other) == hooks_on(net)
-    assert same(other.state_dict(), net.state_dict())
+    assert are_equal(other.state_dict(), net.state_dict())
     assert (made.state.status, made.interrupted) == (plain.state.status, plain.interrupted)
     assert [holds_tensors(monitor) for monitor in monitors] == [[]] * 5
 
@@ -162,7 +161,7 @@ def test_a_measurement_that_breaks_off_leaves_nothing_behind(
         made.fit(net, episodes(2), loader(VALIDATION))
     modes, states = seen["before"]
     assert modes_of(net) == modes
-    assert same(random_states(), states)
+    assert are_equal(random_states(), states)
     assert made.interrupted
     assert hooks_on(net) == 0
     assert [holds_tensors(monitor) for monitor in monitors] == [[]] * 5
@@ -180,7 +179,7 @@ def test_a_checkpoint_holds_what_a_resumed_run_needs_and_nothing_else(tmp_path: 
     assert set(state) == {"history", "updates"}
     assert state["updates"] == len(state["history"]["steps"]) == 8
     for part in ("state_dict", "optimizer_states", "loops", "epoch", "global_step"):
-        assert same(without[part], with_them[part]), part
+        assert are_equal(without[part], with_them[part]), part
     assert set(without) == set(with_them)
 
     ends = []
@@ -191,5 +190,5 @@ def test_a_checkpoint_holds_what_a_resumed_run_needs_and_nothing_else(tmp_path: 
         made.fit(net, episodes(), loader(VALIDATION), ckpt_path=str(tmp_path / name / "saved.ckpt"))
         ends.append(traces.seen)
     assert len(ends[0]) == 8 * 2 + 1
-    assert all(same(one, two) for one, two in zip(*ends, strict=True))
+    assert all(are_equal(one, two) for one, two in zip(*ends, strict=True))
     assert again[3].history.steps == tuple(range(1, 17))

@@ -25,7 +25,7 @@ from fewshot_callbacks.callbacks import RetrievalPanels
 from fewshot_callbacks.callbacks import panels as panels_module
 from fewshot_callbacks.callbacks._pictures import ImageReader, first_part, has_index
 from fewshot_callbacks.callbacks.panels import KeptImages, mixed
-from tests.callbacks.models import Net, items, loader, retrieval, said, trainer
+from tests.callbacks.models import Net, items, loader, messages_of, retrieval, trainer
 from tests.callbacks.pictured import SETS, AsGiven, Drawn, assert_rows, brute_force, told
 
 DATA = items()
@@ -57,7 +57,7 @@ def validated(net: Net, loaders: Any, panels: RetrievalPanels, monitor: Any = No
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer(monitor or retrieval(), panels).validate(net, loaders, verbose=False)
-    return [words for words in said(caught) if "Panels" in words or "picture" in words]
+    return [words for words in messages_of(caught) if "Panels" in words or "picture" in words]
 
 
 class Adds(AsGiven):
@@ -209,7 +209,7 @@ def test_a_stream_shows_the_items_that_it_says(drawn: Drawn) -> None:
 
 
 def test_only_items_whose_images_were_kept_are_queries(drawn: Drawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panels_module, "MOST_KEPT", 10)
+    monkeypatch.setattr(panels_module, "MAX_KEPT", 10)
     panels = RetrievalPanels(worst=36, mistakes=36, sample=36, max_share=None)
     validated(AsGiven(), DataLoader(Stream(Shown()), batch_size=7), panels)
     kept = {item_of(row) for row in drawn.figures["sample_queries"][0]}
@@ -237,11 +237,11 @@ def kept_of(loader: DataLoader[Any], size: int, side: int = 1) -> dict[int, Any]
     for positions in torch.arange(len(DATA)).split(size):
         batch = positions.float()[:, None, None, None].expand(-1, 3, side, side)
         kept.see_batch(range(int(positions[0]), int(positions[-1]) + 1), [batch])
-    return kept.kept
+    return kept.images
 
 
 def test_what_is_kept_is_small_and_the_sample_of_the_least_hashes_in_batches_of_any_size(monkeypatch: Any) -> None:
-    monkeypatch.setattr(panels_module, "MOST_KEPT", 8)
+    monkeypatch.setattr(panels_module, "MAX_KEPT", 8)
     expected = mixed(np.arange(len(DATA))).argsort()[:8].tolist()
     for size in (1, 7, 36):
         kept = kept_of(DataLoader(Stream(DATA)), size)
@@ -255,7 +255,7 @@ def test_what_is_kept_is_small_and_the_sample_of_the_least_hashes_in_batches_of_
 def test_several_embeddings_of_an_item_show_its_image() -> None:
     images = KeptImages(DataLoader(DATA, batch_size=5), ImageReader(None, 0, 1 / 255))
     images.see_batch(range(10), [torch.arange(5.0).reshape(5, 1, 1, 1)])
-    assert {position: int(image[0, 0, 0]) for position, image in images.kept.items()} == {i: i % 5 for i in range(10)}
+    assert {position: int(image[0, 0, 0]) for position, image in images.images.items()} == {i: i % 5 for i in range(10)}
 
 
 def test_what_is_shown_of_a_sample() -> None:

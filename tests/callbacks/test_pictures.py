@@ -18,7 +18,7 @@ from fewshot_callbacks.callbacks._conduct import Stopwatch, UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing as FigureDrawing
 from fewshot_callbacks.callbacks._pictures import SHARE_KEY, PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet
-from tests.callbacks.models import VALIDATION, Net, episodes, items, loader, retrieval, said, same, trainer
+from tests.callbacks.models import VALIDATION, Net, are_equal, episodes, items, loader, messages_of, retrieval, trainer
 from tests.callbacks.pictured import told
 from tests.callbacks.traces import Drawing, Traces, start
 
@@ -147,7 +147,7 @@ def test_an_error_is_a_warning_and_the_run_goes_on(where: str, monkeypatch: pyte
         warnings.simplefilter("always")
         made = trainer(retrieval(), panels, max_epochs=2)
         made.fit(Net(), loader(items()), loader(VALIDATION, shuffle=where == "see_batch"))
-    [words] = [words for words in said(caught) if "no picture today" in words]
+    [words] = [words for words in messages_of(caught) if "no picture today" in words]
     assert words.startswith("RetrievalPanels: ")
     assert words.endswith("(Shown once for such errors.)")
     assert made.current_epoch == 2
@@ -176,7 +176,7 @@ def test_a_fit_with_pictures_is_bit_identical_to_one_without(tmp_path: Path) -> 
         ends.append(traces.seen)
     assert len(list(tmp_path.rglob("*.png"))) == 2 * 4
     assert len(ends[0]) == len(ends[1])
-    assert all(same(one, two) for one, two in zip(*ends, strict=True))
+    assert all(are_equal(one, two) for one, two in zip(*ends, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:.*sampler has shuffling enabled")

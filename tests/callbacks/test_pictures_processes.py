@@ -8,7 +8,7 @@ import torch
 
 from tests.callbacks import gloo_jobs
 from tests.callbacks.gloo_jobs import ITEMS, shorter, uneven
-from tests.callbacks.models import tagged
+from tests.callbacks.models import multi_label_items
 from tests.callbacks.pictured import AsGiven, assert_rows, brute_force
 from tests.gloo_processes import answers
 
@@ -52,7 +52,7 @@ def test_the_first_process_draws_what_brute_force_finds_and_the_others_nothing(
 
 
 def test_multi_label_targets(ranks: list[dict[str, Any]]) -> None:
-    targets = tagged(ITEMS).tensors[1]
+    targets = multi_label_items(ITEMS).tensors[1]
     assert [rank["targets"]["said"] for rank in ranks] == [[], []]
     rows = [row for [figure] in ranks[0]["targets"]["figures"].values() for row in figure]
     assert rows

@@ -8,11 +8,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from fewshot_callbacks import knn_accuracy
-from tests.callbacks.models import Net, items, keyed, measured, retrieval, said, validated
+from tests.callbacks.models import Net, expected_metrics, items, log_of_validation, messages_of, retrieval, with_prefix
 
 POINTS, LABELS = items().tensors
 DATA = TensorDataset(POINTS, LABELS, torch.arange(len(POINTS)))
-RIGHT = keyed(measured(POINTS, LABELS))
+RIGHT = with_prefix(expected_metrics(POINTS, LABELS))
 COPY = "bit for bit"
 IDS = {"ids": lambda outputs, batch: batch[2]}
 
@@ -50,8 +50,8 @@ def seen(name: str, **settings: Any) -> tuple[dict[str, float], list[str]]:
     gallery = {"gallery": 1} if name == "a gallery" else {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        logged = validated(retrieval(**gallery, **settings), Step(), LOADERS[name]())
-    return logged, [words for words in said(caught) if COPY in words]
+        logged = log_of_validation(retrieval(**gallery, **settings), Step(), LOADERS[name]())
+    return logged, [words for words in messages_of(caught) if COPY in words]
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -67,7 +67,7 @@ def test_the_monitor_says_it_once_and_ids_cure_it(name: str) -> None:
         assert cured == pytest.approx(RIGHT, rel=1e-6)
     else:
         drawn = torch.cat([batch[2] for batch in weighted()]).unique()
-        assert cured == pytest.approx(keyed(measured(POINTS[drawn], LABELS[drawn])), rel=1e-6)
+        assert cured == pytest.approx(with_prefix(expected_metrics(POINTS[drawn], LABELS[drawn])), rel=1e-6)
 
 
 def test_no_item_votes_for_itself_where_ids_say_which_it_is() -> None:
@@ -85,5 +85,5 @@ def test_ids_that_name_other_items_in_the_gallery_are_said() -> None:
     other = TensorDataset(POINTS.roll(5, 0), LABELS.roll(5, 0), torch.arange(len(POINTS)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        validated(retrieval(gallery=1, **IDS), Step(), [DataLoader(DATA, 8), DataLoader(other, 8)])
-    assert any("ids name queries and gallery items of different labels" in words for words in said(caught))
+        log_of_validation(retrieval(gallery=1, **IDS), Step(), [DataLoader(DATA, 8), DataLoader(other, 8)])
+    assert any("ids name queries and gallery items of different labels" in words for words in messages_of(caught))

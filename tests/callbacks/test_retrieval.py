@@ -29,14 +29,14 @@ from tests.callbacks.models import (
     Labelled,
     Net,
     close,
+    expected_metrics,
     items,
-    keyed,
     loader,
-    measured,
+    log_of_validation,
+    messages_of,
     retrieval,
-    said,
     trainer,
-    validated,
+    with_prefix,
 )
 
 QUERIES, GALLERY = items(), items(per_class=4, seed=4)
@@ -54,9 +54,9 @@ QUERIES, GALLERY = items(), items(per_class=4, seed=4)
 )
 def test_what_is_logged_is_what_the_function_says(settings: dict[str, Any]) -> None:
     net, monitor = Net(), retrieval(**settings)
-    logged = validated(monitor, net, loader(QUERIES, batch_size=7))
-    expected = measured(*net.by_hand(QUERIES), **settings)
-    assert logged == close(keyed(expected))
+    logged = log_of_validation(monitor, net, loader(QUERIES, batch_size=7))
+    expected = expected_metrics(*net.by_hand(QUERIES), **settings)
+    assert logged == close(with_prefix(expected))
     assert 0 < logged["val/mAP"] < 1
     assert monitor.report is not None
     assert monitor.report.metrics() == close({key: expected[key] for key in expected if key != "queries_without_match"})
@@ -85,7 +85,7 @@ def test_order_batches_and_precision(
     data = DataLoader(TensorDataset(points[order], labels[order]), batch_size=batch_size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sets without a J
-        logged = validated((monitor, DiscriminantRatioMonitor()), AsGiven(), data)
+        logged = log_of_validation((monitor, DiscriminantRatioMonitor()), AsGiven(), data)
     found = monitor.report
     assert found is not None
     assert found.values == expected.values
@@ -99,7 +99,9 @@ def test_order_batches_and_precision(
 
 def test_what_is_spilled_to_a_disk_is_logged_alike(tmp_path: Any) -> None:
     net = Net()
-    kept, spilled = (validated(retrieval(spill_to=folder), net, loader(QUERIES, 7)) for folder in (None, tmp_path))
+    kept, spilled = (
+        log_of_validation(retrieval(spill_to=folder), net, loader(QUERIES, 7)) for folder in (None, tmp_path)
+    )
     assert kept == spilled
     assert not [*tmp_path.iterdir()]
     with pytest.raises(ValueError, match="spill_to='nowhere' cannot be written to"):
@@ -113,7 +115,7 @@ def test_recall_at_a_precision_may_choose_a_threshold_below_zero_unless_bounds_a
     angles = torch.deg2rad(torch.where(torch.arange(8) % 2 == 0, 0.0, 100.0)) + labels * math.pi
     points, metrics = torch.stack([angles.cos(), angles.sin()], dim=1), (*DEFAULT_METRICS, "recall@precision0.4")
     recalls = [
-        validated(retrieval(metrics=metrics, **bounds), AsGiven(), loader(TensorDataset(points, labels)))
+        log_of_validation(retrieval(metrics=metrics, **bounds), AsGiven(), loader(TensorDataset(points, labels)))
         for bounds in ({}, {"threshold_bounds": (0, 1)})
     ]
     assert recalls[0]["val/recall@precision0.4"] == 1.0  # 12 of 28 pairs are relevant: accept all, at cosine -1
@@ -127,8 +129,8 @@ def test_given_groups_of_labels_and_what_counts_in_them(metric: str) -> None:
     lone = TensorDataset(torch.cat([points, torch.ones(1, FEATURES)]), torch.cat([labels, torch.tensor([99])]))
     settings = {"label_groups": [[-7, 3, 99], [13, 23, 33, 43]], "metrics": ("mAP", metric)}
     net, monitor = Net(), retrieval(**settings)
-    logged = validated(monitor, net, loader(lone))
-    assert logged == close(keyed(measured(*net.by_hand(lone), **settings)))
+    logged = log_of_validation(monitor, net, loader(lone))
+    assert logged == close(with_prefix(expected_metrics(*net.by_hand(lone), **settings)))
     assert monitor.report.grouped.labels == (((-7, 3, 99), (13, 23, 33, 43)),)
 
 
@@ -181,21 +183,21 @@ def test_queries_without_a_match_are_counted_and_noted_once() -> None:
         run = trainer(monitor, max_epochs=2)
         with pytest.warns(UserWarning, match="val: 2 of 38 queries have no match and are left out of every mean") as w:
             run.fit(net, loader(), loader(data))
-        assert len(said(w)) == 1
+        assert len(messages_of(w)) == 1
     assert run.callback_metrics["val/queries_without_match"] == 2
-    assert run.callback_metrics["val/mAP"] == pytest.approx(measured(*net.by_hand(data))["mAP"], rel=1e-5)
+    assert run.callback_metrics["val/mAP"] == pytest.approx(expected_metrics(*net.by_hand(data))["mAP"], rel=1e-5)
 
 
 def test_each_loader_is_evaluated_by_itself() -> None:
     net, monitor = Net(), retrieval()
-    expected = [measured(*net.by_hand(data)) for data in (QUERIES, GALLERY)]
-    listed = validated(monitor, net, [loader(QUERIES), loader(GALLERY)])
+    expected = [expected_metrics(*net.by_hand(data)) for data in (QUERIES, GALLERY)]
+    listed = log_of_validation(monitor, net, [loader(QUERIES), loader(GALLERY)])
     ends = "/dataloader_idx_0", "/dataloader_idx_1"
-    assert listed == close(keyed(expected[0], end=ends[0]) | keyed(expected[1], end=ends[1]))
+    assert listed == close(with_prefix(expected[0], end=ends[0]) | with_prefix(expected[1], end=ends[1]))
     assert set(monitor.reports) == set(ends)
     assert monitor.report is None
-    named = validated(monitor, net, {"easy": loader(QUERIES), "hard": loader(GALLERY)})
-    assert named == close(keyed(expected[0], end="/easy") | keyed(expected[1], end="/hard"))
+    named = log_of_validation(monitor, net, {"easy": loader(QUERIES), "hard": loader(GALLERY)})
+    assert named == close(with_prefix(expected[0], end="/easy") | with_prefix(expected[1], end="/hard"))
 
 
 @pytest.mark.parametrize(("gallery", "searched"), [(0, QUERIES), (1, GALLERY), ("dataloader_idx_1", GALLERY)])
@@ -203,13 +205,15 @@ def test_a_gallery_loader_by_index_and_by_name(gallery: int | str, searched: Ten
     """By the name that it has in a dictionary, too, which may hold several sets of queries."""
     net, third = Net(), items(per_class=2, seed=5)
     asked = GALLERY if gallery == 0 else QUERIES
-    expected = measured(*net.by_hand(asked), *net.by_hand(searched))
-    assert validated(retrieval(gallery=gallery), net, [loader(QUERIES), loader(GALLERY)]) == close(keyed(expected))
-    assert expected["mAP"] != pytest.approx(measured(*net.by_hand(asked))["mAP"])
+    expected = expected_metrics(*net.by_hand(asked), *net.by_hand(searched))
+    assert log_of_validation(retrieval(gallery=gallery), net, [loader(QUERIES), loader(GALLERY)]) == close(
+        with_prefix(expected)
+    )
+    assert expected["mAP"] != pytest.approx(expected_metrics(*net.by_hand(asked))["mAP"])
     loaders = {"day": loader(asked), "shop": loader(searched), "night": loader(third)}
-    of_night = measured(*net.by_hand(third), *net.by_hand(searched))
-    both = keyed(expected, end="/day") | keyed(of_night, end="/night")
-    assert validated(retrieval(gallery="shop"), net, loaders) == close(both)
+    of_night = expected_metrics(*net.by_hand(third), *net.by_hand(searched))
+    both = with_prefix(expected, end="/day") | with_prefix(of_night, end="/night")
+    assert log_of_validation(retrieval(gallery="shop"), net, loaders) == close(both)
 
 
 class Flagged(Net):
@@ -229,9 +233,9 @@ def flagged(flag: Tensor) -> DataLoader[Any]:
 def test_a_flag_for_each_item(flag: Any) -> None:
     net, chosen = Flagged(), (torch.arange(36) % 2 == 0) & (torch.arange(36) < 24)  # two of each class
     embeddings, labels = net.by_hand(QUERIES)
-    expected = measured(embeddings[~chosen], labels[~chosen], embeddings[chosen], labels[chosen])
+    expected = expected_metrics(embeddings[~chosen], labels[~chosen], embeddings[chosen], labels[chosen])
     monitor = retrieval(gallery=flag)
-    assert validated(monitor, net, flagged(chosen)) == close(keyed(expected))
+    assert log_of_validation(monitor, net, flagged(chosen)) == close(with_prefix(expected))
     assert monitor.report is not None
     assert (monitor.report.queries, monitor.report.gallery) == (24, 12)
 
@@ -253,24 +257,24 @@ def test_a_flag_for_each_item(flag: Any) -> None:
 def test_what_is_wrong_with_a_gallery_is_said_and_the_values_are_nan(gallery: Any, words: str) -> None:
     loaders = flagged(torch.arange(36) % 3 == 0)
     with pytest.warns(UserWarning, match=f"val/mAP and the other values of this set are NaN. .*{words}"):
-        logged = validated(retrieval(strict=False, gallery=gallery), Flagged(), loaders)
-    assert set(logged) == set(keyed(measured(*Net().by_hand(QUERIES))))
+        logged = log_of_validation(retrieval(strict=False, gallery=gallery), Flagged(), loaders)
+    assert set(logged) == set(with_prefix(expected_metrics(*Net().by_hand(QUERIES))))
     assert all(map(math.isnan, logged.values()))
     with pytest.raises(ValueError, match=words):
-        validated(retrieval(strict=True, gallery=gallery), Flagged(), loaders)
+        log_of_validation(retrieval(strict=True, gallery=gallery), Flagged(), loaders)
 
 
 def test_the_failure_of_one_loader_leaves_the_other() -> None:
     """And no report of an earlier evaluation."""
     net, monitor = Net(), retrieval()
-    validated(monitor, net)
+    log_of_validation(monitor, net)
     assert monitor.report is not None
     broken = loader(TensorDataset(QUERIES.tensors[0] * math.nan, QUERIES.tensors[1]))
     words = "val/mAP/dataloader_idx_0 and the other values.*36 of 36 rows of embeddings hold NaN or Inf"
     with pytest.warns(UserWarning, match=words):
-        logged = validated(monitor, net, [broken, loader(GALLERY)])
+        logged = log_of_validation(monitor, net, [broken, loader(GALLERY)])
     assert math.isnan(logged["val/mAP/dataloader_idx_0"])
-    assert logged["val/mAP/dataloader_idx_1"] == pytest.approx(measured(*net.by_hand(GALLERY))["mAP"], rel=1e-5)
+    assert logged["val/mAP/dataloader_idx_1"] == pytest.approx(expected_metrics(*net.by_hand(GALLERY))["mAP"], rel=1e-5)
     assert set(monitor.reports) == {"/dataloader_idx_1"}
 
 
@@ -304,8 +308,8 @@ def test_two_monitors_with_different_names(stage: str) -> None:
     """A name stands beside the stage, so that a test is not taken for a validation."""
     net, run = Net(), trainer(retrieval(), retrieval(name="far", similarity="euclidean"))
     (run.validate if stage == "val" else run.test)(net, loader(), verbose=False)
-    expected = keyed(measured(*net.by_hand(QUERIES)), stage)
-    expected |= keyed(measured(*net.by_hand(QUERIES), similarity="euclidean"), f"{stage}/far")
+    expected = with_prefix(expected_metrics(*net.by_hand(QUERIES)), stage)
+    expected |= with_prefix(expected_metrics(*net.by_hand(QUERIES), similarity="euclidean"), f"{stage}/far")
     assert {key: float(value) for key, value in run.callback_metrics.items()} == close(expected)
 
 
@@ -314,7 +318,7 @@ def test_two_monitors_that_would_log_the_same_keys_are_refused(name: str | None)
     """Lightning would log their mean."""
     expected = "Two RetrievalMonitors in one Trainer would log under the same keys, .* Give them different names"
     with pytest.raises(ValueError, match=expected):
-        validated((retrieval(name=name), retrieval(name=name)), Net())
+        log_of_validation((retrieval(name=name), retrieval(name=name)), Net())
 
 
 @pytest.mark.parametrize(
@@ -361,7 +365,7 @@ def test_ids_that_name_no_single_items_are_told_once() -> None:
 
     with pytest.warns(UserWarning, match="ids are shared") as warned:
         trainer(retrieval(ids=identities, strict=False), max_epochs=2).fit(Net(), loader(), loader())
-    [told] = [words for words in said(warned) if "ids are shared" in words]
+    [told] = [words for words in messages_of(warned) if "ids are shared" in words]
     assert told.startswith("RetrievalMonitor: 6 of 6 ids are shared by items that differ in embedding or label.")
     assert "so that 30 of 36 items are left out, and 30 of them are no repetitions. Pass ids that name single" in told
 
@@ -382,17 +386,17 @@ def test_neighbours_vote(bank: str) -> None:
     sets = {"train": [TRAINING], "given": [TRAINING], "gallery": [GALLERY], "self": []}[bank]
     report = knn_accuracy(*(part for data in (QUERIES, *sets) for part in net.by_hand(data)), k=(1, 5))
     logged = {key: float(value) for key, value in run.callback_metrics.items() if "knn" in key}
-    assert logged == close(keyed(report.values))
+    assert logged == close(with_prefix(report.values))
     assert net.training
 
 
 def test_what_cannot_vote_is_told() -> None:
     with pytest.warns(UserWarning, match=r"val, knn: Only 35 items can vote, so that the values of k = 99 are NaN"):
-        logged = validated(retrieval(knn=(5, 99), knn_bank="self"), Net())
+        logged = log_of_validation(retrieval(knn=(5, 99), knn_bank="self"), Net())
     assert math.isnan(logged["val/knn@99"])
     assert logged["val/knn@5"] > 0
     other = TensorDataset(TRAINING.tensors[0], TRAINING.tensors[1] + 1)
     with pytest.warns(UserWarning, match=r"none of the 36 queries has a candidate of its label"):
-        logged = validated(retrieval(knn=5, knn_bank=Labelled(other)), Embeds())
+        logged = log_of_validation(retrieval(knn=5, knn_bank=Labelled(other)), Embeds())
     assert math.isnan(logged["val/knn@5"])
     assert not math.isnan(logged["val/mAP"])

@@ -37,21 +37,21 @@ from tests.callbacks.models import (
     Scripted,
     Stream,
     close,
+    count_hooks,
     episodes,
+    expected_metrics,
+    expected_ratios,
+    expected_ratios_of_batches,
     gap_monitor,
-    hooks,
     items,
-    keyed,
     loader,
+    log_of_validation,
     logged_by,
-    measured,
-    ratios,
-    ratios_of,
+    messages_of,
     retrieval,
-    said,
     scripted,
     trainer,
-    validated,
+    with_prefix,
 )
 
 Embedding = Callable[[Tensor], Tensor]
@@ -59,7 +59,7 @@ Embedding = Callable[[Tensor], Tensor]
 
 def of_set(embeddings: Tensor, labels: Tensor, end: str = "") -> dict[str, float]:
     """What the monitors of a set must log."""
-    return keyed(measured(embeddings, labels) | ratios(embeddings, labels), end=end)
+    return with_prefix(expected_metrics(embeddings, labels) | expected_ratios(embeddings, labels), end=end)
 
 
 def everything(embed: Embedding, seen: int = 36, gap: bool = True) -> dict[str, float]:
@@ -69,7 +69,7 @@ def everything(embed: Embedding, seen: int = 36, gap: bool = True) -> dict[str, 
     if not gap:
         return of_set(*pairs[1])
     reports = [evaluate_retrieval(*pair, label_groups=3, metrics=("grouped_recall@1", "recall@1")) for pair in pairs]
-    return keyed(generalization_gap(*reports).metrics(), "gap") | of_set(*pairs[1])
+    return with_prefix(generalization_gap(*reports).metrics(), "gap") | of_set(*pairs[1])
 
 
 def near(values: dict[str, float]) -> Any:
@@ -133,7 +133,7 @@ def test_each_validation_measures_its_items_with_its_weights(settings: dict, see
 def test_a_combined_loader_in_sequence_is_several_sets() -> None:
     net, other = Embeds(), items(per_class=4, seed=4)
     loaders = CombinedLoader({"first": loader(other), "second": loader(VALIDATION)}, "sequential")
-    logged = validated((*monitors()[:2], gap_monitor(val_loader="second")), net, loaders)
+    logged = log_of_validation((*monitors()[:2], gap_monitor(val_loader="second")), net, loaders)
     gap = {key: value for key, value in everything(embedding(net)).items() if key.startswith("gap")}
     sets = of_set(*net.by_hand(other), end="/first") | of_set(*net.by_hand(VALIDATION), end="/second")
     assert logged.pop("gap/share_of_time") > 0
@@ -149,7 +149,9 @@ def test_a_combined_loader_that_draws_from_several_is_one_set(mode: str, seen: i
             return super().validation_step(batch["first"], batch_idx)
 
     net, second = First(), loader(items(per_class=4, seed=4))  # three batches, the other has four
-    logged = validated(monitors()[:2], net, CombinedLoader({"first": loader(VALIDATION), "second": second}, mode))
+    logged = log_of_validation(
+        monitors()[:2], net, CombinedLoader({"first": loader(VALIDATION), "second": second}, mode)
+    )
     assert logged == near(everything(embedding(net), seen, gap=False))
 
 
@@ -184,7 +186,7 @@ def test_embeddings_of_any_precision(precision: str, autocast: torch.dtype | Non
 
     class Looks(Callback):
         def on_validation_epoch_end(self, *_: Any) -> None:
-            kept.update(batch.embeddings.dtype for batch in pair[0]._parts.stores[0, False]._batches)  # type: ignore[attr-defined]
+            kept.update(batch.embeddings.dtype for batch in pair[0]._collector.stores[0, False]._batches)  # type: ignore[attr-defined]
 
     def noted(module: Embeds, batch: Any) -> Tensor:
         embeddings = module(batch[0])
@@ -204,7 +206,7 @@ def test_embeddings_of_any_precision(precision: str, autocast: torch.dtype | Non
 
     assert kept == embedded == {embed(VALIDATION.tensors[0]).dtype} == {autocast or dtype}
     assert logged_by(run) == near(everything(embed))
-    assert batches.logged == pytest.approx(ratios_of(batches))
+    assert batches.logged == pytest.approx(expected_ratios_of_batches(batches))
 
 
 class WithGradient(Embeds):
@@ -222,17 +224,17 @@ def test_embeddings_are_kept_without_their_gradient_and_dropped_when_they_are_me
 
     class Watch(Callback):
         def on_validation_batch_end(self, *_: Any) -> None:
-            [store] = watched[0]._parts.stores.values()  # type: ignore[attr-defined]
+            [store] = watched[0]._collector.stores.values()  # type: ignore[attr-defined]
             [moments] = watched[1]._moments.values()  # type: ignore[attr-defined]
             assert not moments.means.requires_grad
             assert not any(batch.embeddings.requires_grad for batch in store._batches)
             held.append(len(store))
 
         def on_validation_end(self, *_: Any) -> None:
-            held.append(len(watched[0]._parts.stores) + len(watched[1]._moments))  # type: ignore[attr-defined]
+            held.append(len(watched[0]._collector.stores) + len(watched[1]._moments))  # type: ignore[attr-defined]
 
     gap = gap_monitor(source=source, embed=lambda m, b: m(b[0]))
-    logged = validated((*watched, gap, Watch()), net, inference_mode=False)
+    logged = log_of_validation((*watched, gap, Watch()), net, inference_mode=False)
     assert logged.pop("gap/share_of_time") > 0
     assert logged == near(everything(embedding(net)))
     assert held == [11, 22, 33, 36, 0]
@@ -259,8 +261,10 @@ def test_a_compiled_module(what: str) -> None:
     run.fit(given, loader(), loader(VALIDATION))
     expected = everything(embedding(net))
     assert logged_by(run) == near(expected)
-    assert batches.logged == pytest.approx(ratios_of(batches))
-    assert validated(of_source[0], given)["val/mAP"] == pytest.approx(expected["val/mAP"], rel=1e-5)  # and again
+    assert batches.logged == pytest.approx(expected_ratios_of_batches(batches))
+    assert log_of_validation(of_source[0], given)["val/mAP"] == pytest.approx(
+        expected["val/mAP"], rel=1e-5
+    )  # and again
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
@@ -287,10 +291,12 @@ def test_code_that_was_compiled_before_a_monitor_listened_is_said_to_pass_it_by(
     trainer().validate(given, loader(), verbose=False)
     words = "did not call the submodule 'encoder'.*was compiled before.*compiler.reset"
     with pytest.warns(UserWarning, match=words) as warned:
-        validated(retrieval(source="encoder", strict=False), given)
-    assert len(said(warned)) == 1
+        log_of_validation(retrieval(source="encoder", strict=False), given)
+    assert len(messages_of(warned)) == 1
     torch.compiler.reset()  # as the message says
-    assert validated(retrieval(source="encoder"), given) == close(keyed(measured(*net.by_hand(VALIDATION))))
+    assert log_of_validation(retrieval(source="encoder"), given) == close(
+        with_prefix(expected_metrics(*net.by_hand(VALIDATION)))
+    )
 
 
 def test_labels_of_any_integer_type() -> None:
@@ -308,7 +314,7 @@ def test_labels_of_any_integer_type() -> None:
         loaders[str(dtype)] = loader(TensorDataset(points, torch.tensor(each).to(dtype)[(labels + 7) // 10]))
         same = torch.tensor([each.index(number) for number in each])[(labels + 7) // 10]
         expected |= of_set(*net.by_hand(TensorDataset(points, same)), end=f"/{dtype}")
-    assert validated(monitors()[:2], net, loaders) == near(expected)
+    assert log_of_validation(monitors()[:2], net, loaders) == near(expected)
 
 
 def test_labels_without_values_are_nan_and_one_warning_for_each_monitor() -> None:
@@ -316,7 +322,7 @@ def test_labels_without_values_are_nan_and_one_warning_for_each_monitor() -> Non
     run = trainer(*monitors()[:2], max_epochs=2)
     with pytest.warns(UserWarning, match="is a meta tensor") as warned:
         run.fit(net, loader(), loader())
-    of_j, of_map = sorted(said(warned))
+    of_j, of_map = sorted(messages_of(warned))
     assert (
         "val/J and the other values of this set are NaN. DiscriminantRatioMonitor, validation_step: labels is" in of_j
     )
@@ -333,7 +339,7 @@ def test_every_logger_holds_every_value(kinds: tuple[str, ...], tmp_path: Path) 
     run = trainer(*monitors(), by_hand, batches, max_epochs=2, logger=loggers or False, log_every_n_steps=1)
     run.fit(Embeds(), loader(), loader(VALIDATION))
     assert by_hand.logged == [near(values) for values in by_hand.expected]
-    assert batches.logged == pytest.approx(ratios_of(batches), rel=1e-5)
+    assert batches.logged == pytest.approx(expected_ratios_of_batches(batches), rel=1e-5)
     written = {}
     if "csv" in kinds:
         with (Path(made["csv"].log_dir) / "metrics.csv").open() as file:
@@ -347,7 +353,7 @@ def test_every_logger_holds_every_value(kinds: tuple[str, ...], tmp_path: Path) 
     for values in written.values():
         for key in (*KEYS, "val/mAP", "val/recall@1", "val/precision", "val/J"):
             assert values[key] == pytest.approx([by_hand.expected[i][key] for i in range(2)], rel=1e-5, abs=1e-6)
-        assert values["train/J"] == pytest.approx(ratios_of(batches), rel=1e-5)
+        assert values["train/J"] == pytest.approx(expected_ratios_of_batches(batches), rel=1e-5)
 
 
 class Steady(Embeds):
@@ -392,15 +398,15 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_does(tmp_path: Path) -> No
 
 def quality_to_map(quality: float) -> float:
     points, labels = items().tensors
-    return measured(scripted(points, labels, quality), labels)["mAP"]
+    return expected_metrics(scripted(points, labels, quality), labels)["mAP"]
 
 
 def is_clean(net: Net, *monitors: Any) -> bool:
     """No hook, no embeddings, nothing expected."""
-    return hooks(net) == 0 and not any(
+    return count_hooks(net) == 0 and not any(
         monitor._reader._captured
         or monitor._failed
-        or getattr(getattr(monitor, "_parts", None), "stores", None)
+        or getattr(getattr(monitor, "_collector", None), "stores", None)
         or getattr(monitor, "_moments", None)
         for monitor in monitors
     )
@@ -428,11 +434,11 @@ def test_validate_and_test_after_fit_look_at_the_loaders_they_are_given() -> Non
     run = trainer(*monitors)
     run.fit(net, loader(), [loader(), loader()])
     assert "val/mAP/dataloader_idx_1" in run.callback_metrics
-    [validated] = run.validate(net, loader(other), verbose=False)
+    [values] = run.validate(net, loader(other), verbose=False)
     [tested] = run.test(net, loader(other), verbose=False)
-    expected = measured(*net.by_hand(other)) | ratios(*net.by_hand(other))
-    assert validated == close(keyed(expected))
-    assert tested == close(keyed(expected, "test"))
+    expected = expected_metrics(*net.by_hand(other)) | expected_ratios(*net.by_hand(other))
+    assert values == close(with_prefix(expected))
+    assert tested == close(with_prefix(expected, "test"))
     assert set(monitors[0].reports) == {""}
     assert is_clean(net, *monitors)
 
@@ -466,7 +472,7 @@ def test_the_sanity_check_shows_what_cannot_be_measured_and_says_it_once(monitor
     useless = Returns(lambda net, x, y: {"loss": x.mean()})
     with pytest.warns(UserWarning, match="sanity check") as warned:
         trainer(monitor(strict=False), num_sanity_val_steps=1, max_epochs=2).fit(useless, loader(), loader())
-    [words] = said(warned)
+    [words] = messages_of(warned)
     assert words.startswith(
         f"The sanity check shows that validation cannot be measured. {type(monitor()).__name__} found no embeddings: "
         "validation_step returned a mapping with the keys 'loss'; expected 'embeddings'."
@@ -493,7 +499,7 @@ def test_an_interrupted_evaluation_leaves_nothing_behind(monkeypatch: pytest.Mon
     assert is_clean(net, *monitors)
     monkeypatch.undo()
     [logged] = run.validate(net, loader(), verbose=False)  # and both can be used again
-    assert logged["val/mAP"] == pytest.approx(measured(*net.by_hand(items()))["mAP"], rel=1e-5)
+    assert logged["val/mAP"] == pytest.approx(expected_metrics(*net.by_hand(items()))["mAP"], rel=1e-5)
 
 
 def test_an_unexpected_error_of_the_evaluation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -571,7 +577,7 @@ def test_a_metric_that_needs_more_classes_has_no_key_and_one_notice() -> None:
     run = trainer(RetrievalMonitor(label_groups=10), max_epochs=3)
     with pytest.warns(UserWarning, match="Grouped|other values") as caught:
         run.fit(Scripted([0.6, 0.6, math.nan]), loader(), loader())
-    [notice] = [words for words in said(caught) if "Grouped" in words]
+    [notice] = [words for words in messages_of(caught) if "Grouped" in words]
     assert notice.startswith("val: Grouped Recall is left out: two groups of label_groups=10 labels need 20")
     assert not [key for key in run.callback_metrics if "grouped" in key]
     assert math.isnan(run.callback_metrics["val/mAP"])

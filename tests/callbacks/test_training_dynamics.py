@@ -23,7 +23,7 @@ from fewshot_callbacks.callbacks import TrainingDynamicsMonitor
 from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, training_dynamics
 from fewshot_callbacks.protonet import ProtoNet
 from fewshot_callbacks.trainer.side_effects import without_side_effects
-from tests.callbacks.models import SHOTS, Backbone, EveryBatch, episode_items, episodes, protonet, said, trainer
+from tests.callbacks.models import SHOTS, Backbone, EveryBatch, episode_items, episodes, messages_of, protonet, trainer
 from tests.functional.dynamics.slow_dynamics import slow_dynamics
 
 MEASURES = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")
@@ -144,7 +144,7 @@ def test_steps_that_move_nothing_are_undefined_and_said_once() -> None:
     monitor = TrainingDynamicsMonitor(every_n_steps=1)
     with pytest.warns(UserWarning, match="moved no embedding") as caught:
         trainer(monitor, max_steps=2).fit(Still(Backbone(), shots=SHOTS), episodes())
-    assert len([text for text in said(caught) if "moved no embedding" in text]) == 1
+    assert len([text for text in messages_of(caught) if "moved no embedding" in text]) == 1
     assert [bool(measure.undefined) for measure in monitor.history.measures] == [True, True]
 
 
@@ -234,7 +234,7 @@ def test_what_cannot_be_measured_is_said_once_and_the_training_goes_on(embed: An
     run = trainer(TrainingDynamicsMonitor(strict=False, **settings))
     with pytest.warns(UserWarning, match="dynamics are NaN") as caught:
         run.fit(Own(), mappings())
-    [about] = [text for text in said(caught) if "dynamics are NaN" in text]
+    [about] = [text for text in messages_of(caught) if "dynamics are NaN" in text]
     assert re.search(words, about)
     assert run.global_step == 4
     assert math.isnan(run.callback_metrics["dynamics/con_div"])
@@ -311,7 +311,7 @@ def test_a_file_of_another_run_or_of_the_user_is_left_as_it_is(earlier: str, tmp
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer(monitor, logger=logger(tmp_path), max_epochs=2).fit(protonet(), episodes(4))
-    assert [words for words in said(caught) if "training_dynamics-2.json" in words] == [
+    assert [words for words in messages_of(caught) if "training_dynamics-2.json" in words] == [
         f"TrainingDynamicsMonitor: {file} was not written in this run and is left as it is. The training dynamics are in "
         "training_dynamics-2.json beside it."
     ]
@@ -396,6 +396,6 @@ def test_a_shuffled_loader_is_measured_on_what_its_batches_have() -> None:
     notes = r"the batch is not an episode. Measured are 3 items of each of the 3 classes.*; 3 of 12 items are left out"
     with pytest.warns(UserWarning, match=notes) as warned:
         trainer(monitor).fit(net, DataLoader(TensorDataset(torch.randn(24, 12), labels), batch_size=12))
-    assert len([text for text in said(warned) if "is not an episode" in text]) == 1
+    assert len([text for text in messages_of(warned) if "is not an episode" in text]) == 1
     before, after = (part[chosen] for part in seen[:2])
     assert next(iter(monitor.history)) == (1, training_dynamics(before, after, labels[chosen], shots=2))

@@ -21,8 +21,8 @@ from tests.callbacks.models import (
     gap_monitor,
     items,
     loader,
+    messages_of,
     retrieval,
-    said,
     trainer,
 )
 
@@ -78,7 +78,7 @@ def test_who_takes_the_worst_value_for_the_best_is_told_once(wrong: bool, sanity
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run.fit(Embeds(), loader(), loader())
-    told = [words for words in said(caught) if "values are better" in words]
+    told = [words for words in messages_of(caught) if "values are better" in words]
     assert len(told) == (len(HIGHER) + len(LOWER) if wrong else 0)
     for key in HIGHER if wrong else ():
         words = f"EarlyStopping(monitor='{key}', mode='min') takes the smallest {key} for the best, but higher values"
@@ -101,7 +101,7 @@ def test_checkpoints_and_schedulers_and_loaders_that_are_known_late(every: int, 
         net = Net()
     with pytest.warns(UserWarning, match="values are better") as caught:
         run.fit(net, loader(), {"a": loader(), "b": loader(VALIDATION)})
-    told = [words.partition(" takes")[0] for words in said(caught)]
+    told = [words.partition(" takes")[0] for words in messages_of(caught)]
     wanted = [
         "ModelCheckpoint(monitor='val/mAP/b', mode='min')",
         "ReduceLROnPlateau(monitor='val/recall@1/a', mode='min')",
@@ -188,7 +188,7 @@ def test_a_key_that_others_log_too_is_said_once(net: Any, beside: Any, stage: st
     loaders = {"fit": (loader(), loader()), "validate": (loader(),)}[stage]
     with pytest.warns(UserWarning, match=words) as caught:
         getattr(run, stage)(net(), *loaders)
-    assert len([one for one in said(caught) if "does so, too" in one]) == 1
+    assert len([one for one in messages_of(caught) if "does so, too" in one]) == 1
 
 
 def test_a_key_that_the_module_logs_at_the_end_is_said_before_lightning_refuses_it() -> None:

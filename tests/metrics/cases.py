@@ -6,15 +6,15 @@ import pickle
 import torch
 from hypothesis import strategies as st
 
-NAMES = torch.tensor([0, 3, -7, 2**61, 2**63 - 1, -(2**63)])
+LABEL_VALUES = torch.tensor([0, 3, -7, 2**61, 2**63 - 1, -(2**63)])
 
 
 @st.composite
 def cut_sets(draw):
-    """Items with labels and where to cut them into batches, some of them empty."""
+    """Draw items with labels, and the bounds of batches, some of them empty."""
     items = draw(st.integers(1, 30))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    labels = NAMES[torch.randint(0, draw(st.integers(1, 6)), (items,), generator=generator)]
+    labels = LABEL_VALUES[torch.randint(0, draw(st.integers(1, 6)), (items,), generator=generator)]
     embeddings = torch.randn(items, 3, generator=generator) + draw(st.sampled_from([0.0, 1e4]))
     cuts = sorted(draw(st.lists(st.integers(0, items), max_size=5)))
     return embeddings, labels, list(zip([0, *cuts], [*cuts, items], strict=True))
@@ -26,15 +26,15 @@ def fill(metric, embeddings, labels, cuts):
     return metric
 
 
-def made(items=40, classes=4):
+def clustered_items(items=40, classes=4):
     generator = torch.Generator().manual_seed(items)
     labels = torch.arange(items) % classes
     centres = torch.randn(classes, 5, generator=generator)
     return centres[labels] + torch.randn(items, 5, generator=generator), labels
 
 
-def saved(metric):
-    """Through a state dictionary, as that of a checkpoint."""
+def reloaded(metric):
+    """Return a metric with the state of another one, through a state dictionary as in a checkpoint."""
     other = metric.clone()
     other.reset()
     for each in (metric, other):
@@ -50,4 +50,4 @@ WRONG_BATCHES = [
     (torch.ones(4, 2), torch.ones(4), " needs integer labels; got torch.float32"),
     (torch.ones(4, 2), torch.arange(3), ": 4 embeddings, but 3 labels"),
 ]
-"""What no metric takes, and what follows its name in the message."""
+"""Batches that no metric takes, and the words that follow its name in the message."""

@@ -37,7 +37,7 @@ def items(n: int = 23) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 SHARDS = {"uneven": (slice(0, 17), slice(17, 23)), "first empty": (slice(23, 23), slice(0, 23))}
-"""Who holds what; an empty shard is no batch at all, and a third process has none."""
+"""Rows of the first two processes; an empty shard is no batch at all, and a third process has none."""
 
 SETTINGS: dict[str, Any] = {"metrics": ("mAP", "recall@1", "recall@3")}
 MORE: dict[str, Any] = SETTINGS | {
@@ -47,7 +47,7 @@ MORE: dict[str, Any] = SETTINGS | {
 
 
 def shard(name: str, rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The batches of a process."""
+    """Return the batches of a process."""
     embeddings, labels = items()
     mine = SHARDS[name][rank] if rank < 2 else slice(0, 0)
     return list(zip(embeddings[mine].split(5), labels[mine].split(5), strict=True)) if mine.start < mine.stop else []
@@ -79,7 +79,7 @@ def retrieval(rank: int) -> dict[str, Any]:
     answers["half"] = half.compute()
     named = RetrievalEvaluation(**SETTINGS)
     embeddings, labels = items()
-    for some in dealt(23, rank).split(5):  # with what the sampler repeats
+    for some in sampler_indices(23, rank).split(5):  # with what the sampler repeats
         named.update(embeddings[some], labels[some], ids=some)
     answers["ids"] = named.compute()
     return answers
@@ -106,7 +106,7 @@ def given_by_one(rank: int) -> dict[str, Any]:
 
 
 def words(labels: torch.Tensor) -> list[str]:
-    """The same labels as strings."""
+    """Return labels as strings, the same ones for equal labels."""
     return [f"class {label % 4}" for label in labels.tolist()]
 
 
@@ -130,8 +130,8 @@ def words_as_labels(rank: int) -> dict[str, Any]:
     return answers
 
 
-def dealt(n: int, rank: int) -> torch.Tensor:
-    """What a DistributedSampler gives a rank."""
+def sampler_indices(n: int, rank: int) -> torch.Tensor:
+    """Return the indices that a DistributedSampler gives a rank."""
     count = torch.distributed.get_world_size()
     return torch.tensor(list(DistributedSampler(range(n), num_replicas=count, rank=rank, shuffle=False)))
 
@@ -185,7 +185,7 @@ def embedding_store(rank: int) -> dict[str, Any]:
     for n in (1, 23):
         embeddings, labels = items(n)
         store = EmbeddingStore()
-        for some in dealt(n, rank).split(4):
+        for some in sampler_indices(n, rank).split(4):
             store.append(embeddings[some].half(), labels[some])
         answers[f"sampler {n}"] = store.gather(dataset_size=n), store.gather()
     own = torch.arange(rank, 23, torch.distributed.get_world_size())
@@ -235,5 +235,5 @@ def stores_of_different_calls(rank: int) -> dict[str, str]:
 
 
 def answers(rank: int, folder: Path) -> dict[str, Any]:
-    """Of every case."""
+    """Return the result of every case in this process, by name."""
     return {name: function(rank) for name, function in CASES.items()}

@@ -12,7 +12,7 @@ from fewshot_callbacks.functional import ClassMoments, variance_ratio, variance_
 from fewshot_callbacks.functional import discriminant_ratio as functional
 from fewshot_callbacks.metrics import DiscriminantRatio, VarianceRatio
 from tests.metrics import gloo_jobs
-from tests.metrics.cases import COPIES, cut_sets, fill, made, saved
+from tests.metrics.cases import COPIES, clustered_items, cut_sets, fill, reloaded
 
 
 def assert_close(found, expected):
@@ -48,7 +48,7 @@ def test_the_variance_ratio_equals_the_function_over_any_cut(case, normalize):
 
 
 def test_state_grows_with_classes_not_with_items_and_moves_with_the_metric():
-    metric = fill(DiscriminantRatio(), *made(200), [(0, 100), (100, 200)])
+    metric = fill(DiscriminantRatio(), *clustered_items(200), [(0, 100), (100, 200)])
     shapes = {name: [tuple(part.shape) for part in parts] for name, parts in metric.metric_state.items()}
     # of lines of JSON there are none: labels are integers
     expected = {
@@ -66,7 +66,7 @@ def test_state_grows_with_classes_not_with_items_and_moves_with_the_metric():
 
 
 def test_within_scatter_is_the_mean_squared_distance_to_the_class_mean():
-    embeddings, labels = made()
+    embeddings, labels = clustered_items()
     found = fill(DiscriminantRatio(), embeddings, labels - 9, [(0, 13), (13, 40)]).within_scatter()
     assert list(found) == [-9, -8, -7, -6]
     for label in range(4):
@@ -76,8 +76,10 @@ def test_within_scatter_is_the_mean_squared_distance_to_the_class_mean():
 
 @pytest.mark.parametrize("name", [*COPIES, "saved"])
 def test_a_copy_goes_on_from_there(name):
-    embeddings, labels = made()
-    metric = (COPIES | {"saved": saved})[name](fill(DiscriminantRatio(normalize=True), embeddings, labels, [(0, 20)]))
+    embeddings, labels = clustered_items()
+    metric = (COPIES | {"saved": reloaded})[name](
+        fill(DiscriminantRatio(normalize=True), embeddings, labels, [(0, 20)])
+    )
     fill(metric, embeddings, labels, [(20, 40)])
     assert_close(metric.compute(), functional(embeddings, labels, normalize=True))
     metric.reset()
@@ -91,7 +93,7 @@ def test_compute_before_update_is_nan_and_says_so():
     metric = DiscriminantRatio()
     metric.update(torch.empty(0, 7), torch.empty(0, dtype=torch.long))
     assert metric.compute().isnan()
-    embeddings, labels = made()  # an empty batch fixes no dimension
+    embeddings, labels = clustered_items()  # an empty batch fixes no dimension
     metric.update(embeddings.requires_grad_(), labels)
     expected = metric.within_scatter()
     with torch.no_grad():  # no graph is held, and no view
@@ -102,7 +104,7 @@ def test_compute_before_update_is_nan_and_says_so():
 
 
 def test_refusals_leave_the_state_alone():
-    metric = fill(DiscriminantRatio(), *made(), [(0, 40)])
+    metric = fill(DiscriminantRatio(), *clustered_items(), [(0, 40)])
     expected = metric.within_scatter()
     with pytest.raises(ValueError, match=r"DiscriminantRatio.*labels has shape \(4, 3\). Pass labels.argmax"):
         metric.update(torch.ones(4, 2), torch.ones(4, 3).long())
@@ -110,7 +112,7 @@ def test_refusals_leave_the_state_alone():
 
 
 def test_in_a_collection_each_batch_is_added_once_for_both(monkeypatch):
-    embeddings, labels = made()
+    embeddings, labels = clustered_items()
     both = MetricCollection([DiscriminantRatio(), VarianceRatio()])
     both.update(embeddings[:10], labels[:10])
     calls, of = [], ClassMoments.of

@@ -13,7 +13,7 @@ from tests.metrics.cases import COPIES
 SETTINGS = {"label_groups": 2}
 
 
-def made(items=30, classes=5):
+def items_with_words(items=30, classes=5):
     generator = torch.Generator().manual_seed(items)
     number = torch.arange(items) % classes
     embeddings = torch.randn(classes, 6, generator=generator)[number] + torch.randn(items, 6, generator=generator)
@@ -27,7 +27,7 @@ def fill(metric, embeddings, words, sizes=(7, 1, 22)):
 
 
 def test_the_evaluation_of_batches_is_that_of_all_words_and_a_reset_forgets_them():
-    embeddings, words = made()
+    embeddings, words = items_with_words()
     metric = COPIES["pickle"](fill(RetrievalEvaluation(**SETTINGS), embeddings[:20], words[:20], (7, 1, 12)))
     values = fill(metric, embeddings[20:], words[20:], (10,)).compute()
     expected = evaluate_retrieval(embeddings, words, **SETTINGS)
@@ -42,7 +42,7 @@ def test_the_evaluation_of_batches_is_that_of_all_words_and_a_reset_forgets_them
 
 
 def test_arrays_lists_and_columns():
-    embeddings, words = made()
+    embeddings, words = items_with_words()
     metric = RetrievalEvaluation(**SETTINGS)
     metric.update(embeddings.numpy(), words[:, None], ids=np.arange(30))
     metric.update(embeddings[:3].tolist(), words[:3], ids=[0, 1, 2])
@@ -51,7 +51,7 @@ def test_arrays_lists_and_columns():
 
 
 def test_ratios_and_the_scatter_of_each_word():
-    embeddings, words = made()
+    embeddings, words = items_with_words()
     names, numbers = np.unique(words, return_inverse=True)
     metrics = fill(MetricCollection([DiscriminantRatio(), VarianceRatio()]), embeddings, words)
     found = metrics["DiscriminantRatio"]
@@ -65,7 +65,7 @@ def test_ratios_and_the_scatter_of_each_word():
 
 @pytest.mark.parametrize("metric", [RetrievalEvaluation, DiscriminantRatio])
 def test_words_beside_integers_and_another_dimension_are_refused(metric):
-    embeddings, words = made()
+    embeddings, words = items_with_words()
     numbers, name = torch.arange(30), metric.__name__
     for first, second, said in (
         (
@@ -87,7 +87,7 @@ def test_words_beside_integers_and_another_dimension_are_refused(metric):
 
 
 def test_the_store_keeps_words():
-    embeddings, words = made()
+    embeddings, words = items_with_words()
     store = EmbeddingStore()
     store.append(embeddings[:10], words[:10].tolist())
     store.append(embeddings[10:].numpy(), words[10:])

@@ -18,7 +18,7 @@ from tests.metrics.cases import COPIES, WRONG_BATCHES
 SETTINGS = {"metrics": ("mAP", "recall@1", "recall@3")}
 
 
-def made(items=30, classes=5):
+def clustered_items(items=30, classes=5):
     generator = torch.Generator().manual_seed(items)
     number = torch.arange(items) % classes
     centres = torch.randn(classes, 6, generator=generator)
@@ -31,7 +31,7 @@ def fill(metric, embeddings, labels, size):
     return metric
 
 
-def same(found, expected):
+def assert_metrics_are(found, expected):
     """The metrics of a report, as float64 scalars."""
     assert list(found) == list(expected)
     for name, value in found.items():
@@ -42,25 +42,25 @@ def same(found, expected):
 @settings(max_examples=12, deadline=None)
 @given(st.integers(2, 24), st.lists(st.integers(0, 24), max_size=4), st.sampled_from(["cosine", "euclidean"]))
 def test_equals_the_function_over_any_cut(items, cuts, similarity):
-    embeddings, labels = made(items, 4 if items >= 8 else 1)
+    embeddings, labels = clustered_items(items, 4 if items >= 8 else 1)
     metric = RetrievalEvaluation(**SETTINGS, similarity=similarity)
     for start, stop in itertools.pairwise(sorted({0, items, *(min(cut, items) for cut in cuts)})):
         metric.update(embeddings[start:stop], labels[start:stop])
     expected = evaluate_retrieval(embeddings, labels, **SETTINGS, similarity=similarity)
-    same(metric.compute(), expected.metrics())
+    assert_metrics_are(metric.compute(), expected.metrics())
     assert metric.report == expected
 
 
 @pytest.mark.parametrize("name", COPIES)
 def test_a_copy_goes_on_from_there(name):
-    embeddings, labels = made()
+    embeddings, labels = clustered_items()
     metric = COPIES[name](fill(RetrievalEvaluation(**SETTINGS), embeddings[:20], labels[:20], 8))
     fill(metric, embeddings[20:], labels[20:], 8)
-    same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
+    assert_metrics_are(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
 
 
 def test_what_is_kept_is_a_compact_copy_in_the_dtype_of_the_model():
-    embeddings, labels = made()
+    embeddings, labels = clustered_items()
     wide = torch.cat([embeddings, embeddings], dim=1).half().requires_grad_()
     metric = RetrievalEvaluation(**SETTINGS)
     metric.update(wide[:, :6], labels)
@@ -68,7 +68,7 @@ def test_what_is_kept_is_a_compact_copy_in_the_dtype_of_the_model():
     with torch.no_grad():
         wide.fill_(0)
         labels.fill_(0)
-    same(metric.compute(), expected.metrics())
+    assert_metrics_are(metric.compute(), expected.metrics())
     (kept,) = metric.embeddings
     assert kept.dtype == torch.float16
     assert not kept.requires_grad
@@ -78,12 +78,12 @@ def test_what_is_kept_is_a_compact_copy_in_the_dtype_of_the_model():
 def test_keywords_of_torchmetrics_stand_beside_the_settings():
     metric = RetrievalEvaluation(metrics=("mAP", "recall@2"), label_groups=None, sync_on_compute=False)
     assert not metric.sync_on_compute
-    assert fill(metric, *made(), 10).compute().keys() == {"mAP", "recall@2"}
+    assert fill(metric, *clustered_items(), 10).compute().keys() == {"mAP", "recall@2"}
 
 
 def test_a_plot_has_a_point_or_a_line_for_each_value_but_the_threshold():
     metric = RetrievalEvaluation(**SETTINGS | {"metrics": ("mAP", "recall@1", "threshold")})
-    results = [metric(*made()), metric(*made(20))]
+    results = [metric(*clustered_items()), metric(*clustered_items(20))]
     for values, expected in ((None, [metric.compute()]), (results, results)):
         _, axes = metric.plot(values)
         lines = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
@@ -93,30 +93,30 @@ def test_a_plot_has_a_point_or_a_line_for_each_value_but_the_threshold():
 
 
 def test_forward_gives_the_batch_and_keeps_the_whole_and_the_report_is_that_of_the_last_compute():
-    embeddings, labels = made(40, 5)
+    embeddings, labels = clustered_items(40, 5)
     metric = RetrievalEvaluation(**SETTINGS)
     assert metric.report is None
     for batch in zip(embeddings.split(20), labels.split(20), strict=True):
-        same(metric(*batch), evaluate_retrieval(*batch, **SETTINGS).metrics())
+        assert_metrics_are(metric(*batch), evaluate_retrieval(*batch, **SETTINGS).metrics())
         assert metric.report.queries == 20
-    same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
+    assert_metrics_are(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
     assert metric.report.queries == 40
 
 
 def test_forward_of_a_batch_without_a_match_keeps_what_was_collected():
-    embeddings, labels = made(40, 5)
+    embeddings, labels = clustered_items(40, 5)
     metric = RetrievalEvaluation(**SETTINGS)
     metric(embeddings[:20], labels[:20])
     with pytest.warns(
         UserWarning, match="RetrievalEvaluation: the values of a batch are NaN. .* none of the 4 queries has"
     ):
         found = metric(embeddings[20:24], torch.arange(100, 104))
-    same(found, dict.fromkeys(SETTINGS["metrics"], np.nan))
+    assert_metrics_are(found, dict.fromkeys(SETTINGS["metrics"], np.nan))
     with pytest.raises(ValueError, match="4 embeddings, but 3 labels"):
         metric(embeddings[20:24], labels[:3])
     metric(embeddings[24:], labels[24:])
     whole = torch.cat([labels[:20], torch.arange(100, 104), labels[24:]])
-    same(metric.compute(), evaluate_retrieval(embeddings, whole, **SETTINGS).metrics())
+    assert_metrics_are(metric.compute(), evaluate_retrieval(embeddings, whole, **SETTINGS).metrics())
     assert not metric._is_synced
     assert metric._to_sync
     sets = RetrievalEvaluation()
@@ -125,21 +125,21 @@ def test_forward_of_a_batch_without_a_match_keeps_what_was_collected():
 
 
 def test_ids_are_the_same_integers_in_any_form():
-    embeddings, labels = made(30, 5)
+    embeddings, labels = clustered_items(30, 5)
     metric = RetrievalEvaluation(**SETTINGS)
     forms = (lambda ids: ids, lambda ids: list(ids.numpy()), lambda ids: ids.tolist(), lambda ids: ids.numpy(), list)
     for form in forms:  # the same items, each time
         metric.update(embeddings, labels, ids=form(torch.arange(30)))
-    same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
+    assert_metrics_are(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
 
 
 def test_a_word_may_begin_with_any_character():
-    embeddings, labels = made(30, 5)
+    embeddings, labels = clustered_items(30, 5)
     begin = ["\0", "\x002 ", "\ud800", "\ud8003 ", "[", '"']
     words = [f"{begin[label % len(begin)]}{label} 1" for label in labels.tolist()]
     metric = RetrievalEvaluation(**SETTINGS)
     metric.update(embeddings, words)
-    same(metric.compute(), evaluate_retrieval(embeddings, words, **SETTINGS).metrics())
+    assert_metrics_are(metric.compute(), evaluate_retrieval(embeddings, words, **SETTINGS).metrics())
     assert metric.report.label_names == tuple(sorted(set(words)))
 
 
@@ -172,22 +172,22 @@ def test_a_refused_batch_leaves_the_metric_as_it_was(batch, message):
     metric = RetrievalEvaluation(**SETTINGS)
     with pytest.raises(ValueError, match=message):
         metric.update(**dict(zip(("embeddings", "labels", "ids", "is_gallery"), batch, strict=False)))
-    embeddings, labels = made()
+    embeddings, labels = clustered_items()
     fill(metric, embeddings, labels, 10)
-    same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
+    assert_metrics_are(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
 
 
 def test_of_items_with_one_id_the_first_counts():
-    embeddings, labels = made(30, 5)
+    embeddings, labels = clustered_items(30, 5)
     metric = RetrievalEvaluation(**SETTINGS)
     for some in torch.cat([torch.arange(30), torch.arange(9)]).split(13):
         metric.update(embeddings[some], labels[some], ids=some)
-    same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
+    assert_metrics_are(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
     shared = RetrievalEvaluation(**SETTINGS)
     shared.update(embeddings, labels, ids=torch.arange(30) // 2 % 15)
     with pytest.warns(UserWarning, match="RetrievalEvaluation: 15 of 15 ids are shared .* 15 of 30 items are left out"):
         found = shared.compute()
-    same(found, evaluate_retrieval(embeddings[::2], labels[::2], **SETTINGS).metrics())
+    assert_metrics_are(found, evaluate_retrieval(embeddings[::2], labels[::2], **SETTINGS).metrics())
 
 
 @pytest.mark.parametrize("name", [*gloo_jobs.SHARDS, "half"])
@@ -196,44 +196,46 @@ def test_every_rank_gets_the_value_of_one_process(on_ranks, name):
     embeddings = embeddings.half() if name == "half" else embeddings
     expected = evaluate_retrieval(embeddings, labels, **SETTINGS).metrics()
     for answers in on_ranks:
-        same(answers["retrieval"][name], expected)
+        assert_metrics_are(answers["retrieval"][name], expected)
 
 
 def test_what_a_sampler_repeats_is_found_by_ids(on_ranks):
     expected = evaluate_retrieval(*gloo_jobs.items(23), **SETTINGS).metrics()
     for answers in on_ranks:
-        same(answers["retrieval"]["ids"], expected)
+        assert_metrics_are(answers["retrieval"]["ids"], expected)
 
 
 def test_queries_and_a_gallery_with_ids_and_groups():
-    embeddings, labels = made(40)
+    embeddings, labels = clustered_items(40)
     in_gallery, groups, ids = torch.arange(40) >= 15, torch.arange(40) % 7, torch.arange(40) % 11
     filled = MetricCollection({"retrieval": RetrievalEvaluation(**SETTINGS)})
     for some in torch.arange(40).split(9):
         filled.update(embeddings[some], labels[some], is_gallery=in_gallery[some], groups=groups[some])
     sets = embeddings[:15], labels[:15], embeddings[15:], labels[15:]
     expected = evaluate_retrieval(*sets, query_groups=groups[:15], gallery_groups=groups[15:], **SETTINGS)
-    same(filled.compute(), expected.metrics())
+    assert_metrics_are(filled.compute(), expected.metrics())
     copies = RetrievalEvaluation(**SETTINGS)
     copies.update(embeddings, labels, ids=ids, is_gallery=in_gallery)  # one id, several items: the first of each side
     with pytest.warns(UserWarning, match="ids are shared by items that differ"):
         found = copies.compute()
     sets = embeddings[:11], labels[:11], embeddings[15:26], labels[15:26]
-    same(found, evaluate_retrieval(*sets, query_ids=ids[:11], gallery_ids=ids[15:26], **SETTINGS).metrics())
+    assert_metrics_are(
+        found, evaluate_retrieval(*sets, query_ids=ids[:11], gallery_ids=ids[15:26], **SETTINGS).metrics()
+    )
 
 
 def test_several_labels_an_item():
     targets = torch.randint(0, 2, (30, 4), generator=torch.Generator().manual_seed(0))
-    embeddings = made()[0]
+    embeddings = clustered_items()[0]
     metric = fill(RetrievalEvaluation(), embeddings, targets, 8)
-    same(metric.compute(), evaluate_retrieval(embeddings, targets).metrics())
+    assert_metrics_are(metric.compute(), evaluate_retrieval(embeddings, targets).metrics())
     with pytest.raises(ValueError, match="labels so far are zeros and ones of 4 labels, those of this batch integers"):
         metric.update(embeddings, torch.zeros(30, dtype=torch.long))
 
 
 @pytest.mark.parametrize(("words", "gallery"), [(False, True), (True, False)])
 def test_judgements_by_id(words, gallery):
-    embeddings, in_gallery = made(40)[0], torch.arange(40) >= 15
+    embeddings, in_gallery = clustered_items(40)[0], torch.arange(40) >= 15
     ids = [f"item {i}" if words else i for i in range(40)]
     queries = 15 if gallery else 40
     judged = {ids[i]: {ids[(i * 3 + step) % 25 + 15]: 1 + step % 2 for step in range(3)} for i in range(1, queries)}
@@ -244,7 +246,9 @@ def test_judgements_by_id(words, gallery):
     names = (ids[:15], ids[15:]) if gallery else (ids,)
     relevance = Relevance.from_judgements(judged, *names)
     sets = {"embeddings": embeddings[:15], "gallery": embeddings[15:]} if gallery else {"embeddings": embeddings}
-    same(metric.compute(), evaluate_retrieval(**sets, relevance=relevance, metrics=("mAP", "ndcg@5")).metrics())
+    assert_metrics_are(
+        metric.compute(), evaluate_retrieval(**sets, relevance=relevance, metrics=("mAP", "ndcg@5")).metrics()
+    )
     unknown = RetrievalEvaluation(judgements={"nobody": ["item 3"]})
     unknown.update(embeddings, ids=[f"item {i}" for i in range(40)])
     with pytest.raises(ValueError, match="no query has the ids 'nobody'"):
@@ -260,7 +264,7 @@ def test_the_smallest_relevant_grade_and_judgements_of_ids_that_no_item_has():
         metric.update(items, ids=range(5), is_gallery=torch.arange(5) > 1)
         relevance = Relevance.from_judgements(judged, [0, 1], [2, 3, 4], **options)
         expected = evaluate_retrieval(items[:2], gallery=items[2:], relevance=relevance, metrics=("mAP", "ndcg@5"))
-        same(metric.compute(), expected.metrics())
+        assert_metrics_are(metric.compute(), expected.metrics())
         assert metric.report.notes == expected.notes
     strict = RetrievalEvaluation(judgements=judged, at_least=2)
     strict.update(items, ids=range(5), is_gallery=torch.arange(5) > 1)
@@ -314,7 +318,7 @@ def test_ids_of_judgements_are_integers_of_any_kind():
 
 
 def test_items_that_come_twice_are_a_warning_and_ids_leave_them_out():
-    embeddings, labels = made(40)
+    embeddings, labels = clustered_items(40)
     index = torch.cat([torch.arange(40), torch.arange(10)])
     metric, named = RetrievalEvaluation(**SETTINGS), RetrievalEvaluation(**SETTINGS)
     for some in index.split(9):
@@ -322,7 +326,7 @@ def test_items_that_come_twice_are_a_warning_and_ids_leave_them_out():
         named.update(embeddings[some], labels[some], ids=some)
     with pytest.warns(UserWarning, match=r"RetrievalEvaluation: 20 of 50 queries .* equal bit for bit.* pass ids="):
         metric.compute()
-    same(named.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
+    assert_metrics_are(named.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
 
 
 @pytest.mark.parametrize(
