@@ -678,7 +678,7 @@ def _shared_labels(of_query: Lists, of_item: Lists, *, one_set: bool) -> tuple[L
         one_set: Whether item i is query i, which is not relevant to itself.
     """
     number = len(of_item.start)
-    items_of_label = _items_of_labels(of_item, labels=1 + of_query.items.max(initial=-1))
+    items_of_label = _items_of_labels(of_item, labels=1 + int(of_query.items.max(initial=-1)))
     items = [np.empty(0, np.int32)]
     grades = [np.empty(0, np.uint16)]
     for query, labels in enumerate(np.split(of_query.items, of_query.stop[:-1])):
