@@ -246,7 +246,7 @@ class _VoteCounts:
         shares = (of_class + 1) / (int(is_vote.sum()) + number)
         return cls(number, codes, counts, totals, log_sizes, shares)
 
-    def of_pairs(self, classes: Int[Tensor, "*pairs"], votes: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
+    def of_pairs(self, classes: Int[Tensor, "*#pairs"], votes: Int[Tensor, "*#pairs"]) -> Int[Tensor, "..."]:
         """Return how many votes for a class the items of a class have, for each pair of the two."""
         codes = classes * self.number + votes
         places = torch.searchsorted(self.codes, codes).clamp(max=len(self.codes) - 1)
