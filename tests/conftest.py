@@ -39,8 +39,14 @@ hypothesis.settings.load_profile("repeatable")
 FIRST = (
     "engine/test_processes.py",
     "plots/test_scores.py",  # compiles nothing, so that two processes do not begin with compiling the same
-    *("engine/test_budget.py", "test_extras.py", "docs/test_recipes.py", "cli/test_evaluate.py", "cli/test_fit.py"),
-    *("callbacks/test_distributed.py", "cli/test_demo.py", "studies/test_train_on_average_precision.py"),
+    "engine/test_budget.py",
+    "system/test_extras.py",
+    "docs/test_recipes.py",
+    "cli/test_evaluate.py",
+    "cli/test_fit.py",
+    "callbacks/test_distributed.py",
+    "cli/test_demo.py",
+    "studies/test_train_on_average_precision.py",
 )
 """Files of tens of seconds: whoever began one of them last would let the other processes of pytest-xdist wait."""
 

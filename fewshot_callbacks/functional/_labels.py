@@ -1,10 +1,13 @@
-"""Labels, ids and groups: kept as they were given, and turned into codes when a set is whole.
+"""Labels, ids and groups: kept as they were given, and turned into codes when a set is complete.
 
     batch -> as_labels -> Labels -> join -> encode -> codes and names
 
 A batch adds `Labels`: integers, words, or sets of labels. When all batches of all processes are there, `encode` gives every
-distinct label a code that all arguments and processes agree on. The processes exchange distinct words for that, once.
+distinct label a code that all arguments and processes agree on. For that, the processes exchange distinct words, once.
 Integers are their own codes, because a report shows them.
+
+A form of labels is read by `as_labels`. It branches into a function for each form: `_labels_of_sets`, `_labels_of_integers`
+and `_labels_of_entries`. `Labels.form` names the form in messages.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -26,6 +30,7 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.functional._reading import as_tensor, refuse_masked
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+_INTEGERS = int | np.integer | np.bool_
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 # Bytes of the digest of an id. Two of 1e9 ids have the same one with a probability of about 1e18 / 2^129, below 1e-20.
@@ -62,14 +67,14 @@ class Labels:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the labels as NumPy's array: int64 for integers, objects for words and for tuples of columns."""
-        array = self.values.cpu().numpy() if isinstance(self.values, Tensor) else self.values
-        found: NDArray[Any] = np.array(array, dtype=dtype, copy=copy is not False)
-        return found
+        values = self.values.cpu().numpy() if isinstance(self.values, Tensor) else self.values
+        array: NDArray[Any] = np.array(values, dtype=dtype, copy=copy is not False)
+        return array
 
     def tolist(self) -> list[Any]:
         """Return the labels as Python's integers, words, or tuples of columns."""
-        labels: list[Any] = self.values.tolist()
-        return labels
+        entries: list[Any] = self.values.tolist()
+        return entries
 
     @property
     def form(self) -> str:
@@ -123,19 +128,19 @@ def as_labels(value: Any, name: str, call: str, *, sets: bool = False) -> Labels
     """
     if isinstance(value, Labels):
         return value
-    read = value if isinstance(value, Tensor) else _array_or_tensor(value, name, call)
-    if read.ndim == 2 and read.shape[1] == 1:
-        read = read.reshape(-1)
-    if not isinstance(read, Tensor):
-        _check_shape(read.shape, name, call, is_words=True)
-        return _of_objects(read.tolist(), name, call)
-    read = as_tensor(read, name, call)
-    if read.ndim == 1 and not len(read):
-        return Labels(read.long())
-    if sets and read.ndim == 2:
-        return _of_zeros_and_ones(read, name, call)
-    _check_shape(read.shape, name, call, is_words=False)
-    return Labels(_integers(read, name, call))
+    array = value if isinstance(value, Tensor) else _array_or_tensor(value, name, call)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array.reshape(-1)
+    if not isinstance(array, Tensor):
+        _check_shape(array.shape, name, call, are_words=True)
+        return _labels_of_entries(array.tolist(), name, call)
+    numbers = as_tensor(array, name, call)
+    if numbers.ndim == 1 and not len(numbers):
+        return Labels(numbers.long())
+    if sets and numbers.ndim == 2:
+        return _labels_of_sets(numbers, name, call)
+    _check_shape(numbers.shape, name, call, are_words=False)
+    return _labels_of_integers(numbers, name, call)
 
 
 def labels_of_each(value: Any, items: int, name: str, of: str, call: str, *, sets: bool = False) -> Labels:
@@ -193,14 +198,14 @@ def join(call: str, parts: Sequence[Labels], name: str = "labels") -> Labels:
     Raises:
         ValueError: If two parts have different forms.
     """
-    filled = [part for part in parts if len(part)]
-    if not filled:
+    non_empty = [part for part in parts if len(part)]
+    if not non_empty:
         return parts[0] if parts else no_labels()
-    forms = sorted({part.form for part in filled}, reverse=True)
+    forms = sorted({part.form for part in non_empty}, reverse=True)
     refuse_other_forms(call, {f"some {name}": forms[0], "others": forms[-1]})
     if forms == ["integers"]:
-        return Labels(torch.cat([_integers_in(part) for part in filled]))
-    return Labels(np.concatenate([part.values for part in filled]), filled[0].columns)
+        return Labels(torch.cat([_integers_in(part) for part in non_empty]))
+    return Labels(np.concatenate([part.values for part in non_empty]), non_empty[0].columns)
 
 
 # --------------------------------------------------------------------------------------------------------------- encoding
@@ -243,14 +248,14 @@ def encode(
 def encode_ids(call: str, labels: Mapping[str, Labels], processes: Processes = ALONE) -> list[Int[Tensor, "_"]]:
     """Return codes that are equal where ids or groups are equal, in all arguments and processes. *Collective*.
 
-    Nobody asks for the id of such a code. So words are not sorted, and several processes exchange a digest of 16 bytes of
-    each distinct word in place of the word: paths of files are all distinct, and long. Half a million distinct words in
-    each of two processes take each about 1 s of processor time; integers take none, and are not exchanged.
+    Nobody asks for the id of such a code, so words are not sorted. Several processes exchange a digest of 16 bytes in place
+    of each distinct word, since paths of files are all distinct, and long. Half a million distinct words in each of two
+    processes take about 1 s of processor time in each. Integers take none, and are not exchanged.
 
     Args:
         call: The public function, for messages.
         labels: Integers or words of this process by the name of the argument; any of them may be empty.
-        processes: All that hold some.
+        processes: All that hold labels.
 
     Raises:
         ValueError: If some are words and others integers; in every process.
@@ -296,38 +301,42 @@ def exclusion_codes(
 
     Args:
         call: The public function, for messages.
-        given: `query_ids`, `gallery_ids`, `query_groups` and `gallery_groups` of this process; None, or no entry, for what
-            no process was given.
+        given: `query_ids`, `gallery_ids`, `query_groups` and `gallery_groups` of this process; None, or no entry, for an
+            argument that no process was given.
         queries: Number of queries of this process.
         items: Number of gallery items of this process.
         same_set: Queries and gallery are one set.
-        processes: All that hold a part.
+        processes: All that hold queries or items.
 
     Returns:
-        `int64` codes by the name of the argument; None for what was not given.
+        `int64` codes by the name of the argument; None for an argument that was not given.
 
     Raises:
         ValueError: For ids of one set, for one side without the other, and where one side is integers, the other strings.
     """
-    given = {name: value for name, value in given.items() if value is not None}
-    if same_set and given.keys() & {"query_ids", "gallery_ids"}:
+    present = {name: value for name, value in given.items() if value is not None}
+    if same_set and present.keys() & {"query_ids", "gallery_ids"}:
         raise ValueError(
             f"{call}: query_ids and gallery_ids are for two sets; with one set an item is never its own candidate. Pass "
             "ids= if some items come several times: the first of each id is counted."
         )
-    if same_set and "query_groups" in given:
-        given.setdefault("gallery_groups", given["query_groups"])
+    if same_set and "query_groups" in present:
+        present.setdefault("gallery_groups", present["query_groups"])
     codes: dict[str, Tensor | None] = {}
     for kind in ("ids", "groups"):
-        lengths = {f"query_{kind}": queries, f"gallery_{kind}": items}
-        codes |= dict.fromkeys(lengths)
-        sides = [name for name in lengths if name in given]
-        if len(sides) == 1:
-            raise ValueError(f"{call}: query_{kind} and gallery_{kind} belong together. Pass both, or neither.")
-        if sides:
-            of = {f"query_{kind}": "query items", f"gallery_{kind}": "gallery items"}
-            read = {name: read_labels(given[name], lengths[name], name, of[name], call) for name in sides}
-            codes |= zip(read, encode_ids(call, read, processes), strict=True)
+        query_name = f"query_{kind}"
+        gallery_name = f"gallery_{kind}"
+        codes[query_name] = None
+        codes[gallery_name] = None
+        if query_name not in present and gallery_name not in present:
+            continue
+        if query_name not in present or gallery_name not in present:
+            raise ValueError(f"{call}: {query_name} and {gallery_name} belong together. Pass both, or neither.")
+        labels = {
+            query_name: read_labels(present[query_name], queries, query_name, "query items", call),
+            gallery_name: read_labels(present[gallery_name], items, gallery_name, "gallery items", call),
+        }
+        codes |= zip(labels, encode_ids(call, labels, processes), strict=True)
     return codes
 
 
@@ -377,8 +386,8 @@ def _codes_of_digests(words: Sequence[str], processes: Processes) -> list[int]:
     everyone = processes.gather(_digests(words))
     codes = _numbered_rows(np.concatenate(everyone))
     first = sum(len(digests) for digests in everyone[: processes.rank])
-    own: list[int] = codes[first : first + len(words)].tolist()
-    return own
+    codes_of_words: list[int] = codes[first : first + len(words)].tolist()
+    return codes_of_words
 
 
 def _digests(words: Sequence[str]) -> Int[np.ndarray, "words 2"]:
@@ -411,7 +420,7 @@ def _objects(entries: Sequence[Any]) -> NDArray[Any]:
     return np.fromiter(entries, dtype=object, count=len(entries))
 
 
-def _of_zeros_and_ones(targets: Tensor, name: str, call: str) -> Labels:
+def _labels_of_sets(targets: Tensor, name: str, call: str) -> Labels:
     """Return the set of labels of each row of zeros and ones (items, labels)."""
     targets = targets.detach().cpu()
     wrong = int(((targets != 0) & (targets != 1)).sum())
@@ -427,45 +436,53 @@ def _of_zeros_and_ones(targets: Tensor, name: str, call: str) -> Labels:
 
 
 def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
-    """Read numbers as a tensor, and what may be strings as an array of objects."""
+    """Return numbers as a tensor, and entries that may be words as an array of words or objects."""
     refuse_masked(value, name, call)
     if isinstance(value, str | bytes):
         raise ValueError(f"{call}: {name} is the single string {value!r}. Pass a list with one for each item.")
-    if not isinstance(value, Sequence | np.ndarray) and not hasattr(value, "__array__"):
+    if isinstance(value, Sequence):
+        return _read_sequence(value, name, call)
+    if not hasattr(value, "__array__"):
         raise ValueError(
             f"{call}: {name} is a {type(value).__name__}; expected a list, array or tensor of integers or strings, one "
             f"for each item."
         )
-    array = value
-    if isinstance(value, Sequence):
-        if not len(value) or isinstance(_first(value), int | float | np.number | Tensor):
-            try:
-                return torch.as_tensor(value, device="cpu")
-            except (TypeError, ValueError, RuntimeError, OverflowError):
-                pass  # a later entry is no number: read below
-        array = np.fromiter(map(_unpacked, value), dtype=object, count=len(value))
-    array = np.asarray(array)
-    if array.dtype.kind not in "USO":
-        return as_tensor(array, name, call)
-    if array.dtype.kind == "S":
-        try:
-            array = np.char.decode(array, "utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{call}: {name} are bytes that are not UTF-8 ({error}). Pass np.char.decode({name}, encoding=...)."
-            ) from error
-    objects: NDArray[Any] = array
+    return _read_array(np.asarray(value), name, call)
+
+
+def _read_sequence(entries: Sequence[Any], name: str, call: str) -> Tensor | NDArray[Any]:
+    """Return the numbers of a list as a tensor, and other entries as an array of objects."""
+    if not len(entries) or isinstance(_first_entry(entries), int | float | np.number | Tensor):
+        # If a later entry is no number, the entries are read as objects.
+        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+            return torch.as_tensor(entries, device="cpu")
+    objects: NDArray[Any] = np.fromiter(map(_unpacked, entries), dtype=object, count=len(entries))
     return objects
 
 
-def _first(value: Sequence[Any]) -> Any:
-    """Take the first entry, or the first of the first row."""
-    first = value[0]
+def _read_array(array: NDArray[Any], name: str, call: str) -> Tensor | NDArray[Any]:
+    """Return an array of numbers as a tensor, an array of bytes as one of strings, and any other one unchanged."""
+    if array.dtype.kind not in "USO":
+        return as_tensor(array, name, call)
+    if array.dtype.kind != "S":
+        return array
+    try:
+        words: NDArray[Any] = np.char.decode(array, "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{call}: {name} are bytes that are not UTF-8 ({error}). Pass np.char.decode({name}, encoding=...)."
+        ) from error
+    return words
+
+
+def _first_entry(entries: Sequence[Any]) -> Any:
+    """Return the first entry; if that is a row, the first entry of the row."""
+    first = entries[0]
     return first[0] if isinstance(first, list | tuple) and len(first) else first
 
 
 def _unpacked(entry: Any) -> Any:
-    """Unpack a row of one entry, so that a list of such rows is a column."""
+    """Return the only entry of a row of one, so that a list of such rows is a column; any other entry unchanged."""
     if type(entry) is str:
         return entry
     if isinstance(entry, Tensor) and entry.numel() == 1:
@@ -473,48 +490,48 @@ def _unpacked(entry: Any) -> Any:
     return entry[0] if isinstance(entry, list | tuple | np.ndarray) and np.shape(entry) == (1,) else entry
 
 
-def _of_objects(entries: list[Any], name: str, call: str) -> Labels:
+def _labels_of_entries(entries: list[Any], name: str, call: str) -> Labels:
     """Return labels of entries that are all words, or all integers."""
     if not entries:
         return no_labels()
     kinds = set(map(type, entries))
     if all(issubclass(kind, str) for kind in kinds):
-        return Labels(_objects([*map(str, entries)]))  # a subclass of str need not equal its word, nor be pickled
-    if all(issubclass(kind, int | np.integer | np.bool_) for kind in kinds):
+        # `str`, because an instance of a subclass need not equal its word, and may be impossible to pickle.
+        return Labels(_objects([*map(str, entries)]))
+    if all(issubclass(kind, _INTEGERS) for kind in kinds):
         try:
             return Labels(torch.tensor(list(map(int, entries)), dtype=torch.int64, device="cpu"))
         except (OverflowError, RuntimeError, ValueError) as error:
-            raise ValueError(_beyond(name, call)) from error
-    _refuse_objects(entries, name, call)
-    raise AssertionError("every entry is a word or an integer")
+            raise ValueError(_beyond_64_bits(name, call)) from error
+    raise ValueError(f"{call}: {_fault_of_entries(entries, name)}")
 
 
-def _refuse_objects(entries: list[Any], name: str, call: str) -> None:
-    """Raise the error that names the first entry that is not a label, or strings among integers."""
+def _fault_of_entries(entries: list[Any], name: str) -> str:
+    """Return what is wrong with entries that are neither all words nor all integers, and the fix."""
     missing = [index for index, entry in enumerate(entries) if _is_missing(entry)]
     if missing:
-        raise ValueError(
-            f"{call}: {len(missing)} of {len(entries)} {name} {'is' if len(missing) == 1 else 'are'} missing, the first "
-            f"({entries[missing[0]]}) at index {missing[0]}. Drop these items from all arguments."
+        verb = "is" if len(missing) == 1 else "are"
+        return (
+            f"{len(missing)} of {len(entries)} {name} {verb} missing, the first ({entries[missing[0]]}) at index "
+            f"{missing[0]}. Drop these items from all arguments."
         )
-    first: dict[type, int] = {}
     for index, entry in enumerate(entries):
-        kind = int if isinstance(entry, int | np.integer | np.bool_) else str if isinstance(entry, str) else type(entry)
-        if kind not in (int, str):
-            raise ValueError(
-                f"{call}: {name} hold a {kind.__name__} at index {index}; expected integers or strings, such as "
+        if not isinstance(entry, str | _INTEGERS):
+            return (
+                f"{name} hold a {type(entry).__name__} at index {index}; expected integers or strings, such as "
                 f"list(map(str, {name}))."
             )
-        first.setdefault(kind, index)
-    words, numbers = first[str], first[int]
-    raise ValueError(
-        f"{call}: {name} mix strings and integers: {str(entries[words])!r} at index {words}, {entries[numbers]} at index "
-        f"{numbers}. Pass strings for all: list(map(str, {name}))."
+    are_words = [isinstance(entry, str) for entry in entries]
+    word = are_words.index(True)
+    integer = are_words.index(False)
+    return (
+        f"{name} mix strings and integers: {str(entries[word])!r} at index {word}, {entries[integer]} at index {integer}. "
+        f"Pass strings for all: list(map(str, {name}))."
     )
 
 
 def _is_missing(entry: Any) -> bool:
-    """Check for None, NaN, and pandas' NA and NaT."""
+    """Return whether an entry is None, NaN, or pandas' NA or NaT."""
     return (
         entry is None
         or (isinstance(entry, float) and math.isnan(entry))
@@ -522,29 +539,30 @@ def _is_missing(entry: Any) -> bool:
     )
 
 
-def _integers(labels: Tensor, name: str, call: str) -> Tensor:
-    """Convert integer labels to int64; refuse floats."""
-    if labels.dtype in UNSIGNED:
-        labels = labels.to(torch.int64)
-        if bool((labels < 0).any()):
-            raise ValueError(_beyond(name, call))
-    if labels.dtype not in LABEL_DTYPES:
+def _labels_of_integers(integers: Tensor, name: str, call: str) -> Labels:
+    """Return integers as labels of 64 bits; floats are refused."""
+    if integers.dtype in UNSIGNED:
+        integers = integers.to(torch.int64)
+        if bool((integers < 0).any()):
+            raise ValueError(_beyond_64_bits(name, call))
+    if integers.dtype not in LABEL_DTYPES:
         raise ValueError(
-            f"{call} needs integer {name}; got {labels.dtype}. Floating-point labels lose identities above 2**24: "
+            f"{call} needs integer {name}; got {integers.dtype}. Floating-point labels lose identities above 2**24: "
             f"pass {name}.long(), or number the classes with torch.unique({name}, return_inverse=True)."
         )
-    return labels.to(torch.int64)
+    return Labels(integers.to(torch.int64))
 
 
-def _beyond(name: str, call: str) -> str:
+def _beyond_64_bits(name: str, call: str) -> str:
     return f"{call}: {name} hold integers beyond 64 bits. Pass them as strings: list(map(str, {name}))."
 
 
-def _check_shape(shape: tuple[int, ...], name: str, call: str, *, is_words: bool) -> None:
+def _check_shape(shape: tuple[int, ...], name: str, call: str, *, are_words: bool) -> None:
+    """Refuse labels that are not one for each item."""
     if len(shape) == 1:
         return
-    hint = f"Pass {name}.flatten()."
+    fix = f"Pass {name}.flatten()."
     if len(shape) == 2:
-        fix = f"one column: {name}[:, 0]" if is_words else f"{name}.argmax(dim=1) if they are one-hot"
-        hint = f"Pass {fix}; evaluate_retrieval takes zeros and ones for items with several labels each."
-    raise ValueError(f"{call} needs one label for each item; {name} has shape {tuple(shape)}. {hint}")
+        column = f"one column: {name}[:, 0]" if are_words else f"{name}.argmax(dim=1) if they are one-hot"
+        fix = f"Pass {column}; evaluate_retrieval takes zeros and ones for items with several labels each."
+    raise ValueError(f"{call} needs one label for each item; {name} has shape {tuple(shape)}. {fix}")

@@ -19,10 +19,10 @@ from fewshot_callbacks.sources.stored_rows import StoredRows
 def default_mode() -> Iterator[None]:
     """Inside the block, make new tensors on the CPU, and keep denormal numbers.
 
-    A default device (`torch.set_default_device`) would hold some tensors of a calculation, and not those of its inputs.
-    Where denormal numbers are flushed to zero (`torch.set_flush_denormal`, or a library that was built with
-    `-ffast-math`), two different numbers have a difference of zero, and neighbouring ones are equal: no bound of an
-    error holds. Other threads of the process keep their mode, and threads that are started inside have this one.
+    With another default device (`torch.set_default_device`), new tensors of a calculation would lie there, but its inputs
+    would not. If denormal numbers are flushed to zero (`torch.set_flush_denormal`, or a library that was built with
+    `-ffast-math`), two different numbers can have a difference of zero, and no error bound holds. Other threads of the
+    process keep their mode. Threads that are started inside the block have its mode.
     """
     flushes = sys.float_info.min / 2 == 0
     with ExitStack() as stack:
@@ -33,15 +33,16 @@ def default_mode() -> Iterator[None]:
             stack.callback(torch.set_flush_denormal, True)
             stack.callback(torch.set_num_threads, threads)
             torch.set_flush_denormal(False)
-            torch.set_num_threads(1)  # PyTorch's own threads may have begun with the caller's mode
+            torch.set_num_threads(1)  # PyTorch's own threads may have started with the caller's mode
         yield
 
 
 def as_tensor(value: Any, name: str, call: str) -> Tensor:
-    """Return a tensor, anything that NumPy makes an array of, or a list of numbers or rows as a detached tensor.
+    """Return a detached tensor of a tensor, a list of numbers or rows, or anything that NumPy makes an array of.
 
     Raises:
-        ValueError: For masked values, for what is no number, for a meta tensor, which has no values, and for sparse tensors.
+        ValueError: For masked values, for anything but numbers, for a meta tensor, which has no values, and for sparse
+            tensors.
     """
     if isinstance(value, Tensor):
         refuse_without_values(value, name, call)
@@ -49,8 +50,8 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
     refuse_masked(value, name, call)
     _refuse_words(value, name, call)
     try:
-        if isinstance(value, list | tuple) and value and all(isinstance(part, Tensor) for part in value):
-            return torch.stack([as_tensor(part, name, call) for part in value])
+        if isinstance(value, list | tuple) and value and all(isinstance(row, Tensor) for row in value):
+            return torch.stack([as_tensor(row, name, call) for row in value])
         return torch.as_tensor(_as_array(value), device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
@@ -65,9 +66,10 @@ def number_distinct(values: Int[Tensor, "items"]) -> tuple[Int[Tensor, "items"],
 
     The distinct values are numbered from 0 in ascending order.
     """
-    distinct, number = values.unique(return_inverse=True)
-    first = torch.full((len(distinct),), len(values), device=values.device)
-    return number, first.scatter_reduce_(0, number, torch.arange(len(values), device=values.device), "amin")
+    distinct, numbers = values.unique(return_inverse=True)
+    indices = torch.arange(len(values), device=values.device)
+    first_items = torch.full((len(distinct),), len(values), device=values.device)
+    return numbers, first_items.scatter_reduce_(0, numbers, indices, "amin")
 
 
 def _refuse_words(value: Any, name: str, call: str) -> None:
@@ -83,20 +85,20 @@ def _refuse_words(value: Any, name: str, call: str) -> None:
 
 def _as_array(value: Any) -> Any:
     """Return a list of numbers unchanged, and anything else as an array that torch accepts."""
-    if isinstance(value, Sequence) and not any(hasattr(part, "__array__") for part in value[:1]):
+    if isinstance(value, Sequence) and not any(hasattr(first, "__array__") for first in value[:1]):
         return value
     array = np.asarray(value) if isinstance(value, Sequence) or hasattr(value, "__array__") else value
     if isinstance(array, np.ndarray) and array.dtype.kind == "O":
         array = array.astype(np.float64)
     if isinstance(array, np.ndarray) and array.dtype.kind in "fiub":
-        # torch takes no negative strides, no foreign byte order, and warns of arrays that cannot be written to
+        # torch refuses negative strides and a foreign byte order, and warns of arrays that are not writeable.
         array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
         return array if array.flags.writeable else array.copy()
     return array
 
 
 def refuse_without_values(tensor: Tensor, name: str, call: str) -> None:
-    """Refuse a tensor on the meta device, which holds no values, and one that is not laid out in rows.
+    """Refuse a tensor on the meta device, which holds no values, and a tensor that is not dense.
 
     Raises:
         ValueError: With what to pass instead.
@@ -116,10 +118,10 @@ def refuse_masked(value: Any, name: str, call: str) -> None:
     """Refuse arrays with masked values, which a tensor would hold as if they were valid.
 
     Raises:
-        ValueError: With two ways to get rid of it.
+        ValueError: With two ways to get rid of masked values.
     """
-    parts = value if isinstance(value, list | tuple) else [value]
-    masked = sum(int(np.ma.getmaskarray(part).sum()) for part in parts if isinstance(part, np.ma.MaskedArray))
+    arrays = value if isinstance(value, list | tuple) else [value]
+    masked = sum(int(np.ma.getmaskarray(array).sum()) for array in arrays if isinstance(array, np.ma.MaskedArray))
     if masked:
         raise ValueError(
             f"{call}: {name} is a masked array with {masked} masked values, which a tensor would take for valid ones. Drop "
@@ -148,7 +150,7 @@ def check_matrix(embeddings: Tensor | StoredRows, name: str, call: str) -> None:
 
 
 def _matrix_from(name: str, ndim: int) -> str:
-    """Return how to make a matrix of a tensor with another number of dimensions."""
+    """Return the sentence on how to make a matrix of a tensor with this number of dimensions."""
     if ndim == 1:
         return f"For a single item pass {name}[None]; for items of one number each {name}[:, None]."
     if ndim > 2:
@@ -157,7 +159,15 @@ def _matrix_from(name: str, ndim: int) -> str:
 
 
 def refuse_unknown(call: str, name: str, value: Any, known: Any, fix: str) -> None:
-    """Refuse a setting that is none of the choices of a `Literal`."""
+    """Refuse a setting that is none of the choices of a `Literal`.
+
+    Args:
+        call: The public function, for messages.
+        name: Name of the setting.
+        value: Its value.
+        known: The `Literal`.
+        fix: A sentence on what to pass instead.
+    """
     if value not in get_args(known):
         raise ValueError(f"{call}: there is no {name}={value!r}. {fix}")
 
@@ -174,20 +184,20 @@ def check_seed(call: str, name: str, seed: Any) -> int:
     return int(seed.__index__())
 
 
-def refuse_non_finite(bad: Tensor, items: int, name: str, call: str, where: str = "") -> None:
+def refuse_non_finite(rows: Tensor, items: int, name: str, call: str, where: str = "") -> None:
     """Refuse a matrix with non-finite rows.
 
     Args:
-        bad: Indices of the non-finite rows, ascending.
+        rows: Indices of the non-finite rows, ascending.
         items: Number of all rows.
         name: Name of the argument, for messages.
         call: The public function, for messages.
         where: Which file holds the first of them.
     """
-    if len(bad):
+    if len(rows):
         raise ValueError(
-            f"{call}: {len(bad)} of {items} rows of {name} hold NaN or Inf, the first at index "
-            f"{int(bad[0])}{where}. Find the step that made them (a diverged loss, a division by a zero norm, float16 "
+            f"{call}: {len(rows)} of {items} rows of {name} hold NaN or Inf, the first at index "
+            f"{int(rows[0])}{where}. Find the step that made them (a diverged loss, a division by a zero norm, float16 "
             f"overflow), or drop them: keep = {name}.isfinite().all(dim=1)."
         )
 
@@ -195,20 +205,20 @@ def refuse_non_finite(bad: Tensor, items: int, name: str, call: str, where: str 
 def non_finite_rows(embeddings: Tensor | StoredRows) -> Tensor:
     """Return the indices of rows with NaN or Inf, ascending.
 
-    Rows are looked at in slices: one mask of the whole matrix would take a quarter of its memory. The sum of all numbers is
-    taken first, for it needs a third of the time, and is finite only if they are.
+    Rows are searched in slices: one mask of the whole matrix would take a quarter of its memory. The sum of all numbers is
+    computed first, because it takes a third of the time and is finite only if all numbers are.
     """
     if isinstance(embeddings, StoredRows):
-        return torch.cat([span.start + non_finite_rows(rows) for span, rows in embeddings.chunks()])
+        return torch.cat([chunk.start + non_finite_rows(rows) for chunk, rows in embeddings.chunks()])
     if embeddings.dtype in (torch.float32, torch.float64) and bool(embeddings.sum().isfinite()):
         return torch.empty(0, dtype=torch.int64, device=embeddings.device)
-    rows = max(1, 2**16 // max(1, embeddings.shape[1]))  # 0.5 MB in float64
-    slices = [~part.isfinite().all(dim=1) for part in embeddings.split(rows)]
-    return torch.cat(slices).nonzero().flatten()
+    slice_rows = max(1, 2**16 // max(1, embeddings.shape[1]))  # 0.5 MB in float64
+    masks = [~rows.isfinite().all(dim=1) for rows in embeddings.split(slice_rows)]
+    return torch.cat(masks).nonzero().flatten()
 
 
 def computable(vectors: Tensor) -> Tensor:
-    """Return rows that are contiguous in memory; half precision becomes float32, which holds each of its values."""
+    """Return rows that are contiguous in memory; half precision becomes float32, which holds all of its values."""
     if vectors.dtype not in (torch.float32, torch.float64):
         vectors = vectors.float()
     return vectors.contiguous()
@@ -219,31 +229,31 @@ def signs(codes: Tensor, name: str, call: str) -> Int[Tensor, "items bits"]:
 
     Args:
         codes: (items, bits) of {0, 1}, {-1, +1} or booleans, of any dtype.
-        name: What they are called, for messages.
-        call: Who was given them.
+        name: Name of the argument, for messages.
+        call: The public function, for messages.
 
     Raises:
-        ValueError: For another shape, or values outside the two.
+        ValueError: For another shape, or other values.
     """
     if codes.ndim != 2 or not codes.shape[0] or not codes.shape[1]:
         raise ValueError(
             f"{call}: {name} have shape {tuple(codes.shape)}; codes are (items, bits), with at least one of each."
         )
     codes = codes.detach().cpu()
-    high = codes == 1
-    zero = codes == 0
-    # torch takes -1 for 255 in unsigned bytes
-    low = torch.zeros_like(zero) if codes.dtype == torch.uint8 else codes == -1
-    others = codes[~(high | zero | low)]
-    if len(others):
-        _refuse_other_values(codes, others, name, call)
-    if bool(zero.any()) and bool(low.any()):
+    is_one = codes == 1
+    is_zero = codes == 0
+    # In unsigned bytes, torch takes 255 for -1.
+    is_minus_one = torch.zeros_like(is_zero) if codes.dtype == torch.uint8 else codes == -1
+    other_values = codes[~(is_one | is_zero | is_minus_one)]
+    if len(other_values):
+        _refuse_other_values(codes, other_values, name, call)
+    if bool(is_zero.any()) and bool(is_minus_one.any()):
         raise ValueError(f"{call}: {name} hold -1 and 0; binary codes hold -1 and +1, or 0 and 1. Pass {name} > 0.")
-    return high.to(torch.int8).mul_(2).sub_(1)
+    return is_one.to(torch.int8).mul_(2).sub_(1)
 
 
-def _refuse_other_values(codes: Tensor, others: Tensor, name: str, call: str) -> None:
-    """Raise the error of codes with values that are none of two; packed bytes are told how to be unpacked."""
+def _refuse_other_values(codes: Tensor, other_values: Tensor, name: str, call: str) -> None:
+    """Refuse codes of more than two values. For bytes that hold 8 bits each, the message says how to unpack them."""
     if codes.dtype == torch.uint8:
         values = codes.unique().tolist()
         shown = " and ".join(map(str, values)) if len(values) == 2 else f"{len(values)} values up to {values[-1]}"
@@ -258,10 +268,10 @@ def _refuse_other_values(codes: Tensor, others: Tensor, name: str, call: str) ->
             f"np.unpackbits(np.asarray({name}).view(np.uint8) ^ 128, axis=1) if each is a byte of 8 bits, as "
             'quantize_embeddings(precision="binary") makes them.'
         )
-    found = ", ".join(f"{value:g}" for value in others[:3].tolist())
-    if len(others) > 3:
-        found += ", ..."
+    shown = ", ".join(f"{value:g}" for value in other_values[:3].tolist())
+    if len(other_values) > 3:
+        shown += ", ..."
     raise ValueError(
-        f"{call}: binary codes hold -1 and +1, or 0 and 1; {len(others):,} of {codes.numel():,} values of {name} are "
-        f"neither ({found}). {fix}"
+        f"{call}: binary codes hold -1 and +1, or 0 and 1; {len(other_values):,} of {codes.numel():,} values of {name} are "
+        f"neither ({shown}). {fix}"
     )

@@ -1,8 +1,8 @@
 """Items that come several times: the first of each id, and copies, which are candidates equal to a query bit for bit.
 
 A copy with the label of its query is a perfect neighbour, whatever the model has learnt. Equal rows are found by a hash
-of 64 bits of each, which all processes know. That two rows are equal says that they are one item only where different
-items have different rows. So it is not said of an embedding that has collapsed, nor of codes and coarse numbers.
+of 64 bits for each row, which all processes know. Equal rows are one item only if different items have different rows.
+So there is no note on copies in an embedding that has collapsed, in binary codes, or among coarse numbers.
 
 Ids need another comparison. Items of one id may be one item embedded twice, whose rows differ by rounding, and so in every
 hash. A sketch tells how far two rows are apart; but it cannot find equal rows among all, as a hash does.
@@ -29,17 +29,18 @@ from fewshot_callbacks.sources.stored_rows import StoredRows
 
 Ints = NDArray[np.int64]
 
-# Numbers that an embedding is shortened to. Those of two that are far apart are all close with a probability below
+# Number of components of a sketch. The sketches of two embeddings that are far apart are close with a probability below
 # 1e-8.
 SKETCH = 8
-# The same item, embedded in another batch or on another device, differs by rounding: 1 % of its length in bfloat16.
+# Distance of two embeddings of one item, as a share of their length. In another batch or on another device they differ by
+# rounding: 1 % in bfloat16.
 SAME_ITEM = 0.05
-# Share of the queries that have a copy from which it is noted: a hundredth moves a recall by no more than that.
+# Smallest share of queries with a copy that is noted: fewer move a recall by less than a hundredth.
 NOTED_SHARE = 0.01
 # Share of equal numbers in two different rows of one class from which rows are coarse. In bfloat16 it is below 0.03, of
 # whole numbers from -127 to 127 about 0.02, of 16 levels 0.15 or more.
 COARSE_SHARE = 0.1
-# Pairs of rows that are looked at to find this out.
+# Number of pairs of rows that are compared to find out whether rows are coarse.
 PAIRS = 128
 # How every note on copies describes them.
 BIT_FOR_BIT = "equal bit for bit"
@@ -54,39 +55,40 @@ def first_of_each(ids: Int[Tensor, "items"]) -> Int[Tensor, "different"]:
 
 
 def sketches(embeddings: Tensor | StoredRows) -> Float[Tensor, "items numbers"]:
-    """Return a few numbers for each row whose distances are about those of the rows: a random projection."""
+    """Return a random projection of each row: a few numbers, whose distances are about those of the rows."""
     generator = torch.Generator().manual_seed(0)
     signs = 2.0 * torch.randint(2, (embeddings.shape[1], SKETCH), generator=generator).double() - 1
-    # a part at a time, for a copy of all rows in float64 could be eight times as large as they are
-    parts: Iterable[Tensor] = embeddings.split(4096) if isinstance(embeddings, Tensor) else _pieces(embeddings)
-    return torch.cat([part.double() @ signs for part in parts]) / math.sqrt(SKETCH)
+    # A chunk at a time: a copy of all rows in float64 could take eight times their memory.
+    chunks: Iterable[Tensor] = embeddings.split(4096) if isinstance(embeddings, Tensor) else _chunks(embeddings)
+    return torch.cat([rows.double() @ signs for rows in chunks]) / math.sqrt(SKETCH)
 
 
 @default_mode()
 def note_on_ids(
     ids: Int[Tensor, "items"], labels: Int[Tensor, "items"], sketch: Float[Tensor, "items numbers"]
 ) -> str | None:
-    """Return a description of items that are dropped as repetitions, and are not: their label or embedding is another one.
+    """Return a note on items that are left out as repetitions although their label or embedding is another one.
 
     Args:
-        ids: One for each item; of each the first item is kept.
+        ids: The id of each item; the first item of each id is counted.
         labels: The label of each item.
         sketch: See `sketches`.
 
     Returns:
-        A sentence or two; None where all items of an id are the same.
+        A few sentences; None if all items of each id are the same.
     """
-    number, first = number_distinct(ids)
-    kept = first[number]
-    longer = torch.maximum(sketch.norm(dim=1), sketch[kept].norm(dim=1))
-    others = ((sketch - sketch[kept]).norm(dim=1) > SAME_ITEM * longer) | (labels != labels[kept])
-    if not bool(others.any()):
+    number_of_id, first_items = number_distinct(ids)
+    first = first_items[number_of_id]  # (items,) the item that is counted in place of each item
+    length = torch.maximum(sketch.norm(dim=1), sketch[first].norm(dim=1))
+    is_far = (sketch - sketch[first]).norm(dim=1) > SAME_ITEM * length
+    differs = is_far | (labels != labels[first])
+    if not bool(differs.any()):
         return None
-    shared = len(number[others].unique())
+    shared = len(number_of_id[differs].unique())
     return (
-        f"{shared:,} of {len(first):,} ids are shared by items that differ in embedding or label. Only the first item of "
-        f"each id is counted, so that {len(ids) - len(first):,} of {len(ids):,} items are left out, and "
-        f"{int(others.sum()):,} of them are no repetitions. Pass ids that name single items, such as the path of a file or "
+        f"{shared:,} of {len(first_items):,} ids are shared by items that differ in embedding or label. Only the first item "
+        f"of each id is counted, so that {len(ids) - len(first_items):,} of {len(ids):,} items are left out, and "
+        f"{int(differs.sum()):,} of them are no repetitions. Pass ids that name single items, such as the path of a file or "
         "the index in the data set, or none if no item comes twice."
     )
 
@@ -100,70 +102,73 @@ def is_on_copies(note: str) -> bool:
 
 
 class Side(NamedTuple):
-    """The queries or the items of an evaluation, those of all processes."""
+    """The queries or the items of an evaluation, of all processes."""
 
     hashes: Int[np.ndarray, "items"]
-    """of each row, see `hashes_of`"""
+    """the hash of each row, see `hashes_of`"""
     labels: Int[np.ndarray, "items"]
 
 
 def hashes_of(rows: Tensor | StoredRows, dtype: torch.dtype) -> Ints:
-    """Return the hash of each row as a row of this type, which is the same for equal rows of any type."""
+    """Return the hash of each row in a common type: rows of two types that are equal in it have one hash."""
     if isinstance(rows, StoredRows):
-        return np.concatenate([np.empty(0, np.int64), *(hashes_of(part, dtype) for part in _pieces(rows))])
+        return np.concatenate([np.empty(0, np.int64), *(hashes_of(chunk, dtype) for chunk in _chunks(rows))])
     return row_hashes(rows.to(dtype).contiguous().numpy())
 
 
-def _pieces(rows: StoredRows) -> Iterable[Tensor]:
-    return (part for _, part in rows.chunks())
+def _chunks(rows: StoredRows) -> Iterable[Tensor]:
+    return (chunk for _, chunk in rows.chunks())
 
 
 def count_copies(
-    queries: Side, items: Side, itself: Ints | None, exclusions: Sequence[tuple[Ints, Ints]]
+    queries: Side, items: Side, self_match: Ints | None, exclusions: Sequence[tuple[Ints, Ints]]
 ) -> Int[np.ndarray, "queries"]:
-    """Return how many candidates of each query are its copies: equal bit for bit, and of its label.
+    """Return how many candidates of each query are its copies: equal bit for bit, and with its label.
 
     Args:
         queries: All queries.
         items: All gallery items.
-        itself: Index of the item that each query is, and that is no candidate; None if queries are no items.
+        self_match: Index of the item that each query is, and that is no candidate; None if queries are no items.
         exclusions: Codes of the queries and of the items for each reason: a pair with equal codes is no candidate.
     """
     copies = np.zeros(len(queries.hashes), np.int64)
-    distinct, number, holders = np.unique(items.hashes, return_inverse=True, return_counts=True)
-    at = np.searchsorted(distinct, queries.hashes).clip(max=len(distinct) - 1)
-    is_there = distinct[at] == queries.hashes
-    if itself is not None:
-        is_there &= holders[at] > 1
-        exclusions = [(itself, np.arange(len(number))), *exclusions]
-    if not is_there.any():
+    distinct, row_of_item, holders = np.unique(items.hashes, return_inverse=True, return_counts=True)
+    row_of_query = np.searchsorted(distinct, queries.hashes).clip(max=len(distinct) - 1)
+    has_equal = distinct[row_of_query] == queries.hashes
+    if self_match is not None:
+        has_equal &= holders[row_of_query] > 1
+        exclusions = [(self_match, np.arange(len(row_of_item))), *exclusions]
+    if not has_equal.any():
         return copies
-    query, item = np.flatnonzero(is_there), np.flatnonzero(np.isin(number, at[is_there]))
-    same = [(at[query], number[item]), (queries.labels[query], items.labels[item])]
-    codes = [(of_queries[query], of_items[item]) for of_queries, of_items in exclusions]
-    # a candidate is excluded for one reason or several: inclusion and exclusion
-    for reasons in range(len(codes) + 1):
-        for some in itertools.combinations(codes, reasons):
-            copies[query] += (-1) ** reasons * _equal_items([*same, *some])
+    query = np.flatnonzero(has_equal)
+    item = np.flatnonzero(np.isin(row_of_item, row_of_query[has_equal]))
+    equal_rows = (row_of_query[query], row_of_item[item])
+    equal_labels = (queries.labels[query], items.labels[item])
+    codes = [(query_codes[query], item_codes[item]) for query_codes, item_codes in exclusions]
+    # A pair may be excluded for several reasons. So the excluded pairs are counted by inclusion and exclusion.
+    for size in range(len(codes) + 1):
+        for reasons in itertools.combinations(codes, size):
+            copies[query] += (-1) ** size * _count_equal([equal_rows, equal_labels, *reasons])
     return copies
 
 
-def _equal_items(columns: Sequence[tuple[Ints, Ints]]) -> Ints:
-    """Return how many items equal each query in all columns."""
+def _count_equal(columns: Sequence[tuple[Ints, Ints]]) -> Ints:
+    """Return how many items equal each query in all columns. A column holds values of the queries and of the items."""
     keys = np.zeros(sum(map(len, columns[0])), np.int64)
     for pair in columns:
         values = np.unique(np.concatenate(pair), return_inverse=True)[1]
         keys = np.unique(keys * (values.max(initial=0) + 1) + values, return_inverse=True)[1]
     queries = len(columns[0][0])
-    counts = np.bincount(keys[queries:], minlength=int(keys.max(initial=0)) + 1)
-    found: Ints = counts[keys[:queries]]
-    return found
+    items_with_key = np.bincount(keys[queries:], minlength=int(keys.max(initial=0)) + 1)
+    counts: Ints = items_with_key[keys[:queries]]
+    return counts
 
 
 def are_telling(queries: Side, items: Side, copies: Ints, *, one_set: bool) -> Bool[np.ndarray, "queries"]:
-    """Return which queries have copies that are no sign of an embedding that has lost what tells items apart.
+    """Return which queries have copies that are likely to be repeated items.
 
-    Those of a row of zeros are, of a row that several classes share, and of a class whose items are all one row.
+    Copies tell nothing of repeated items, but that an embedding has lost what distinguishes items, if they are a row of
+    zeros, a row that several classes share, or the row of a class whose items are all one row.
 
     Args:
         queries: All queries.
@@ -172,18 +177,19 @@ def are_telling(queries: Side, items: Side, copies: Ints, *, one_set: bool) -> B
         one_set: Whether the queries are items, too.
     """
     telling: NDArray[np.bool_] = (copies > 0) & (queries.hashes != 0)
-    rows, row = np.unique(items.hashes, return_inverse=True)
-    labels, label, number = np.unique(items.labels, return_inverse=True, return_counts=True)
-    row_of_pair, label_of_pair = np.divmod(np.unique(row * len(labels) + label), len(labels))
+    rows, row_of_item = np.unique(items.hashes, return_inverse=True)
+    labels, label_of_item, sizes = np.unique(items.labels, return_inverse=True, return_counts=True)
+    # each pair of a row and a label once
+    row_of_pair, label_of_pair = np.divmod(np.unique(row_of_item * len(labels) + label_of_item), len(labels))
     is_shared = np.bincount(row_of_pair, minlength=len(rows)) > 1
     telling &= ~np.isin(queries.hashes, rows[is_shared])
-    is_point = (np.bincount(label_of_pair, minlength=len(labels)) == 1) & (number - one_set > 1)
-    telling &= ~np.isin(queries.labels, labels[is_point])
+    is_one_row = (np.bincount(label_of_pair, minlength=len(labels)) == 1) & (sizes - one_set > 1)
+    telling &= ~np.isin(queries.labels, labels[is_one_row])
     return telling
 
 
 def count_coarse(rows: Tensor | StoredRows, labels: Ints, hashes: Ints) -> Int[np.ndarray, "4"]:
-    """Return what says whether the numbers of some rows are coarse.
+    """Return four counts that tell whether the numbers of some rows are coarse. `_are_coarse` judges their sums.
 
     Args:
         rows: (items, dim) of one process.
@@ -191,36 +197,58 @@ def count_coarse(rows: Tensor | StoredRows, labels: Ints, hashes: Ints) -> Int[n
         hashes: (items,) of the rows.
 
     Returns:
-        Of pairs of different rows of one class the equal numbers, and all numbers, but for those that are the most
-        frequent of their column, such as the zeros of a rectifier; rows whose numbers are all of one size, and all rows.
+        Of pairs of different rows of one class: how many numbers are equal, and how many are compared. The most frequent
+        number of each column is not compared, such as the zeros of a rectifier. Of a sample of rows: how many have numbers
+        of one size only, and how many there are.
     """
-    if isinstance(rows, StoredRows):  # a part that is read in one go
-        some = slice(0, min(len(rows), rows.chunk_rows))
-        rows, labels, hashes = rows.read(some), labels[some], hashes[some]
+    if isinstance(rows, StoredRows):
+        first_chunk = slice(0, min(len(rows), rows.chunk_rows))
+        rows, labels, hashes = rows.read(first_chunk), labels[first_chunk], hashes[first_chunk]
     order = np.lexsort((hashes, labels))
+    # places in this order after which another row follows, of the same class or of any
     different = np.flatnonzero(hashes[order][1:] != hashes[order][:-1])
-    first = different[labels[order][different] == labels[order][different + 1]]
-    at = order[different if not len(first) else first]
-    pairs = first[_evenly(len(first))]
-    left, right = (rows[torch.from_numpy(order[index])] for index in (pairs, pairs + 1))
-    equal = compared = np.int64(0)
-    if len(pairs):
-        modes = torch.cat([left, right]).mode(dim=0).values
-        counted = (left != modes) & (right != modes)
-        compared = np.int64(counted.sum())
-        # columns of a single number and its exceptions are as coarse as can be
-        equal = np.int64(((left == right) & counted).sum()) if compared else np.int64(1)
-    sample = rows[torch.from_numpy(at[_evenly(len(at))])].double().abs()
-    smallest = sample.masked_fill(sample == 0, math.inf).amin(1) if len(sample) else sample.sum(1)
-    largest = sample.amax(1) if len(sample) else sample.sum(1)
-    is_flat = (largest - smallest).abs() <= 1e-6 * largest
-    return np.array([equal, compared, int(is_flat.sum()), len(sample)], np.int64)
+    in_class = different[labels[order][different] == labels[order][different + 1]]
+    pairs = in_class[_evenly(len(in_class))]
+    equal, compared = _count_equal_numbers(
+        rows[torch.from_numpy(order[pairs])], rows[torch.from_numpy(order[pairs + 1])]
+    )
+    sampled = order[in_class if len(in_class) else different]
+    sample = rows[torch.from_numpy(sampled[_evenly(len(sampled))])]
+    return np.array([equal, compared, _count_flat(sample), len(sample)], np.int64)
+
+
+def _count_equal_numbers(left: Tensor, right: Tensor) -> tuple[int, int]:
+    """Return how many numbers of the same place are equal in pairs of rows, and how many are compared."""
+    if not len(left):
+        return 0, 0
+    modes = torch.cat([left, right]).mode(dim=0).values
+    is_compared = (left != modes) & (right != modes)
+    compared = int(is_compared.sum())
+    if not compared:  # columns of a single number and its exceptions are as coarse as can be
+        return 1, 0
+    return int(((left == right) & is_compared).sum()), compared
+
+
+def _count_flat(rows: Tensor) -> int:
+    """Return how many rows have numbers of one size only, but for zeros."""
+    if not len(rows):
+        return 0
+    sizes = rows.double().abs()
+    smallest = sizes.masked_fill(sizes == 0, math.inf).amin(1)
+    largest = sizes.amax(1)
+    return int(((largest - smallest).abs() <= 1e-6 * largest).sum())
+
+
+def _are_coarse(counts: Int[np.ndarray, "4"]) -> bool:
+    """Return whether rows are coarse, from the counts of all processes (see `count_coarse`)."""
+    equal, compared, flat, rows = counts.tolist()
+    return bool(equal > COARSE_SHARE * compared or 2 * flat > rows)
 
 
 def _evenly(number: int) -> Ints:
-    """Return indices of at most `PAIRS` of so many, evenly spaced."""
-    found: Ints = np.unique(np.linspace(0, number - 1, min(number, PAIRS)).astype(np.int64))
-    return found
+    """Return at most `PAIRS` of the numbers below this one, evenly spaced."""
+    numbers: Ints = np.unique(np.linspace(0, number - 1, min(number, PAIRS)).astype(np.int64))
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -237,32 +265,33 @@ class Copies:
         cls,
         queries: Side,
         items: Side,
-        itself: Ints | None,
+        self_match: Ints | None,
         exclusions: Sequence[tuple[Ints, Ints]],
-        own: tuple[Tensor | StoredRows, Ints],
+        own_items: tuple[Tensor | StoredRows, Ints],
         processes: Processes,
         *,
         as_codes: bool,
     ) -> Copies:
-        """Count the copies, and judge them. Collective.
+        """Count the copies, and judge whether they are noted. *Collective*.
 
         Args:
             queries: All queries.
             items: All gallery items.
-            itself: See `count_copies`.
-            exclusions: See there.
-            own: Gallery rows of this process, and their indices among all items.
+            self_match: See `count_copies`.
+            exclusions: See `count_copies`.
+            own_items: Gallery rows of this process, and their indices among all items.
             processes: Those that make this call together.
-            as_codes: Whether rows are binary codes, of which different items may well have the same.
+            as_codes: Whether rows are binary codes, which different items may well share.
         """
-        counts, one_set = count_copies(queries, items, itself, exclusions), itself is not None
-        telling = int(are_telling(queries, items, counts, one_set=one_set).sum()) if counts.any() else 0
+        counts = count_copies(queries, items, self_match, exclusions)
+        telling = 0
+        if counts.any():
+            telling = int(are_telling(queries, items, counts, one_set=self_match is not None).sum())
         is_noted = telling > 0 and telling >= NOTED_SHARE * len(counts) and not as_codes
         if is_noted:
-            rows, places = own
-            found = processes.summed(count_coarse(rows, items.labels[places], items.hashes[places]))
-            equal, compared, flat, seen = found.tolist()
-            is_noted = equal <= COARSE_SHARE * compared and 2 * flat <= seen
+            rows, indices = own_items
+            coarse = processes.summed(count_coarse(rows, items.labels[indices], items.hashes[indices]))
+            is_noted = not _are_coarse(coarse)
         return cls(counts, is_noted)
 
     @property
@@ -271,13 +300,14 @@ class Copies:
         return int((self.counts > 0).sum())
 
     def note(self, effect: str, cure: str) -> str:
-        """Return what a reader should know of the copies.
+        """Return the sentences on copies for a reader of the values.
 
         Args:
             effect: What copies do to the values.
             cure: What to do if they are one item.
         """
-        number, share = len(self.counts), self.queries / len(self.counts)
+        number = len(self.counts)
+        share = self.queries / number
         return (
             f"{self.queries:,} of {number:,} queries ({100 * share:.0f} %) find a copy: a candidate of their label whose "
             f"embedding is {BIT_FOR_BIT}. {effect}. If copies are items that come several times, {cure}. If they are "

@@ -1,10 +1,10 @@
-"""Results as tables of plain text, for `print` and the prompt."""
+"""`table`: results as tables of plain text, for `print` and the prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Rows of a result that are shown; a count stands for the others.
+# Number of rows of a result that are shown. The last line counts the others.
 SHOWN_ROWS = 10
 
 
@@ -26,5 +26,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], total: int | No
     cells = [columns, *rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
-    left = (len(rows) if total is None else total) - len(rows)
-    return lines + ([f"... and {left:,} more"] if left else [])
+    if total is not None and total > len(rows):
+        lines.append(f"... and {total - len(rows):,} more")
+    return lines

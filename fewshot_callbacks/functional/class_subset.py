@@ -1,4 +1,4 @@
-"""Some classes of a set, and some items of each, drawn with a seed."""
+"""`class_subset`: classes of a set, and items of each class, drawn with a seed."""
 
 from __future__ import annotations
 
@@ -44,21 +44,27 @@ def class_subset(
         >>> len(chosen), len(labels[chosen].unique())
         (6, 2)
     """
-    for name, number in (("classes", classes), ("items_per_class", items_per_class)):
-        if number is not None and number < 1:
-            raise ValueError(f"class_subset: {name}={number} must be at least 1; None takes all.")
-    numbers = as_labels(labels, "labels", "class_subset").encoded()[0].cpu()
+    for name, limit in (("classes", classes), ("items_per_class", items_per_class)):
+        if limit is not None and limit < 1:
+            raise ValueError(f"class_subset: {name}={limit} must be at least 1; None takes all.")
+    codes = as_labels(labels, "labels", "class_subset").codes.cpu()
     generator = torch.Generator().manual_seed(check_seed("class_subset", "seed", seed))
-    distinct, number = numbers.unique(return_inverse=True)
-    chosen = torch.zeros(len(distinct), dtype=torch.bool)
-    chosen[torch.randperm(len(distinct), generator=generator)[:classes]] = True
-    kept = chosen[number]
+    distinct, class_of_item = codes.unique(return_inverse=True)
+    is_drawn_class = torch.zeros(len(distinct), dtype=torch.bool)
+    is_drawn_class[torch.randperm(len(distinct), generator=generator)[:classes]] = True
+    is_drawn = is_drawn_class[class_of_item]
     if items_per_class is not None:
-        # a random order inside each class: sort by chance, then, keeping that order, by class
-        by_chance = torch.randperm(len(numbers), generator=generator)
-        order = by_chance[number[by_chance].argsort(stable=True)]
-        sizes = torch.bincount(number, minlength=len(distinct))
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order)) - (sizes.cumsum(0) - sizes)[number[order]]
-        kept &= place < items_per_class
-    return kept.nonzero().flatten()
+        is_drawn &= _places_in_class(class_of_item, generator) < items_per_class
+    return is_drawn.nonzero().flatten()
+
+
+def _places_in_class(class_of_item: Int[Tensor, "items"], generator: torch.Generator) -> Int[Tensor, "items"]:
+    """Return the place of each item, from 0 on, in a random order of the items of its class."""
+    shuffled = torch.randperm(len(class_of_item), generator=generator)
+    # The sort is stable, so that the items of each class stay shuffled.
+    by_class = shuffled[class_of_item[shuffled].argsort(stable=True)]
+    sizes = torch.bincount(class_of_item)
+    first_place = sizes.cumsum(0) - sizes
+    places = torch.empty_like(by_class)
+    places[by_class] = torch.arange(len(by_class)) - first_place[class_of_item[by_class]]
+    return places

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional._reading import as_tensor, refuse_unknown
 from fewshot_callbacks.functional.episodes import split_episodes
@@ -36,6 +37,7 @@ NOTHING = (math.nan,) * 4
 LEAST_ALPHA = 1e-6
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class StepDynamics:
     """How the embeddings of one episode moved in one optimiser step.
@@ -390,6 +392,7 @@ FEW = 20
 TITLES = {"norm_ratio": "norm ratio", "con_alpha": "con-alpha", "div_alpha": "div-alpha", "con_div": "con-div"}
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class MeasureComparison:
     """One measure of the steps of two runs.

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels, on_cpu
 from fewshot_callbacks.functional._reading import check_seed, default_mode
 from fewshot_callbacks.functional.statistics import (
@@ -406,6 +407,7 @@ def split_episodes(
     return torch.stack(support), torch.stack(queries)
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class EpisodeAccuracy:
     """The mean accuracy over a list of episodes, with its spread.

@@ -33,6 +33,7 @@ from fewshot_callbacks.distributed.processes import Processes, presence
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import _scatter_kernel
+from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, read_labels
 from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
@@ -173,6 +174,7 @@ def _entropy_rank(values: Float[Tensor, "n"], floor: float) -> float:
     return math.exp(-float(torch.special.xlogy(share, share).sum()))
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class EmbeddingHealth:
     """The result of `embedding_health`; a number is NaN where it cannot be computed, and a note says why.

@@ -15,6 +15,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import ALONE, Processes, presence
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Vectors
+from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, encode_ids, read_labels
 from fewshot_callbacks.functional._reading import as_tensor, default_mode
 from fewshot_callbacks.functional._repeated import (
@@ -46,6 +47,7 @@ KNN_METRICS = (
 """What `knn_accuracy` reports."""
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class KnnReport(Values):
     """The result of `knn_accuracy`."""

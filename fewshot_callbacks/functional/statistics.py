@@ -38,6 +38,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import check_labels
 from fewshot_callbacks.functional._reading import as_tensor
 
@@ -149,6 +150,7 @@ class Interval(NamedTuple):
 UNKNOWN = Interval(math.nan, math.nan)
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class Difference:
     """One metric of two sets, or of two evaluations of one set, with the interval of its difference.

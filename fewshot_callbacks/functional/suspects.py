@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +27,10 @@ DEPENDENCE = 2.0
 # Votes that are added to those of each class, distributed as in the whole set, so that a class of two or three items
 # has a likelihood, too.
 PSEUDO_VOTES = 3.0
-# Share of wrong labels that the estimate begins with, and its steps, after which it does not move.
-FIRST_RATE, ITERATIONS = 0.05, 50
+# Share of wrong labels with which the estimate begins.
+FIRST_RATE = 0.05
+# Steps of the estimate. After them it does not move.
+ITERATIONS = 50
 # Pairs of a candidate class and a vote that are looked up at once. Measured at 12,000 items and memory_mb=16: 28 MB
 # with 2**18, 17 MB with 2**15, in the same time; fewer would leave a single item at once where k is a few hundred.
 LOOKUPS_AT_ONCE = 2**16
@@ -75,23 +76,25 @@ class Suspects:
 
     def __str__(self) -> str:
         """Return a table of the most suspicious items, with their labels and those that are suggested."""
-        named: Sequence[Any] = self.label_names or ()
-        columns = ("item", "given", "suggested", "probability")
+        lines = [
+            f"{len(self):,} items whose label may be wrong; of the whole set {self.noise_rate:.2%} are, by estimate"
+        ]
         rows = []
-        for item, *labels, probability in zip(
-            self.index.tolist()[:SHOWN_ROWS],
-            self.given.tolist(),
-            self.suggested.tolist(),
-            self.probability.tolist(),
-            strict=False,
-        ):
-            words = [printable(named[label]) if self.label_names is not None else str(label) for label in labels]
-            rows.append((str(item), *words, f"{probability:.4f}"))
-        head = f"{len(self):,} items whose label may be wrong; of the whole set {self.noise_rate:.2%} are, by estimate"
-        return "\n".join([head, *(table(columns, rows, len(self)) if rows else ())])
+        for row in range(min(len(self), SHOWN_ROWS)):
+            item = str(int(self.index[row]))
+            given = self._name(int(self.given[row]))
+            suggested = self._name(int(self.suggested[row]))
+            rows.append((item, given, suggested, f"{float(self.probability[row]):.4f}"))
+        if rows:
+            lines += table(("item", "given", "suggested", "probability"), rows, len(self))
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return str(self)
+
+    def _name(self, label: int) -> str:
+        """Return a label in the words of a reader."""
+        return str(label) if self.label_names is None else printable(self.label_names[label])
 
 
 @default_mode()
@@ -156,32 +159,31 @@ def suspects(
         raise ValueError(
             f"{_CALL}: min_probability={min_probability!r} must be a probability. Pass one from 0 to 1, such as 0.5."
         )
-    found = _neighbours(embeddings, k, similarity, memory_mb)
-    read = read_labels(labels, len(found), "labels", "embeddings", _CALL)
-    given, names = read.encoded()
-    present, classes = given.unique(return_inverse=True)
-    if len(present) < 2:
+    neighbours = _neighbours(embeddings, k, similarity, memory_mb)
+    given, names = read_labels(labels, len(neighbours), "labels", "embeddings", _CALL).encoded()
+    distinct, classes = given.unique(return_inverse=True)
+    if len(distinct) < 2:
         raise ValueError(
             f"{_CALL}: all {len(given)} labels are the same, so no neighbour can disagree with one. Pass labels of at "
             "least two classes."
         )
-    votes = torch.where(found.indices >= 0, classes[found.indices], -1)
-    ratio, suggested = _odds_of_classes(classes, votes, len(present))
-    log_odds, rate = _with_prior(ratio, len(present))
+    votes = torch.where(neighbours.indices >= 0, classes[neighbours.indices], -1)
+    ratio, suggested = _odds_of_classes(classes, votes, len(distinct))
+    log_odds, rate = _with_prior(ratio, len(distinct))
     probability = log_odds.sigmoid()
     chosen = ((probability >= min_probability) & log_odds.isfinite()).nonzero().flatten()
     chosen = chosen[log_odds[chosen].argsort(descending=True, stable=True)]
-    named = torch.cat([present, present.new_tensor([-1])])  # the last for no vote
+    label_of_class = torch.cat([distinct, distinct.new_tensor([-1])])  # the last entry is that of class -1, no vote
     return Suspects(
-        chosen,
-        given[chosen],
-        present[suggested[chosen]],
-        log_odds[chosen],
-        probability[chosen],
-        found.indices[chosen],
-        named[votes[chosen]],
-        rate,
-        names,
+        index=chosen,
+        given=given[chosen],
+        suggested=distinct[suggested[chosen]],
+        log_odds=log_odds[chosen],
+        probability=probability[chosen],
+        neighbours=neighbours.indices[chosen],
+        votes=label_of_class[votes[chosen]],
+        noise_rate=rate,
+        label_names=names,
     )
 
 
@@ -198,55 +200,105 @@ def _neighbours(embeddings: Any, k: int, similarity: Similarity, memory_mb: floa
 def _odds_of_classes(
     classes: Int[Tensor, "items"], votes: Int[Tensor, "items k"], number: int
 ) -> tuple[Float[Tensor, "items"], Int[Tensor, "items"]]:
-    """Return the log odds of other classes against the given one, wrong labels left aside, and the likeliest other class.
+    """Return the log odds of all other classes against the given one, without a prior, and the likeliest other class.
 
     Args:
-        classes: Of each item, from 0 on.
+        classes: Class of each item, from 0 on.
         votes: The classes of its neighbours, -1 for none.
-        number: Of classes.
+        number: Number of classes.
     """
     items, k = votes.shape
-    valid = votes >= 0
-    # of each class the votes that its items have, as a table of the entries that are not zero
-    code, count = (classes[:, None] * number + votes)[valid].unique(return_counts=True)
-    total = torch.zeros(number, dtype=torch.int64).index_add_(0, classes, valid.sum(dim=1))
-    size = torch.bincount(classes, minlength=number).double().log()
-    usual = (torch.bincount(votes[valid], minlength=number).double() + 1) / (int(valid.sum()) + number)
-    ratio = torch.full((items,), -torch.inf, dtype=torch.float64)
+    counts = _VoteCounts.of(classes, votes, number)
+    log_odds = torch.full((items,), -torch.inf, dtype=torch.float64)
     suggested = classes.clone()
-    for some in torch.arange(items).split(max(1, LOOKUPS_AT_ONCE // (k * k))):
-        own, vote, there = classes[some], votes[some], valid[some]
-        expected = PSEUDO_VOTES * usual[vote.clamp(min=0)]
+    for batch in torch.arange(items).split(max(1, LOOKUPS_AT_ONCE // (k * k))):
+        odds = _odds_of_votes(counts, classes[batch], votes[batch])  # (batch, k)
+        log_odds[batch] = odds.logsumexp(dim=1)
+        likeliest = votes[batch].gather(1, odds.argmax(dim=1, keepdim=True))[:, 0]
+        suggested[batch] = torch.where(odds.isfinite().any(dim=1), likeliest, classes[batch])
+    return log_odds, suggested
 
-        def seen(of: Tensor, vote: Tensor = vote) -> Tensor:
-            """Count votes of items of these classes, (some, candidates, k)."""
-            wanted = of[:, :, None] * number + vote[:, None, :]
-            place = torch.searchsorted(code, wanted).clamp(max=len(code) - 1)
-            return torch.where(code[place] == wanted, count[place], 0)
 
-        alike = vote[:, :, None] == vote[:, None, :]
-        own_votes = alike.sum(dim=2)  # of the item itself, for the class of each of its votes
-        left = (seen(own[:, None])[:, 0] - own_votes).clamp(min=0) + expected
-        of_own = torch.where(there, (left / (total[own] - there.sum(dim=1) + PSEUDO_VOTES)[:, None]).log(), 0.0).sum(
-            dim=1
-        )
-        of_others = (seen(vote.clamp(min=0)) + expected[:, None]) / (total[vote.clamp(min=0)] + PSEUDO_VOTES)[
-            :, :, None
-        ]
-        likely = torch.where(there[:, None, :], of_others.log(), 0.0).sum(dim=2) / DEPENDENCE
-        likely += size[vote.clamp(min=0)] - (of_own / DEPENDENCE + size[own])[:, None]
-        first = ~alike.tril(-1).any(dim=2)  # each class once: at its first vote
-        likely = torch.where(there & first & (vote != own[:, None]), likely, -torch.inf)
-        ratio[some] = likely.logsumexp(dim=1)
-        best = likely.argmax(dim=1)
-        suggested[some] = torch.where(likely.isfinite().any(dim=1), vote.gather(1, best[:, None])[:, 0], own)
-    return ratio, suggested
+@dataclass(frozen=True, eq=False)
+class _VoteCounts:
+    """How often the neighbours of the items of each class have each class, as a table without its zeros."""
+
+    number: int
+    """number of classes"""
+    codes: Int[Tensor, "entries"]
+    """ascending: class of items times `number`, plus class of neighbours"""
+    counts: Int[Tensor, "entries"]
+    totals: Int[Tensor, "classes"]
+    """number of votes of the items of each class"""
+    log_sizes: Float[Tensor, "classes"]
+    """logarithm of the number of items of each class"""
+    shares: Float[Tensor, "classes"]
+    """share of each class among all votes, with one more vote for each"""
+
+    @classmethod
+    def of(cls, classes: Int[Tensor, "items"], votes: Int[Tensor, "items k"], number: int) -> _VoteCounts:
+        """Count the votes of all items; -1 is none."""
+        is_vote = votes >= 0
+        codes, counts = (classes[:, None] * number + votes)[is_vote].unique(return_counts=True)
+        totals = torch.zeros(number, dtype=torch.int64).index_add_(0, classes, is_vote.sum(dim=1))
+        log_sizes = torch.bincount(classes, minlength=number).double().log()
+        of_class = torch.bincount(votes[is_vote], minlength=number).double()
+        shares = (of_class + 1) / (int(is_vote.sum()) + number)
+        return cls(number, codes, counts, totals, log_sizes, shares)
+
+    def of_pairs(self, classes: Int[Tensor, "*#pairs"], votes: Int[Tensor, "*#pairs"]) -> Int[Tensor, "..."]:
+        """Return how many votes for a class the items of a class have, for each pair of the two."""
+        codes = classes * self.number + votes
+        places = torch.searchsorted(self.codes, codes).clamp(max=len(self.codes) - 1)
+        return torch.where(self.codes[places] == codes, self.counts[places], 0)
+
+
+def _odds_of_votes(
+    counts: _VoteCounts, classes: Int[Tensor, "items"], votes: Int[Tensor, "items k"]
+) -> Float[Tensor, "items k"]:
+    """Return the log odds of the class of each vote against the class of the item, without a prior.
+
+    A class that is voted for several times counts at its first vote. Elsewhere, and at the class of the item itself, the
+    odds are -inf.
+
+    Args:
+        counts: The votes of all items.
+        classes: Class of each item of a batch.
+        votes: Classes of their neighbours, -1 for none.
+    """
+    is_vote = votes >= 0
+    candidates = votes.clamp(min=0)
+    pseudo_votes = PSEUDO_VOTES * counts.shares[candidates]  # (items, k)
+    are_equal = votes[:, :, None] == votes[:, None, :]  # (items, k, k)
+
+    # The likelihood of the votes in the class of the item, from the votes of its other items.
+    seen = counts.of_pairs(classes[:, None], votes) - are_equal.sum(dim=2)
+    total = counts.totals[classes] - is_vote.sum(dim=1) + PSEUDO_VOTES
+    shares = (seen.clamp(min=0) + pseudo_votes) / total[:, None]
+    own_likelihood = torch.where(is_vote, shares.log(), 0.0).sum(dim=1)
+
+    # The likelihood of the votes in the class of each vote.
+    seen = counts.of_pairs(candidates[:, :, None], votes[:, None, :])  # (items, candidates, votes)
+    total = counts.totals[candidates] + PSEUDO_VOTES
+    shares = (seen + pseudo_votes[:, None]) / total[:, :, None]
+    likelihoods = torch.where(is_vote[:, None, :], shares.log(), 0.0).sum(dim=2)
+
+    odds = likelihoods / DEPENDENCE
+    odds += counts.log_sizes[candidates] - (own_likelihood / DEPENDENCE + counts.log_sizes[classes])[:, None]
+    is_first = ~are_equal.tril(-1).any(dim=2)
+    is_other = votes != classes[:, None]
+    return torch.where(is_vote & is_first & is_other, odds, -torch.inf)
 
 
 def _with_prior(ratio: Float[Tensor, "items"], number: int) -> tuple[Float[Tensor, "items"], float]:
-    """Add the log odds of one wrong label among those of all other classes; their rate is estimated (EM)."""
+    """Return the log odds with the prior odds of a wrong label, and the rate of wrong labels, which is estimated (EM).
+
+    Args:
+        ratio: Log odds without a prior.
+        number: Number of classes, among all but one of which the prior odds are divided.
+    """
     rate = torch.tensor(FIRST_RATE, dtype=torch.float64)
     for _ in range(ITERATIONS):
-        odds = ratio + (rate / (1 - rate) / (number - 1)).log()
-        rate = odds.sigmoid().mean().clamp(1 / (len(ratio) + 1), 0.5)
-    return odds, float(rate)
+        log_odds = ratio + (rate / (1 - rate) / (number - 1)).log()
+        rate = log_odds.sigmoid().mean().clamp(1 / (len(ratio) + 1), 0.5)
+    return log_odds, float(rate)

@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional.discriminant_ratio import (
     ClassMoments,
     ClassScatter,
@@ -69,6 +70,7 @@ def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> 
     return batch_ratios(embeddings, labels, normalize=normalize, call="variance_ratio")[1]
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class VarianceRatioEstimate:
     """The variance ratio of a set, with its confidence interval; the result of `variance_ratio_of_set`.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._table import table
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, over_splits
 from fewshot_callbacks.functional.retrieval.registry import asked_metric
@@ -109,6 +110,7 @@ def _grouped_intervals(
     return intervals
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class GeneralizationGap:
     """Recall of training classes minus recall of validation classes.

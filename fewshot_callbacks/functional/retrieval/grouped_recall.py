@@ -23,6 +23,7 @@ from fewshot_callbacks.engine.evaluation import Evaluation, Matches, rank_of_bes
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
 from fewshot_callbacks.engine.thresholds import BestMatches
+from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels, join, refuse_other_forms
 from fewshot_callbacks.functional._reading import check_seed, default_mode, refuse_unknown
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, collect_inputs
@@ -98,6 +99,7 @@ def label_groups(
     return grouped.view(repeats, groups, group_size)
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class GroupedRecall:
     """Grouped Recall@K for one or several K, all on the same groups; the result of `grouped_recall`.

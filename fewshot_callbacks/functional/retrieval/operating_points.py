@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from fewshot_callbacks.engine.evaluation import PooledPairs
 from fewshot_callbacks.engine.pooled import Positives, Wanted
 from fewshot_callbacks.engine.vectors import Vectors
+from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 
 Bools = NDArray[np.bool_]
@@ -131,6 +132,7 @@ class PairCounts:
         return str(self)
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class OperatingPoint:
     """Decisions over all query-candidate pairs at one threshold.
@@ -184,6 +186,7 @@ class OperatingPoint:
         )
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class ErrorRatePoint:
     """Verification at a fixed false match rate: the share of accepted pairs of different classes is bounded.
@@ -225,6 +228,7 @@ def equal_error_rate(fnmr: float, fmr: float, fnmr_above: float, fmr_above: floa
     return fnmr + step * (fnmr_above - fnmr)
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class Enclosure:
     """A value that is known to lie between two proved bounds.
@@ -249,6 +253,7 @@ class Enclosure:
         return (self.high - self.low) / 2
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class PooledDecisions:
     """The operating points of one evaluation."""

@@ -229,22 +229,22 @@ class Relevance:
             Relevance(3 queries in one set, 4 relevant pairs, 0 ignored)
         """
         call = "Relevance.from_label_sets"
-        own, width = _label_sets(call, "targets", targets)
-        others, others_width = own, width
-        if gallery_targets is not None:
-            others, others_width = _label_sets(call, "gallery_targets", gallery_targets)
-        if None not in (width, others_width) and width != others_width:
+        one_set = gallery_targets is None
+        query_sets, width = _label_sets(call, "targets", targets)
+        item_sets, item_width = query_sets, width
+        if not one_set:
+            item_sets, item_width = _label_sets(call, "gallery_targets", gallery_targets)
+        if None not in (width, item_width) and width != item_width:
             raise ValueError(
-                f"{call}: targets have {width} labels, gallery_targets {others_width}. Column j must be the same label in "
+                f"{call}: targets have {width} labels, gallery_targets {item_width}. Column j must be the same label in "
                 "both."
             )
-        of_query, of_item = _numbered(call, {"targets": own, "gallery_targets": others})
-        one_set = gallery_targets is None
+        of_query, of_item = _numbered(call, {"targets": query_sets, "gallery_targets": item_sets})
         lists, grades = _shared_labels(of_query, of_item, one_set=one_set)
         return cls(
             relevant=lists,
-            ignored=Lists.none(len(own)),
-            gallery=len(others),
+            ignored=Lists.none(len(query_sets)),
+            gallery=len(item_sets),
             one_set=one_set,
             mutual=one_set,
             grades=grades,
@@ -678,14 +678,13 @@ def _shared_labels(of_query: Lists, of_item: Lists, *, one_set: bool) -> tuple[L
         one_set: Whether item i is query i, which is not relevant to itself.
     """
     number = len(of_item.start)
-    by_label = np.argsort(of_item.items, kind="stable")
-    offsets = np.searchsorted(of_item.items[by_label], np.arange(2 + of_query.items.max(initial=-1)))
-    items_of_label = np.split(np.repeat(np.arange(number), of_item.sizes)[by_label], offsets[1:])
-    no_items = np.empty(0, np.int32)
-    items = [no_items]
+    items_of_label = _items_of_labels(of_item, labels=1 + int(of_query.items.max(initial=-1)))
+    items = [np.empty(0, np.int32)]
     grades = [np.empty(0, np.uint16)]
     for query, labels in enumerate(np.split(of_query.items, of_query.stop[:-1])):
-        shared = np.bincount(np.concatenate([no_items, *(items_of_label[label] for label in labels)]), minlength=number)
+        # an item comes once for each label that it shares with the query
+        sharing = np.concatenate([np.empty(0, np.int32), *(items_of_label[label] for label in labels)])
+        shared = np.bincount(sharing, minlength=number)
         if one_set:
             shared[query] = 0
         relevant = np.flatnonzero(shared)
@@ -695,11 +694,24 @@ def _shared_labels(of_query: Lists, of_item: Lists, *, one_set: bool) -> tuple[L
     return Lists(ends[:-1], ends[1:], np.concatenate(items)), np.concatenate(grades)
 
 
+def _items_of_labels(of_item: Lists, labels: int) -> list[NDArray[np.int32]]:
+    """Return the items that have each label.
+
+    Args:
+        of_item: Numbers of the labels of each item.
+        labels: How many labels have a list.
+    """
+    item_of_entry = np.repeat(np.arange(len(of_item.start), dtype=np.int32), of_item.sizes)
+    entries = Lists.of_labels(np.arange(labels), of_item.items)
+    return [item_of_entry[entries.items[start:stop]] for start, stop in zip(entries.start, entries.stop, strict=True)]
+
+
 def _clusters_of_sets(of_query: Lists) -> NDArray[np.int64]:
     """Return the number of the label set of each query, in the order of their rows of zeros and ones."""
+    # Of two rows of zeros and ones, the one with a 1 in the first column that differs is the larger one.
     sets = [tuple((-labels).tolist()) for labels in np.split(of_query.items, of_query.stop[:-1])]
-    number = {labels: position for position, labels in enumerate(sorted(set(sets)))}
-    return np.array([number[labels] for labels in sets], np.int64)
+    number_of_set = {labels: number for number, labels in enumerate(sorted(set(sets)))}
+    return np.array([number_of_set[labels] for labels in sets], np.int64)
 
 
 def _labels_of_item(call: str, name: str, labels: Any) -> list[str | int]:
@@ -730,19 +742,24 @@ def _labels_of_item(call: str, name: str, labels: Any) -> list[str | int]:
 
 def _numbered(call: str, sides: Mapping[str, Sequence[Sequence[Any] | NDArray[np.integer]]]) -> list[Lists]:
     """Return the labels of each item of each side as numbers from 0 on, ascending, the same in all sides."""
-    # where a label of each kind was first found: words and integers have no common order, and 1 is not '1'
-    kinds: dict[bool, str] = {}
+    # Words and integers have no common order, and 1 is not '1'. So all labels are of one kind.
+    kinds: dict[bool, str] = {}  # whether labels are words -> where the first one of this kind was found
     labels: set[Any] = set()
     for name, side in sides.items():
-        for item, some in enumerate(side):
-            known = some.tolist() if isinstance(some, np.ndarray) else some
-            labels.update(known)
-            for label in known[:1] if isinstance(some, np.ndarray) else known:
-                kinds.setdefault(isinstance(label, str), f"{name}[{item}] holds {label!r}")
+        for item, labels_of_item in enumerate(side):
+            listed = _listed(labels_of_item)
+            labels.update(listed)
+            for label in listed:
+                if isinstance(label, str) not in kinds:
+                    kinds[isinstance(label, str)] = f"{name}[{item}] holds {label!r}"
     if len(kinds) > 1:
         raise ValueError(
             f"{call}: labels are words and integers: {kinds[True]}, {kinds[False]}. Pass one kind, such as "
             "[[str(label) for label in labels] for labels in targets]."
         )
-    number = {label: place for place, label in enumerate(sorted(labels))}
-    return [Lists.of([[number[label] for label in _listed(some)] for some in side]) for side in sides.values()]
+    number_of_label = {label: number for number, label in enumerate(sorted(labels))}
+    numbered = []
+    for side in sides.values():
+        numbers = [[number_of_label[label] for label in _listed(labels_of_item)] for labels_of_item in side]
+        numbered.append(Lists.of(numbers))
+    return numbered

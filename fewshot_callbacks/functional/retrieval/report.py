@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.engine.vectors import Vectors
+from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall
 from fewshot_callbacks.functional.retrieval.operating_points import (
     Enclosure,
@@ -264,6 +265,7 @@ class Points(dict[float, T]):
         return Points, (dict(self), self._pattern, self._kind)
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class RetrievalReport(Values):
     """The result of `evaluate_retrieval`.

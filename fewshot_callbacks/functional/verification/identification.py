@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Vectors
+from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import encode, read_labels
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.neighbours import compared_sets, nearest
@@ -103,6 +104,7 @@ DEFAULT_IDENTIFICATION_METRICS = ("tpir@fpir0.1", "tpir@fpir0.01", "recall@1")
 """What it reports unless `metrics` says otherwise."""
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class IdentificationReport(Values):
     """The result of `evaluate_identification`."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
+from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import Labels, encode, read_labels
 from fewshot_callbacks.functional._reading import as_tensor, default_mode
 from fewshot_callbacks.functional.neighbours import positive_number
@@ -149,6 +150,7 @@ DEFAULT_TRIAL_METRICS = ("eer", "min_dcf@0.01", "tar@far0.01", "tar@far0.001")
 """What it reports unless `metrics` says otherwise; with folds "accuracy", too."""
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class TrialReport(Values):
     """The result of `evaluate_trials`.

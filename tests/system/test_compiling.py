@@ -92,7 +92,7 @@ def engine(tmp_path):
     return run
 
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CALLING = """
 from some_engine import called
 from some_engine.called import Pair, number

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OF_EXTRAS = (
     "PIL", "docstring_parser", "jinja2", "jsonargparse", "matplotlib", "platformdirs", "rich", "sklearn", "tensorboard",
     "torchvision", "umap", "yaml",
