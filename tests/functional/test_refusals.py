@@ -142,12 +142,12 @@ REFUSED = [
         ({"low": 1.0}, "low=1.0, high=1.0) is not a range"),
         ({"similarity": "hamming", "bins": 9}, "Leave out bins"),
     ]),
-    (SoftAveragePrecisionLoss(), {"embeddings": torch.randn(4, 3), "labels": [0, 0, 1, 1]}, [
-        ({"embeddings": NAN, "labels": [0, 0, 1]}, "3 of 3 rows of embeddings hold NaN or Inf, the first at index 0"),
-        ({"labels": [0, 0, 1]}, "4 embeddings, but 3 labels"),
+    (SoftAveragePrecisionLoss(), {"queries": torch.randn(4, 3), "query_labels": [0, 0, 1, 1]}, [
+        ({"queries": NAN, "query_labels": [0, 0, 1]}, "3 of 3 rows of queries hold NaN or Inf, the first at index 0"),
+        ({"query_labels": [0, 0, 1]}, "4 queries, but 3 query_labels"),
         ({"gallery": EYE}, "belong together"),
         ({"gallery": torch.randn(4, 2), "gallery_labels": [0, 0, 1, 1]}, "dimension 3, but a gallery of dimension 2"),
-        ({"labels": [0, 1, 2, 3]}, "none of the 4 items of the batch has another item of its class"),
+        ({"query_labels": [0, 1, 2, 3]}, "none of the 4 items of the batch has another item of its class"),
     ]),
     (BinaryCodes, {}, [({"temperature": 0}, "must be above 0")]),
     (trial_scores, {"embeddings": EYE}, [
