@@ -64,16 +64,26 @@ GROUPS = ("query_groups", "gallery_groups")
 IDS = ("query_ids", "gallery_ids")
 
 # What `evaluate_retrieval` and `RetrievalEvaluation` are given for each item -> where a monitor finds it.
-_EXCLUDE = "exclude=('person', 'camera'), entries of the batch or of the step's output, all of which a group shares"
-_IDS = "ids='path', an entry of the batch or of the step's output that names each item"
-_GALLERY = "gallery=1, the index or the name of the loader, or gallery='is_gallery', an entry of the batch"
+_GROUPS_HINT = "groups=('person', 'camera'), entries of the batch or of the step's output, all of which a group shares"
+_IDS_HINT = "ids='path', an entry of the batch or of the step's output that names each item"
+_GALLERY_HINT = "gallery=1, the index or the name of the loader, or gallery='is_gallery', an entry of the batch"
+_SOURCE_HINT = "source='encoder', a submodule, or source=('embeddings', 'labels'), keys of the step's output"
 OF_FUNCTIONS = {
-    **dict.fromkeys(GROUPS, _EXCLUDE),
-    "groups": f"{_EXCLUDE}; groups of classes for Grouped Recall are label_groups=[[0, 1, 2], [3, 4, 5]]",
-    **dict.fromkeys(IDS, _IDS),
-    **dict.fromkeys(("gallery_labels", "is_gallery"), _GALLERY),
-    "embeddings": "source='encoder', a submodule, or source=('embeddings', 'labels'), keys of the step's output",
+    **dict.fromkeys(GROUPS, _GROUPS_HINT),
+    **dict.fromkeys(IDS, _IDS_HINT),
+    **dict.fromkeys(("gallery_labels", "is_gallery"), _GALLERY_HINT),
+    "query_labels": "labels='label', an entry of the batch or of the step's output",
+    **dict.fromkeys(("queries", "embeddings"), _SOURCE_HINT),
 }
+
+
+def _refuse_groups_of_classes(groups: Any) -> None:
+    """Refuse lists of classes, which are the groups of Grouped Recall, where entries of a batch are expected."""
+    if isinstance(groups, list | tuple) and any(isinstance(entry, list | tuple) for entry in groups):
+        raise ValueError(
+            f"RetrievalMonitor(groups={groups!r}): lists name no entry of a batch. Write {_GROUPS_HINT}; groups of classes "
+            "for Grouped Recall are label_groups=[[0, 1, 2], [3, 4, 5]]."
+        )
 
 
 Side = tuple[Tensor, Labels]
@@ -93,7 +103,7 @@ class Parts:
         gallery: See there.
         loaders: See there.
         ids: See there.
-        exclude: See there.
+        groups: See there.
         spill_to: See there.
     """
 
@@ -103,7 +113,7 @@ class Parts:
     gallery: int | Entry | None
     loaders: Loaders | None
     ids: Entry | Sequence[Entry] | None
-    exclude: Entry | Sequence[Entry] | None
+    groups: Entry | Sequence[Entry] | None
     spill_to: str | PathLike[str] | None
 
     def __post_init__(self) -> None:
@@ -224,7 +234,7 @@ class Parts:
         embeddings, labels = side
         entries = {
             "ids": self.ids[part[1]] if isinstance(self.ids, tuple | list) else self.ids,
-            "exclude": self.exclude,
+            "groups": self.groups,
         }
         of_batch = outputs, batch, len(labels), self.reader.owner, self.reader.shared.views
         ids, groups = (None if one is None else read_names(name, one, *of_batch)[some] for name, one in entries.items())
@@ -244,7 +254,7 @@ class Parts:
             if self.are_two and not all(gather_objects(len(store) == items)):
                 dataset_size = None  # of the items of the loader; ids tell which of these rows come twice
             shard = store.shard(dataset_size)
-            if self.exclude is not None and shard.groups is None:  # of a process without items
+            if self.groups is not None and shard.groups is None:  # of a process without items
                 shard = shard._replace(groups=no_labels())
             if self.ids is not None and shard.ids is None:
                 shard = shard._replace(ids=no_labels())
@@ -304,28 +314,30 @@ def _two_sides(reader: EmbeddingReader, outputs: Any, batch: Any, step: str, fir
 
 
 class Voters:
-    """Classifies queries by a vote of their nearest items of a bank: the training set, the gallery or the queries.
+    """Classifies queries by a vote of their nearest items of a gallery: the training set, the gallery or the queries.
 
     Args:
-        k: See `RetrievalMonitor`.
-        bank: See there.
+        k: The `knn` of `RetrievalMonitor`.
+        gallery: The `knn_gallery` of it.
         parts: Know the source, the labels and the settings of the search.
     """
 
-    def __init__(self, k: Any, bank: Any, parts: Parts) -> None:
+    def __init__(self, k: Any, gallery: Any, parts: Parts) -> None:
         call, fix = "RetrievalMonitor", "Pass numbers of neighbours, such as (10, 20)."
         self.k = [positive_whole(call, "knn", each, fix) for each in several(k)]
-        if isinstance(bank, str) and bank not in ("train", "gallery", "self"):
+        if isinstance(gallery, str) and gallery not in ("train", "gallery", "self"):
             raise ValueError(
-                f"{call}(knn_bank={bank!r}): choose 'train', 'gallery', 'self', or pass a data set or loader."
+                f"{call}(knn_gallery={gallery!r}): choose 'train', 'gallery', 'self', or pass a data set or loader."
             )
-        if parts.exclude is not None:
-            raise ValueError(f"{call}: kNN classification leaves out no neighbour. Pass knn or exclude, not both.")
+        if parts.groups is not None:
+            raise ValueError(f"{call}: kNN classification leaves out no neighbour. Pass knn or groups, not both.")
         self.keys = [f"knn@{k}{name}" for k in dict.fromkeys(self.k) for name in PLACES]  # of what is logged
-        self.bank, self.parts, self.settings = bank, parts, parts.settings
+        self.gallery = gallery
+        self.parts = parts
+        self.settings = parts.settings
         self.embed = parts.embed or Embedder(None, parts.reader)
-        data = None if isinstance(bank, str) else bank
-        self.training = TrainingClasses(data, None, None, self.settings.seed, call, "knn_bank")
+        data = None if isinstance(gallery, str) else gallery
+        self.training = TrainingClasses(data, None, None, self.settings.seed, call, "knn_gallery")
         self.clear()
 
     def clear(self) -> None:
@@ -336,7 +348,7 @@ class Voters:
     @property
     def trains(self) -> bool:
         """Whether training items vote."""
-        return self.bank not in ("gallery", "self")
+        return self.gallery not in ("gallery", "self")
 
     def check(self, trainer: Trainer, batch: Any, given: Tensor | None) -> None:
         """See that training items are embedded as the step embeds those of validation."""
@@ -372,26 +384,28 @@ class Voters:
                 "knn."
             )
         shards = [self.parts.shards[part] for part in parts]
-        processes, queries, bank = all_processes(), shards[0], shards[1:] if self.bank == "gallery" else ()
+        processes = all_processes()
+        queries = shards[0]
+        galleries = shards[1:] if self.gallery == "gallery" else []
         with processes.together():
             if self.trains:
                 if self.store is None:  # without it the queries would vote for each other
                     raise ValueError("RetrievalMonitor: the training items that vote were not embedded.")
                 if self.shard is None:
                     self.shard = self.store.shard(dataset_size=self.training.items)
-                bank = [self.shard]
+                galleries = [self.shard]
             ids: dict[str, Any] = {}
-            if self.bank == "gallery" and self.parts.ids_are_shared(parts):
-                ids = {"ids": queries.ids, "bank_ids": self.parts.shards[parts[1]].ids}
+            if self.gallery == "gallery" and self.parts.ids_are_shared(parts):
+                ids = {"query_ids": queries.ids, "gallery_ids": self.parts.shards[parts[1]].ids}
             found = knn_accuracy(
-                *(part for shard in (queries, *bank) for part in (shard.embeddings, shard.labels)),
+                *(part for shard in (queries, *galleries) for part in (shard.embeddings, shard.labels)),
                 **ids,
                 k=self.k,
                 temperature=0.07 if self.settings.similarity == "cosine" else None,
                 similarity=self.settings.similarity,
                 confidence=self.settings.confidence,
                 memory_mb=self.settings.memory_mb,
-                share=Share(processes, queries.places, *(shard.places for shard in bank)),
+                share=Share(processes, queries.places, *(shard.places for shard in galleries)),
             )
         return found.values, found.notes
 
@@ -449,7 +463,7 @@ class RetrievalMonitor(EvaluationMonitor):
         loaders: Index or name of the loader that is measured, or several, such as `("retrieval",)` where the steps of
             another loader give no embeddings. By default all are measured. A gallery need not be named here. The keys of a
             single set have no ending.
-        exclude: Entries of the step's output or of the batch, such as `("person", "camera")`, or positions in the batch,
+        groups: Entries of the step's output or of the batch, such as `("person", "camera")`, or positions in the batch,
             such as `(1, 2)`: a candidate that equals the query in all of them is ignored, neither hit nor miss. They make
             the `query_groups` and `gallery_groups` of `evaluate_retrieval`.
         ids: Entry of the step's output or of the batch, position in the batch, or function of (outputs, batch), with an
@@ -463,9 +477,9 @@ class RetrievalMonitor(EvaluationMonitor):
         knn: Numbers of neighbours that vote for the label of a query, or one, such as (10, 20, 100, 200), see
             `knn_accuracy`; logged as `val/knn@20`, and `val/knn@20_top5` where the five classes with the most votes count.
             None for no vote. Votes are weighted by the cosine; of other similarities they are equal. Each process holds
-            the whole bank while it is searched.
-        knn_bank: What votes: `train`, `gallery` (without a gallery the set itself) or `self`, the queries without the query
-            itself. `train` is the result of `training_data_for_evaluation()` of the Trainer's data module, as the data
+            all items that vote while they are searched.
+        knn_gallery: What votes: `train`, `gallery` (without a gallery the set itself) or `self`, the queries without the
+            query itself. `train` is the result of `training_data_for_evaluation()` of the Trainer's data module, as the data
             modules of this package have it; or pass a data set, a loader of one, or a function of the Trainer, with the
             transforms of an evaluation. It is embedded once in each validation, as `embed` says or else by the module, after
             the first batch and so with the weights of the steps.
@@ -493,7 +507,7 @@ class RetrievalMonitor(EvaluationMonitor):
     """
 
     _remedy_for_logged_twice = ", or pass name='exact' for val/exact/mAP"
-    _remedy_for_weights = " Or let the queries vote themselves, knn_bank='self'."
+    _remedy_for_weights = " Or let the queries vote themselves, knn_gallery='self'."
     _remedy_for_two = "Give them different names, such as name='t2i' for val/t2i/mAP."
     _remedy_for_repeats = (
         "Pass ids='key', an entry of the batch or of the step's output that names each item, or let Lightning make the "
@@ -508,11 +522,11 @@ class RetrievalMonitor(EvaluationMonitor):
         embed: Embed | None = None,
         gallery: int | Entry | None = None,
         loaders: Loaders | None = None,
-        exclude: Entry | Sequence[Entry] | None = None,
+        groups: Entry | Sequence[Entry] | None = None,
         ids: Entry | tuple[Entry, Entry] | None = None,
         spill_to: str | PathLike[str] | None = None,
         knn: int | Sequence[int] | None = None,
-        knn_bank: str | TrainingData = "train",
+        knn_gallery: str | TrainingData = "train",
         name: str | None = None,
         prog_bar: bool = True,
         strict: bool | None = None,
@@ -523,12 +537,13 @@ class RetrievalMonitor(EvaluationMonitor):
         for setting in settings:
             if setting in OF_FUNCTIONS:
                 raise UnknownSettingError(f"RetrievalMonitor: {setting} is no setting. Write {OF_FUNCTIONS[setting]}.")
+        _refuse_groups_of_classes(groups)
         given = from_keywords(RetrievalMonitor, settings)
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
         embedder = None if embed is None else Embedder(embed, self._reader)
-        self._parts = Parts(self._reader, given, embedder, gallery, loaders, ids, exclude, spill_to)
-        self._voters = None if knn is None else Voters(knn, knn_bank, self._parts)
+        self._parts = Parts(self._reader, given, embedder, gallery, loaders, ids, groups, spill_to)
+        self._voters = None if knn is None else Voters(knn, knn_gallery, self._parts)
         self.name, self.prog_bar, self.loaders = name, prog_bar, loaders
         self.reports: dict[str, RetrievalReport] = {}
 

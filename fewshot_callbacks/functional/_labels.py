@@ -292,7 +292,7 @@ def exclusion_codes(
     same_set: bool,
     processes: Processes = ALONE,
 ) -> dict[str, Tensor | None]:
-    """Return codes of the ids and groups of both sides, which all processes agree on. *Collective*.
+    """Return codes of the ids and groups of queries and gallery, which all processes agree on. *Collective*.
 
     Args:
         call: The public function, for messages.
@@ -307,13 +307,14 @@ def exclusion_codes(
         `int64` codes by the name of the argument; None for what was not given.
 
     Raises:
-        ValueError: For ids of one set, for one side without the other, and where one side is integers, the other strings.
+        ValueError: For `gallery_ids` without a gallery, for one of a pair without the other, and where one is integers,
+            the other strings. With one set, `query_ids` alone name its items.
     """
     given = {name: value for name, value in given.items() if value is not None}
-    if same_set and given.keys() & {"query_ids", "gallery_ids"}:
+    if same_set and "gallery_ids" in given:
         raise ValueError(
-            f"{call}: query_ids and gallery_ids are for two sets; with one set an item is never its own candidate. Pass "
-            "ids= if some items come several times: the first of each id is counted."
+            f"{call}: gallery_ids without a gallery. Pass query_ids= alone, which names the items of one set, or pass the "
+            "gallery, too."
         )
     if same_set and "query_groups" in given:
         given.setdefault("gallery_groups", given["query_groups"])
@@ -322,26 +323,14 @@ def exclusion_codes(
         lengths = {f"query_{kind}": queries, f"gallery_{kind}": items}
         codes |= dict.fromkeys(lengths)
         sides = [name for name in lengths if name in given]
-        if len(sides) == 1:
+        is_pair = kind == "groups" or not same_set
+        if len(sides) == 1 and is_pair:
             raise ValueError(f"{call}: query_{kind} and gallery_{kind} belong together. Pass both, or neither.")
         if sides:
-            of = {f"query_{kind}": "query items", f"gallery_{kind}": "gallery items"}
+            of = {f"query_{kind}": "queries", f"gallery_{kind}": "gallery items"}
             read = {name: read_labels(given[name], lengths[name], name, of[name], call) for name in sides}
             codes |= zip(read, encode_ids(call, read, processes), strict=True)
     return codes
-
-
-def refuse_ids_of_two_sets(call: str, ids: Any | None, *, one_set: bool) -> None:
-    """Refuse the identity of the items of one set where there are two.
-
-    Raises:
-        ValueError: With the arguments for two sets.
-    """
-    if ids is not None and not one_set:
-        raise ValueError(
-            f"{call}: ids is for one set, and there is a gallery. Pass query_ids= and gallery_ids=, so that a query's own "
-            "copy is no candidate."
-        )
 
 
 def _forms(labels: Mapping[str, Labels]) -> dict[str, str]:

@@ -253,10 +253,10 @@ class RetrievalEvaluation(Metric):
         if len(ids) == items:
             parts = [part[_kept(embeddings[part], labels[part], ids[part])] for part in parts]
         arguments: dict[str, Any] = {}
-        for part, name, side in zip(parts, ("embeddings", "gallery"), ("query", "gallery"), strict=False):
+        for part, name, side in zip(parts, ("queries", "gallery"), ("query", "gallery"), strict=False):
             arguments[name] = embeddings[part]
             if self.judged is None:
-                arguments["labels" if side == "query" else "gallery_labels"] = labels[part]
+                arguments[f"{side}_labels"] = labels[part]
             if len(groups) == items:
                 arguments[f"{side}_groups"] = groups[part]
             if len(ids) == items and len(parts) == 2 and self.judged is None:
