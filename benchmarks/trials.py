@@ -12,7 +12,7 @@ scatter that differs from identity to identity, four items of each. Scores are c
 with so many trials of each kind for each identity. The truth is that of all pairs of 3,000 identities. Where fewer than
 ten false matches rest under a value there is no interval; the share of the sets with one is in brackets.
 
-For identification 100 of the identities have an item in the gallery and three probes, and others have four probes and are
+For identification 100 of the identities have an item in the gallery and three queries, and others have four queries and are
 unknown. The truth is the mean of 100 sets with 1,000 unknown identities.
 """
 

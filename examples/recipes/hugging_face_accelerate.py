@@ -30,7 +30,7 @@ def main() -> None:
     embeddings, classes, index = (torch.cat(part) for part in zip(*batches, strict=True))
 
     # Each process passes what it has embedded. Nobody gathers all embeddings, and each sample counts once.
-    report = evaluate_retrieval(embeddings, classes, ids=index, share=Share(all_processes()))
+    report = evaluate_retrieval(embeddings, classes, query_ids=index, share=Share(all_processes()))
     accelerator.print(f"{report.queries} queries, recall@1 {report['recall@1']:.6f}")
     accelerator.end_training()
 

@@ -1,6 +1,6 @@
 """Which logo is it, if it is one of ours? Open-set identification, with a threshold that is tried on other logos.
 
-Marks in many typefaces stand for logos: two drawings of each enrolled mark are the gallery, and the probes are further
+Marks in many typefaces stand for logos: two drawings of each enrolled mark are the gallery, and the queries are further
 drawings of these, and of marks that nobody has enrolled.
 """
 
@@ -34,10 +34,10 @@ ours, others, strangers = (labels % 3 == part for part in range(3))
 first = torch.stack([(labels[:n] == label).sum() for n, label in enumerate(labels)]) < 2
 gallery, known = ours & first, ours & ~first
 
-probes = known | others
+queries = known | others
 report = evaluate_identification(
-    embeddings[probes],
-    labels[probes],
+    embeddings[queries],
+    labels[queries],
     embeddings[gallery],
     labels[gallery],
     metrics=("recall@1", "tpir@fpir0.01", "tpir@fpir0.1", "tpir@fpir0.1_rank5"),

@@ -33,7 +33,7 @@ class ReId(LightningModule):
 
 queries, gallery = images(60), images(400)
 monitor = RetrievalMonitor(
-    gallery=1, exclude=("person", "camera"), metrics=("mAP", "minp", "recall@1", "recall@5", "recall@10")
+    gallery=1, groups=("person", "camera"), metrics=("mAP", "minp", "recall@1", "recall@5", "recall@10")
 )
 trainer = Trainer(callbacks=[monitor], logger=False, accelerator="cpu", enable_progress_bar=False)
 trainer.validate(ReId(), [DataLoader(queries, batch_size=32), DataLoader(gallery, batch_size=32)])

@@ -48,7 +48,7 @@ trainer = Trainer(
     callbacks=[
         EmbeddingHealthMonitor(source=source, every_n_steps=5),  # says so if the embedding collapses
         DiscriminantRatioMonitor(source=source, every_n_steps=None),  # J needs labels: validation alone
-        RetrievalMonitor(source=source, knn=20, knn_bank="self"),  # "train" where both sets have the same classes
+        RetrievalMonitor(source=source, knn=20, knn_gallery="self"),  # "train" where both sets have the same classes
     ],
     logger=False,
     enable_checkpointing=False,

@@ -63,17 +63,27 @@ UNMATCHED = "queries_without_match"
 GROUPS = ("query_groups", "gallery_groups")
 IDS = ("query_ids", "gallery_ids")
 
-# Argument of `evaluate_retrieval` or `RetrievalEvaluation` -> the argument of the monitor that takes its place.
-_EXCLUDE = "exclude=('person', 'camera'), entries of the batch or of the step's output, all of which a group shares"
-_IDS = "ids='path', an entry of the batch or of the step's output that names each item"
-_GALLERY = "gallery=1, the index or the name of the loader, or gallery='is_gallery', an entry of the batch"
+# What `evaluate_retrieval` and `RetrievalEvaluation` are given for each item -> where a monitor finds it.
+_GROUPS_HINT = "groups=('person', 'camera'), entries of the batch or of the step's output, all of which a group shares"
+_IDS_HINT = "ids='path', an entry of the batch or of the step's output that names each item"
+_GALLERY_HINT = "gallery=1, the index or the name of the loader, or gallery='is_gallery', an entry of the batch"
+_SOURCE_HINT = "source='encoder', a submodule, or source=('embeddings', 'labels'), keys of the step's output"
 FUNCTION_ARGUMENTS = {
-    **dict.fromkeys(GROUPS, _EXCLUDE),
-    "groups": f"{_EXCLUDE}; groups of classes for Grouped Recall are label_groups=[[0, 1, 2], [3, 4, 5]]",
-    **dict.fromkeys(IDS, _IDS),
-    **dict.fromkeys(("gallery_labels", "is_gallery"), _GALLERY),
-    "embeddings": "source='encoder', a submodule, or source=('embeddings', 'labels'), keys of the step's output",
+    **dict.fromkeys(GROUPS, _GROUPS_HINT),
+    **dict.fromkeys(IDS, _IDS_HINT),
+    **dict.fromkeys(("gallery_labels", "is_gallery"), _GALLERY_HINT),
+    "query_labels": "labels='label', an entry of the batch or of the step's output",
+    **dict.fromkeys(("queries", "embeddings"), _SOURCE_HINT),
 }
+
+
+def _refuse_groups_of_classes(groups: Any) -> None:
+    """Refuse lists of classes, which are the groups of Grouped Recall, where entries of a batch are expected."""
+    if isinstance(groups, list | tuple) and any(isinstance(entry, list | tuple) for entry in groups):
+        raise ValueError(
+            f"RetrievalMonitor(groups={groups!r}): lists name no entry of a batch. Write {_GROUPS_HINT}; groups of classes "
+            "for Grouped Recall are label_groups=[[0, 1, 2], [3, 4, 5]]."
+        )
 
 
 # Embeddings of a batch, and their labels.
@@ -114,7 +124,7 @@ class SideCollector:
         gallery: See there.
         loaders: See there.
         ids: See there.
-        exclude: See there.
+        groups: See there.
         spill_to: See there.
     """
 
@@ -124,7 +134,7 @@ class SideCollector:
     gallery: int | Entry | None
     loaders: Loaders | None
     ids: Entry | Sequence[Entry] | None
-    exclude: Entry | Sequence[Entry] | None
+    groups: Entry | Sequence[Entry] | None
     spill_to: str | PathLike[str] | None
 
     def __post_init__(self) -> None:
@@ -269,7 +279,7 @@ class SideCollector:
         embeddings, labels = labelled
         entries = {
             "ids": self.ids[key.is_second] if isinstance(self.ids, tuple | list) else self.ids,
-            "exclude": self.exclude,
+            "groups": self.groups,
         }
         views = self.reader.embedding_source.views
         columns: list[Labels | None] = []
@@ -298,7 +308,7 @@ class SideCollector:
                 dataset_size = None
             shard = store.shard(dataset_size)
             # A process without items has no ids and groups, but passes them as the others do.
-            if self.exclude is not None and shard.groups is None:
+            if self.groups is not None and shard.groups is None:
                 shard = shard._replace(groups=no_labels())
             if self.ids is not None and shard.ids is None:
                 shard = shard._replace(ids=no_labels())
@@ -383,32 +393,32 @@ def _read_two_encoders(
 
 
 class KnnVotes:
-    """Classifies queries by a vote of their nearest items of a bank: the training set, the gallery or the queries.
+    """Classifies queries by a vote of their nearest items of a gallery: the training set, the gallery or the queries.
 
     Args:
         k: See `RetrievalMonitor`.
-        bank: See there.
+        gallery: The `knn_gallery` of it.
         collector: Knows the source, the labels and the settings of the search, and has the queries and the gallery.
     """
 
-    def __init__(self, k: Any, bank: Any, collector: SideCollector) -> None:
+    def __init__(self, k: Any, gallery: Any, collector: SideCollector) -> None:
         call = "RetrievalMonitor"
         fix = "Pass numbers of neighbours, such as (10, 20)."
         self.k = [positive_whole(call, "knn", neighbours, fix) for neighbours in several(k)]
-        if isinstance(bank, str) and bank not in ("train", "gallery", "self"):
+        if isinstance(gallery, str) and gallery not in ("train", "gallery", "self"):
             raise ValueError(
-                f"{call}(knn_bank={bank!r}): choose 'train', 'gallery', 'self', or pass a data set or loader."
+                f"{call}(knn_gallery={gallery!r}): choose 'train', 'gallery', 'self', or pass a data set or loader."
             )
-        if collector.exclude is not None:
-            raise ValueError(f"{call}: kNN classification leaves out no neighbour. Pass knn or exclude, not both.")
+        if collector.groups is not None:
+            raise ValueError(f"{call}: kNN classification leaves out no neighbour. Pass knn or groups, not both.")
         # names of the accuracies in the log
         self.keys = [f"knn@{k}{name}" for k in dict.fromkeys(self.k) for name in PLACES]
-        self.bank = bank
+        self.gallery = gallery
         self.collector = collector
         self.settings = collector.settings
         self.embed = collector.embed or Embedder(None, collector.reader)
-        data = None if isinstance(bank, str) else bank
-        self.training = TrainingClasses(data, None, None, self.settings.seed, call, "knn_bank")
+        data = None if isinstance(gallery, str) else gallery
+        self.training = TrainingClasses(data, None, None, self.settings.seed, call, "knn_gallery")
         self.clear()
 
     def clear(self) -> None:
@@ -421,7 +431,7 @@ class KnnVotes:
     @property
     def needs_training_items(self) -> bool:
         """Whether training items vote."""
-        return self.bank not in ("gallery", "self")
+        return self.gallery not in ("gallery", "self")
 
     def check(self, trainer: Trainer, batch: Any, embeddings: Tensor | None) -> None:
         """Check that training items will be embedded as the validation step has embedded this batch.
@@ -469,23 +479,23 @@ class KnnVotes:
         shards = [self.collector.shards[key] for key in sides]
         queries = shards[0]
         processes = all_processes()
-        # Without a bank the queries vote for each other.
-        bank = shards[1:] if self.bank == "gallery" else []
+        # Without a gallery the queries vote for each other.
+        galleries = shards[1:] if self.gallery == "gallery" else []
         with processes.together():
             if self.needs_training_items:
-                bank = [self._training_shard()]
+                galleries = [self._training_shard()]
             ids: dict[str, Any] = {}
-            if self.bank == "gallery" and self.collector.ids_are_shared(sides):
-                ids = {"ids": queries.ids, "bank_ids": shards[1].ids}
+            if self.gallery == "gallery" and self.collector.ids_are_shared(sides):
+                ids = {"query_ids": queries.ids, "gallery_ids": shards[1].ids}
             votes = knn_accuracy(
-                *(column for shard in (queries, *bank) for column in (shard.embeddings, shard.labels)),
+                *(column for shard in (queries, *galleries) for column in (shard.embeddings, shard.labels)),
                 **ids,
                 k=self.k,
                 temperature=0.07 if self.settings.similarity == "cosine" else None,
                 similarity=self.settings.similarity,
                 confidence=self.settings.confidence,
                 memory_mb=self.settings.memory_mb,
-                share=Share(processes, queries.places, *(shard.places for shard in bank)),
+                share=Share(processes, queries.places, *(shard.places for shard in galleries)),
             )
         return votes.values, votes.notes
 
@@ -555,7 +565,7 @@ class RetrievalMonitor(EvaluationMonitor):
         loaders: Index or name of the loader that is measured, or several, such as `("retrieval",)` where the steps of
             another loader give no embeddings. By default all are measured. A gallery need not be named here. The keys of a
             single set have no ending.
-        exclude: Entries of the step's output or of the batch, such as `("person", "camera")`, or positions in the batch,
+        groups: Entries of the step's output or of the batch, such as `("person", "camera")`, or positions in the batch,
             such as `(1, 2)`: a candidate that equals the query in all of them is ignored, neither hit nor miss. They make
             the `query_groups` and `gallery_groups` of `evaluate_retrieval`.
         ids: Entry of the step's output or of the batch, position in the batch, or function of (outputs, batch), with an
@@ -569,9 +579,9 @@ class RetrievalMonitor(EvaluationMonitor):
         knn: Numbers of neighbours that vote for the label of a query, or one, such as (10, 20, 100, 200), see
             `knn_accuracy`; logged as `val/knn@20`, and `val/knn@20_top5` where the five classes with the most votes count.
             None for no vote. Votes are weighted by the cosine; of other similarities they are equal. Each process holds
-            the whole bank while it is searched.
-        knn_bank: What votes: `train`, `gallery` (without a gallery the set itself) or `self`, the queries without the query
-            itself. `train` is the result of `training_data_for_evaluation()` of the Trainer's data module, as the data
+            all items that vote while they are searched.
+        knn_gallery: What votes: `train`, `gallery` (without a gallery the set itself) or `self`, the queries without the
+            query itself. `train` is the result of `training_data_for_evaluation()` of the Trainer's data module, as the data
             modules of this package have it; or pass a data set, a loader of one, or a function of the Trainer, with the
             transforms of an evaluation. It is embedded once in each validation, as `embed` says or else by the module, after
             the first batch and so with the weights of the steps.
@@ -599,7 +609,7 @@ class RetrievalMonitor(EvaluationMonitor):
     """
 
     _remedy_for_logged_twice = ", or pass name='exact' for val/exact/mAP"
-    _remedy_for_weights = " Or let the queries vote themselves, knn_bank='self'."
+    _remedy_for_weights = " Or let the queries vote themselves, knn_gallery='self'."
     _remedy_for_two = "Give them different names, such as name='t2i' for val/t2i/mAP."
     _remedy_for_repeats = (
         "Pass ids='key', an entry of the batch or of the step's output that names each item, or let Lightning make the "
@@ -614,11 +624,11 @@ class RetrievalMonitor(EvaluationMonitor):
         embed: Embed | None = None,
         gallery: int | Entry | None = None,
         loaders: Loaders | None = None,
-        exclude: Entry | Sequence[Entry] | None = None,
+        groups: Entry | Sequence[Entry] | None = None,
         ids: Entry | tuple[Entry, Entry] | None = None,
         spill_to: str | PathLike[str] | None = None,
         knn: int | Sequence[int] | None = None,
-        knn_bank: str | TrainingData = "train",
+        knn_gallery: str | TrainingData = "train",
         name: str | None = None,
         prog_bar: bool = True,
         strict: bool | None = None,
@@ -630,12 +640,13 @@ class RetrievalMonitor(EvaluationMonitor):
             if setting in FUNCTION_ARGUMENTS:
                 fix = FUNCTION_ARGUMENTS[setting]
                 raise UnknownSettingError(f"RetrievalMonitor: {setting} is no setting. Write {fix}.")
+        _refuse_groups_of_classes(groups)
         evaluation = from_keywords(RetrievalMonitor, settings)
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
         embedder = None if embed is None else Embedder(embed, self._reader)
-        self._collector = SideCollector(self._reader, evaluation, embedder, gallery, loaders, ids, exclude, spill_to)
-        self._knn = None if knn is None else KnnVotes(knn, knn_bank, self._collector)
+        self._collector = SideCollector(self._reader, evaluation, embedder, gallery, loaders, ids, groups, spill_to)
+        self._knn = None if knn is None else KnnVotes(knn, knn_gallery, self._collector)
         self.name = name
         self.prog_bar = prog_bar
         self.loaders = loaders

@@ -37,7 +37,7 @@ from fewshot_callbacks.functional.retrieval import (
     compare_reports,
     evaluate_retrieval,
 )
-from fewshot_callbacks.functional.retrieval.inputs import of_shards
+from fewshot_callbacks.functional.retrieval.inputs import with_stored_arrays
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
 from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings
 from fewshot_callbacks.sources import ChosenRows, Shards
@@ -287,13 +287,14 @@ def evaluate_arrays(arrays: Arrays, options: Namespace, processes: Processes = A
         if judgements is not None:
             items = {"relevance": judged_relevance(arrays, options)}
         else:
-            items = {name: arrays.get(name) for name in ("labels", "gallery_labels")} | ids_of(arrays)
+            items = {"query_labels": arrays.get("labels"), "gallery_labels": arrays.get("gallery_labels")}
+            items |= ids_of(arrays)
         items |= {name: arrays.get(name) for name in ("gallery", "query_groups", "gallery_groups")}
-        embeddings = arrays["embeddings"]
+        queries = arrays["embeddings"]
         if processes.count > 1:
-            embeddings, items = part_of_process(embeddings, items, processes)
+            queries, items = part_of_process(queries, items, processes)
         return evaluate_retrieval(
-            embeddings,
+            queries,
             **items,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             **cast(RetrievalOptions, settings),
@@ -301,16 +302,16 @@ def evaluate_arrays(arrays: Arrays, options: Namespace, processes: Processes = A
 
 
 def ids_of(arrays: Arrays) -> Arrays:
-    """Return the ids of a file as `evaluate_retrieval` takes them; those of one set may be called those of its queries."""
+    """Return the ids of a file as `evaluate_retrieval` takes them; a file may call those of one set `ids`."""
     if arrays.get("gallery") is not None:
         return {name: arrays.get(name) for name in ("query_ids", "gallery_ids")}
-    return {"ids": arrays.get("ids", arrays.get("query_ids"))}
+    return {"query_ids": arrays.get("ids", arrays.get("query_ids"))}
 
 
 def first_of_each_id(arrays: Arrays) -> Arrays:
     """Return the arrays of one set with the first item of each id, without the ids; those of two sets as they are."""
-    ids = ids_of(arrays).get("ids")
-    if ids is None:
+    ids = ids_of(arrays)["query_ids"]
+    if ids is None or arrays.get("gallery") is not None:
         return arrays
     if len(ids) != len(arrays["embeddings"]):
         raise ValueError(
@@ -448,10 +449,11 @@ def read_arrays(file: Path, options: Namespace, needed: Sequence[str]) -> Arrays
             f"{file}: nothing says where the labels are. Pass --labels with the name of an array or column, or "
             "--judgements."
         )
-    rows, gallery, arrays = of_shards(shards, None, {}, labelled=True)
+    queries, gallery, arrays = with_stored_arrays(shards, None, {}, labelled=True)
+    arrays["labels"] = arrays.pop("query_labels", None)
     if "labels" not in needed:
-        arrays["query_ids"] = rows.ids  # judgements name them
-    arrays |= {"embeddings": rows, "gallery": gallery}
+        arrays["query_ids"] = queries.ids  # judgements name them
+    arrays |= {"embeddings": queries, "gallery": gallery}
     return {name: values for name, values in arrays.items() if values is not None}
 
 
@@ -522,7 +524,7 @@ def moments_of_all(arrays: Arrays) -> ClassMoments:
     An item counts once, even if its id comes several times, or among the queries and in the gallery.
     """
     ids = ids_of(arrays)
-    query_ids = ids.get("ids", ids.get("query_ids"))
+    query_ids = ids["query_ids"]
     moments = moments_of(*_first_rows(arrays["embeddings"], arrays["labels"], query_ids))
     if "gallery" not in arrays:
         return moments

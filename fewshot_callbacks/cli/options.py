@@ -265,7 +265,8 @@ def in_shell(text: str, command: str) -> str:
         text = rest
 
     def in_words(match: re.Match[str]) -> str:
-        name, value = match[1], match[2] or ""
+        # A file holds labels, ids and groups of all its rows, which are the queries of a function.
+        name, value = match[1].removeprefix("query_"), match[2] or ""
         if name not in known:
             return match[0]
         words = re.findall(r"[^\s'(),]+", value)

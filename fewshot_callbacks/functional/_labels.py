@@ -297,7 +297,7 @@ def exclusion_codes(
     same_set: bool,
     processes: Processes = ALONE,
 ) -> dict[str, Tensor | None]:
-    """Return codes of the ids and groups of both sides, which all processes agree on. *Collective*.
+    """Return codes of the ids and groups of queries and gallery, which all processes agree on. *Collective*.
 
     Args:
         call: The public function, for messages.
@@ -312,13 +312,14 @@ def exclusion_codes(
         `int64` codes by the name of the argument; None for an argument that was not given.
 
     Raises:
-        ValueError: For ids of one set, for one side without the other, and where one side is integers, the other strings.
+        ValueError: For `gallery_ids` without a gallery, for one of a pair without the other, and where one is integers,
+            the other strings. With one set, `query_ids` alone name its items.
     """
     present = {name: value for name, value in given.items() if value is not None}
-    if same_set and present.keys() & {"query_ids", "gallery_ids"}:
+    if same_set and "gallery_ids" in present:
         raise ValueError(
-            f"{call}: query_ids and gallery_ids are for two sets; with one set an item is never its own candidate. Pass "
-            "ids= if some items come several times: the first of each id is counted."
+            f"{call}: gallery_ids without a gallery. Pass query_ids= alone, which names the items of one set, or pass the "
+            "gallery, too."
         )
     if same_set and "query_groups" in present:
         present.setdefault("gallery_groups", present["query_groups"])
@@ -328,29 +329,17 @@ def exclusion_codes(
         gallery_name = f"gallery_{kind}"
         codes[query_name] = None
         codes[gallery_name] = None
-        if query_name not in present and gallery_name not in present:
-            continue
-        if query_name not in present or gallery_name not in present:
+        sides = {query_name: (queries, "queries"), gallery_name: (items, "gallery items")}
+        given_sides = [name for name in sides if name in present]
+        # The ids of one set are those of its queries.
+        needs_both = kind == "groups" or not same_set
+        if len(given_sides) == 1 and needs_both:
             raise ValueError(f"{call}: {query_name} and {gallery_name} belong together. Pass both, or neither.")
-        labels = {
-            query_name: read_labels(present[query_name], queries, query_name, "query items", call),
-            gallery_name: read_labels(present[gallery_name], items, gallery_name, "gallery items", call),
-        }
+        if not given_sides:
+            continue
+        labels = {name: read_labels(present[name], sides[name][0], name, sides[name][1], call) for name in given_sides}
         codes |= zip(labels, encode_ids(call, labels, processes), strict=True)
     return codes
-
-
-def refuse_ids_of_two_sets(call: str, ids: Any | None, *, one_set: bool) -> None:
-    """Refuse the identity of the items of one set where there are two.
-
-    Raises:
-        ValueError: With the arguments for two sets.
-    """
-    if ids is not None and not one_set:
-        raise ValueError(
-            f"{call}: ids is for one set, and there is a gallery. Pass query_ids= and gallery_ids=, so that a query's own "
-            "copy is no candidate."
-        )
 
 
 def _forms(labels: Mapping[str, Labels]) -> dict[str, str]:

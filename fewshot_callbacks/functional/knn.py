@@ -1,4 +1,4 @@
-"""`knn_accuracy`: how often the nearest items of a bank vote for the label of a query."""
+"""`knn_accuracy`: how often the nearest items of a gallery vote for the label of a query."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PLACES = {"": 1, "_top5": 5}
 VOTES_AT_ONCE = 2**20
 
 KNN_METRICS = (
-    Metric("knn@{k}", "pairs", None, "Queries whose label has the most votes of the {k} nearest items of a bank."),
+    Metric("knn@{k}", "pairs", None, "Queries whose label has the most votes of the {k} nearest items of a gallery."),
     Metric("knn@{k}_top5", "pairs", None, "Queries whose label is among the five with the most votes of these."),
 )
 """What `knn_accuracy` reports."""
@@ -55,16 +55,16 @@ class KnnReport(Values):
     known: ClassVar = KNN_METRICS
 
     values: dict[str, float]
-    """metric -> mean over queries, `knn@10`, `knn@10_top5` and so on; NaN where k is larger than the bank"""
+    """metric -> mean over queries, `knn@10`, `knn@10_top5` and so on; NaN where k is larger than the gallery"""
     intervals: dict[str, Interval]
-    """metric -> confidence interval of its mean over other queries and classes of queries, with this bank"""
+    """metric -> confidence interval of its mean over other queries and classes of queries, with this gallery"""
     confidence: float
     """confidence level of the intervals"""
     queries: int
     """queries that the means are of"""
     left_out: int
     """queries that are left out, since no candidate has their label"""
-    bank: int
+    gallery: int
     """items that may vote for a query"""
     notes: tuple[str, ...]
     """what a reader of the numbers should know"""
@@ -73,32 +73,32 @@ class KnnReport(Values):
 
     def __str__(self) -> str:
         """Return the values, one in a line with its interval, and the notes."""
-        return "\n".join([f"{self.queries:,} queries, {self.bank:,} items that vote", *self.lines(), *self.notes])
+        return "\n".join([f"{self.queries:,} queries, {self.gallery:,} items that vote", *self.lines(), *self.notes])
 
     def __repr__(self) -> str:
         return str(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
-        sizes = {"queries": self.queries, "left_out": self.left_out, "bank": self.bank, "notes": list(self.notes)}
+        sizes = {"queries": self.queries, "left_out": self.left_out, "gallery": self.gallery, "notes": list(self.notes)}
         return self.tables() | {"confidence": or_none(self.confidence)} | sizes
 
 
 class Votes(NamedTuple):
     """The votes of the neighbours of some queries: those of one query together, the nearest first.
 
-    A vote is that of a row of the bank for one class. All rows that are as near as the last neighbour have votes.
+    A vote is that of a row of the gallery for one class. All rows that are as near as the last neighbour have votes.
     """
 
     query: Int[np.ndarray, "votes"]
     row: Int[np.ndarray, "votes"]
-    """number of the neighbour's row among the distinct rows of the bank"""
+    """number of the neighbour's row among the distinct rows of the gallery"""
     voted: Int[np.ndarray, "votes"]
     """class that is voted for"""
     score: Float[np.ndarray, "votes"]
     """similarity of query and neighbour"""
     items: Int[np.ndarray, "votes"]
-    """number of items of the bank that cast this vote: those of the class with this row, without the query itself"""
+    """number of gallery items that cast this vote: those of the class with this row, without the query itself"""
 
     @property
     def begins(self) -> Bool[np.ndarray, "votes"]:
@@ -123,13 +123,13 @@ class Votes(NamedTuple):
 
 @default_mode()
 def knn_accuracy(
-    embeddings: Any,
-    labels: Any,
-    bank: Any | None = None,
-    bank_labels: Any | None = None,
+    queries: Any,
+    query_labels: Any,
+    gallery: Any | None = None,
+    gallery_labels: Any | None = None,
     *,
-    ids: Any | None = None,
-    bank_ids: Any | None = None,
+    query_ids: Any | None = None,
+    gallery_ids: Any | None = None,
     k: Any = (10, 20, 100, 200),
     temperature: Any | None = 0.07,
     similarity: Similarity = "cosine",
@@ -137,7 +137,7 @@ def knn_accuracy(
     memory_mb: float | None = None,
     share: Share = EVERYTHING,
 ) -> KnnReport:
-    """Classify each query by a vote of its k nearest items of a bank, and count how often its label wins.
+    """Classify each query by a vote of its k nearest items of a gallery, and count how often its label wins.
 
     Each of the k items votes for its label with the weight exp(score / temperature), or with equal weights (Wu et al.,
     "Unsupervised feature learning via non-parametric instance discrimination", CVPR 2018; Caron et al., "Emerging
@@ -146,34 +146,36 @@ def knn_accuracy(
     those that are left, and classes that tie in votes share the hit. A class without a vote is never among the first.
 
     Args:
-        embeddings: (queries, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
-        labels: (queries,) integers or strings. A query whose label no candidate has is left out and counted.
-        bank: (bank, dim) items that vote; by default the embeddings, each query without itself (leave-one-out).
-        bank_labels: (bank,) labels of the bank.
-        ids: (queries,) identity of each query, where some items come several times: the first of each id is counted.
-        bank_ids: (bank,) identity of each item of the bank: the first of each id may vote, but not for the query that it is.
-        k: Number of neighbours that vote, or several. The value of one that is larger than the bank is NaN.
+        queries: (queries, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
+        query_labels: (queries,) integers or strings. A query whose label no candidate has is left out and counted.
+        gallery: (gallery, dim) items that vote; by default the queries, each without itself (leave-one-out).
+        gallery_labels: (gallery,) labels of the gallery.
+        query_ids: (queries,) identity of each query, where some come several times: the first of each id is counted.
+        gallery_ids: (gallery,) identity of each gallery item: the first of each id may vote, but not for the query that it
+            is.
+        k: Number of neighbours that vote, or several. The value of one that is larger than the gallery is NaN.
         temperature: In units of the score; None for equal weights. 0.07 is usual for cosines.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
         confidence: Confidence level of the intervals, in (0, 1). Queries of one class are taken to be dependent.
         memory_mb: Bound on the memory of the search beyond the embeddings, in MB; None is 512. Neighbours take
             additional memory, about 60 bytes for each: 0.6 GB for 50,000 queries and k = 200.
-        share: Which of the queries and of the bank this process holds, where several make the call together. Each of
-            them then holds the whole bank for the time of the search, and all return the report of one.
+        share: Which of the queries and of the gallery this process holds, where several make the call together. Each of
+            them then holds the whole gallery for the time of the search, and all return the report of one.
 
     Returns:
         A frozen report on the CPU, with values in [0, 1] under the keys `knn@10`, `knn@10_top5` and so on.
 
     Raises:
         ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, there is no k or one below 1, the temperature
-            is not positive, one of `bank` and `bank_labels` is missing, no query has a candidate of its label, or processes
-            that make the call together make it in different ways; the same in every process.
+            is not positive, one of `gallery` and `gallery_labels` is missing, `gallery_ids` are given without a gallery, no
+            query has a candidate of its label, or processes that make the call together make it in different ways; the
+            same in every process.
 
     Examples:
         >>> import torch
-        >>> bank = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> gallery = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
         >>> queries = torch.tensor([[1.0, 0.2], [0.2, 1.0], [1.0, 0.0]])
-        >>> report = knn_accuracy(queries, ["owl", "heron", "heron"], bank, ["owl", "owl", "heron", "heron"], k=2)
+        >>> report = knn_accuracy(queries, ["owl", "heron", "heron"], gallery, ["owl", "owl", "heron", "heron"], k=2)
         >>> report.per_query["knn@2"]
         tensor([1., 1., 0.], dtype=torch.float64)
     """
@@ -181,30 +183,30 @@ def knn_accuracy(
         ks, temperature = _checked(k, temperature, confidence, memory_mb)
         settings: dict[str, object] = {"k": ks, "temperature": temperature, "similarity": similarity}
         settings |= {"confidence": confidence, "memory_mb": memory_mb}
-        arrays = {"bank": bank, "ids": ids, "bank_ids": bank_ids}
+        arrays = {"gallery": gallery, "query_ids": query_ids, "gallery_ids": gallery_ids}
         arrays |= {"query_places": share.query_places, "gallery_places": share.gallery_places}
         present = {name: presence(array) for name, array in arrays.items()}
         share.processes.refuse_other_calls(_CALL, settings | present)
-        _check_sides(bank, bank_labels, ids, bank_ids)
-        sides = [_read("embeddings", "labels", "ids", embeddings, labels, ids, share.query_places)]
-        if bank is not None:
-            sides.append(_read("bank", "bank_labels", "bank_ids", bank, bank_labels, bank_ids, share.gallery_places))
-        queries, *banks = _wholes(share.processes, sides)
-        queries, notes = _counted(queries)
+        _check_gallery(gallery, gallery_labels, query_ids, gallery_ids)
+        sides = [_read("queries", "query", queries, query_labels, query_ids, share.query_places)]
+        if gallery is not None:
+            sides.append(_read("gallery", "gallery", gallery, gallery_labels, gallery_ids, share.gallery_places))
+        wholes = _wholes(share.processes, sides)
+        counted_queries, notes = _counted(wholes[0])
         voters = None
-        if banks:
-            voters, notes_on_bank = _counted(banks[0])
-            notes += notes_on_bank
-        neighbours = _neighbour_search(queries, voters, similarity, memory_bytes(_CALL, memory_mb))
+        if gallery is not None:
+            voters, notes_on_gallery = _counted(wholes[1])
+            notes += notes_on_gallery
+        neighbours = _neighbour_search(counted_queries, voters, similarity, memory_bytes(_CALL, memory_mb))
         has_match = neighbours.candidates_of_own_class() > 0
         if not has_match.any():
             raise ValueError(
-                f"{_CALL}: none of the {len(queries.rows)} queries has a candidate of its label, so no vote can be right. "
-                "Pass a bank with labels of the queries, or none for leave-one-out."
+                f"{_CALL}: none of the {len(neighbours.rows)} queries has a candidate of its label, so no vote can be "
+                "right. Pass a gallery with labels of the queries, or none for leave-one-out."
             )
         copies = neighbours.copies()
         if copies.is_noted:
-            notes.append(copies.note("A copy is the nearest of all, and votes for the right label", _cure(bank)))
+            notes.append(copies.note("A copy is the nearest of all, and votes for the right label", _cure(gallery)))
         per_query = _values_of_all(neighbours, ks, temperature, share.processes)
         return _report(per_query, neighbours, torch.from_numpy(has_match), confidence, notes)
 
@@ -224,17 +226,23 @@ def _checked(
     return ks, positive_number(_CALL, "temperature", temperature, "Pass 0.07, or None for equal weights.")
 
 
-def _check_sides(bank: Any, bank_labels: Any, ids: Any, bank_ids: Any) -> None:
+def _check_gallery(gallery: Any, gallery_labels: Any, query_ids: Any, gallery_ids: Any) -> None:
     """Refuse arguments without those that belong to them."""
-    if (bank is None) != (bank_labels is None):
-        raise ValueError(f"{_CALL}: bank and bank_labels belong together. Pass both, or neither for leave-one-out.")
-    if bank_ids is not None and (bank is None or ids is None):
-        missing = "bank" if bank is None else "ids"
-        raise ValueError(f"{_CALL}: bank_ids without {missing}. Pass ids= alone for one set, and both for a bank.")
+    if (gallery is None) != (gallery_labels is None):
+        raise ValueError(
+            f"{_CALL}: gallery and gallery_labels belong together. Pass both, or neither for leave-one-out."
+        )
+    if gallery_ids is not None and gallery is None:
+        raise ValueError(
+            f"{_CALL}: gallery_ids without a gallery. Pass query_ids= alone, which names the items of one set, or pass the "
+            "gallery, too."
+        )
+    if gallery_ids is not None and query_ids is None:
+        raise ValueError(f"{_CALL}: gallery_ids without query_ids. Pass both, so that no item votes for itself.")
 
 
 class _Side(NamedTuple):
-    """The queries, or the bank, of this process."""
+    """The queries, or the gallery, of this process."""
 
     name: str
     labels_name: str
@@ -246,26 +254,25 @@ class _Side(NamedTuple):
 
 
 class _Items(NamedTuple):
-    """The queries, or the bank, of all processes."""
+    """The queries, or the gallery, of all processes."""
 
     rows: Tensor
     labels: Int[Tensor, "items"]
-    """codes that queries and bank share"""
+    """codes that queries and gallery share"""
     ids: Int[Tensor, "items"] | None
-    """codes that queries and bank share"""
+    """codes that queries and gallery share"""
 
     def only(self, index: Int[Tensor, "chosen"]) -> _Items:
         """Return the items with these indices, in their order."""
         return _Items(self.rows[index], self.labels[index], None if self.ids is None else self.ids[index])
 
 
-def _read(name: str, labels_name: str, ids_name: str, rows: Any, labels: Any, ids: Any, places: Any) -> _Side:
-    """Return what this process was given of one side.
+def _read(name: str, prefix: str, rows: Any, labels: Any, ids: Any, places: Any) -> _Side:
+    """Return what this process was given of the queries or of the gallery.
 
     Args:
         name: Name of the vectors, for messages.
-        labels_name: Name of the labels, for messages.
-        ids_name: Name of the ids, for messages.
+        prefix: Beginning of the names of labels and ids, for messages.
         rows: Vectors of this process.
         labels: Their labels.
         ids: Their ids; None if none were given, in any process.
@@ -273,6 +280,8 @@ def _read(name: str, labels_name: str, ids_name: str, rows: Any, labels: Any, id
     """
     vectors = as_tensor(rows, name, _CALL).cpu()
     items = len(vectors) if vectors.ndim else 0
+    labels_name = f"{prefix}_labels"
+    ids_name = f"{prefix}_ids"
     return _Side(
         name,
         labels_name,
@@ -335,39 +344,42 @@ def _neighbour_search(queries: _Items, voters: _Items | None, similarity: Simila
 
     Args:
         queries: The queries.
-        voters: The bank; None for the queries themselves.
+        voters: The gallery; None for the queries themselves.
         similarity: How they are compared.
         memory: Budget of the search, in bytes.
     """
     rows = queries.rows
-    bank = queries if voters is None else voters
-    compared = compared_sets(_CALL, ("embeddings", "bank"), rows, None if voters is None else bank.rows, similarity)
-    numbers = torch.cat([queries.labels, bank.labels]).unique(return_inverse=True)[1]
-    classes, bank_classes = numbers.split([len(queries.labels), len(bank.labels)])
-    itself = torch.arange(len(rows)) if voters is None else _places_of(queries.ids, bank.ids, len(rows))
-    return NeighbourSearch(*compared, classes.numpy(), bank_classes.numpy(), itself.numpy(), similarity, memory)
+    gallery = queries if voters is None else voters
+    compared = compared_sets(_CALL, rows, None if voters is None else gallery.rows, similarity)
+    numbers = torch.cat([queries.labels, gallery.labels]).unique(return_inverse=True)[1]
+    classes, gallery_classes = numbers.split([len(queries.labels), len(gallery.labels)])
+    itself = torch.arange(len(rows)) if voters is None else _places_of(queries.ids, gallery.ids, len(rows))
+    return NeighbourSearch(*compared, classes.numpy(), gallery_classes.numpy(), itself.numpy(), similarity, memory)
 
 
-def _places_of(ids: Tensor | None, bank_ids: Tensor | None, queries: int) -> Int[Tensor, "queries"]:
-    """Return the index of the item of the bank with the id of each query; -1 if there is none, or no ids."""
-    if ids is None or bank_ids is None:
+def _places_of(query_ids: Tensor | None, gallery_ids: Tensor | None, queries: int) -> Int[Tensor, "queries"]:
+    """Return the index of the gallery item with the id of each query; -1 if there is none, or no ids."""
+    if query_ids is None or gallery_ids is None:
         return torch.full((queries,), -1)
-    ordered, order = bank_ids.sort()
-    place = torch.searchsorted(ordered, ids).clamp(max=len(bank_ids) - 1)
-    return torch.where(ordered[place] == ids, order[place], -1)
+    ordered, order = gallery_ids.sort()
+    place = torch.searchsorted(ordered, query_ids).clamp(max=len(gallery_ids) - 1)
+    return torch.where(ordered[place] == query_ids, order[place], -1)
 
 
-def _cure(bank: Any) -> str:
+def _cure(gallery: Any) -> str:
     """Return how a user leaves out copies."""
-    if bank is None:
-        return "pass ids=, which names each item, and the first of each is counted"
-    return "leave out the bank if it holds the queries, or pass ids= and bank_ids=, so that no item votes for itself"
+    if gallery is None:
+        return "pass query_ids= (ids of monitors), which names each item, and the first of each is counted"
+    return (
+        "leave out the gallery if it holds the queries, or pass query_ids= and gallery_ids= (ids of monitors), so that "
+        "no item votes for itself"
+    )
 
 
 def _values_of_all(
     neighbours: NeighbourSearch, ks: Sequence[int], temperature: float | None, processes: Processes
 ) -> dict[str, Float[Tensor, "queries"]]:
-    """Return the value of each query, by metric; NaN where k is larger than the bank. Collective.
+    """Return the value of each query, by metric; NaN where k is larger than the gallery. Collective.
 
     Each process searches the neighbours of its share of the queries.
     """
@@ -397,7 +409,7 @@ def _report(
 
     Args:
         per_query: Value of each query, by metric.
-        neighbours: Queries and bank.
+        neighbours: Queries and gallery.
         has_match: Whether a candidate has the label of each query.
         confidence: Confidence level of the intervals.
         notes: Notes so far.
@@ -413,7 +425,7 @@ def _report(
     if too_large:
         notes.append(
             f"Only {candidates} items can vote, so that the values of k = {', '.join(too_large)} are NaN: pass a larger "
-            f"bank, or k of at most {candidates}."
+            f"gallery, or k of at most {candidates}."
         )
     return KnnReport(
         values={key: exact_mean(values[has_match]) for key, values in per_query.items()},
@@ -421,7 +433,7 @@ def _report(
         confidence=confidence,
         queries=int(has_match.sum()),
         left_out=left_out,
-        bank=candidates,
+        gallery=candidates,
         notes=tuple(notes),
         per_query=per_query,
     )
@@ -429,22 +441,22 @@ def _report(
 
 @dataclass(frozen=True)
 class NeighbourSearch:
-    """Finds the nearest items of a bank for each query, and what they vote for.
+    """Finds the nearest items of a gallery for each query, and what they vote for.
 
     Attributes:
         rows: (queries, dim).
-        bank: (bank, dim) items; None for the queries themselves.
-        classes: Class of each query, numbered from 0 on together with those of the bank.
-        bank_classes: Class of each item of the bank.
-        itself: Index of the item of the bank that each query is, and that does not vote for it; -1 for none.
+        gallery: (gallery, dim) items; None for the queries themselves.
+        classes: Class of each query, numbered from 0 on together with those of the gallery.
+        gallery_classes: Class of each gallery item.
+        itself: Index of the gallery item that each query is, and that does not vote for it; -1 for none.
         similarity: How they are compared.
         memory: Budget of a search, in bytes.
     """
 
     rows: Tensor
-    bank: Tensor | None
+    gallery: Tensor | None
     classes: Int[np.ndarray, "queries"]
-    bank_classes: Int[np.ndarray, "bank"]
+    gallery_classes: Int[np.ndarray, "gallery"]
     itself: Int[np.ndarray, "queries"]
     similarity: Similarity
     memory: float
@@ -452,25 +464,25 @@ class NeighbourSearch:
     @property
     def candidates(self) -> int:
         """Number of items that may vote for a query."""
-        return len(self.bank_classes) - int(bool((self.itself >= 0).any()))
+        return len(self.gallery_classes) - int(bool((self.itself >= 0).any()))
 
     def candidates_of_own_class(self) -> Int[np.ndarray, "queries"]:
         """Return the number of candidates of each query that have its class."""
-        is_own = (self.itself >= 0) & (self.bank_classes[self.itself] == self.classes)
-        of_class = np.bincount(self.bank_classes, minlength=int(self.classes.max()) + 1)
+        is_own = (self.itself >= 0) & (self.gallery_classes[self.itself] == self.classes)
+        of_class = np.bincount(self.gallery_classes, minlength=int(self.classes.max()) + 1)
         candidates: Int[np.ndarray, "queries"] = of_class[self.classes] - is_own
         return candidates
 
     def copies(self) -> Copies:
-        """Return the copies of each query in the bank."""
-        bank = self.rows if self.bank is None else self.bank
-        places = np.arange(len(bank))
-        dtype = torch.promote_types(self.rows.dtype, bank.dtype)
+        """Return the copies of each query in the gallery."""
+        gallery = self.rows if self.gallery is None else self.gallery
+        places = np.arange(len(gallery))
+        dtype = torch.promote_types(self.rows.dtype, gallery.dtype)
         queries = Side(hashes_of(self.rows, dtype), self.classes)
-        own, as_codes = (bank, places), self.similarity == "hamming"
-        if self.bank is None:
+        own, as_codes = (gallery, places), self.similarity == "hamming"
+        if self.gallery is None:
             return Copies.among(queries, queries, self.itself, [], own, ALONE, as_codes=as_codes)
-        items = Side(hashes_of(bank, dtype), self.bank_classes)
+        items = Side(hashes_of(gallery, dtype), self.gallery_classes)
         return Copies.among(queries, items, None, [(self.itself, places)], own, ALONE, as_codes=as_codes)
 
     def hits(
@@ -487,7 +499,7 @@ class NeighbourSearch:
         if not hits or not len(queries):
             return hits
         with computing() as threads:
-            vectors = Vectors(self.rows, self.bank, self.similarity, threads=threads)
+            vectors = Vectors(self.rows, self.gallery, self.similarity, threads=threads)
             _, first, inverse = np.unique(self._kinds(vectors, queries), return_index=True, return_inverse=True)
             searched = queries[first]
             for part, votes in self.votes(vectors, searched, max(ks)):
@@ -502,9 +514,9 @@ class NeighbourSearch:
         """
         duplicates = vectors.pairs.query_first_duplicate[queries]
         kinds: Int[np.ndarray, "chosen"] = duplicates * (self.classes.max() + 1) + self.classes[queries]
-        if self.bank is not None:
-            # An item of the bank that does not vote for one of two equal queries may vote for the other.
-            kinds = kinds * (len(self.bank_classes) + 1) + self.itself[queries] + 1
+        if self.gallery is not None:
+            # A gallery item that does not vote for one of two equal queries may vote for the other.
+            kinds = kinds * (len(self.gallery_classes) + 1) + self.itself[queries] + 1
         return kinds
 
     def votes(
@@ -512,17 +524,17 @@ class NeighbourSearch:
     ) -> Iterator[tuple[Int[np.ndarray, "part"], Votes]]:
         """Yield positions among the queries, and the votes of their k nearest neighbours and of all that tie with the last.
 
-        Equal rows of the bank are searched once. Where more rows tie than there is room for, one more search has room for
+        Equal rows of the gallery are searched once. Where more rows tie than there is room for, one more search has room for
         all of them.
 
         Args:
-            vectors: Queries and bank.
+            vectors: Queries and gallery.
             queries: Index of each query.
             k: Number of neighbours.
         """
-        bank = _DistinctRows.of(vectors.pairs.gallery_first_duplicate, self.bank_classes)
+        distinct = _DistinctRows.of(vectors.pairs.gallery_first_duplicate, self.gallery_classes)
         own_items = self.itself[queries]
-        self_match = bank.self_matches(own_items)
+        self_match = distinct.self_matches(own_items)
         waiting = np.arange(len(queries))
         room = k
         step = len(queries)
@@ -533,23 +545,23 @@ class NeighbourSearch:
                 rows, scores, beyond[part] = search(
                     vectors,
                     queries[part],
-                    bank.searched(),
+                    distinct.searched(),
                     self_match[part],
                     [],
-                    min(room, bank.number),
+                    min(room, distinct.number),
                     self.memory,
                 )
                 complete = np.flatnonzero(beyond[part] == 0)
-                for block in _split(complete, VOTES_AT_ONCE // bank.most_votes(room)):
+                for block in _split(complete, VOTES_AT_ONCE // distinct.most_votes(room)):
                     own = own_items[part[block]]
-                    yield part[block], self._votes_of(bank, own, rows[block], scores.numpy()[block])
+                    yield part[block], self._votes_of(distinct, own, rows[block], scores.numpy()[block])
             waiting = np.flatnonzero(beyond)
             room += int(beyond.max())
             step = VOTES_AT_ONCE // room
 
     def _votes_of(
         self,
-        bank: _DistinctRows,
+        distinct: _DistinctRows,
         own_items: Int[np.ndarray, "chosen"],
         rows: Int[np.ndarray, "chosen k"],
         scores: Float[np.ndarray, "chosen k"],
@@ -557,32 +569,32 @@ class NeighbourSearch:
         """Return the votes of the neighbours of some queries.
 
         Args:
-            bank: The distinct rows of the bank.
-            own_items: Item of the bank that each query is; -1 for none.
+            distinct: The distinct rows of the gallery.
+            own_items: Gallery item that each query is; -1 for none.
             rows: Neighbours of each query, the nearest first; -1 where there are fewer.
             scores: Similarity of each neighbour.
         """
         is_neighbour = rows >= 0
         neighbours = rows[is_neighbour]
-        entry, length = bank.entries_of(neighbours)
+        entry, length = distinct.entries_of(neighbours)
         query = np.repeat(np.nonzero(is_neighbour)[0], length)
         itself = own_items[query]
-        is_own_row = bank.rows[entry] == bank.row_of_item[itself]
-        is_own_class = bank.classes[entry] == self.bank_classes[itself]
-        items = bank.items[entry] - (is_own_row & is_own_class & (itself >= 0))
+        is_own_row = distinct.rows[entry] == distinct.row_of_item[itself]
+        is_own_class = distinct.classes[entry] == self.gallery_classes[itself]
+        items = distinct.items[entry] - (is_own_row & is_own_class & (itself >= 0))
         score = np.repeat(scores[is_neighbour], length)
-        return Votes(query, bank.rows[entry], bank.classes[entry], score, items)
+        return Votes(query, distinct.rows[entry], distinct.classes[entry], score, items)
 
 
 class _DistinctRows(NamedTuple):
-    """The distinct rows of a bank, and one entry for each class among the items with the same row.
+    """The distinct rows of a gallery, and one entry for each class among the items with the same row.
 
     The entries of row n are those from `offsets[n]` to `offsets[n + 1]`.
     """
 
     first_items: Int[np.ndarray, "rows"]
     """lowest index of an item with each row"""
-    row_of_item: Int[np.ndarray, "bank"]
+    row_of_item: Int[np.ndarray, "gallery"]
     offsets: Int[np.ndarray, "offsets"]
     rows: Int[np.ndarray, "entries"]
     classes: Int[np.ndarray, "entries"]
@@ -590,11 +602,13 @@ class _DistinctRows(NamedTuple):
     """number of items of the class with this row"""
 
     @classmethod
-    def of(cls, first_duplicate: Int[np.ndarray, "bank"], bank_classes: Int[np.ndarray, "bank"]) -> _DistinctRows:
+    def of(
+        cls, first_duplicate: Int[np.ndarray, "gallery"], gallery_classes: Int[np.ndarray, "gallery"]
+    ) -> _DistinctRows:
         """Return the distinct rows, given the first duplicate of each item, and its class."""
         first_items, row_of_item = np.unique(first_duplicate, return_inverse=True)
-        classes = int(bank_classes.max()) + 1
-        pairs, items = np.unique(row_of_item * classes + bank_classes, return_counts=True)
+        classes = int(gallery_classes.max()) + 1
+        pairs, items = np.unique(row_of_item * classes + gallery_classes, return_counts=True)
         row_of_entry, class_of_entry = np.divmod(pairs, classes)
         offsets = np.searchsorted(row_of_entry, np.arange(len(first_items) + 1))
         return cls(first_items, row_of_item, offsets, row_of_entry, class_of_entry, items)

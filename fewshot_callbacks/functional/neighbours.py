@@ -18,11 +18,9 @@ from fewshot_callbacks.engine.relevance import Ints
 from fewshot_callbacks.engine.vectors import Floats, Vectors, check_similarity
 from fewshot_callbacks.functional._labels import (
     Labels,
-    check_labels,
     encode,
     exclusion_codes,
     read_labels,
-    refuse_ids_of_two_sets,
 )
 from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, signs
 from fewshot_callbacks.functional._repeated import first_of_each
@@ -48,8 +46,8 @@ class Neighbours:
         (tensor([1, 0, 0]), tensor([1, 1, 0]))
     """
 
-    queries: Int[Tensor, "queries"]
-    """index of each query among the embeddings"""
+    query_indices: Int[Tensor, "queries"]
+    """index of each query among all queries"""
     indices: Int[Tensor, "queries k"]
     """index of each neighbour in the gallery; -1 where a query has fewer than k candidates"""
     scores: Float[Tensor, "queries k"]
@@ -65,14 +63,14 @@ class Neighbours:
 
     def __len__(self) -> int:
         """Return the number of queries."""
-        return len(self.queries)
+        return len(self.query_indices)
 
     def __str__(self) -> str:
         """Return a table of the first queries with their neighbours, the closest first, and the score of each."""
         k = self.indices.shape[1]
         shown = min(k, SHOWN_NEIGHBOURS)
         rows = []
-        for row, query in enumerate(self.queries.tolist()[:SHOWN_ROWS]):
+        for row, query in enumerate(self.query_indices.tolist()[:SHOWN_ROWS]):
             rows.append((str(query), *(self._cell(row, rank) for rank in range(shown))))
         head = f"{len(self):,} queries with {k:,} neighbours each, and the score of each in brackets"
         if k > SHOWN_NEIGHBOURS:
@@ -114,15 +112,14 @@ class Neighbours:
 
 @default_mode()
 def nearest(
-    embeddings: Any,
-    labels: Any | None = None,
+    queries: Any,
+    query_labels: Any | None = None,
     gallery: Any | None = None,
     gallery_labels: Any | None = None,
     *,
-    queries: Any | None = None,
+    query_indices: Any | None = None,
     k: int = 10,
     similarity: Similarity = "cosine",
-    ids: Any | None = None,
     query_ids: Any | None = None,
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
@@ -137,19 +134,18 @@ def nearest(
     scores are ordered by index and marked as tied.
 
     Args:
-        embeddings: (items, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
-        labels: (items,) integers or strings; without them, `relevant` is None.
-        gallery: (gallery, dim) items to search; by default the embeddings themselves.
-        gallery_labels: (gallery,) labels of the gallery items; needed if both `labels` and `gallery` are given.
-        queries: Indices of the embeddings that are queries, in any order, or a mask; by default all.
+        queries: (queries, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
+        query_labels: (queries,) integers or strings; without them, `relevant` is None.
+        gallery: (gallery, dim) items to search; by default the queries themselves.
+        gallery_labels: (gallery,) labels of the gallery items; needed if both `query_labels` and `gallery` are given.
+        query_indices: Indices of the queries that are searched for, in any order, or a mask; by default all.
         k: Number of neighbours, at least 1.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
-        ids: (items,) identity of each item of one set, where some come several times: the first of each id is a candidate,
-            and by default a query, and no query finds an item of its own id.
-        query_ids: (items,) identity of each embedding; with `gallery_ids`, a query's own copy in the gallery is not a
-            candidate. By default the first of each id is a query.
+        query_ids: (queries,) identity of each query, where some come several times: by default the first of each id is a
+            query. With one set, the first of each id is a candidate, and no query finds an item of its own id. With
+            `gallery_ids`, a query's own copy in the gallery is not a candidate.
         gallery_ids: (gallery,) identity of each gallery item. The first item of each id is a candidate.
-        query_groups: (items,) group of each embedding; candidates of the query's own group are left out.
+        query_groups: (queries,) group of each query; candidates of the query's own group are left out.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         memory_mb: Bound on the memory beyond embeddings and result, in MB; None is 512. Binary codes take 4 bytes more
             per bit.
@@ -158,13 +154,13 @@ def nearest(
         A frozen result on the CPU; -1 and NaN where a query has fewer than k candidates.
 
     Raises:
-        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, k < 1, a query is out of range, or no query
-            has a candidate.
+        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, k < 1, an index is out of range,
+            `gallery_ids` are given without a gallery, or no query has a candidate.
 
     Examples:
         >>> import torch
         >>> embeddings = torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, 1.0], [0.0, 3.0]])
-        >>> found = nearest(embeddings, ["owl", "owl", "heron", "heron"], queries=[0, 3], k=2)
+        >>> found = nearest(embeddings, ["owl", "owl", "heron", "heron"], query_indices=[0, 3], k=2)
         >>> found.indices
         tensor([[1, 2],
                 [2, 0]])
@@ -176,13 +172,13 @@ def nearest(
     """
     k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10.")
     memory = memory_bytes(_CALL, memory_mb)
-    rows, gallery_rows = compared_sets(_CALL, ("embeddings", "gallery"), embeddings, gallery, similarity)
+    rows, gallery_rows = compared_sets(_CALL, queries, gallery, similarity)
     sizes = (len(rows), len(rows) if gallery_rows is None else len(gallery_rows))
     exclusions = {"query_ids": query_ids, "gallery_ids": gallery_ids}
     exclusions |= {"query_groups": query_groups, "gallery_groups": gallery_groups}
-    rules = _read_rules(ids, exclusions, sizes, one_set=gallery is None)
-    index = rules.chosen_queries(queries, len(rows))
-    query_labels, item_labels = _labels(labels, gallery, gallery_labels, sizes)
+    rules = _read_rules(exclusions, sizes, one_set=gallery is None)
+    index = rules.chosen_queries(query_indices, len(rows))
+    label_codes, item_label_codes = _labels(query_labels, gallery, gallery_labels, sizes)
     query_rows = index.numpy()
     self_match = rules.self_matches(index)
     if gallery_rows is not None:
@@ -198,55 +194,55 @@ def nearest(
         raise ValueError(f"{_CALL}: none of the {len(index)} queries has a candidate. {fix}")
     indices = rules.gallery_indices(torch.from_numpy(found).long())
     relevant = None
-    if query_labels is not None and item_labels is not None:
-        relevant = (indices >= 0) & (item_labels[indices] == query_labels[index][:, None])
+    if label_codes is not None and item_label_codes is not None:
+        relevant = (indices >= 0) & (item_label_codes[indices] == label_codes[index][:, None])
     tied_beyond = torch.from_numpy(left_out)
     return Neighbours(index, indices, scores, _tied(scores, tied_beyond), tied_beyond, relevant)
 
 
 def _labels(
-    labels: Any, gallery: Any, gallery_labels: Any, sizes: tuple[int, int]
-) -> tuple[Int[Tensor, "items"] | None, Int[Tensor, "gallery"] | None]:
-    """Return the labels of both sides as numbers; None without labels.
+    query_labels: Any, gallery: Any, gallery_labels: Any, sizes: tuple[int, int]
+) -> tuple[Int[Tensor, "queries"] | None, Int[Tensor, "gallery"] | None]:
+    """Return the labels of queries and gallery items as numbers; None without labels.
 
     Args:
-        labels: Labels of the embeddings.
+        query_labels: Labels of the queries.
         gallery: None for one set.
         gallery_labels: Labels of the gallery items.
-        sizes: Number of embeddings and of gallery items.
+        sizes: Number of queries and of gallery items.
     """
-    if (gallery_labels is not None) != (labels is not None and gallery is not None):
+    if (gallery_labels is not None) != (query_labels is not None and gallery is not None):
         raise ValueError(
-            f"{_CALL}: labels, gallery and gallery_labels do not fit together. With a gallery, pass both labels and "
-            "gallery_labels, or neither. Without a gallery, pass labels alone."
+            f"{_CALL}: query_labels, gallery and gallery_labels do not fit together. With a gallery, pass both query_labels "
+            "and gallery_labels, or neither. Without a gallery, pass query_labels alone."
         )
-    if labels is None:
+    if query_labels is None:
         return None, None
-    of_queries: Labels = read_labels(labels, sizes[0], "labels", "embeddings", _CALL)
+    of_queries: Labels = read_labels(query_labels, sizes[0], "query_labels", "queries", _CALL)
     if gallery is None:
         codes = of_queries.codes
         return codes, codes
     of_items = read_labels(gallery_labels, sizes[1], "gallery_labels", "gallery items", _CALL)
-    [query_codes, item_codes], _ = encode(_CALL, {"labels": of_queries, "gallery_labels": of_items})
+    [query_codes, item_codes], _ = encode(_CALL, {"query_labels": of_queries, "gallery_labels": of_items})
     return query_codes, item_codes
 
 
 class _Rules(NamedTuple):
     """Ids and groups: which items are candidates, and for whom they are not."""
 
-    query_ids: Int[Tensor, "items"] | None
+    query_ids: Int[Tensor, "queries"] | None
     # (gallery,) index of the first gallery item of each id, the only one that is a candidate; None without ids
     first_items: Int[Tensor, "candidates"] | None
-    # ids and groups of both sides, by the name of the argument
+    # ids and groups of queries and gallery, by the name of the argument
     codes: dict[str, Tensor | None]
     # queries and gallery are one set
     one_set: bool
 
-    def chosen_queries(self, queries: Any, items: int) -> Int[Tensor, "queries"]:
-        """Return the indices of the queries: those that a user chooses, or the first item of each id."""
-        if queries is None and self.query_ids is not None:
+    def chosen_queries(self, query_indices: Any, queries: int) -> Int[Tensor, "chosen"]:
+        """Return the indices of the queries that are searched for: those that a user chooses, or the first of each id."""
+        if query_indices is None and self.query_ids is not None:
             return first_of_each(self.query_ids)
-        return chosen_indices(_CALL, queries, items)
+        return chosen_indices(_CALL, "query_indices", query_indices, queries, "queries")
 
     def candidates(self) -> Ints | slice:
         """Return the indices of the gallery items that may be candidates, or a slice of all."""
@@ -275,20 +271,17 @@ class _Rules(NamedTuple):
         return exclusions
 
 
-def _read_rules(ids: Any, exclusions: dict[str, Any], sizes: tuple[int, int], *, one_set: bool) -> _Rules:
+def _read_rules(exclusions: dict[str, Any], sizes: tuple[int, int], *, one_set: bool) -> _Rules:
     """Return the rules that ids and groups make.
 
     Args:
-        ids: Identity of each item of one set, or None.
-        exclusions: Ids and groups of both sides, by the name of the argument; None where there are none.
-        sizes: Number of embeddings and of gallery items.
-        one_set: Whether both are one set.
+        exclusions: Ids and groups of queries and gallery, by the name of the argument; None where there are none.
+        sizes: Number of queries and of gallery items.
+        one_set: Whether the queries are the gallery.
     """
-    refuse_ids_of_two_sets(_CALL, ids, one_set=one_set)
-    ids_of_set = None if ids is None else check_labels(ids, sizes[0], "ids", "embeddings", _CALL)
     codes = exclusion_codes(_CALL, exclusions, *sizes, same_set=one_set)
-    query_ids = ids_of_set if one_set else codes["query_ids"]
-    item_ids = ids_of_set if one_set else codes["gallery_ids"]
+    query_ids = codes["query_ids"]
+    item_ids = query_ids if one_set else codes["gallery_ids"]
     first_items = None if item_ids is None else first_of_each(item_ids)
     return _Rules(query_ids, first_items, codes, one_set)
 
@@ -334,9 +327,9 @@ class NearDuplicates:
     """
 
     first: Int[Tensor, "pairs"]
-    """index of the item of the first set; within one set the smaller index of the pair"""
+    """index of the query; within one set the smaller index of the pair"""
     second: Int[Tensor, "pairs"]
-    """index of the item of the second set; within one set the larger index"""
+    """index of the gallery item; within one set the larger index of the pair"""
     scores: Float[Tensor, "pairs"]
     """exact similarity of each pair, in the units of the data: for `euclidean` minus the distance"""
     total: int
@@ -371,8 +364,8 @@ class NearDuplicates:
 
 @default_mode()
 def near_duplicates(
-    a: Any,
-    b: Any | None = None,
+    queries: Any,
+    gallery: Any | None = None,
     *,
     min_score: float = 0.98,
     similarity: Similarity = "cosine",
@@ -386,8 +379,8 @@ def near_duplicates(
     set, each pair is multiplied once.
 
     Args:
-        a: (items, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
-        b: (others, dim) a second set; by default the pairs within `a`.
+        queries: (queries, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
+        gallery: (gallery, dim) a second set; by default the pairs within the queries are searched.
         min_score: The lowest score of a pair, in the units of the data. Which score means a duplicate depends on the
             embedding: look at some pairs around the threshold.
         similarity: `cosine`, `dot`, `euclidean` (minus the distance) or `hamming` (minus the number of bits that differ).
@@ -414,14 +407,14 @@ def near_duplicates(
     call = "near_duplicates"
     most = positive_whole(call, "most", most, "Pass 0 to only count pairs.", least=0, most=None)
     memory = memory_bytes(call, memory_mb)
-    left, right = compared_sets(call, ("a", "b"), a, b, similarity)
+    query_rows, gallery_rows = compared_sets(call, queries, gallery, similarity)
     threshold = _threshold(min_score, similarity)
-    if right is None and len(left) == 1:
+    if gallery_rows is None and len(query_rows) == 1:
         raise ValueError(
-            "near_duplicates: a holds a single item, which has no pair. Pass a second set as b, or more items."
+            f"{call}: queries hold a single item, which has no pair. Pass a second set as gallery, or more items."
         )
     with computing() as threads:
-        vectors = Vectors(left, right, similarity, threads=threads)
+        vectors = Vectors(query_rows, gallery_rows, similarity, threads=threads)
         (rows, columns, scores), total = pairs_from(vectors, float(vectors.from_user(threshold)), most, memory)
     return NearDuplicates(
         first=torch.from_numpy(rows),
@@ -447,32 +440,42 @@ def _threshold(min_score: Any, similarity: Similarity) -> float:
 # ------------------------------------------------------------------------------- shared with other functions on neighbours
 
 
-def compared_sets(
-    call: str, names: tuple[str, str], a: Any, b: Any, similarity: Similarity
-) -> tuple[Tensor, Tensor | None]:
-    """Return two sets of vectors, or of codes of -1 and +1, that can be compared; None for b stays None.
+def compared_sets(call: str, queries: Any, gallery: Any, similarity: Similarity) -> tuple[Tensor, Tensor | None]:
+    """Return queries and gallery as vectors, or codes of -1 and +1, that can be compared; no gallery stays None.
 
     Args:
         call: The public function, for messages.
-        names: Names of the two arguments.
-        a: (items, dim) vectors or binary codes.
-        b: (others, dim) vectors or binary codes; None to compare a with itself.
+        queries: (queries, dim) vectors or binary codes.
+        gallery: (gallery, dim) vectors or binary codes; None to compare the queries with each other.
         similarity: How they will be compared.
 
     Raises:
         ValueError: If they are not finite matrices of equal dimension.
     """
-    check_similarity(similarity)
-    left = _vectors(call, names[0], a, similarity)
-    if b is None:
-        return left, None
-    right = _vectors(call, names[1], b, similarity)
-    if left.shape[1] != right.shape[1]:
+    query_vectors = compared_vectors(call, "queries", queries, similarity)
+    if gallery is None:
+        return query_vectors, None
+    gallery_vectors = compared_vectors(call, "gallery", gallery, similarity)
+    if query_vectors.shape[1] != gallery_vectors.shape[1]:
         raise ValueError(
-            f"{call}: {names[0]} have dimension {left.shape[1]}, {names[1]} {right.shape[1]}. Both must come from the same "
-            "model."
+            f"{call}: queries have dimension {query_vectors.shape[1]}, the gallery has {gallery_vectors.shape[1]}. Both "
+            "must come from the same model."
         )
-    return left, right
+    return query_vectors, gallery_vectors
+
+
+def compared_vectors(call: str, name: str, value: Any, similarity: Similarity) -> Tensor:
+    """Return the vectors of an argument, or its codes of -1 and +1, as they are compared.
+
+    Raises:
+        ValueError: If it is no finite matrix, or the similarity is unknown.
+    """
+    check_similarity(similarity)
+    vectors = as_tensor(value, name, call).cpu()
+    if similarity == "hamming":
+        return signs(vectors, name, call)
+    check_embeddings(vectors, name, call)
+    return computable(vectors)
 
 
 def scores_of(vectors: Vectors, scores: Floats) -> Float[Tensor, "*shape"]:
@@ -547,45 +550,37 @@ def positive_number(call: str, name: str, value: Any, fix: str) -> float:
     return float(number)
 
 
-def chosen_indices(call: str, queries: Any, items: int, name: str = "queries") -> Int[Tensor, "queries"]:
-    """Return the indices of the embeddings that an argument chooses.
+def chosen_indices(call: str, name: str, value: Any, items: int, of: str = "embeddings") -> Int[Tensor, "chosen"]:
+    """Return the indices of the items that an argument chooses.
 
     Args:
         call: The public function, for messages.
-        queries: Indices, or a mask of all embeddings; None chooses all.
-        items: Number of embeddings.
         name: Name of the argument.
+        value: Indices, or a mask of all items; None chooses all.
+        items: Number of items.
+        of: Name of the argument that holds the items.
 
     Raises:
         ValueError: If the argument holds no indices, or some out of range.
     """
-    if queries is None:
+    if value is None:
         return torch.arange(items)
-    index = as_tensor(queries, name, call).cpu()
+    index = as_tensor(value, name, call).cpu()
     if not index.numel():
-        raise ValueError(f"{call}: {name} is empty. Pass the index of at least one of the {items} embeddings.")
+        raise ValueError(f"{call}: {name} is empty. Pass the index of at least one of the {items} {of}.")
     if index.ndim == 1 and index.dtype == torch.bool and len(index) == items:
         index = index.nonzero().flatten()
     if index.ndim != 1 or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise ValueError(
-            f"{call}: {name} must be indices of embeddings, one-dimensional integers, or a mask of all {items}; got shape "
+            f"{call}: {name} must be indices of {of}, one-dimensional integers, or a mask of all {items}; got shape "
             f"{tuple(index.shape)} of {index.dtype}. Pass a list of indices, such as [0, 5]."
         )
     index = index.long()
     outside = index[(index < 0) | (index >= items)]
     if len(outside):
         raise ValueError(
-            f"{call}: {name} holds {int(outside[0])}, but embeddings has {items} items. Pass indices from 0 to {items - 1}."
+            f"{call}: {name} holds {int(outside[0])}, but {of} has {items} items. Pass indices from 0 to {items - 1}."
         )
     if not len(index):
-        raise ValueError(f"{call}: {name} chooses none of the {items} embeddings. Pass at least one index.")
+        raise ValueError(f"{call}: {name} chooses none of the {items} {of}. Pass at least one index.")
     return index
-
-
-def _vectors(call: str, name: str, value: Any, similarity: Similarity) -> Tensor:
-    """Return vectors, or codes of -1 and +1, that can be compared."""
-    vectors = as_tensor(value, name, call).cpu()
-    if similarity == "hamming":
-        return signs(vectors, name, call)
-    check_embeddings(vectors, name, call)
-    return computable(vectors)

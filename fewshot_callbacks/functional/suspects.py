@@ -12,7 +12,7 @@ from torch import Tensor
 from fewshot_callbacks.functional._labels import read_labels
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
-from fewshot_callbacks.functional.neighbours import Neighbours, nearest
+from fewshot_callbacks.functional.neighbours import Neighbours, compared_vectors, nearest
 from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.system.terminal import printable
 
@@ -188,13 +188,12 @@ def suspects(
 
 
 def _neighbours(embeddings: Any, k: int, similarity: Similarity, memory_mb: float | None) -> Neighbours:
-    """Return the nearest neighbours of all items; messages name the function that was called."""
+    """Return the nearest neighbours of all items; messages name the function that was called, and its arguments."""
+    vectors = compared_vectors(_CALL, "embeddings", embeddings, similarity)
     try:
-        return nearest(embeddings, k=k, similarity=similarity, memory_mb=memory_mb)
+        return nearest(vectors, k=k, similarity=similarity, memory_mb=memory_mb)
     except ValueError as error:
-        raise ValueError(
-            str(error).replace("nearest:", f"{_CALL}:", 1).replace("nearest needs", f"{_CALL} needs", 1)
-        ) from None
+        raise ValueError(str(error).replace("nearest:", f"{_CALL}:", 1)) from None
 
 
 def _odds_of_classes(

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from fewshot_callbacks.functional._labels import Labels, as_labels, encode, labels_of_each
 from fewshot_callbacks.functional._reading import check_matrix, non_finite_rows, refuse_non_finite
 
-# The score of a pair, which is divided into bins: the cosine of two embeddings; 1 - sqrt(d² + 0.001) for their distance d on
-# the unit sphere; or minus the Hamming distance of two (relaxed) codes of -1 and 1.
-Score = Literal["cosine", "euclidean", "hamming"]
+# The similarities with a range that bins can divide: the cosine of two embeddings; 1 - sqrt(d² + 0.001) for their distance d
+# on the unit sphere; and minus the Hamming distance of two (relaxed) codes of -1 and 1.
+BoundedSimilarity = Literal["cosine", "euclidean", "hamming"]
 
 # Scores that are processed at once: 4 MB, and 16 MB for the intermediate tensors.
 CHUNK_SCORES = 2**20
@@ -46,7 +46,7 @@ class Bins:
     so on.
     """
 
-    score: Score
+    similarity: BoundedSimilarity
     count: int
     low: float
     high: float
@@ -58,7 +58,7 @@ class Bins:
 
     def places(self, products: Float[Tensor, "queries items"]) -> Float[Tensor, "queries items"]:
         """Return the place of each pair from the products of embeddings, which are overwritten."""
-        if self.score == "euclidean":
+        if self.similarity == "euclidean":
             # In place, since this is the largest tensor of the pass. Rounding may bring the product of equal embeddings
             # above 1, and without the bound the root would be NaN.
             products.mul_(-2).add_(2 + SMALLEST_SQUARE).clamp_(min=SMALLEST_SQUARE).sqrt_().neg_().add_(1)
@@ -67,13 +67,13 @@ class Bins:
     def differentiable_places(self, products: Float[Tensor, "queries items"]) -> Float[Tensor, "queries items"]:
         """Return the place of each pair, with derivatives by the products of embeddings, which are left as they are."""
         scores = products
-        if self.score == "euclidean":
+        if self.similarity == "euclidean":
             scores = 1 - (2 + SMALLEST_SQUARE - 2 * products).clamp(min=SMALLEST_SQUARE).sqrt()
         return (self.high - scores) * self.per_score
 
     def slope(self, places: Float[Tensor, "queries items"]) -> Float[Tensor, "queries items"] | float:
         """Return the derivative of each place by the product of the two embeddings."""
-        if self.score != "euclidean":
+        if self.similarity != "euclidean":
             return -self.per_score
         distance = 1 - self.high + places / self.per_score
         return -self.per_score / distance  # d(-sqrt(2.001 - 2x)) / dx = 1 / sqrt(2.001 - 2x)
@@ -258,21 +258,22 @@ def _steps(gradient: Float[Tensor, "queries bins"]) -> Float[Tensor, "queries in
     return torch.nn.functional.pad(gradient.diff(dim=1), (1, 2))
 
 
-def check_bins(call: str, score: str, count: int, low: float, high: float) -> None:
+def check_bins(call: str, similarity: str, count: int, low: float, high: float) -> None:
     """Refuse settings that make no bins.
 
     Args:
         call: The function or class that was called, for messages.
-        score: The score that is divided into bins.
+        similarity: The similarity whose range is divided into bins.
         count: Number of bins.
         low: Lower end of the range.
         high: Upper end of the range.
 
     Raises:
-        ValueError: If there is no such score, there are fewer than two bins, or the range is empty.
+        ValueError: If bins do not divide this similarity, there are fewer than two bins, or the range is empty.
     """
-    if score not in get_args(Score):
-        raise ValueError(f"{call}(similarity={score!r}) is unknown. Choose one of {', '.join(get_args(Score))}.")
+    if similarity not in get_args(BoundedSimilarity):
+        choices = ", ".join(get_args(BoundedSimilarity))
+        raise ValueError(f"{call}(similarity={similarity!r}) is unknown. Choose one of {choices}.")
     if not isinstance(count, int) or count < 2:
         raise ValueError(
             f"{call}(bins={count!r}) must be a whole number from 2 on: between two bins a score has a gradient."
@@ -383,12 +384,12 @@ class SoftAveragePrecisionLoss(nn.Module):
             gradient of zero.
 
     Shape:
-        `loss(embeddings, labels)` with (items, dim) and (items,), or `loss(queries, query_labels, gallery, gallery_labels)`;
-        a scalar in [0, 1], smaller is better, in float32 or float64.
+        `loss(queries, query_labels)` with (queries, dim) and (queries,) for one set, or with a gallery `loss(queries,
+        query_labels, gallery, gallery_labels)`; a scalar in [0, 1], smaller is better, in float32 or float64.
 
     Raises:
         ValueError: A setting is out of range; embeddings are not finite (the message names the rows); the number of
-            labels is not that of embeddings; or no item of the batch has another item of its class.
+            labels is not that of the embeddings; or no item of the batch has another item of its class.
 
     References:
         He, Lu, Sclaroff, "Local Descriptors Optimized for Average Precision", CVPR 2018; Revaud, Almazan, Rezende, de Souza,
@@ -410,7 +411,7 @@ class SoftAveragePrecisionLoss(nn.Module):
         *,
         low: float = 0.0,
         high: float = 1.0,
-        similarity: Score = "cosine",
+        similarity: BoundedSimilarity = "cosine",
         on_empty: OnEmpty = "raise",
     ) -> None:
         super().__init__()
@@ -437,18 +438,18 @@ class SoftAveragePrecisionLoss(nn.Module):
 
     def forward(
         self,
-        embeddings: Float[Tensor, "items dim"],
-        labels: Any,
-        gallery: Float[Tensor, "others dim"] | None = None,
+        queries: Float[Tensor, "queries dim"],
+        query_labels: Any,
+        gallery: Float[Tensor, "gallery dim"] | None = None,
         gallery_labels: Any = None,
     ) -> Float[Tensor, ""]:
         """Compute the loss of a batch, or of queries and a gallery."""
-        values = self.average_precisions(embeddings, labels, gallery, gallery_labels)
+        values = self.average_precisions(queries, query_labels, gallery, gallery_labels)
         has_relevant = ~values.isnan()
         if not has_relevant.any():
             if self.on_empty == "zero":
-                return (0.0 * embeddings.float()).sum()  # zero, with a gradient of zero
-            classes = len(as_labels(labels, "labels", type(self).__name__).codes.unique())
+                return (0.0 * queries.float()).sum()  # zero, with a gradient of zero
+            classes = len(as_labels(query_labels, "query_labels", type(self).__name__).codes.unique())
             raise ValueError(
                 f"SoftAveragePrecisionLoss: none of the {len(values)} items of the batch has another item of its "
                 f"class ({classes} classes). Draw several items of each class, for instance with a "
@@ -459,30 +460,32 @@ class SoftAveragePrecisionLoss(nn.Module):
 
     def average_precisions(
         self,
-        embeddings: Float[Tensor, "items dim"],
-        labels: Any,
-        gallery: Float[Tensor, "others dim"] | None = None,
+        queries: Float[Tensor, "queries dim"],
+        query_labels: Any,
+        gallery: Float[Tensor, "gallery dim"] | None = None,
         gallery_labels: Any = None,
-    ) -> Float[Tensor, "items"]:
+    ) -> Float[Tensor, "queries"]:
         """Return the soft average precision of each query; NaN if it has no relevant candidate."""
         call = type(self).__name__
         if (gallery is None) != (gallery_labels is None):
             raise ValueError(f"{call}: gallery and gallery_labels belong together. Pass both, or neither.")
-        queries, query_labels = self._read(embeddings, labels, "embeddings", "labels")
-        items, item_labels = queries, query_labels
+        query_vectors, read_query_labels = self._read(queries, query_labels, "queries", "query_labels")
+        gallery_vectors, read_gallery_labels = query_vectors, read_query_labels
         if gallery is not None:
-            items, item_labels = self._read(gallery, gallery_labels, "gallery", "gallery_labels")
-            if items.shape[1] != queries.shape[1]:
+            gallery_vectors, read_gallery_labels = self._read(gallery, gallery_labels, "gallery", "gallery_labels")
+            if gallery_vectors.shape[1] != query_vectors.shape[1]:
                 raise ValueError(
-                    f"{call}: embeddings of dimension {queries.shape[1]}, but a gallery of dimension {items.shape[1]}. "
-                    "Both must come from the same model."
+                    f"{call}: queries of dimension {query_vectors.shape[1]}, but a gallery of dimension "
+                    f"{gallery_vectors.shape[1]}. Both must come from the same model."
                 )
-        (query_codes, item_codes), _ = encode(call, {"labels": query_labels, "gallery_labels": item_labels})
-        relevance = Relevance(query_codes.to(queries.device), item_codes.to(queries.device), symmetric=gallery is None)
-        bins = self._bins(queries.shape[1])
+        labels = {"query_labels": read_query_labels, "gallery_labels": read_gallery_labels}
+        codes, _ = encode(call, labels)
+        device = query_vectors.device
+        relevance = Relevance(codes[0].to(device), codes[1].to(device), symmetric=gallery is None)
+        bins = self._bins(query_vectors.shape[1])
         # Autocast would round the products to half precision, and with them the places of scores among the bins.
-        with torch.autocast(queries.device.type, enabled=False):
-            histograms = SoftHistograms(*_SoftHistograms.apply(queries, items, relevance, bins))
+        with torch.autocast(device.type, enabled=False):
+            histograms = SoftHistograms(*_SoftHistograms.apply(query_vectors, gallery_vectors, relevance, bins))
         if self.similarity == "hamming":
             return tie_aware_average_precision(histograms)
         return soft_average_precision(histograms)

@@ -268,10 +268,10 @@ class RetrievalEvaluation(Metric):
             sides = [rows[_first_of_each_id(embeddings[rows], labels[rows], ids[rows])] for rows in sides]
 
         arguments: dict[str, Any] = {}
-        for rows, name, side in zip(sides, ("embeddings", "gallery"), ("query", "gallery"), strict=False):
+        for rows, name, side in zip(sides, ("queries", "gallery"), ("query", "gallery"), strict=False):
             arguments[name] = embeddings[rows]
             if self.judged is None:
-                arguments["labels" if side == "query" else "gallery_labels"] = labels[rows]
+                arguments[f"{side}_labels"] = labels[rows]
             if len(groups) == items:
                 arguments[f"{side}_groups"] = groups[rows]
             if len(ids) == items and len(sides) == 2 and self.judged is None:

@@ -74,12 +74,12 @@ class Model:
         return self.queries if self.gallery is None else self.gallery
 
     def nearest(
-        self, queries: Sequence[int] | Int[np.ndarray, "chosen"], k: int, memory_mb: float | None = None
+        self, query_indices: Sequence[int] | Int[np.ndarray, "chosen"], k: int, memory_mb: float | None = None
     ) -> Neighbours:
         """Find the first k candidates of the chosen queries.
 
         Args:
-            queries: Indices of the queries.
+            query_indices: Indices of the chosen queries.
             k: Number of candidates.
             memory_mb: Bound on the memory of the search beyond the embeddings, in MB; None is 512.
         """
@@ -87,7 +87,7 @@ class Model:
         return nearest(
             self.queries.embeddings,
             gallery=None if gallery is None else gallery.embeddings,
-            queries=torch.as_tensor(queries, dtype=torch.int64, device="cpu"),
+            query_indices=torch.as_tensor(query_indices, dtype=torch.int64, device="cpu"),
             k=k,
             similarity=self.report.similarity,
             query_ids=self.queries.ids,
@@ -103,7 +103,7 @@ class Model:
         item_labels = self.searched.labels
         results = []
         for query, indices, scores, ties in zip(
-            neighbours.queries.tolist(),
+            neighbours.query_indices.tolist(),
             neighbours.indices[:, :k].tolist(),
             neighbours.scores[:, :k].tolist(),
             neighbours.tied[:, :k].tolist(),
@@ -312,7 +312,7 @@ def confusions(
         item_labels: Labels of the items that were searched.
     """
     counts: Counter[tuple[Any, Any]] = Counter()
-    for query, indices in zip(neighbours.queries.tolist(), neighbours.indices.tolist(), strict=True):
+    for query, indices in zip(neighbours.query_indices.tolist(), neighbours.indices.tolist(), strict=True):
         query_label = query_labels[query]
         for index in indices:
             if index >= 0 and item_labels[index] != query_label:
@@ -323,7 +323,7 @@ def confusions(
 def _rows_of(neighbours: Neighbours, rows: Int[np.ndarray, "chosen"], k: int) -> Neighbours:
     """Return the first k neighbours of the queries in these rows."""
     return Neighbours(
-        neighbours.queries[rows],
+        neighbours.query_indices[rows],
         neighbours.indices[rows, :k],
         neighbours.scores[rows, :k],
         neighbours.tied[rows, :k],
@@ -335,7 +335,7 @@ def _most_confused(neighbours: Neighbours, model: Model) -> dict[Any, tuple[Any,
     """Find for each label of queries the other label that is most frequent among their neighbours, and its share."""
     labels = model.queries.labels
     neighbours_of_label: Counter[Any] = Counter()
-    for query, count in zip(neighbours.queries.tolist(), neighbours.found.tolist(), strict=True):
+    for query, count in zip(neighbours.query_indices.tolist(), neighbours.found.tolist(), strict=True):
         neighbours_of_label[labels[query]] += count
     counts = confusions(neighbours, labels, model.searched.labels)
     confused: dict[Any, tuple[Any, float]] = {}

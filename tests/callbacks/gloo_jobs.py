@@ -220,16 +220,19 @@ def of_sets() -> dict[str, Any]:
     """What several processes must see as one does; samples that are repeated to even them out vote and count once."""
     targets = [loader(multi_label_items(5)), loader(multi_label_items(ITEMS, seed=1))]
     gap = gap_monitor(training_data=Labelled(TRAINING), classes=5, label_groups=2, items_per_class=7)
-    votes = retrieval(knn=(1, 4, 30), knn_bank=Labelled(TRAINING), name="train"), retrieval(knn=(1, 4), knn_bank="self")
+    votes = (
+        retrieval(knn=(1, 4, 30), knn_gallery=Labelled(TRAINING), name="train"),
+        retrieval(knn=(1, 4), knn_gallery="self"),
+    )
     words = retrieval(gallery="gallery")
-    both, cameras = ("a_embeds", "b_embeds"), {"source": lambda outputs, batch: batch, "exclude": "camera"}
+    both, cameras = ("a_embeds", "b_embeds"), {"source": lambda outputs, batch: batch, "groups": "camera"}
     seen = {
         "loaders": validate(Net, [loader(uneven()), loader(shorter())], retrieval(), DiscriminantRatioMonitor()),
         "gallery": validate(Net, [loader(shorter()), loader(uneven())], retrieval(gallery=1)),
         "words and flag": validate(Flagged, loader(uneven()), words, DiscriminantRatioMonitor()),
         "targets": validate(AsGiven, targets, retrieval(gallery=1)),
         "two encoders": validate(TwoEncoders, loader(uneven()), retrieval(source=both)),
-        "exclude": validate(TwoEncoders, loader(uneven()), retrieval(**cameras)),
+        "groups": validate(TwoEncoders, loader(uneven()), retrieval(**cameras)),
         "votes": validate(Embeds, loader(uneven()), *votes),
         "health": validate(AsGiven, loader(uneven()), EmbeddingHealthMonitor(k=10)),
         "health of a list": validate(AsGiven, streamed(), EmbeddingHealthMonitor(k=10)),
@@ -255,7 +258,7 @@ def failures() -> dict[str, Any]:
     points, targets = multi_label_items(5).tensors
     spoilt = loader(TensorDataset(points * math.nan, targets))
     seen["no targets"] = validate(AsGiven, spoilt, retrieval())
-    with pytest.raises(ValueError, match="rows of embeddings") as strict:
+    with pytest.raises(ValueError, match="rows of queries") as strict:
         validate(partial(Returns, partial(fails_in_second, "nan")), loader(uneven()), retrieval(strict=True))
     made = trainer(retrieval(), **parallel(), max_epochs=1, num_sanity_val_steps=1)
     with pytest.raises(ValueError, match="found no embeddings") as sanity:

@@ -53,7 +53,7 @@ class ByModule(Swapped):
 
 
 def voting(**settings: Any) -> RetrievalMonitor:
-    return retrieval(**({"knn": 5, "knn_bank": Labelled(TRAINING)} | settings))
+    return retrieval(**({"knn": 5, "knn_gallery": Labelled(TRAINING)} | settings))
 
 
 def expected(net: Swapped) -> dict[str, float]:
@@ -139,7 +139,7 @@ def test_weights_that_change_between_two_loaders_are_refused(embed: Any) -> None
     """The items of training that vote were embedded at the first batch."""
     run = trainer(voting(embed=embed, strict=False), Second())
     with pytest.warns(
-        UserWarning, match=r"weights have changed since the training items were embedded.*knn_bank='self'"
+        UserWarning, match=r"weights have changed since the training items were embedded.*knn_gallery='self'"
     ):
         run.validate(Swapped(), [loader(VALIDATION), loader(items(seed=9))], verbose=False)
     values = {key: float(value) for key, value in run.callback_metrics.items()}

@@ -178,7 +178,7 @@ def test_rows_that_are_not_finite_are_nan_and_one_warning_that_counts_them(bad: 
     for seen in (epochs, ratios):
         assert [math.isnan(value) for value in seen.values] == [True, True, False]
     of_map, of_j, of_gap = causes(words)
-    assert of_map.startswith("evaluate_retrieval: 4 of 36 rows of embeddings hold NaN or Inf, the first at index 1.")
+    assert of_map.startswith("evaluate_retrieval: 4 of 36 rows of queries hold NaN or Inf, the first at index 1.")
     assert of_j.startswith("1 of the 11 embeddings of a batch are not finite (NaN or Inf), the first at item 1.")
     assert "rows of embeddings hold NaN or Inf" in of_gap
 
@@ -236,7 +236,7 @@ def test_an_empty_set_beside_another_is_nan_and_one_warning_for_each_monitor() -
         values, words = fitted(net, sets, retrieval(), DiscriminantRatioMonitor(), num_sanity_val_steps=1)
         assert all(math.isnan(value) == key.endswith(end) for key, value in values.items())
         of_map, of_j = causes(words, end=end)
-        assert of_map.startswith("evaluate_retrieval: embeddings is empty (shape (0, ")
+        assert of_map.startswith("evaluate_retrieval: queries is empty (shape (0, ")
         assert of_j.startswith("The set is empty: no step gave an embedding.")
 
 

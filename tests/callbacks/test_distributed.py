@@ -43,7 +43,7 @@ def values(seen: dict[str, Any]) -> dict[str, float]:
     return {key: value for key, value in seen.items() if key != "said"}
 
 
-SETS = ("loaders", "gallery", "words and flag", "targets", "two encoders", "exclude", "votes", "generalization gap")
+SETS = ("loaders", "gallery", "words and flag", "targets", "two encoders", "groups", "votes", "generalization gap")
 
 
 @pytest.mark.parametrize("name", [*SETS, "health", "health of a list"])
@@ -110,7 +110,7 @@ def test_processes_agree_on_labels(alone: dict[str, Any], ranks: Seen) -> None:
     [
         (
             "nan",
-            "12 of 25 rows of embeddings hold NaN or Inf, the first at index 1",
+            "12 of 25 rows of queries hold NaN or Inf, the first at index 1",
             "embeddings of a batch are not fi",
         ),
         ("nothing", *["found no embeddings: validation_step returned None"] * 2),
@@ -134,7 +134,7 @@ def test_a_strict_error_of_one_process_stops_all(ranks: Seen) -> None:
     for seen in ranks:
         assert math.isnan(seen["gap fails"]["gap/grouped_recall@1"])
         of_strict, of_sanity_check = seen["errors"]
-        assert "12 of 25 rows of embeddings hold NaN or Inf, the first at index 1" in of_strict
+        assert "12 of 25 rows of queries hold NaN or Inf, the first at index 1" in of_strict
         assert "found no embeddings: validation_step returned None" in of_sanity_check
 
 

@@ -327,8 +327,12 @@ MISTAKES: list[tuple[Callable[[], Net], Callable[..., Any], str]] = [
     (OnlyLoss, DiscriminantRatioMonitor, "DiscriminantRatioMonitor found no embeddings: "),
     (Net, partial(GeneralizationGapMonitor, embed=lambda net, batch: net.embed(batch[0])), "pass training_data="),
     (Net, GeneralizationGapMonitor, "Net has no forward method, and embed is not given. Pass embed="),
-    (Embeds, partial(retrieval, knn=5), "RetrievalMonitor has no training set: pass knn_bank=..."),
-    (Net, partial(retrieval, knn=5, knn_bank=Labelled(TRAINING)), "Net has no forward method, and embed is not given."),
+    (Embeds, partial(retrieval, knn=5), "RetrievalMonitor has no training set: pass knn_gallery=..."),
+    (
+        Net,
+        partial(retrieval, knn=5, knn_gallery=Labelled(TRAINING)),
+        "Net has no forward method, and embed is not given.",
+    ),
 ]
 
 

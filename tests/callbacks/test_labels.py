@@ -186,7 +186,7 @@ def test_multi_label_targets_of_any_number_type(form: Callable[[Tensor], Any]) -
     assert {"val/mAP", "val/map@r", "val/r_precision", "val/recall@1", "val/ndcg@10"} < set(logged)
     assert "val/f1" not in logged
     net.encoder[0].weight.data.fill_(torch.nan)
-    with pytest.warns(UserWarning, match="40 of 40 rows of embeddings hold NaN"):
+    with pytest.warns(UserWarning, match="40 of 40 rows of queries hold NaN"):
         failed = log_of_validation(RetrievalMonitor(), net, loader(multi_label_items()))
     assert failed.keys() == logged.keys() - {"val/queries_without_match"}
     assert all(map(math.isnan, failed.values()))
@@ -326,34 +326,34 @@ def people(seed: int, count: int = 40) -> TensorDataset:
 
 
 @pytest.mark.parametrize(
-    "exclude", [("person", "camera"), (1, 2), [1, "camera"], ("person", lambda outputs, batch: batch[2])]
+    "groups", [("person", "camera"), (1, 2), [1, "camera"], ("person", lambda outputs, batch: batch[2])]
 )
 @pytest.mark.parametrize("two", [False, True])
-def test_candidates_of_the_same_person_and_camera_are_ignored(two: bool, exclude: Any) -> None:
+def test_candidates_of_the_same_person_and_camera_are_ignored(two: bool, groups: Any) -> None:
     sets = [people(0), people(1, 30)][: 1 + two]
     arguments = [tensor for data in sets for tensor in data.tensors[:2]]
     of_sets = [data.tensors[1] * 10 + data.tensors[2] for data in sets]
-    groups = dict(zip(("query_groups", "gallery_groups"), of_sets, strict=False))
-    report = evaluate_retrieval(*arguments, metrics=METRICS, **groups)
-    monitor = RetrievalMonitor(exclude=exclude, gallery=1 if two else None, metrics=METRICS)
+    groups_of_sets = dict(zip(("query_groups", "gallery_groups"), of_sets, strict=False))
+    report = evaluate_retrieval(*arguments, metrics=METRICS, **groups_of_sets)
+    monitor = RetrievalMonitor(groups=groups, gallery=1 if two else None, metrics=METRICS)
     logged = log_of_validation(monitor, Returns(of_person), [DataLoader(data, batch_size=9) for data in sets])
     assert logged == close(with_prefix(report.metrics() | number_of_unmatched(report)))
     assert evaluate_retrieval(*arguments, metrics=METRICS).mAP != report.mAP
 
 
 @pytest.mark.parametrize(
-    ("exclude", "words"),
+    ("groups", "words"),
     [
-        (3, r"\(exclude=3\): the batch is a list of 3 and has no such entry. Pass a position that it has, a key"),
-        ((1, 7), r"\(exclude=7\): the batch is a list of 3 and has no such entry"),
-        ("lens", r"\(exclude='lens'\): neither what the step returned .* nor the batch .* has that entry"),
-        (("person", "camera", "few"), r"the entries \('person', 'camera', 'few'\) of exclude have \[9, 9, 2\] values"),
-        (lambda outputs, batch: [1, 2], "exclude gave a list of 2; expected an integer or a word for each of the 9"),
+        (3, r"\(groups=3\): the batch is a list of 3 and has no such entry. Pass a position that it has, a key"),
+        ((1, 7), r"\(groups=7\): the batch is a list of 3 and has no such entry"),
+        ("lens", r"\(groups='lens'\): neither what the step returned .* nor the batch .* has that entry"),
+        (("person", "camera", "few"), r"the entries \('person', 'camera', 'few'\) of groups have \[9, 9, 2\] values"),
+        (lambda outputs, batch: [1, 2], "groups gave a list of 2; expected an integer or a word for each of the 9"),
     ],
 )
-def test_what_exclude_cannot_read_ends_the_run(exclude: Any, words: str) -> None:
+def test_what_groups_cannot_read_ends_the_run(groups: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        log_of_validation(RetrievalMonitor(exclude=exclude), Returns(of_person), DataLoader(people(0), batch_size=9))
+        log_of_validation(RetrievalMonitor(groups=groups), Returns(of_person), DataLoader(people(0), batch_size=9))
 
 
 def test_one_position_of_the_batch_and_ids_by_position() -> None:
@@ -364,6 +364,6 @@ def test_one_position_of_the_batch_and_ids_by_position() -> None:
     repeated = TensorDataset(*(torch.cat([part, part[:9]]) for part in (*data.tensors, torch.arange(40))))
     net = Returns(lambda net, points, person, *_: {"embeddings": points, "labels": person})
     logged = log_of_validation(
-        RetrievalMonitor(exclude=2, ids=3, metrics=METRICS), net, DataLoader(repeated, batch_size=9)
+        RetrievalMonitor(groups=2, ids=3, metrics=METRICS), net, DataLoader(repeated, batch_size=9)
     )
     assert logged == close(with_prefix(report.metrics() | number_of_unmatched(report)))

@@ -152,7 +152,7 @@ def test_a_direct_call_of_forward_is_named(kind: Any) -> None:
 
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "RetrievalMonitor": {"embed": "encoder", "knn": 5, "knn_bank": Labelled(TRAINING)},
+    "RetrievalMonitor": {"embed": "encoder", "knn": 5, "knn_gallery": Labelled(TRAINING)},
     "GeneralizationGapMonitor": {"training_data": Labelled(TRAINING)},
 }
 CALLBACKS = [name for name in callbacks.__all__ if not name.endswith("Source")]

@@ -113,7 +113,7 @@ def test_the_worst_are_those_of_a_report_none_perfect_and_three_of_a_class_at_mo
 
 def test_what_is_excluded_is_no_neighbour(drawn: Drawn) -> None:
     net = Adds(camera=lambda points, _: (points[:, 0] > 0.3).long())
-    validated(net, loader(DATA), told(sample=36), retrieval(exclude="camera"))
+    validated(net, loader(DATA), told(sample=36), retrieval(groups="camera"))
     camera = (DATA.tensors[0][:, 0] > 0.3).tolist()
     rows = drawn.figures["sample_queries"][0]
     assert all(camera[int(row[0])] != camera[int(each[0])] for row in rows for each in row[3])

@@ -71,10 +71,10 @@ def test_the_monitor_says_it_once_and_ids_cure_it(name: str) -> None:
 
 
 def test_no_item_votes_for_itself_where_ids_say_which_it_is() -> None:
-    logged, words = seen("a gallery", knn=(1, 5), knn_bank="gallery")
+    logged, words = seen("a gallery", knn=(1, 5), knn_gallery="gallery")
     assert logged["val/knn@1"] == 1.0
     assert len(words) == 2
-    cured, words = seen("a gallery", knn=(1, 5), knn_bank="gallery", **IDS)
+    cured, words = seen("a gallery", knn=(1, 5), knn_gallery="gallery", **IDS)
     expected = knn_accuracy(POINTS, LABELS, k=(1, 5)).values
     assert {key: cured[f"val/{key}"] for key in expected} == pytest.approx(expected, rel=1e-6)
     assert words == []

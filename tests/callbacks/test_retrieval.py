@@ -248,7 +248,7 @@ def test_a_flag_for_each_item(flag: Any) -> None:
         (lambda o, b: [1, 0], "gallery gave a list of 2; expected one boolean for each item"),
         (lambda o, b: b["points"], r"gallery gave a tensor of shape \(7, 12\).*; expected one boolean for each item"),
         (lambda o, b: b["shop"][:2], "gallery has 2 entries for 7 embeddings. Expected one boolean"),
-        (lambda o, b: b["shop"] | True, "embeddings is empty"),
+        (lambda o, b: b["shop"] | True, "queries is empty"),
         (0, r"\(gallery=0\): there is one loader only, so there are no queries"),
         (3, r"\(gallery=3\): there is no such loader; there are 'dataloader_idx_0'. Pass one.*below 1"),
         ("shelf", "gallery='shelf'.*Nor is there such a loader; there are 'dataloader_idx_0'"),
@@ -270,7 +270,7 @@ def test_the_failure_of_one_loader_leaves_the_other() -> None:
     log_of_validation(monitor, net)
     assert monitor.report is not None
     broken = loader(TensorDataset(QUERIES.tensors[0] * math.nan, QUERIES.tensors[1]))
-    words = "val/mAP/dataloader_idx_0 and the other values.*36 of 36 rows of embeddings hold NaN or Inf"
+    words = "val/mAP/dataloader_idx_0 and the other values.*36 of 36 rows of queries hold NaN or Inf"
     with pytest.warns(UserWarning, match=words):
         logged = log_of_validation(monitor, net, [broken, loader(GALLERY)])
     assert math.isnan(logged["val/mAP/dataloader_idx_0"])
@@ -284,17 +284,18 @@ def test_the_failure_of_one_loader_leaves_the_other() -> None:
         ({"metrics": ("mAP", "recall@0")}, "RetrievalMonitor: there is no metric 'recall@0'"),
         ({"label_groups": 1}, "RetrievalMonitor: label_groups=1 must"),
         ({"name": ""}, r"RetrievalMonitor\(name=''\) names nothing. Leave out name for val/mAP and test/mAP"),
-        ({"query_groups": "camera"}, r"query_groups is no setting. Write exclude=\('person', 'camera'\)"),
-        ({"gallery_groups": "camera"}, r"gallery_groups is no setting. Write exclude="),
-        ({"groups": "camera"}, r"groups is no setting. Write exclude=.*; groups of classes .* are label_groups="),
+        ({"query_groups": "camera"}, r"query_groups is no setting. Write groups=\('person', 'camera'\)"),
+        ({"gallery_groups": "camera"}, r"gallery_groups is no setting. Write groups="),
+        ({"groups": [[0, 1], [2, 3]]}, r"groups=.* lists name no entry .* groups of classes for .* are label_groups="),
+        ({"queries": "encoder"}, r"queries is no setting. Write source='encoder'"),
         ({"query_ids": "path"}, "query_ids is no setting. Write ids='path'"),
         ({"is_gallery": "shop"}, "is_gallery is no setting. Write gallery=1.*gallery='is_gallery'"),
         ({"source": ("a", "b", "c")}, r"two keys are needed, such as \('embeddings', 'labels'\)"),
         ({"source": [1, 2]}, r"two keys are needed, such as \('embeddings', 'labels'\)"),
         ({"source": 3}, "is none of: two keys of the step's output, the name of a submodule, a"),
         ({"knn": 0}, "knn=0 must be a whole number of at least 1"),
-        ({"knn": 5, "knn_bank": "training"}, r"knn_bank='training'\): choose 'train', 'gallery', 'self'"),
-        ({"knn": 5, "exclude": "camera"}, "Pass knn or exclude, not both"),
+        ({"knn": 5, "knn_gallery": "training"}, r"knn_gallery='training'\): choose 'train', 'gallery', 'self'"),
+        ({"knn": 5, "groups": "camera"}, "Pass knn or groups, not both"),
     ],
 )
 @pytest.mark.usefixtures("as_users_run_it")
@@ -370,20 +371,22 @@ def test_ids_that_name_no_single_items_are_told_once() -> None:
     assert "so that 30 of 36 items are left out, and 30 of them are no repetitions. Pass ids that name single" in told
 
 
-@pytest.mark.parametrize("bank", ["train", "gallery", "self", "given"])
-def test_neighbours_vote(bank: str) -> None:
-    """Each bank gives what the function gives; the module is in training mode afterwards, as it was."""
+@pytest.mark.parametrize("voters", ["train", "gallery", "self", "given"])
+def test_neighbours_vote(voters: str) -> None:
+    """Each set of voters gives what the function gives; the module is in training mode afterwards, as it was."""
     net, given = Embeds(), DataLoader(Labelled(TRAINING), batch_size=7, shuffle=True)
     run = trainer(
-        retrieval(knn=(1, 5), knn_bank=given if bank == "given" else bank, gallery=[None, 1][bank == "gallery"])
+        retrieval(
+            knn=(1, 5), knn_gallery=given if voters == "given" else voters, gallery=[None, 1][voters == "gallery"]
+        )
     )
-    if bank == "train":
+    if voters == "train":
         data = LightningDataModule.from_datasets(val_dataset=QUERIES, batch_size=11)
         data.training_data_for_evaluation = lambda: Labelled(TRAINING)
         run.validate(net, datamodule=data, verbose=False)
     else:
-        run.validate(net, [loader(), loader(GALLERY)] if bank == "gallery" else loader(), verbose=False)
-    sets = {"train": [TRAINING], "given": [TRAINING], "gallery": [GALLERY], "self": []}[bank]
+        run.validate(net, [loader(), loader(GALLERY)] if voters == "gallery" else loader(), verbose=False)
+    sets = {"train": [TRAINING], "given": [TRAINING], "gallery": [GALLERY], "self": []}[voters]
     report = knn_accuracy(*(part for data in (QUERIES, *sets) for part in net.by_hand(data)), k=(1, 5))
     logged = {key: float(value) for key, value in run.callback_metrics.items() if "knn" in key}
     assert logged == close(with_prefix(report.values))
@@ -392,11 +395,11 @@ def test_neighbours_vote(bank: str) -> None:
 
 def test_what_cannot_vote_is_told() -> None:
     with pytest.warns(UserWarning, match=r"val, knn: Only 35 items can vote, so that the values of k = 99 are NaN"):
-        logged = log_of_validation(retrieval(knn=(5, 99), knn_bank="self"), Net())
+        logged = log_of_validation(retrieval(knn=(5, 99), knn_gallery="self"), Net())
     assert math.isnan(logged["val/knn@99"])
     assert logged["val/knn@5"] > 0
     other = TensorDataset(TRAINING.tensors[0], TRAINING.tensors[1] + 1)
     with pytest.warns(UserWarning, match=r"none of the 36 queries has a candidate of its label"):
-        logged = log_of_validation(retrieval(knn=5, knn_bank=Labelled(other)), Embeds())
+        logged = log_of_validation(retrieval(knn=5, knn_gallery=Labelled(other)), Embeds())
     assert math.isnan(logged["val/knn@5"])
     assert not math.isnan(logged["val/mAP"])

@@ -33,7 +33,7 @@ ALL = (
 
 
 def all_monitors() -> list[Callback]:
-    voting = retrieval(metrics=ALL, knn=5, knn_bank="self")
+    voting = retrieval(metrics=ALL, knn=5, knn_gallery="self")
     return [voting, DiscriminantRatioMonitor(), EmbeddingHealthMonitor(k=2), gap_monitor()]
 
 

@@ -39,7 +39,7 @@ def test_the_error_of_one_process_is_raised_on_all_ranks(on_ranks: list[dict[str
     for rank, answers in enumerate(on_ranks):
         kind, words = answers["failing"]["value"]
         assert kind == "ValueError"
-        assert words.startswith("evaluate_retrieval needs integer labels; got torch.float32.")
+        assert words.startswith("evaluate_retrieval needs integer query_labels; got torch.float32.")
         on_first = ("ArithmeticError", "no more numbers")
         on_others = ("RemoteError", "ArithmeticError: no more numbers")
         assert answers["failing"]["work"] == (on_others if rank else on_first)

@@ -98,19 +98,19 @@ def test_the_report_is_that_of_one_process(case, options, road, count, seed, twi
     metrics = [key + misses * key.startswith("grouped") for key in EVERYTHING["metrics"]]
     metrics += ["prototype_accuracy"] * (sets["similarity"] != "hamming")  # codes have no means
     options = EVERYTHING | options | {"similarity": sets.pop("similarity"), "metrics": metrics}
-    sets |= {"embeddings": sets.pop("queries"), "labels": sets.pop("query_labels") * (2**40 + 1) - 2**41}
+    sets["query_labels"] = sets["query_labels"] * (2**40 + 1) - 2**41
     if "gallery" in sets:
         sets["gallery_labels"] = sets["gallery_labels"] * (2**40 + 1) - 2**41
     elif twice and "query_groups" not in sets:
-        ids = torch.arange(len(sets["labels"])) // 2
-        sets |= {"gallery": sets["embeddings"].clone(), "gallery_labels": sets["labels"]}
+        ids = torch.arange(len(sets["query_labels"])) // 2
+        sets |= {"gallery": sets["queries"].clone(), "gallery_labels": sets["query_labels"]}
         sets |= {"query_ids": ids, "gallery_ids": ids}
-    for name in {"embeddings", "gallery"} & sets.keys():
+    for name in {"queries", "gallery"} & sets.keys():
         if dtype and options["similarity"] != "hamming":
             sets[name] = sets[name].to(dtype).nan_to_num()
     gallery_parts = spread(len(sets.get("gallery", ())), count, seed + twice % 2)
     with engine_options(**road):
-        assert_like_one(spread(len(sets["labels"]), count, seed), sets, gallery_parts, **options)
+        assert_like_one(spread(len(sets["query_labels"]), count, seed), sets, gallery_parts, **options)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_larger_sets(items, memory_mb, as_on_device, noise):
     """Enough pairs for a sample to choose how they are counted; or, with little memory, too many for one batch."""
     classes = items // 10
     labels = torch.arange(items) % classes
-    sets = {"embeddings": torch.randn(classes, 24)[labels] + noise * torch.randn(items, 24), "labels": labels}
+    sets = {"queries": torch.randn(classes, 24)[labels] + noise * torch.randn(items, 24), "query_labels": labels}
     for count in (2, 3):
         with engine_options(as_on_device=as_on_device):
             assert_like_one(spread(items, count, 3), sets, **EVERYTHING | {"memory_mb": memory_mb, "label_groups": 5})
@@ -131,7 +131,7 @@ def test_larger_sets(items, memory_mb, as_on_device, noise):
 def test_groups_of_labels_that_are_given(number):
     """Few or many, of three to five labels; the other labels are in none."""
     labels = torch.arange(600) % 300
-    sets = {"embeddings": torch.randn(600, 6) + 0.1 * labels[:, None], "labels": labels}
+    sets = {"queries": torch.randn(600, 6) + 0.1 * labels[:, None], "query_labels": labels}
     names = iter(torch.randperm(300).tolist())
     groups = [[next(names) for _ in range(3 + n % 3)] for n in range(number)]
     metrics = ("mAP", "grouped_recall@1_miss", "grouped_recall@2_miss")
@@ -178,7 +178,7 @@ def test_budgets_and_threads_that_differ():
 
 
 def test_groups_of_labels_without_an_item_in_the_gallery():
-    sets = {"embeddings": torch.randn(600, 8), "labels": torch.arange(600) % 300}
+    sets = {"queries": torch.randn(600, 8), "query_labels": torch.arange(600) % 300}
     sets |= {"gallery": torch.randn(40, 8), "gallery_labels": torch.arange(40) % 3}
     alone = assert_like_one(spread(600, 2, 1), sets, spread(40, 2, 2), label_groups=3)
     assert "has a match" in alone.notes[-1]
@@ -212,7 +212,7 @@ def test_parts_of_different_precision_are_computed_in_the_widest():
 
 
 def test_parts_that_have_collapsed_to_points_of_their_own_are_two():
-    sets = {"embeddings": 1e-9 * torch.eye(2)[torch.arange(8) % 2], "labels": torch.arange(8) // 2 % 2}
+    sets = {"queries": 1e-9 * torch.eye(2)[torch.arange(8) % 2], "query_labels": torch.arange(8) // 2 % 2}
     assert_like_one([torch.arange(0, 8, 2), torch.arange(1, 8, 2)], sets, label_groups=None)
 
 
@@ -373,11 +373,11 @@ def numbers(*shape):
     return torch.arange(math.prod(shape)).view(shape).float().sin()
 
 
-SET = {"embeddings": numbers(8, 3), "labels": torch.arange(8) % 2}
+SET = {"queries": numbers(8, 3), "query_labels": torch.arange(8) % 2}
 WRONG = [
-    ({"embeddings": numbers(8, 2)}, r"embeddings have dimension 3 in process 0, 2 in process 1\."),
-    ({"embeddings": numbers(8, 3) / torch.tensor([0.0, 1, 1])}, "8 of 16 rows .* NaN or Inf, the first at index 8"),
-    ({"labels": torch.arange(7)}, r"(^|[^_\w])labels\b"),
+    ({"queries": numbers(8, 2)}, r"queries have dimension 3 in process 0, 2 in process 1\."),
+    ({"queries": numbers(8, 3) / torch.tensor([0.0, 1, 1])}, "8 of 16 rows .* NaN or Inf, the first at index 8"),
+    ({"query_labels": torch.arange(7)}, r"\bquery_labels\b"),
     ({"gallery": numbers(8, 3), "gallery_labels": torch.arange(8)}, "gallery is left out in process 0, given in process 1"),
     ({"metrics": ("mAP", "recall@1")}, r"metrics is .* in process 0, \('mAP', 'recall@1'\) in process 1"),
     ({"memory_mb": -1}, "memory_mb=-1 must be positive"),
@@ -391,7 +391,7 @@ def test_places_that_two_processes_both_name_are_refused_in_both():
 
     for error in in_threads(2, work):
         assert type(error) is ValueError
-        assert "places of embeddings must be 0 to 15, each once over all processes" in str(error)
+        assert "places of queries must be 0 to 15, each once over all processes" in str(error)
 
 
 @pytest.mark.parametrize(("change", "words"), WRONG)
@@ -407,12 +407,12 @@ def test_what_is_wrong_in_one_process_is_named_in_all(change, words):
 
 def test_nothing_anywhere():
     for error in in_threads(2, lambda processes: evaluate_retrieval(torch.empty(0, 0), [], share=Share(processes))):
-        assert "embeddings is empty (shape (0, 0)) in every process" in str(error)
+        assert "queries is empty (shape (0, 0)) in every process" in str(error)
 
 
 @pytest.mark.parametrize("places", [[0, 1, 2], [0, 1, 1, 3]])
 def test_places_that_are_none_in_one_process(places):
-    with pytest.raises(ValueError, match=r"places of embeddings must be 0 to 3|4 embeddings, but 3 places"):
+    with pytest.raises(ValueError, match=r"places of queries must be 0 to 3|4 queries, but 3 places"):
         evaluate_retrieval(torch.randn(4, 2), torch.arange(4), share=Share(query_places=torch.tensor(places)))
 
 

@@ -16,7 +16,7 @@ def moments(items, labels):
 OF_LABELS = {
     "evaluate_retrieval": lambda items, labels: list(evaluate_retrieval(items, labels, label_groups=2).values.values()),
     "grouped_recall": lambda items, labels: functional.grouped_recall(items, labels, label_groups=2, repeats=3).at[1],
-    "nearest": lambda items, labels: functional.nearest(items, labels, queries=[0, 5, 9], k=3).indices,
+    "nearest": lambda items, labels: functional.nearest(items, labels, query_indices=[0, 5, 9], k=3).indices,
     "suspects": lambda items, labels: functional.suspects(items, labels, k=4, min_probability=0).log_odds,
     "discriminant_ratio": lambda items, labels: functional.discriminant_ratio(items, labels, skip_singletons=True),
     "variance_ratio": functional.variance_ratio,

@@ -8,15 +8,20 @@ from fewshot_callbacks.functional import Relevance, Share, embedding_health, eva
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, ratio_of_set
 from tests.thread_processes import in_threads
 
-ITEMS, BANK = 30, 24
+ITEMS, GALLERY = 30, 24
 FUNCTIONS = {
     "evaluate_retrieval": evaluate_retrieval,
     "knn_accuracy": knn_accuracy,
     "embedding_health": embedding_health,
 }
+FIRST_SET = {
+    "evaluate_retrieval": ("queries", "query_labels"),
+    "knn_accuracy": ("queries", "query_labels"),
+    "embedding_health": ("embeddings", "labels"),
+}
 TWO_SETS = {
     "evaluate_retrieval": ("gallery", "gallery_labels"),
-    "knn_accuracy": ("bank", "bank_labels"),
+    "knn_accuracy": ("gallery", "gallery_labels"),
     "embedding_health": (),
 }
 
@@ -27,14 +32,14 @@ def whole(n, seed=0):
     return torch.randint(-2, 3, (n, 3), generator=generator).float(), torch.randint(5, (n,), generator=generator)
 
 
-def part(rank, count, second):
+def part(rank, count, first, second):
     """The share of a process: of one set, or of two."""
     rows, labels = whole(ITEMS)
     mine = torch.arange(rank, ITEMS, count)
-    given = {"embeddings": rows[mine], "labels": labels[mine]}
+    given = dict(zip(first, (rows[mine], labels[mine]), strict=True))
     if second:
-        others, other_labels = whole(BANK, 1)
-        theirs = torch.arange(rank, BANK, count)
+        others, other_labels = whole(GALLERY, 1)
+        theirs = torch.arange(rank, GALLERY, count)
         given |= dict(zip(second, (others[theirs], other_labels[theirs]), strict=True))
     return given
 
@@ -57,22 +62,27 @@ CALLS = [
         changed(places=[*range(1, 30, 2)]),
         "query_places is left out in process 0, given in",
     ),
-    ("knn_accuracy", True, left_out("bank", "bank_labels"), "bank is given in process 0, left out in process 1"),
+    (
+        "knn_accuracy",
+        True,
+        left_out("gallery", "gallery_labels"),
+        "gallery is given in process 0, left out in process 1",
+    ),
     ("knn_accuracy", False, changed(k=3), r"k is \[2\] in process 0, \[3\] in process 1"),
     ("knn_accuracy", False, changed(temperature=None), "temperature is 0.07 in process 0, None in process 1"),
     ("knn_accuracy", False, changed(temperature=-1), "temperature=-1 must be a positive number"),
     ("knn_accuracy", False, changed(similarity="dot"), "similarity is cosine in process 0, dot in process 1"),
     ("knn_accuracy", False, changed(confidence=0.5), "confidence is 0.95 in process 0, 0.5 in process 1"),
     ("knn_accuracy", False, changed(places=[*range(1, 30, 2)]), "query_places is left out in process 0, given in"),
-    ("knn_accuracy", False, changed(labels=[1, 2]), "15 embeddings, but 2 labels"),
+    ("knn_accuracy", False, changed(query_labels=[1, 2]), "15 queries, but 2 query_labels"),
     (
         "knn_accuracy",
         False,
-        changed(labels=["owl"] * 15),
-        "labels in process 0 are integers, labels in process 1 strings",
+        changed(query_labels=["owl"] * 15),
+        "query_labels in process 0 are integers, query_labels in process 1 strings",
     ),
-    ("knn_accuracy", False, changed(embeddings=torch.ones(15, 4)), "embeddings have dimension 3 in process 0, 4 in"),
-    ("knn_accuracy", False, changed(embeddings=torch.ones(15)), r"embeddings .* shape \(15,\)"),
+    ("knn_accuracy", False, changed(queries=torch.ones(15, 4)), "queries have dimension 3 in process 0, 4 in"),
+    ("knn_accuracy", False, changed(queries=torch.ones(15)), r"queries .* shape \(15,\)"),
     ("embedding_health", False, changed(k=None), "k is 2 in process 0, None in process 1"),
     ("embedding_health", False, changed(normalize=True), "normalize is False in process 0, True in process 1"),
     ("embedding_health", False, left_out("labels"), "labels is given in process 0, left out in process 1"),
@@ -91,7 +101,7 @@ CALLS = [
 @pytest.mark.parametrize("count", [2, 3])
 def test_what_one_process_does_otherwise_is_said_by_all_at_once(name, two, change, words, count):
     def work(processes):
-        given = part(processes.rank, count, TWO_SETS[name] if two else ())
+        given = part(processes.rank, count, FIRST_SET[name], TWO_SETS[name] if two else ())
         given |= {} if name == "evaluate_retrieval" else {"k": 2}
         if processes.rank == 1:
             change(given)
@@ -134,13 +144,13 @@ def test_without_places_the_items_of_a_process_follow_those_of_the_one_before(na
 
 
 def test_a_bank_without_places_follows_in_the_order_of_the_processes():
-    (rows, labels), (bank, bank_labels) = whole(ITEMS), whole(BANK, 1)
-    expected = knn_accuracy(rows, labels, bank, bank_labels, k=(1, 5))
+    (rows, labels), (gallery, gallery_labels) = whole(ITEMS), whole(GALLERY, 1)
+    expected = knn_accuracy(rows, labels, gallery, gallery_labels, k=(1, 5))
 
     def work(processes):
         mine, theirs = [(slice(0, 4), slice(0, 0)), (slice(4, 30), slice(0, 24))][processes.rank]
         return knn_accuracy(
-            rows[mine], labels[mine], bank[theirs], bank_labels[theirs], k=(1, 5), share=Share(processes)
+            rows[mine], labels[mine], gallery[theirs], gallery_labels[theirs], k=(1, 5), share=Share(processes)
         )
 
     for found in in_threads(2, work):
@@ -157,7 +167,8 @@ def test_places_are_those_of_each_item_once(name, places):
 
     outcomes = in_threads(2, work)
     assert len({str(outcome) for outcome in outcomes}) == 1
-    with pytest.raises(ValueError, match=r"the places of embeddings must be 0 to 3|2 embeddings, but 1 places"):
+    rows = FIRST_SET[name][0]
+    with pytest.raises(ValueError, match=rf"the places of {rows} must be 0 to 3|2 {rows}, but 1 places"):
         raise outcomes[0]
 
 
@@ -168,7 +179,9 @@ def test_processes_that_all_hold_nothing_are_told():
             return function(torch.empty(0, 3), torch.empty(0, dtype=torch.long), share=Share(processes))
 
         for outcome in in_threads(2, work):
-            with pytest.raises(ValueError, match=f"{name}: embeddings is empty .* in every process. Pass at least one"):
+            with pytest.raises(
+                ValueError, match=f"{name}: {FIRST_SET[name][0]} is empty .* in every process. Pass at least one"
+            ):
                 raise outcome
 
 

@@ -78,7 +78,7 @@ def test_objects_and_columns_of_integers_are_integers():
     found = as_labels(np.array([2**62, -(2**62)], object), "labels", "test")
     assert found.tolist() == [2**62, -(2**62)]
     for beyond in (np.array([2**70] * 36, object), np.array([2**63] * 36, np.uint64)):
-        with pytest.raises(ValueError, match=r"labels hold integers beyond 64 bits"):
+        with pytest.raises(ValueError, match=r"query_labels hold integers beyond 64 bits"):
             evaluated(beyond)
 
 
@@ -133,15 +133,18 @@ def test_processes_agree_on_the_numbers_of_words():
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([*WORDS[:35], None], r"1 of 36 labels is missing, the first \(None\) at index 35"),
-        (np.array([*WORDS[:34], np.nan, None], object), r"2 of 36 labels are missing, the first \(nan\) at index 34"),
-        ([*WORDS[:35], 3], r"labels mix strings and integers: '.*' at index 0, 3 at index 35"),
-        (np.array([2.5] * 36, object), r"labels hold a float at index 0"),
-        (np.array([b"\xff"] * 36), r"labels are bytes that are not UTF-8.*\.decode"),
-        ("heron", r"labels is the single string 'heron'"),
-        ({"heron": 1}, r"labels is a dict"),
-        (np.char.add(WORDS[:, None], ["a", "b"]), r"one label for each item; labels has shape \(36, 2\)"),
-        (WORDS[:7], r"36 embeddings, but 7 labels"),
+        ([*WORDS[:35], None], r"1 of 36 query_labels is missing, the first \(None\) at index 35"),
+        (
+            np.array([*WORDS[:34], np.nan, None], object),
+            r"2 of 36 query_labels are missing, the first \(nan\) at index 34",
+        ),
+        ([*WORDS[:35], 3], r"query_labels mix strings and integers: '.*' at index 0, 3 at index 35"),
+        (np.array([2.5] * 36, object), r"query_labels hold a float at index 0"),
+        (np.array([b"\xff"] * 36), r"query_labels are bytes that are not UTF-8.*\.decode"),
+        ("heron", r"query_labels is the single string 'heron'"),
+        ({"heron": 1}, r"query_labels is a dict"),
+        (np.char.add(WORDS[:, None], ["a", "b"]), r"one label for each item; query_labels has shape \(36, 2\)"),
+        (WORDS[:7], r"36 queries, but 7 query_labels"),
     ],
 )
 def test_what_is_no_label_is_refused(labels, message):
@@ -151,8 +154,13 @@ def test_what_is_no_label_is_refused(labels, message):
 
 def test_words_beside_numbers_are_refused():
     for error in in_threads(2, lambda one: evaluated((NUMBERS, WORDS)[one.rank], share=Share(one))):
-        assert "labels in process 0 are integers, labels in process 1 strings. Pass the same form in all" in str(error)
-    with pytest.raises(ValueError, match=r"labels are strings, gallery_labels integers. Pass the same form in all"):
+        assert (
+            "query_labels in process 0 are integers, query_labels in process 1 strings. Pass the same form in all"
+            in str(error)
+        )
+    with pytest.raises(
+        ValueError, match=r"query_labels are strings, gallery_labels integers. Pass the same form in all"
+    ):
         evaluated(WORDS, gallery=EMBEDDINGS, gallery_labels=NUMBERS)
     with pytest.raises(ValueError, match=r"query_ids are integers, gallery_ids strings. Pass the same form in all"):
         evaluated(WORDS, gallery=EMBEDDINGS, gallery_labels=WORDS, query_ids=NUMBERS, gallery_ids=WORDS)

@@ -95,7 +95,7 @@ def test_gradients_are_those_of_finite_differences(similarity, is_recomputed, mo
         embeddings for embeddings in batches if has_derivative(embeddings, similarity, 7)
     ).requires_grad_()
     gallery = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-    loss = partial(SoftAveragePrecisionLoss(7, similarity=similarity), labels=labels)
+    loss = partial(SoftAveragePrecisionLoss(7, similarity=similarity), query_labels=labels)
     loss_in_gallery = partial(loss, gallery_labels=torch.arange(5) % 3)
     # The second derivative is that of a penalty on the gradient.
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):

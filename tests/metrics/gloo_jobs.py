@@ -168,8 +168,8 @@ def failing(rank: int) -> dict[str, Any]:
 
     answers = {}
     for name, options in {
-        "value": {"labels": labels[mine].float() if rank == 0 else labels[mine]},
-        "work": {"labels": labels[mine], "progress": progress},
+        "value": {"query_labels": labels[mine].float() if rank == 0 else labels[mine]},
+        "work": {"query_labels": labels[mine], "progress": progress},
     }.items():
         try:
             evaluate_retrieval(embeddings[mine], share=Share(all_processes()), **options)

@@ -245,7 +245,7 @@ def test_judgements_by_id(words, gallery):
         metric.update(embeddings[some], ids=[ids[i] for i in some.tolist()], **flag)
     names = (ids[:15], ids[15:]) if gallery else (ids,)
     relevance = Relevance.from_judgements(judged, *names)
-    sets = {"embeddings": embeddings[:15], "gallery": embeddings[15:]} if gallery else {"embeddings": embeddings}
+    sets = {"queries": embeddings[:15], "gallery": embeddings[15:]} if gallery else {"queries": embeddings}
     assert_metrics_are(
         metric.compute(), evaluate_retrieval(**sets, relevance=relevance, metrics=("mAP", "ndcg@5")).metrics()
     )
@@ -324,7 +324,9 @@ def test_items_that_come_twice_are_a_warning_and_ids_leave_them_out():
     for some in index.split(9):
         metric.update(embeddings[some], labels[some])
         named.update(embeddings[some], labels[some], ids=some)
-    with pytest.warns(UserWarning, match=r"RetrievalEvaluation: 20 of 50 queries .* equal bit for bit.* pass ids="):
+    with pytest.warns(
+        UserWarning, match=r"RetrievalEvaluation: 20 of 50 queries .* equal bit for bit.* pass query_ids= \(ids of"
+    ):
         metric.compute()
     assert_metrics_are(named.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
 

@@ -83,13 +83,12 @@ class NothingToRetrieveError(ValueError):
 
 @takes(RetrievalOptions)
 def evaluate_retrieval(
-    embeddings: Any,
-    labels: Any | None = None,
+    queries: Any,
+    query_labels: Any | None = None,
     gallery: Any | None = None,
     gallery_labels: Any | None = None,
     *,
     relevance: Relevance | Any | None = None,
-    ids: Any | None = None,
     query_ids: Any | None = None,
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
@@ -106,18 +105,18 @@ def evaluate_retrieval(
     of threads or the memory budget.
 
     Args:
-        embeddings: (queries, dim) floating-point tensor, array or list of rows, finite.
-        labels: (queries,) integers of any value, or strings: a tensor, array, list or column of a table. Ids and groups take
-            the same forms. For strings, the report lists them in `label_names` and reports the values of classes by string.
+        queries: (queries, dim) floating-point tensor, array or list of rows, finite.
+        query_labels: (queries,) integers of any value, or strings: a tensor, array, list or column of a table. Ids and
+            groups take the same forms. For strings, the report lists them in `label_names` and reports the values of
+            classes by string.
         gallery: (gallery, dim) items to retrieve from; by default the queries themselves, leave-one-out.
         gallery_labels: (gallery,) labels of the gallery items. An item whose label no query has is a distractor: it is
             never relevant, but it takes up ranks.
         relevance: Who is relevant to each query, in place of labels: judgements with grades, lists of relevant and ignored
             items, or several labels for each item. See `Relevance`.
-        ids: (queries,) identity of each item of one set, where some come several times, as a sampler may give them: the
-            first item of each id is counted, as query and as candidate.
-        query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
-            candidate. The first query of each id is counted.
+        query_ids: (queries,) identity of each query, where some come several times, as a sampler may give them: the first
+            of each id is counted, with one set also as a candidate. With `gallery_ids`, a query's own copy in the gallery
+            is not a candidate.
         gallery_ids: (gallery,) identity of each gallery item. The first item of each id is a candidate.
         query_groups: (queries,) group of each query, for instance the video of a frame: candidates of the query's own
             group are left out of its ranking, and count neither as hits nor as misses.
@@ -132,8 +131,8 @@ def evaluate_retrieval(
         candidate, are left out of every mean; the report counts them in `queries_without_match`.
 
     Raises:
-        ValueError: If a shape, type or setting does not fit, embeddings hold NaN or Inf, a set is empty, or no query
-            has a relevant candidate.
+        ValueError: If a shape, type or setting does not fit, embeddings hold NaN or Inf, a set is empty, `gallery_ids` are
+            given without a gallery, or no query has a relevant candidate.
 
     Examples:
         >>> import torch
@@ -153,7 +152,6 @@ def evaluate_retrieval(
                 "gallery_ids), from_label_sets or from_lists."
             )
         ids_and_groups = {
-            "ids": ids,
             "query_ids": query_ids,
             "gallery_ids": gallery_ids,
             "query_groups": query_groups,
@@ -163,8 +161,8 @@ def evaluate_retrieval(
         inputs = collect_inputs(
             _CALL,
             share,
-            embeddings,
-            labels,
+            queries,
+            query_labels,
             gallery,
             gallery_labels,
             **ids_and_groups,

@@ -186,15 +186,14 @@ class _LoneGroupSettings(RetrievalSettings):
 
 @takes(GroupedOptions)
 def grouped_recall(
-    embeddings: Any,
-    labels: Any,
+    queries: Any,
+    query_labels: Any,
     gallery: Any | None = None,
     gallery_labels: Any | None = None,
     *,
     k: int | Sequence[int] = 1,
     repeats: int = 1,
     unmatched: Unmatched = "exclude",
-    ids: Any | None = None,
     query_ids: Any | None = None,
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
@@ -216,8 +215,8 @@ def grouped_recall(
     Proposed by Zhdanov and Karpukhin.
 
     Args:
-        embeddings: (items, dim) queries: a finite floating-point tensor, array or list of rows.
-        labels: (items,) integers or strings: a tensor, array, list or column of a table, as ids and groups are.
+        queries: (queries, dim) finite floating-point tensor, array or list of rows.
+        query_labels: (queries,) integers or strings: a tensor, array, list or column of a table, as ids and groups are.
         gallery: (gallery, dim) items to retrieve from. By default each item is a query against all others.
         gallery_labels: (gallery,) labels of the gallery items; items whose label no query has are in no group.
         k: How far to look, one rank or several, each smaller than the number of labels in a group.
@@ -225,9 +224,8 @@ def grouped_recall(
             the splits, since all splits have the same items.
         unmatched: How a query without a match in its group counts: `exclude` leaves it out, `miss` counts it as a miss, as
             the metric's paper does. All other means leave it out.
-        ids: (items,) identity of each item of one set, where some come several times: the first item of each id is counted.
-        query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
-            candidate. The first query of each id is counted.
+        query_ids: (queries,) identity of each query, where some come several times: the first of each id is counted, with
+            one set also as a candidate. With `gallery_ids`, a query's own copy in the gallery is not a candidate.
         gallery_ids: (gallery,) identity of each gallery item. The first item of each id is a candidate.
         query_groups: (queries,) group of each query: candidates of the query's own group are left out of its ranking,
             and count neither as hits nor as misses.
@@ -265,11 +263,10 @@ def grouped_recall(
         inputs = collect_inputs(
             _CALL,
             EVERYTHING,
-            embeddings,
-            labels,
+            queries,
+            query_labels,
             gallery,
             gallery_labels,
-            ids=ids,
             query_ids=query_ids,
             gallery_ids=gallery_ids,
             query_groups=query_groups,
@@ -304,7 +301,7 @@ def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSetting
         return [list(split) for split in label_groups(labels, size, settings.seed, repeats)]
     checked = checked_groups(call, settings.label_groups)
     given = join(call, checked, "label_groups")
-    refuse_other_forms(call, {"label_groups": given.form, "labels": "integers" if names is None else "strings"})
+    refuse_other_forms(call, {"label_groups": given.form, "query_labels": "integers" if names is None else "strings"})
     code_of = {code if names is None else names[code]: code for code in labels.unique().tolist()}
     unknown = [label for label in given.tolist() if label not in code_of]
     if unknown:

@@ -22,10 +22,8 @@ from fewshot_callbacks.functional._labels import (
     Labels,
     check_labels,
     encode,
-    encode_ids,
     exclusion_codes,
     read_labels,
-    refuse_ids_of_two_sets,
 )
 from fewshot_callbacks.functional._reading import (
     as_tensor,
@@ -191,12 +189,12 @@ class RetrievalInputs:
         """Return what to do about items that come several times."""
         if not self.same_set:
             return (
-                "leave out the gallery if it holds the queries themselves, or name the items by ids (query_ids= and "
-                "gallery_ids=; ids of monitors, metrics and files), so that no query finds its own copy"
+                "leave out the gallery if it holds the queries themselves, or name the items by query_ids and gallery_ids "
+                "(ids of monitors, metrics and files), so that no query finds its own copy"
             )
         return (
-            "pass ids=, which names each item, and the first of each is counted (or drop what a sampler repeats before, as "
-            "gather_for_metrics of Accelerate does)"
+            "pass query_ids= (ids of monitors, metrics and files), which names each item, and the first of each is counted "
+            "(or drop what a sampler repeats before, as gather_for_metrics of Accelerate does)"
         )
 
     def is_here(self, drawn: Int[Tensor, "drawn"]) -> Bool[Tensor, "own"]:
@@ -250,8 +248,8 @@ class RetrievalInputs:
 def collect_inputs(
     call: str,
     held: Share,
-    embeddings: Any,
-    labels: Any,
+    queries: Any,
+    query_labels: Any,
     gallery: Any,
     gallery_labels: Any,
     *,
@@ -259,7 +257,6 @@ def collect_inputs(
     as_codes: bool = False,
     memory: float = math.inf,
     with_copies: bool = False,
-    ids: Any | None = None,
     **ids_and_groups: Any,
 ) -> RetrievalInputs:
     """Validate the inputs of an evaluation, and share labels, ids and groups (never vectors) with every process.
@@ -267,38 +264,37 @@ def collect_inputs(
     Args:
         call: The public function, for messages.
         held: The share of this process; it may hold nothing of a set, but must say whether there is a gallery.
-        embeddings: Queries of this process.
-        labels: Labels of the queries.
+        queries: Queries of this process.
+        query_labels: Labels of the queries.
         gallery: Gallery items of this process; None for one set.
         gallery_labels: Labels of the gallery items.
         relevance: Who is relevant, in place of labels: of all queries and items.
         as_codes: Pack binary codes.
         memory: Budget in bytes; what takes much of it stays in its files.
         with_copies: Count the copies of the queries.
-        ids: Identity of each item of one set. The first item of each id is counted, of two sets that on each side.
-        **ids_and_groups: Of the items of this process, as in `exclusion_codes`.
+        **ids_and_groups: Ids and groups of the items of this process, as in `exclusion_codes`. The first query and the first
+            gallery item of each id are counted.
 
     Raises:
         ValueError: As `evaluate_retrieval` does; the same in every process.
     """
-    given = {"labels": labels, "gallery_labels": gallery_labels, "ids": ids, **ids_and_groups}
-    embeddings, gallery, given = of_shards(embeddings, gallery, given, labelled=relevance is None)
-    ids = given.pop("ids", None)
-    refuse_ids_of_two_sets(call, ids, one_set=gallery is None)
-    labels, gallery_labels = given.pop("labels", None), given.pop("gallery_labels", None)
+    arrays = {"query_labels": query_labels, "gallery_labels": gallery_labels, **ids_and_groups}
+    queries, gallery, arrays = with_stored_arrays(queries, gallery, arrays, labelled=relevance is None)
+    query_labels = arrays.pop("query_labels", None)
+    gallery_labels = arrays.pop("gallery_labels", None)
     processes, same_set = held.processes, gallery is None
     if relevance is not None:
-        _refuse_labels_beside_relevance(call, labels, gallery_labels)
-        labels, gallery_labels = _no_labels(embeddings), None if same_set else _no_labels(gallery)
+        _refuse_labels_beside_relevance(call, query_labels, gallery_labels)
+        query_labels, gallery_labels = _no_labels(queries), None if same_set else _no_labels(gallery)
     _check_gallery_labels(call, gallery, gallery_labels)
     read = functools.partial(_part, call, processes, memory=memory, as_codes=as_codes)
-    own = read("embeddings", embeddings, labels, held.query_places)
+    own = read("queries", queries, query_labels, held.query_places)
     others = own if same_set else read("gallery", gallery, gallery_labels, held.gallery_places)
     _check_dims(call, own.vectors.shape[1], others.vectors.shape[1], as_codes=as_codes)
     label_codes, names = _label_codes(call, processes, own, others, same_set=same_set)
-    codes = _codes_of_all(call, processes, own, others, same_set=same_set, ids=ids, given=given)
-    counted, counted_items, notes = _first_of_each_id(processes, own, others, label_codes, codes)
-    codes = _codes_of_counted(codes, counted, counted_items)
+    codes = _codes_of_all(call, processes, own, others, same_set=same_set, given=arrays)
+    counted, counted_items, notes = _first_of_each_id(processes, own, others, label_codes, codes, same_set=same_set)
+    codes = _codes_of_counted(codes, counted, counted_items, same_set=same_set)
     own = _without_repeated(call, own, counted, relevance, memory)
     others = own if same_set else _without_repeated(call, others, counted_items, relevance, memory)
     sides = _labels_of_counted(label_codes, counted, counted if same_set else counted_items)
@@ -331,7 +327,9 @@ def _label_codes(
     call: str, processes: Processes, own: _Part, others: _Part, *, same_set: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[Any, ...] | None]:
     """Return the codes of the labels of all queries and of all gallery items, and the label of each code. Collective."""
-    given = {"labels": own.labels} if same_set else {"labels": own.labels, "gallery_labels": others.labels}
+    given = {"query_labels": own.labels}
+    if not same_set:
+        given["gallery_labels"] = others.labels
     codes, names = encode(call, given, processes)
     of_queries = processes.placed(codes[0], own.places, own.length)
     of_items = of_queries if same_set else processes.placed(codes[1], others.places, others.length)
@@ -375,7 +373,7 @@ def _check_gallery_labels(call: str, gallery: Any, gallery_labels: Any) -> None:
 
 
 def _codes_of_all(
-    call: str, processes: Processes, own: _Part, others: _Part, *, same_set: bool, ids: Any, given: dict[str, Any]
+    call: str, processes: Processes, own: _Part, others: _Part, *, same_set: bool, given: dict[str, Any]
 ) -> dict[str, Tensor | None]:
     """Return the ids and groups of the items of all processes, by the name of the argument. Collective."""
     sizes = len(own.vectors), len(others.vectors)
@@ -384,18 +382,19 @@ def _codes_of_all(
     for name, code in mine.items():
         part = own if name.startswith("query") else others
         codes[name] = None if code is None else processes.placed(code, part.places, part.length)
-    if ids is not None:
-        own_ids = {"ids": read_labels(ids, len(own.places), "ids", "embeddings", call)}
-        codes["ids"] = processes.placed(encode_ids(call, own_ids, processes)[0], own.places, own.length)
     return codes
 
 
 def _codes_of_counted(
-    codes: dict[str, Tensor | None], queries: Tensor | None, items: Tensor | None
+    codes: dict[str, Tensor | None], queries: Tensor | None, items: Tensor | None, *, same_set: bool
 ) -> dict[str, Tensor | None]:
-    """Return the ids and groups of the queries and items with these indices; of one set, its items are its queries."""
-    if codes.pop("ids", None) is not None:
+    """Return the ids and groups of the queries and items with these indices.
+
+    The items of one set are its queries. Its ids have done their work: those that are counted differ.
+    """
+    if same_set:
         items = queries
+        codes = codes | {"query_ids": None}
     found: dict[str, Tensor | None] = {}
     for name, code in codes.items():
         index = queries if name.startswith("query") else items
@@ -480,21 +479,22 @@ def _first_of_each_id(
     others: _Part,
     labels: tuple[Tensor, Tensor],
     codes: dict[str, Tensor | None],
+    *,
+    same_set: bool,
 ) -> tuple[Tensor | None, Tensor | None, list[str]]:
     """Return the index of the first query and of the first item of each id, and what is wrong with the ids. Collective.
 
-    An index is None if no id of the side repeats, or none are given.
+    An index is None if no id of the set repeats, or none are given.
     """
     notes = _notes_on_ids_of_both(*labels, codes["query_ids"], codes["gallery_ids"])
     indices: list[Tensor | None] = []
-    names = ("query_ids" if codes.get("ids") is None else "ids", "gallery_ids")
-    for part, of_part, name in zip((own, others), labels, names, strict=True):
+    for part, of_part, name in zip((own, others), labels, ("query_ids", "gallery_ids"), strict=True):
         ids = codes[name]
         first = None if ids is None else first_of_each(ids)
         if ids is not None and first is not None and len(first) == len(ids):
             first = None
         indices.append(first)
-        notes += _notes_on_repeated_ids(processes, part, of_part, name, ids, first)
+        notes += _notes_on_repeated_ids(processes, part, of_part, "" if same_set else f"{name}: ", ids, first)
     return indices[0], indices[1], notes
 
 
@@ -502,7 +502,7 @@ def _notes_on_repeated_ids(
     processes: Processes,
     part: _Part,
     labels: Int[Tensor, "items"],
-    name: str,
+    beginning: str,
     ids: Int[Tensor, "items"] | None,
     first: Tensor | None,
 ) -> list[str]:
@@ -514,43 +514,65 @@ def _notes_on_repeated_ids(
     note = note_on_ids(ids, labels, sketch)
     if note is None:
         return []
-    return [note if name == "ids" else f"{name}: {note}"]
+    return [f"{beginning}{note}"]
 
 
-def of_shards(
-    embeddings: Any, gallery: Any, given: dict[str, Any], *, labelled: bool
+def with_stored_arrays(
+    queries: Any, gallery: Any, arrays: dict[str, Any], *, labelled: bool
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """Fill in what the files of embeddings hold beside them, where nothing else was given."""
-    given = {name: value for name, value in given.items() if value is not None}
-    if isinstance(embeddings, Shards) and embeddings.queries is not None and gallery is None:
-        queries = embeddings.queries
-        embeddings, gallery = ChosenRows(embeddings, queries), ChosenRows(embeddings, ~queries)
-    found, two_sets = given, gallery is not None
-    for side, prefix, rows in (("query", "", embeddings), ("gallery", "gallery_", gallery)):
+    """Return queries, gallery and their labels, ids and groups, with those that files hold where none are passed.
+
+    Ids and groups that only the files of one of two sets hold are left out: they would exclude nobody.
+
+    Args:
+        queries: Rows of the queries; `Shards` that say which rows are queries are divided into queries and gallery.
+        gallery: Rows of the gallery; None for one set.
+        arrays: Labels, ids and groups by the name of the argument, such as `query_ids`; None where none are passed.
+        labelled: Whether labels are used.
+
+    Raises:
+        ValueError: If the files of one of two sets hold groups, and the other set has none.
+    """
+    passed = {name: array for name, array in arrays.items() if array is not None}
+    if isinstance(queries, Shards) and queries.queries is not None and gallery is None:
+        shards, is_query = queries, queries.queries
+        queries, gallery = ChosenRows(shards, is_query), ChosenRows(shards, ~is_query)
+    found = dict(passed)
+    for prefix, rows in (("query", queries), ("gallery", gallery)):
         if isinstance(rows, Shards | ChosenRows):
-            held = {f"{side}_groups": rows.groups, f"{side}_ids": rows.ids if two_sets else None}
-            if side == "query" and not two_sets:
-                held["ids"] = rows.ids
-            found = held | {f"{prefix}labels": rows.labels if labelled else None} | found
-    sides = {"query": embeddings, "gallery": gallery}
-    with_groups = [side for side in sides if found.get(f"{side}_groups") is not None]
-    if two_sets and len(with_groups) == 1 and f"{with_groups[0]}_groups" not in given:
-        (side,) = sides.keys() - with_groups
+            stored = {f"{prefix}_ids": rows.ids, f"{prefix}_groups": rows.groups}
+            if labelled:
+                stored[f"{prefix}_labels"] = rows.labels
+            found = stored | found
+    if gallery is not None:
+        _refuse_groups_of_one(found, passed)
+        for kind in ("ids", "groups"):
+            pair = {f"query_{kind}", f"gallery_{kind}"}
+            if not pair & passed.keys() and any(found.get(name) is None for name in pair):
+                found = {name: array for name, array in found.items() if name not in pair}
+    return queries, gallery, found
+
+
+def _refuse_groups_of_one(found: Mapping[str, Any], passed: Mapping[str, Any]) -> None:
+    """Refuse groups that the files of one of two sets hold, if the other set has none."""
+    prefixes = {"query", "gallery"}
+    with_groups = {prefix for prefix in prefixes if found.get(f"{prefix}_groups") is not None}
+    if len(with_groups) != 1:
+        return
+    [grouped] = with_groups
+    [other] = prefixes - with_groups
+    if f"{grouped}_groups" not in passed:
+        names = {"query": "queries", "gallery": "gallery"}
         raise ValueError(
-            f"The files of the {with_groups[0]} side hold groups, and the {side} side has none: they would exclude nobody. "
-            f"Pass groups= to the Shards of both sides, or {side}_groups=."
+            f"Only the files of the {names[grouped]} hold groups: they would exclude nobody. Pass groups= to the Shards of "
+            f"both sets, or {other}_groups=."
         )
-    for kind in ("ids", "groups"):
-        both = {f"query_{kind}", f"gallery_{kind}"}  # what only the files of one side hold excludes nobody
-        if two_sets and not both & given.keys() and any(found.get(name) is None for name in both):
-            found = {name: value for name, value in found.items() if name not in both}
-    return embeddings, gallery, found
 
 
-def _no_labels(embeddings: Any) -> Int[Tensor, "items"]:
-    if is_source(embeddings):
-        return torch.zeros(int(embeddings.shape[0]), dtype=torch.int64)
-    return torch.zeros(len(embeddings) if hasattr(embeddings, "__len__") else 0, dtype=torch.int64)
+def _no_labels(rows: Any) -> Int[Tensor, "items"]:
+    if is_source(rows):
+        return torch.zeros(int(rows.shape[0]), dtype=torch.int64)
+    return torch.zeros(len(rows) if hasattr(rows, "__len__") else 0, dtype=torch.int64)
 
 
 def _clusters(
@@ -643,7 +665,7 @@ def _part(
             check_matrix(vectors, name, call)
             vectors = vectors if isinstance(vectors, StoredRows) else computable(vectors)
         dim = vectors.shape[1]
-    label_name = "labels" if name == "embeddings" else "gallery_labels"
+    label_name = "query_labels" if name == "queries" else "gallery_labels"
     own_labels = read_labels(labels, items, label_name, _nouns(name, as_codes=as_codes), call, sets=True)
     known = processes.gather((items, dim, vectors.dtype))
     holders = [(rank, *rest) for rank, rest in enumerate(known) if rest[0]]
@@ -691,12 +713,12 @@ def _nouns(name: str, *, as_codes: bool) -> str:
     """Name the items of one side in messages."""
     if name == "gallery":
         return "gallery codes" if as_codes else "gallery items"
-    return "codes" if as_codes else "embeddings"
+    return "query codes" if as_codes else "queries"
 
 
 def _check_dims(call: str, queries: int, gallery: int, *, as_codes: bool) -> None:
     if queries != gallery:
-        fact = f"embeddings have dimension {queries}, the gallery has {gallery}"
+        fact = f"queries have dimension {queries}, the gallery has {gallery}"
         if as_codes:
             fact = f"codes of {queries} bits cannot be compared with a gallery of {gallery} bits"
         raise ValueError(f"{call}: {fact}. Both must come from the same model.")

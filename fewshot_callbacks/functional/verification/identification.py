@@ -1,4 +1,4 @@
-"""`evaluate_identification`: is a probe in the gallery, and as whom? Open-set identification, 1:N."""
+"""`evaluate_identification`: is a query in the gallery, and as whom? Open-set identification, 1:N."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from fewshot_callbacks.settings import Similarity
 
 _CALL = "evaluate_identification"
 _NO_NON_MATED = (
-    "No probe is non-mated, so that no threshold follows from a false positive rate: these values are NaN.",
+    "No query is non-mated, so that no threshold follows from a false positive rate: these values are NaN.",
 )
-# Pairs of a probe and an item of its label that are scored at a time.
+# Pairs of a query and an item of its label that are scored at a time.
 PAIRS_AT_ONCE = 2**20
 
 
-class _Probes(NamedTuple):
-    """Scores of the probes with the gallery."""
+class _QueryScores(NamedTuple):
+    """Scores of the queries with the gallery."""
 
     own: Float[Tensor, "mated"]
-    """the best score with an item of the probe's label"""
+    """the best score with an item of the query's label"""
     nearest: Float[Tensor, "mated k"]
     """scores of the nearest items of any label; NaN where there are no more"""
     beyond: Int[Tensor, "mated"]
     """number of items that tie with the last of these and are not among them"""
     equal: Int[Tensor, "mated"]
-    """number of items of the probe's label that have its best score"""
+    """number of items of the query's label that have its best score"""
     non_mated: Float[Tensor, "non_mated"]
-    """the best score of each non-mated probe, ascending"""
+    """the best score of each non-mated query, ascending"""
 
     def is_found(self, k: int) -> Float[Tensor, "mated"]:
         """Return the probability that an item of the label is among the first k, over the orders of equal scores."""
@@ -61,14 +61,14 @@ class _Probes(NamedTuple):
         return 1 - chance_of_none
 
     def threshold(self, rate: float) -> float:
-        """Return the lowest best score of any probe that keeps a false positive rate; infinite if there is none."""
+        """Return the lowest best score of any query that keeps a false positive rate; infinite if there is none."""
         scores = torch.cat([self.own, self.non_mated]).unique()
         accepted = len(self.non_mated) - torch.searchsorted(self.non_mated, scores)
         keeping = scores[accepted.double() / len(self.non_mated) <= rate]
         return float(keeping[0]) if len(keeping) else math.inf
 
     def value(self, asked: Asked, gallery: int) -> tuple[Float[Tensor, "mated"], float | None]:
-        """Return the value of a metric for each mated probe, and its threshold; None for a metric without one.
+        """Return the value of a metric for each mated query, and its threshold; None for a metric without one.
 
         Args:
             asked: The metric.
@@ -88,15 +88,15 @@ IDENTIFICATION_METRICS = (
         "tpir@fpir{p}",
         "pairs",
         None,
-        "Mated probes whose first candidate is theirs and accepted, where at most {p} of the others are.",
+        "Mated queries whose first candidate is theirs and accepted, where at most {p} of the others are.",
     ),
     Metric(
         "tpir@fpir{p}_rank{k}",
         "pairs",
         None,
-        "Mated probes with theirs among the first {k} candidates and accepted, where at most {p} of the others are.",
+        "Mated queries with theirs among the first {k} candidates and accepted, where at most {p} of the others are.",
     ),
-    Metric("recall@{k}", "pairs", None, "Mated probes with an item of their label among the first {k}, at any score."),
+    Metric("recall@{k}", "pairs", None, "Mated queries with an item of their label among the first {k}, at any score."),
 )
 """What `evaluate_identification` can be asked for."""
 
@@ -112,31 +112,31 @@ class IdentificationReport(Values):
     known: ClassVar = IDENTIFICATION_METRICS
 
     values: dict[str, float]
-    """metric -> value, in the order of `metrics`; NaN where no probe is non-mated, and a note says so"""
+    """metric -> value, in the order of `metrics`; NaN where no query is non-mated, and a note says so"""
     thresholds: dict[str, float]
     """metric -> the score from which its best candidate is accepted; infinite where none may be"""
     intervals: dict[str, Interval]
-    """metric -> confidence interval of its mean over mated probes, robust to the dependence of probes of one identity; the
+    """metric -> confidence interval of its mean over mated queries, robust to the dependence of queries of one identity; the
     threshold and the gallery are taken as given"""
     confidence: float
     """confidence level of the intervals"""
     mated: int
-    """probes with an item of their label in the gallery"""
+    """queries with an item of their label in the gallery"""
     non_mated: int
-    """probes without one"""
+    """queries without one"""
     gallery: int
     """number of gallery items"""
     identities: int
     """distinct labels of the gallery"""
     notes: tuple[str, ...]
     """what a reader of the numbers should know"""
-    per_probe: dict[str, Float[Tensor, "probes"]] = field(compare=False, repr=False)
-    """metric -> its value for each probe; NaN for non-mated ones"""
+    per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
+    """metric -> its value for each query; NaN for non-mated ones"""
 
     def __str__(self) -> str:
         """Return the values of `metrics`, one in a line with its interval, and the notes."""
-        probes = f"{self.mated:,} mated and {self.non_mated:,} non-mated probes"
-        head = f"{probes}, {self.gallery:,} gallery items of {self.identities:,} identities"
+        queries = f"{self.mated:,} mated and {self.non_mated:,} non-mated queries"
+        head = f"{queries}, {self.gallery:,} gallery items of {self.identities:,} identities"
         return "\n".join([head, *self.lines(), *self.notes])
 
     def __repr__(self) -> str:
@@ -153,8 +153,8 @@ class IdentificationReport(Values):
 
 @default_mode()
 def evaluate_identification(
-    probes: Any,
-    labels: Any,
+    queries: Any,
+    query_labels: Any,
     gallery: Any,
     gallery_labels: Any,
     *,
@@ -163,10 +163,10 @@ def evaluate_identification(
     confidence: float = 0.95,
     memory_mb: float | None = None,
 ) -> IdentificationReport:
-    """Evaluate open-set identification: who is a probe, if it is anyone of the gallery?
+    """Evaluate open-set identification: who is a query, if it is anyone of the gallery?
 
-    A probe is mated if the gallery has an item of its label. FPIR(t) is the share of non-mated probes whose best candidate
-    scores t or more. TPIR(t, r) is the share of mated probes that have an item of their label among the first r candidates,
+    A query is mated if the gallery has an item of its label. FPIR(t) is the share of non-mated queries whose best candidate
+    scores t or more. TPIR(t, r) is the share of mated queries that have an item of their label among the first r candidates,
     with a score of t or more (ISO/IEC 19795-1; the 1:N tests of NIST's FRVT). All scores are exact, and no matrix of them is
     made.
 
@@ -175,8 +175,8 @@ def evaluate_identification(
     - `recall@20`: TPIR within the first 20 without a threshold.
 
     Args:
-        probes: (probes, dim) finite floating-point rows.
-        labels: (probes,) identity of each, integers or strings.
+        queries: (queries, dim) finite floating-point rows.
+        query_labels: (queries,) identity of each query, integers or strings.
         gallery: (gallery, dim) enrolled items, one or several of each identity.
         gallery_labels: (gallery,) their identities.
         metrics: What is reported, by key.
@@ -188,43 +188,43 @@ def evaluate_identification(
         A frozen report, with values in [0, 1]. Of equal scores it holds the mean over all orders.
 
     Raises:
-        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, no probe is mated, or there is no such metric.
+        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, no query is mated, or there is no such metric.
 
     Examples:
         >>> import torch
-        >>> gallery, probes = torch.eye(4), torch.eye(4) + 0.1
-        >>> report = evaluate_identification(probes, ["a", "b", "c", "x"], gallery, ["a", "b", "c", "d"])
+        >>> gallery, queries = torch.eye(4), torch.eye(4) + 0.1
+        >>> report = evaluate_identification(queries, ["a", "b", "c", "x"], gallery, ["a", "b", "c", "d"])
         >>> report["recall@1"], report["tpir@fpir0.1"], report.non_mated
         (1.0, 0.0, 1)
     """
     asked = asked_metrics(_CALL, metrics, IDENTIFICATION_METRICS)
-    rows, items = compared_sets(_CALL, ("probes", "gallery"), probes, gallery, similarity)
+    rows, items = compared_sets(_CALL, queries, gallery, similarity)
     assert items is not None
     read = {
-        "labels": read_labels(labels, len(rows), "labels", "probes", _CALL),
+        "query_labels": read_labels(query_labels, len(rows), "query_labels", "queries", _CALL),
         "gallery_labels": read_labels(gallery_labels, len(items), "gallery_labels", "gallery items", _CALL),
     }
-    (of_probes, of_items), _ = encode(_CALL, read)
-    mated = torch.isin(of_probes, of_items)
+    (query_codes, gallery_codes), _ = encode(_CALL, read)
+    mated = torch.isin(query_codes, gallery_codes)
     if not bool(mated.any()):
         raise ValueError(
-            f"{_CALL}: none of the {len(rows)} probes has an item of its label in the gallery, so nobody can be identified. "
-            "Pass labels of both in one form, and enrol items of some of the probes' labels."
+            f"{_CALL}: none of the {len(rows)} queries has an item of its label in the gallery, so nobody can be "
+            "identified. Pass labels of both in one form, and enrol items of some of the queries' labels."
         )
     k = min(max(request.parameters.get("k", 1) for request in asked), len(items))
     near = nearest(rows, gallery=items, k=k, similarity=similarity, memory_mb=memory_mb)
-    own, equal = _own_scores(rows[mated], of_probes[mated], items, of_items, similarity)
+    own, equal = _own_scores(rows[mated], query_codes[mated], items, gallery_codes, similarity)
     non_mated = near.scores[~mated, 0].sort().values
-    scores = _Probes(own, near.scores[mated], near.left_out[mated], equal, non_mated)
-    values, thresholds, intervals, per_probe = {}, {}, {}, {}
+    scores = _QueryScores(own, near.scores[mated], near.left_out[mated], equal, non_mated)
+    values, thresholds, intervals, per_query = {}, {}, {}, {}
     for request in asked:
-        of_probe, threshold = scores.value(request, len(items))
+        values_of_mated, threshold = scores.value(request, len(items))
         if threshold is not None:
             thresholds[request.key] = threshold
-        values[request.key] = exact_mean(of_probe)
-        intervals[request.key] = clustered_mean_interval(of_probe, of_probes[mated], confidence)
+        values[request.key] = exact_mean(values_of_mated)
+        intervals[request.key] = clustered_mean_interval(values_of_mated, query_codes[mated], confidence)
         undefined = torch.full((len(rows),), math.nan, dtype=torch.float64)
-        per_probe[request.key] = undefined.masked_scatter(mated, of_probe)
+        per_query[request.key] = undefined.masked_scatter(mated, values_of_mated)
     return IdentificationReport(
         values=values,
         thresholds=thresholds,
@@ -233,47 +233,47 @@ def evaluate_identification(
         mated=len(own),
         non_mated=len(non_mated),
         gallery=len(items),
-        identities=len(of_items.unique()),
+        identities=len(gallery_codes.unique()),
         notes=_notes(asked, len(non_mated)),
-        per_probe=per_probe,
+        per_query=per_query,
     )
 
 
 def _notes(asked: Sequence[Asked], non_mated: int) -> tuple[str, ...]:
-    """Return notes on rates that so many non-mated probes cannot show."""
+    """Return notes on rates that so many non-mated queries cannot show."""
     rates = [request.parameters["p"] for request in asked if "p" in request.parameters]
     if rates and not non_mated:
         return _NO_NON_MATED
-    return note_of_rates("positive", rates, non_mated, "non-mated probes")
+    return note_of_rates("positive", rates, non_mated, "non-mated queries")
 
 
 def _own_scores(
-    probes: Float[Tensor, "mated dim"],
-    labels: Int[Tensor, "mated"],
+    queries: Float[Tensor, "mated dim"],
+    query_labels: Int[Tensor, "mated"],
     gallery: Float[Tensor, "gallery dim"],
     gallery_labels: Int[Tensor, "gallery"],
     similarity: Similarity,
 ) -> tuple[Float[Tensor, "mated"], Int[Tensor, "mated"]]:
-    """Return the best score of each probe with an item of its label, and how many such items have it.
+    """Return the best score of each query with an item of its label, and how many such items have it.
 
     Args:
-        probes: Probes with an item of their label in the gallery.
-        labels: The label of each probe.
+        queries: Queries with an item of their label in the gallery.
+        query_labels: The label of each query.
         gallery: Gallery items.
         gallery_labels: The label of each item.
         similarity: How they are compared.
     """
     order = gallery_labels.argsort(stable=True)
     sorted_labels = gallery_labels[order]
-    start = torch.searchsorted(sorted_labels, labels)
-    count = torch.searchsorted(sorted_labels, labels, right=True) - start
+    start = torch.searchsorted(sorted_labels, query_labels)
+    count = torch.searchsorted(sorted_labels, query_labels, right=True) - start
     with computing() as threads:
         # Created here: a tensor that was created under `torch.inference_mode` cannot be written to.
-        best = torch.empty(len(labels), dtype=torch.float64)
-        equal = torch.empty(len(labels), dtype=torch.int64)
-        vectors = Vectors(probes, gallery, similarity, threads=threads)
-        for part in torch.arange(len(labels)).split(max(1, PAIRS_AT_ONCE // int(count.max()))):
-            # pairs of a probe and an item, probe by probe
+        best = torch.empty(len(query_labels), dtype=torch.float64)
+        equal = torch.empty(len(query_labels), dtype=torch.int64)
+        vectors = Vectors(queries, gallery, similarity, threads=threads)
+        for part in torch.arange(len(query_labels)).split(max(1, PAIRS_AT_ONCE // int(count.max()))):
+            # pairs of a query and an item, query by query
             row = torch.arange(len(part)).repeat_interleave(count[part])
             position = torch.arange(len(row)) - (count[part].cumsum(0) - count[part])[row]
             scores = scores_of_pairs(vectors, part[row], order[start[part][row] + position])

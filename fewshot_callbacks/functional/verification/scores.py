@@ -12,7 +12,7 @@ from torch import Tensor
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._reading import default_mode
-from fewshot_callbacks.functional.neighbours import chosen_indices, compared_sets
+from fewshot_callbacks.functional.neighbours import chosen_indices, compared_vectors
 from fewshot_callbacks.settings import Similarity
 
 _CALL = "trial_scores"
@@ -41,9 +41,9 @@ def trial_scores(
         >>> trial_scores(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), [0, 0], [1, 2])
         tensor([1., 0.], dtype=torch.float64)
     """
-    rows, _ = compared_sets(_CALL, ("embeddings", "others"), embeddings, None, similarity)
-    left = chosen_indices(_CALL, first, len(rows), "first")
-    right = chosen_indices(_CALL, second, len(rows), "second")
+    rows = compared_vectors(_CALL, "embeddings", embeddings, similarity)
+    left = chosen_indices(_CALL, "first", first, len(rows))
+    right = chosen_indices(_CALL, "second", second, len(rows))
     if len(left) != len(right):
         raise ValueError(
             f"{_CALL}: first has {len(left)} items, second {len(right)}. Pass one of each for every trial."

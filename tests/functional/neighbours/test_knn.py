@@ -15,22 +15,22 @@ from fewshot_callbacks import Share, knn_accuracy
 from fewshot_callbacks.functional.knn import PLACES
 
 
-def brute(rows, labels, bank, bank_labels, ks, temperature):
+def brute(rows, labels, gallery, gallery_labels, ks, temperature):
     """Shares of all orders of equal scores and of equal votes, by dot products; the mean over queries that have a match."""
     found = {f"knn@{k}{name}": [] for k in ks for name in PLACES}
     for n, (row, label) in enumerate(zip(rows, labels, strict=True)):
-        voters = [m for m in range(len(bank_labels)) if bank is not None or m != n]
-        if label not in [bank_labels[m] for m in voters]:
+        voters = [m for m in range(len(gallery_labels)) if gallery is not None or m != n]
+        if label not in [gallery_labels[m] for m in voters]:
             continue
-        score = {m: float(row @ (rows if bank is None else bank)[m]) for m in voters}
+        score = {m: float(row @ (rows if gallery is None else gallery)[m]) for m in voters}
         for k in ks:
-            votes = dict.fromkeys(bank_labels, 0.0)
+            votes = dict.fromkeys(gallery_labels, 0.0)
             cut = sorted(score.values(), reverse=True)[k - 1]
             above = sum(each > cut for each in score.values())
             tied = sum(each == cut for each in score.values())
             for m, each in score.items():
                 part = 1 if each > cut else Fraction(k - above, tied) if each == cut else 0
-                votes[bank_labels[m]] += float(part) * (1 if temperature is None else math.exp(each / temperature))
+                votes[gallery_labels[m]] += float(part) * (1 if temperature is None else math.exp(each / temperature))
             cast = {name: round(each, 9) for name, each in votes.items() if each}
             for name, first in PLACES.items():
                 orders = [sorted(order, key=lambda c: -cast[c])[:first] for order in itertools.permutations(cast)]
@@ -43,27 +43,27 @@ def brute(rows, labels, bank, bank_labels, ks, temperature):
 def test_agrees_with_loops(seed, queries, items, temperature, is_one):
     """Whole numbers have many equal scores, and equal rows."""
     generator = torch.Generator().manual_seed(seed)
-    rows, bank = (torch.randint(-1, 2, (n, 2), generator=generator).double() for n in (queries, items))
+    rows, gallery = (torch.randint(-1, 2, (n, 2), generator=generator).double() for n in (queries, items))
     labels, voters = (torch.randint(6, (n,), generator=generator).tolist() for n in (queries, items))
     labels[:2] = [voters[0]] * 2
     ks, whole = (1, 2, 3) if not is_one else (1, 2), (labels, voters)
-    other = (None, None) if is_one else (bank, voters)
+    other = (None, None) if is_one else (gallery, voters)
     expected = brute(rows, labels, other[0], whole[not is_one], ks, temperature)
     found = knn_accuracy(rows, labels, *other, k=ks, temperature=temperature, similarity="dot")
     assert found.values == pytest.approx(expected, rel=1e-9)
 
 
-def dino(rows, labels, bank, bank_labels, ks, temperature=0.07):
+def dino(rows, labels, gallery, gallery_labels, ks, temperature=0.07):
     """The rule of DINOv2's eval/knn.py: a softmax over the most neighbours, its parts summed by class up to each k."""
-    rows, bank = (torch.nn.functional.normalize(each.double()) for each in (rows, bank))
-    classes, hits = int(bank_labels.max()) + 1, {f"knn@{k}{name}": 0 for k in ks for name in PLACES}
+    rows, gallery = (torch.nn.functional.normalize(each.double()) for each in (rows, gallery))
+    classes, hits = int(gallery_labels.max()) + 1, {f"knn@{k}{name}": 0 for k in ks for name in PLACES}
     for row, label in zip(rows, labels, strict=True):
-        score, index = (bank @ row).topk(max(ks))
+        score, index = (gallery @ row).topk(max(ks))
         weight = (score / temperature).softmax(0)
         for k in ks:
             votes = torch.zeros(classes, dtype=torch.float64)
             for n in range(k):
-                votes[bank_labels[index[n]]] += weight[n]
+                votes[gallery_labels[index[n]]] += weight[n]
             for name, first in PLACES.items():
                 hits[f"knn@{k}{name}"] += label in votes.topk(first).indices
     return {key: int(each) / len(rows) for key, each in hits.items()}
@@ -76,9 +76,9 @@ def clusters(n, classes=40, dim=16):
 
 
 def test_equals_the_rule_of_dinov2():
-    (bank, bank_labels), (rows, labels) = clusters(600), clusters(100)
-    found = knn_accuracy(rows, labels, bank, bank_labels)
-    assert found.values == pytest.approx(dino(rows, labels, bank, bank_labels, (10, 20, 100, 200)), abs=1e-6)
+    (gallery, gallery_labels), (rows, labels) = clusters(600), clusters(100)
+    found = knn_accuracy(rows, labels, gallery, gallery_labels)
+    assert found.values == pytest.approx(dino(rows, labels, gallery, gallery_labels, (10, 20, 100, 200)), abs=1e-6)
     assert 0.1 < found["knn@10"] < found["knn@10_top5"] < 1
     assert all(low < found[key] < high for key, (low, high) in found.intervals.items())
     assert json.loads(json.dumps(found.to_dict()))["metrics"]["knn@20"] == found["knn@20"]
@@ -101,13 +101,13 @@ def test_order_and_names_do_not_matter(similarity):
 def test_what_cannot_vote_is_counted():
     rows, labels = clusters(30, classes=5)
     found = knn_accuracy(rows, [*labels[:28].tolist(), 77, 78], k=(5, 29, 30))
-    assert (found.queries, found.left_out, found.bank) == (28, 2, 29)
+    assert (found.queries, found.left_out, found.gallery) == (28, 2, 29)
     assert math.isnan(found["knn@30"])
     assert not math.isnan(found["knn@29"])
     assert found.per_query["knn@5"].isnan().sum() == 2
     assert found.notes == (
         "2 of 30 queries are left out: no candidate has their label.",
-        "Only 29 items can vote, so that the values of k = 30 are NaN: pass a larger bank, or k of at most 29.",
+        "Only 29 items can vote, so that the values of k = 30 are NaN: pass a larger gallery, or k of at most 29.",
     )
 
 

@@ -58,11 +58,11 @@ def test_many_items_in_a_small_budget(similarity, precision):
 
 def test_chosen_queries_are_rows_of_all():
     vectors, labels = made(80, 8, 6)
-    every, some = nearest(vectors, labels, k=3), nearest(vectors, labels, queries=[70, 2, 2], k=3)
-    assert some.queries.tolist() == [70, 2, 2]
+    every, some = nearest(vectors, labels, k=3), nearest(vectors, labels, query_indices=[70, 2, 2], k=3)
+    assert some.query_indices.tolist() == [70, 2, 2]
     assert torch.equal(some.indices, every.indices[[70, 2, 2]])
     assert torch.equal(some.relevant, every.relevant[[70, 2, 2]])
-    assert torch.equal(nearest(vectors, queries=torch.arange(80) == 5, k=3).indices, every.indices[5:6])
+    assert torch.equal(nearest(vectors, query_indices=torch.arange(80) == 5, k=3).indices, every.indices[5:6])
 
 
 def test_words_as_labels_of_two_sets():

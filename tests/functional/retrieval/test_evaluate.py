@@ -134,31 +134,34 @@ class TestInput:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"embeddings": torch.randn(40)}, r"shape \(items, dim\); got shape \(40,\). For a single item"),
-            ({"embeddings": torch.randn(40, 2, 2)}, r"Flatten what belongs to one item: embeddings.flatten\(1\)"),
-            ({"embeddings": torch.zeros(40, 2, dtype=torch.long)}, r"floating-point embeddings; got torch.int64"),
-            ({"labels": torch.randn(40)}, r"integer labels; got torch.float32.*labels.long\(\)"),
-            ({"labels": torch.full((40, 3), 2)}, r"labels have shape \(40, 3\), and 120 entries are neither 0 nor 1"),
-            ({"embeddings": torch.randn(0, 4), "labels": torch.arange(0)}, r"embeddings is empty"),
-            ({"labels": torch.arange(40)}, r"none of the 40 queries .*each of the 40 labels occurs once"),
+            ({"queries": torch.randn(40)}, r"shape \(items, dim\); got shape \(40,\). For a single item"),
+            ({"queries": torch.randn(40, 2, 2)}, r"Flatten what belongs to one item: queries.flatten\(1\)"),
+            ({"queries": torch.zeros(40, 2, dtype=torch.long)}, r"floating-point queries; got torch.int64"),
+            ({"query_labels": torch.randn(40)}, r"integer query_labels; got torch.float32.*query_labels.long\(\)"),
+            (
+                {"query_labels": torch.full((40, 3), 2)},
+                r"query_labels have shape \(40, 3\), and 120 entries are neither 0 nor 1",
+            ),
+            ({"queries": torch.randn(0, 4), "query_labels": torch.arange(0)}, r"queries is empty"),
+            ({"query_labels": torch.arange(40)}, r"none of the 40 queries .*each of the 40 labels occurs once"),
             ({"gallery": torch.randn(3, 8)}, r"gallery without gallery_labels"),
             ({"gallery_labels": torch.arange(3)}, r"gallery_labels without gallery"),
             ({"gallery": torch.randn(3, 9), "gallery_labels": [0] * 3}, r"dimension 8, the gallery has 9"),
             ({"gallery": torch.randn(3, 8), "gallery_labels": [9] * 3}, r"0 of the queries' 4 labels occur"),
-            ({"embeddings": torch.empty(40, 0)}, r"embeddings has no dimensions \(shape \(40, 0\)\)"),
+            ({"queries": torch.empty(40, 0)}, r"queries has no dimensions \(shape \(40, 0\)\)"),
             ({"query_groups": torch.arange(40) % 4}, r"none .* of its class that ids or groups do not exclude"),
-            ({"query_ids": torch.arange(40)}, r"ids are for two sets"),
+            ({"gallery_ids": torch.arange(40)}, r"gallery_ids without a gallery. Pass query_ids= alone"),
         ],
     )
     def test_refuses_with_fact_and_fix(self, change, message, as_users_run_it):
         embeddings, labels = made(40, 4, 8)
         with pytest.raises(ValueError, match=message):
-            evaluate_retrieval(**({"embeddings": embeddings, "labels": labels} | change))
+            evaluate_retrieval(**({"queries": embeddings, "query_labels": labels} | change))
 
     def test_non_finite_rows_are_counted_and_located(self):
         embeddings, labels = made(40, 4, 8)
         embeddings[[5, 31], 2] = torch.tensor([math.nan, -math.inf])
-        with pytest.raises(ValueError, match=r"2 of 40 rows of embeddings hold NaN or Inf, the first at index 5"):
+        with pytest.raises(ValueError, match=r"2 of 40 rows of queries hold NaN or Inf, the first at index 5"):
             evaluate_retrieval(embeddings, labels)
 
 
@@ -171,7 +174,7 @@ VECTORS, PLACES, LABELS = torch.arange(240).sin().view(40, 6), torch.arange(40),
 def test_places_put_the_items_of_one_process_in_order(similarity, two, max_queries):
     queries = VECTORS > 0 if similarity == "hamming" else VECTORS
     order, other, labels = torch.randperm(40), torch.randperm(30), torch.arange(40) % 7
-    sets = {"embeddings": queries, "labels": labels, "query_groups": PLACES % 9}
+    sets = {"queries": queries, "query_labels": labels, "query_groups": PLACES % 9}
     mixed = {name: part[order] for name, part in sets.items()}
     if two:
         gallery = {"gallery": queries[:30].flip(1), "gallery_labels": labels[:30], "gallery_groups": PLACES[:30] % 9}

@@ -180,12 +180,10 @@ def test_ids_in_the_files_of_one_side_exclude_nobody(tmp_path):
 def test_groups_in_the_files_of_one_side_are_refused(tmp_path):
     values = vectors("float32")
     shards = in_files(tmp_path, values, labels=LABELS.numpy(), groups=np.arange(ITEMS) % 7)
-    words = (
-        r"The files of the query side hold groups, and the gallery side has none: .* both sides, or gallery_groups=\."
-    )
+    words = r"Only the files of the queries hold groups: they would exclude nobody.* both sets, or gallery_groups=\."
     with pytest.raises(ValueError, match=words):
         quiet(shards, None, values, LABELS)
-    with pytest.raises(ValueError, match=r"the query side has none: they would exclude nobody.* or query_groups=\."):
+    with pytest.raises(ValueError, match=r"Only the files of the gallery hold groups: .* or query_groups=\."):
         quiet(values, LABELS, shards)
     cameras = np.arange(ITEMS) % 7
     known = quiet(values, LABELS, values, LABELS, query_groups=cameras, gallery_groups=cameras)
@@ -217,7 +215,7 @@ def test_a_row_that_is_not_finite_is_named_with_its_file(tmp_path):
     values[150] = np.nan
     shards = in_files(tmp_path, values, labels=LABELS.numpy())
     for memory in (512, TINY):
-        with pytest.raises(ValueError, match=r"1 of 300 rows of embeddings .* index 150, which is row 50 of .*1\.npz"):
+        with pytest.raises(ValueError, match=r"1 of 300 rows of queries .* index 150, which is row 50 of .*1\.npz"):
             quiet(shards, memory_mb=memory)
 
 

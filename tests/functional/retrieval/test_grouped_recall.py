@@ -197,13 +197,13 @@ class TestValue:
         ({"label_groups": [[0, 1], [2, 3]], "repeats": 2}, r"repeats=2 is for random groups"),
         ({"label_groups": [[0, 1], [2, 3]], "k": 2}, r", \(2,\), must lie below 2, the labels of the smallest group"),
         ({"label_group": 3}, r"grouped_recall: there is no setting 'label_group'. Did you mean 'label_groups'\?"),
-        ({"labels": torch.arange(7)}, r"grouped_recall: 40 embeddings, but 7 labels"),
+        ({"query_labels": torch.arange(7)}, r"grouped_recall: 40 queries, but 7 query_labels"),
     ],
 )
 def test_says_what_is_wrong(change, message, as_users_run_it):
     embeddings, labels = made(8, 5)
     with pytest.raises(ValueError, match=message):
-        grouped_recall(**({"embeddings": embeddings, "labels": labels, "label_groups": 4} | change))
+        grouped_recall(**({"queries": embeddings, "query_labels": labels, "label_groups": 4} | change))
 
 
 def test_a_group_without_any_gallery_item_is_refused_and_noted():

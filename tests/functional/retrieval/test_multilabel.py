@@ -43,9 +43,9 @@ def test_of_one_label_each_it_is_the_ordinary_evaluation(similarity):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"labels": torch.ones(2, 2)}, "3 embeddings, but 2 labels"),
+        ({"query_labels": torch.ones(2, 2)}, "3 queries, but 2 query_labels"),
         ({"gallery": torch.ones(1, 2), "gallery_labels": torch.ones(1, 3)},
-         "labels are zeros and ones of 2 labels, gallery_labels zeros and ones of 3 labels"),
+         "query_labels are zeros and ones of 2 labels, gallery_labels zeros and ones of 3 labels"),
         ({"gallery": torch.ones(1, 2), "gallery_labels": ["owl"]}, "zeros and ones of 2 labels, gallery_labels strings"),
         ({"metrics": ("mAP", "macro_mAP", "grouped_recall@1", "prototype_accuracy")},
          "macro_mAP, grouped_recall@1, prototype_accuracy cannot be computed where items have several labels each"),
@@ -54,7 +54,7 @@ def test_of_one_label_each_it_is_the_ordinary_evaluation(similarity):
 )  # fmt: skip
 def test_bad_input_is_refused(change, words, as_users_run_it):
     with pytest.raises(ValueError, match=re.escape(words)):
-        evaluate_retrieval(**({"embeddings": torch.ones(3, 2), "labels": torch.ones(3, 2)} | change))
+        evaluate_retrieval(**({"queries": torch.ones(3, 2), "query_labels": torch.ones(3, 2)} | change))
 
 
 LABELS = (1, 2, 30, 54, 1022, 1023, 1024, 1074, 2500)

@@ -36,11 +36,11 @@ def test_lists_of_classes_are_labels(seed, two, max_queries, groups, count):
     others, rng = (gallery_labels if two else labels), np.random.default_rng(seed)
     lists = [np.flatnonzero(others == label).tolist() for label in labels]
     relevance = Relevance.from_lists(lists, gallery=50 if two else None, clusters=labels)
-    sets = {"embeddings": embeddings} | ({"gallery": gallery} if two else {})
+    sets = {"queries": embeddings} | ({"gallery": gallery} if two else {})
     if groups:
         sets["query_groups"] = torch.arange(60) % 20
         sets |= {"gallery_groups": torch.arange(50) % 20} if two else {}
-    named = {"labels": labels} | ({"gallery_labels": gallery_labels} if two else {})
+    named = {"query_labels": labels} | ({"gallery_labels": gallery_labels} if two else {})
     options = {"metrics": METRICS, "max_queries": max_queries}
     truth = evaluate_retrieval(**sets, **named, **options)
     assert_equal(truth, evaluate_retrieval(**sets, relevance=relevance, **options))
@@ -165,7 +165,7 @@ def test_what_is_wrong_is_said(make, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"labels": [0, 0, 1]}, "relevance and labels both say who is relevant"),
+        ({"query_labels": [0, 0, 1]}, "relevance and labels both say who is relevant"),
         ({"relevance": {0: [1]}}, r"relevance is a dict. Pass Relevance.from_judgements\(judgements, query_ids"),
         ({"relevance": Relevance.from_lists([[1], [0]])}, "2 queries in one set.* there are 3 queries in one set"),
         (

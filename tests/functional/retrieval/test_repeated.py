@@ -46,7 +46,7 @@ def test_a_set_with_repeated_items_and_their_ids_is_the_set(similarity, form, or
         index = torch.cat([torch.arange(100), torch.randint(100, (60,), generator=torch.Generator().manual_seed(1))])
         index = torch.cat([index[:50], index[130:], index[50:130]])
     ids = {"integers": index, "words": [f"{n}.png" for n in index.tolist()], "NumPy": index.numpy()}[form]
-    found = evaluate_retrieval(rows[index], LABELS[index], ids=ids, similarity=similarity, **SETTINGS)
+    found = evaluate_retrieval(rows[index], LABELS[index], query_ids=ids, similarity=similarity, **SETTINGS)
     first = [place for place, n in enumerate(index.tolist()) if n not in index[:place].tolist()]
     assert found == evaluate_retrieval(rows[index[first]], LABELS[index[first]], similarity=similarity, **SETTINGS)
     assert found.queries == found.gallery == 100
@@ -55,7 +55,7 @@ def test_a_set_with_repeated_items_and_their_ids_is_the_set(similarity, form, or
 
 
 def test_ids_that_are_all_different_change_nothing():
-    found = evaluate_retrieval(EMBEDDINGS, LABELS, ids=torch.arange(100).flip(0), **SETTINGS)
+    found = evaluate_retrieval(EMBEDDINGS, LABELS, query_ids=torch.arange(100).flip(0), **SETTINGS)
     assert found == evaluate_retrieval(EMBEDDINGS, LABELS, **SETTINGS)
     assert found.counted is None
 
@@ -65,44 +65,53 @@ def test_ids_of_groups_label_sets_and_draws():
         torch.arange(100) // 5,
         torch.nn.functional.one_hot(LABELS, 10) | torch.eye(10).long().roll(1)[LABELS],
     )
-    found = evaluate_retrieval(EMBEDDINGS[TWICE], LABELS[TWICE], ids=TWICE, query_groups=cameras[TWICE], **SETTINGS)
+    found = evaluate_retrieval(
+        EMBEDDINGS[TWICE], LABELS[TWICE], query_ids=TWICE, query_groups=cameras[TWICE], **SETTINGS
+    )
     assert found == evaluate_retrieval(EMBEDDINGS, LABELS, query_groups=cameras, **SETTINGS)
-    assert evaluate_retrieval(EMBEDDINGS[TWICE], several[TWICE], ids=TWICE) == evaluate_retrieval(EMBEDDINGS, several)
-    some = evaluate_retrieval(EMBEDDINGS[TWICE], LABELS[TWICE], ids=TWICE, max_queries=40, **SETTINGS)
+    assert evaluate_retrieval(EMBEDDINGS[TWICE], several[TWICE], query_ids=TWICE) == evaluate_retrieval(
+        EMBEDDINGS, several
+    )
+    some = evaluate_retrieval(EMBEDDINGS[TWICE], LABELS[TWICE], query_ids=TWICE, max_queries=40, **SETTINGS)
     assert some == evaluate_retrieval(EMBEDDINGS, LABELS, max_queries=40, **SETTINGS)
 
 
 def test_ids_of_rows_on_disk(tmp_path):
     np.save(tmp_path / "rows.npy", EMBEDDINGS[TWICE].numpy())
     rows = np.load(tmp_path / "rows.npy", mmap_mode="r")
-    found = evaluate_retrieval(rows, LABELS[TWICE], ids=TWICE, memory_mb=0.01, **SETTINGS)
+    found = evaluate_retrieval(rows, LABELS[TWICE], query_ids=TWICE, memory_mb=0.01, **SETTINGS)
     assert found.values == evaluate_retrieval(EMBEDDINGS, LABELS, **SETTINGS).values
     assert on_copies(evaluate_retrieval(rows, LABELS[TWICE], memory_mb=0.01, **SETTINGS))
 
 
 def test_ids_in_the_other_functions():
     rows, labels = EMBEDDINGS[TWICE], LABELS[TWICE]
-    grouped = grouped_recall(rows, labels, ids=TWICE, label_groups=2)
+    grouped = grouped_recall(rows, labels, query_ids=TWICE, label_groups=2)
     assert grouped == grouped_recall(EMBEDDINGS, LABELS, label_groups=2)
-    votes = knn_accuracy(rows, labels, ids=TWICE, k=(1, 5))
+    votes = knn_accuracy(rows, labels, query_ids=TWICE, k=(1, 5))
     assert votes == knn_accuracy(EMBEDDINGS, LABELS, k=(1, 5))
-    found, expected = nearest(rows, labels, ids=TWICE, k=3), nearest(EMBEDDINGS, LABELS, k=3)
-    assert torch.equal(found.queries, torch.arange(100))
+    found, expected = nearest(rows, labels, query_ids=TWICE, k=3), nearest(EMBEDDINGS, LABELS, k=3)
+    assert torch.equal(found.query_indices, torch.arange(100))
     assert torch.equal(found.indices, expected.indices)
     assert torch.equal(found.scores, expected.scores)
-    of_copy = nearest(rows, labels, ids=TWICE, queries=[103, 3], k=3)
+    of_copy = nearest(rows, labels, query_ids=TWICE, query_indices=[103, 3], k=3)
     assert torch.equal(of_copy.indices, expected.indices[[3, 3]])
-    assert torch.equal(of_copy.queries, torch.tensor([103, 3]))
+    assert torch.equal(of_copy.query_indices, torch.tensor([103, 3]))
 
 
 @pytest.mark.parametrize("function", [evaluate_retrieval, grouped_recall, nearest])
-def test_ids_are_for_one_set_and_the_message_names_those_for_two(function):
-    with pytest.raises(ValueError, match=r"ids are for two sets.* Pass ids="):
-        function(EMBEDDINGS, LABELS, query_ids=TWICE[:100])
-    with pytest.raises(ValueError, match=r"ids is for one set.* Pass query_ids= and gallery_ids="):
-        function(EMBEDDINGS, LABELS, EMBEDDINGS, LABELS, ids=TWICE[:100])
-    with pytest.raises(ValueError, match=r"ids"):
-        function(EMBEDDINGS, LABELS, ids=TWICE)
+def test_query_ids_name_the_items_of_one_set_and_both_ids_those_of_two(function):
+    without_gallery = (
+        rf"{function.__name__}: gallery_ids without a gallery\. Pass query_ids= alone, which names the items"
+    )
+    with pytest.raises(ValueError, match=without_gallery):
+        function(EMBEDDINGS, LABELS, gallery_ids=TWICE[:100])
+    with pytest.raises(ValueError, match=without_gallery):
+        function(EMBEDDINGS, LABELS, query_ids=TWICE[:100], gallery_ids=TWICE[:100])
+    with pytest.raises(ValueError, match=r"query_ids and gallery_ids belong together\. Pass both"):
+        function(EMBEDDINGS, LABELS, EMBEDDINGS, LABELS, query_ids=TWICE[:100])
+    with pytest.raises(ValueError, match=r"100 queries, but 120 query_ids"):
+        function(EMBEDDINGS, LABELS, query_ids=TWICE)
 
 
 def test_repeated_items_of_two_sets_count_once_by_their_ids():
@@ -135,16 +144,18 @@ def test_ids_of_two_sets_that_different_items_share_are_noted():
 
 
 def test_ids_that_different_items_share_are_noted():
-    found = evaluate_retrieval(EMBEDDINGS, LABELS, ids=torch.arange(100) // 2, **SETTINGS)
+    found = evaluate_retrieval(EMBEDDINGS, LABELS, query_ids=torch.arange(100) // 2, **SETTINGS)
     assert found.queries == 50
     assert "50 of 50 ids are shared by items that differ in embedding or label" in found.notes[0]
 
 
-def test_ids_of_a_bank_leave_out_the_query_itself():
-    """The bank holds some of the queries, and items of its own, one of them twice."""
-    bank, of_bank = torch.cat([EMBEDDINGS[30:], EMBEDDINGS[50:51]]), torch.cat([LABELS[30:], LABELS[50:51]])
+def test_ids_of_a_gallery_that_votes_leave_out_the_query_itself():
+    """The gallery holds some of the queries, and items of its own, one of them twice."""
+    gallery, gallery_labels = torch.cat([EMBEDDINGS[30:], EMBEDDINGS[50:51]]), torch.cat([LABELS[30:], LABELS[50:51]])
     ids = torch.cat([torch.arange(30, 100), torch.tensor([50])])
-    found = knn_accuracy(EMBEDDINGS[:60], LABELS[:60], bank, of_bank, ids=torch.arange(60), bank_ids=ids, k=(1, 5))
+    found = knn_accuracy(
+        EMBEDDINGS[:60], LABELS[:60], gallery, gallery_labels, query_ids=torch.arange(60), gallery_ids=ids, k=(1, 5)
+    )
     for query in range(60):
         others = [n for n in range(30, 100) if n != query]
         alone = knn_accuracy(EMBEDDINGS[[query]], LABELS[[query]], EMBEDDINGS[others], LABELS[others], k=(1, 5))
@@ -171,7 +182,7 @@ def test_repeated_items_are_counted_and_noted_with_what_they_do_to_recall():
         without.append(float(LABELS[TWICE[others[scores.argmax()]]] == LABELS[TWICE[query]]))
     assert "40 of 120 queries (33 %)" in note
     assert f"recall@1 is {found['recall@1']:.3f}, and {np.mean(without):.3f} without their copies" in note
-    assert "ids=" in note
+    assert "query_ids=" in note
 
 
 def test_the_queries_passed_as_the_gallery_are_noted_with_the_right_recall():
@@ -219,12 +230,12 @@ def test_a_handful_among_many_is_counted_without_a_note():
     assert (found.queries_with_copies, on_copies(found)) == (6, [])
 
 
-def test_votes_of_a_bank_that_holds_the_queries_are_noted():
+def test_votes_of_a_gallery_that_holds_the_queries_are_noted():
     found = knn_accuracy(EMBEDDINGS[:40], LABELS[:40], EMBEDDINGS, LABELS, k=1)
     assert found["knn@1"] == 1.0
     (note,) = [note for note in found.notes if COPY in note]
     assert "40 of 40 queries" in note
-    assert "bank" in note
+    assert "leave out the gallery" in note
     (note,) = [note for note in knn_accuracy(EMBEDDINGS[TWICE], LABELS[TWICE], k=1).notes if COPY in note]
     assert "40 of 120 queries" in note
     assert knn_accuracy(EMBEDDINGS, LABELS, k=1).notes == ()
@@ -321,8 +332,8 @@ def test_several_processes_find_what_one_finds(count):
     for report in in_threads(count, evaluate):
         assert report.queries_with_copies == 40
         assert report == alone
-    once = evaluate_retrieval(EMBEDDINGS[index], LABELS[index], ids=index, **SETTINGS)
-    for report in in_threads(count, lambda processes: evaluate(processes, ids=index)):
+    once = evaluate_retrieval(EMBEDDINGS[index], LABELS[index], query_ids=index, **SETTINGS)
+    for report in in_threads(count, lambda processes: evaluate(processes, query_ids=index)):
         assert report == once
         assert torch.equal(report.counted, once.counted)
 
@@ -343,7 +354,7 @@ def test_samples_that_loaders_of_accelerate_repeat_count_once_by_their_ids(items
     def evaluate(processes, *, named):
         mine = dealt[processes.rank]
         ids = mine if named else None
-        return evaluate_retrieval(rows[mine], labels[mine], ids=ids, share=Share(processes), **SETTINGS)
+        return evaluate_retrieval(rows[mine], labels[mine], query_ids=ids, share=Share(processes), **SETTINGS)
 
     for report in in_threads(2, lambda processes: evaluate(processes, named=False)):
         assert report["recall@1"] > right["recall@1"]

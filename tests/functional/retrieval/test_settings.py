@@ -300,16 +300,19 @@ CALLS = {
 def test_what_holds_no_numbers_is_one_sentence(change, message):
     given = {"items": ITEMS, "labels": LABELS} | change
     for name, call in CALLS.items():
-        with pytest.raises(ValueError, match=f"^{name}.*{message}"):
+        words = message
+        if name in ("evaluate_retrieval", "grouped_recall"):  # functions on two sets
+            words = message.replace("embeddings", "queries").replace("labels", "query_labels")
+        with pytest.raises(ValueError, match=f"^{name}.*{words}"):
             call(given["items"], given["labels"])
 
 
 def test_codes_of_0_and_255_are_refused_with_both_meanings():
     codes, options = (ITEMS[:6].repeat(1, 3) > 0)[:, :16].byte(), {"similarity": "hamming", "label_groups": None}
     packed, minus_one = np.packbits(codes.numpy(), axis=1), torch.tensor([[1, 255]] * 6).byte()  # it was taken for -1
-    both = r".*embeddings > 0 if each value is a bit.*np.unpackbits\(embeddings, axis=1\) if each is a byte"
+    both = r".*queries > 0 if each value is a bit.*np.unpackbits\(queries, axis=1\) if each is a byte"
     for given, held in (((codes * 255).numpy(), "0 and 255"), (minus_one, "1 and 255"), (packed, "")):
-        with pytest.raises(ValueError, match=f"embeddings hold .*{held}{both}"):
+        with pytest.raises(ValueError, match=f"queries hold .*{held}{both}"):
             evaluate_retrieval(given, LABELS[:6] // 2, **options)
     expected = evaluate_retrieval(codes, LABELS[:6] // 2, **options)
     for given in (codes * 255 > 0, np.unpackbits(packed, axis=1)):

@@ -17,9 +17,9 @@ from fewshot_callbacks import evaluate_identification
 RATES, RANKS = (0.1, 0.25, 0.5, 1), (1, 2, 4)
 
 
-def reference(probes, labels, gallery, gallery_labels):
+def reference(queries, labels, gallery, gallery_labels):
     """TPIR at each rate and rank, and without a threshold: over all orders of equal scores, in fractions."""
-    scores = [[float(probe @ item) for item in gallery] for probe in probes]
+    scores = [[float(query @ item) for item in gallery] for query in queries]
     mated = [n for n, label in enumerate(labels) if label in gallery_labels]
     others = [max(scores[n]) for n in range(len(labels)) if n not in mated]
     own = {n: max(s for s, label in zip(scores[n], gallery_labels, strict=True) if label == labels[n]) for n in mated}
@@ -43,28 +43,28 @@ def reference(probes, labels, gallery, gallery_labels):
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 9), st.integers(1, 5), st.integers(2, 4))
-def test_agrees_with_loops(seed, probes, items, people):
+def test_agrees_with_loops(seed, queries, items, people):
     """Whole numbers have many equal scores."""
     generator = torch.Generator().manual_seed(seed)
-    rows, gallery = (torch.randint(-1, 2, (n, 2), generator=generator).double() for n in (probes, items))
-    labels, enrolled = (torch.randint(people, (n,), generator=generator).tolist() for n in (probes, items))
+    rows, gallery = (torch.randint(-1, 2, (n, 2), generator=generator).double() for n in (queries, items))
+    labels, enrolled = (torch.randint(people, (n,), generator=generator).tolist() for n in (queries, items))
     labels[0] = enrolled[0]
     expected = reference(rows, labels, gallery, enrolled)
     found = evaluate_identification(rows, labels, gallery, enrolled, metrics=[*expected], similarity="dot")
     assert found.values == pytest.approx({key: float(value) for key, value in expected.items()}, rel=1e-12, nan_ok=True)
     mated = sum(label in enrolled for label in labels)
-    assert (found.mated, found.non_mated) == (mated, probes - mated)
+    assert (found.mated, found.non_mated) == (mated, queries - mated)
 
 
 def test_many_items_in_little_memory_words_and_the_report():
     people = torch.arange(600) % 120
     centres = torch.randn(120, 16)
-    gallery, probes = (centres[people] + 0.8 * torch.randn(600, 16) for _ in range(2))
+    gallery, queries = (centres[people] + 0.8 * torch.randn(600, 16) for _ in range(2))
     enrolled = people < 80
     words = np.array([f"p{one}" for one in people.tolist()])
     keys = ("tpir@fpir0.1", "tpir@fpir0.1_rank5", "recall@1")
-    found = evaluate_identification(probes, words, gallery[enrolled], words[enrolled], metrics=keys, memory_mb=64)
-    cosines = normalize(probes.double()) @ normalize(gallery[enrolled].double()).T
+    found = evaluate_identification(queries, words, gallery[enrolled], words[enrolled], metrics=keys, memory_mb=64)
+    cosines = normalize(queries.double()) @ normalize(gallery[enrolled].double()).T
     best, who = cosines.max(1)
     right = people[enrolled][who] == people
     threshold = best[~enrolled].sort(descending=True).values[20].item()  # 20 of 200 lie above
@@ -73,19 +73,19 @@ def test_many_items_in_little_memory_words_and_the_report():
     assert found["tpir@fpir0.1"] < found["tpir@fpir0.1_rank5"] < 1
     assert all(low < found[key] < high for key, (low, high) in found.intervals.items())
     assert str(found).startswith(
-        "400 mated and 200 non-mated probes, 400 gallery items of 80 identities\ntpir@fpir0.1  "
+        "400 mated and 200 non-mated queries, 400 gallery items of 80 identities\ntpir@fpir0.1  "
     )
     assert json.loads(json.dumps(found.to_dict()))["metrics"]["recall@1"] == found["recall@1"]
-    assert found.per_probe["recall@1"].isnan().sum() == 200
+    assert found.per_query["recall@1"].isnan().sum() == 200
 
 
 def test_without_non_mated_probes_or_with_few():
     found = evaluate_identification(torch.eye(3), [0, 1, 2], torch.eye(3), [0, 1, 2])
     assert math.isnan(found["tpir@fpir0.1"])
     assert found["recall@1"] == 1
-    assert found.notes[0].startswith("No probe is non-mated")
+    assert found.notes[0].startswith("No query is non-mated")
     few = evaluate_identification(torch.eye(3), [0, 1, 9], torch.eye(3), [0, 1, 2])
-    assert "cannot be measured with 1 non-mated probes: at 0.1, 0.01 the threshold only" in few.notes[0]
+    assert "cannot be measured with 1 non-mated queries: at 0.1, 0.01 the threshold only" in few.notes[0]
 
 
 def test_it_may_be_asked_for_where_no_gradient_is_recorded():
