@@ -392,7 +392,7 @@ class RetrievalReport(Values):
         if self.pooled is None:
             raise LookupError(
                 f"this report has counted no pairs, since none of {', '.join(self.values)} is of all pairs together. Ask "
-                "for one that is when you evaluate, with metrics=('f1', ...), or pass a threshold."
+                "for one that is when you evaluate, with metrics=('pair_f1', ...), or pass a threshold."
             )
         return self.pooled
 

@@ -11,7 +11,16 @@ from fewshot_callbacks.functional import Relevance, Share, evaluate_retrieval
 from tests.functional.brute_force import orders, rank_metrics
 from tests.thread_processes import in_threads
 
-METRICS = (*rank_metrics(3), "precision", "recall", "f1", "threshold", "recall@precision0.3", "eer", "auc_pr")
+METRICS = (
+    *rank_metrics(3),
+    "pair_precision",
+    "pair_recall",
+    "pair_f1",
+    "pair_threshold",
+    "recall@precision0.3",
+    "eer",
+    "auc_pr",
+)
 
 
 def assert_equal(one, other):
@@ -61,7 +70,7 @@ def test_label_sets_in_any_form_are_the_same(two, ties):
     embeddings, gallery = (torch.randn(n, 5).sign() for n in (40, 30))
     targets, others = ((torch.rand(n, 6) < 0.3).long() for n in (40, 30))
     gallery, others = (gallery, others) if two else (None, None)
-    options = {"metrics": ("mAP", "ndcg@3", "ndcg@100", "ndcg@3_linear", "f1"), "ties": ties}
+    options = {"metrics": ("mAP", "ndcg@3", "ndcg@100", "ndcg@3_linear", "pair_f1"), "ties": ties}
     truth = evaluate_retrieval(embeddings, targets, gallery, others, **options)
     for form in (
         lambda side: side,
@@ -235,7 +244,7 @@ def test_documents_that_are_judged_and_not_in_the_gallery_are_those_that_trec_ev
     cut = {query: {f"d{n}": row[f"d{n}"] for n in there} for query, row in run.items()}
     found = pytrec_eval.RelevanceEvaluator(grades, set(names)).evaluate(cut)
     relevance = Relevance.from_judgements(grades, QUERY_NAMES, [f"d{n}" for n in there], unknown="ignore")
-    options = {"relevance": relevance, "similarity": "dot", "metrics": (*names.values(), "f1")}
+    options = {"relevance": relevance, "similarity": "dot", "metrics": (*names.values(), "pair_f1")}
     report = evaluate_retrieval(data[0], gallery=data[1][there], **options)
     for name, ours in names.items():
         theirs = [found[query][name] for query in QUERY_NAMES]
