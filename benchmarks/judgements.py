@@ -102,7 +102,7 @@ def judgements(scale: float, rounds: int, dtype: torch.dtype) -> None:
 
 def lists(items: int, rounds: int) -> None:
     """Evaluate classes as labels and as lists."""
-    metrics = ("mAP", "recall@1", "f1", "recall@precision0.95")
+    metrics = ("mAP", "recall@1", "pair_f1", "recall@precision0.95")
     for difficulty in ("well-trained", "hard"):
         embeddings, labels = make(items, 512, difficulty)
         numbers = labels.numpy()

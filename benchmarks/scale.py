@@ -30,7 +30,7 @@ from fewshot_callbacks import Shards, evaluate_retrieval
 from fewshot_callbacks.cli.main import main as fewshot
 from fewshot_callbacks.files import journal
 
-METRICS = ("mAP", "recall@1", "f1", "recall@precision0.95")
+METRICS = ("mAP", "recall@1", "pair_f1", "recall@precision0.95")
 OF_A_CLASS = 50
 
 

@@ -56,7 +56,7 @@ trainer = Trainer(
     max_epochs=options.epochs,
     callbacks=[
         DiscriminantRatioMonitor(),  # train/J of every batch, val/J of every epoch
-        RetrievalMonitor(),  # val/mAP, val/recall@1, val/f1, ... at the end of validation
+        RetrievalMonitor(),  # val/mAP, val/recall@1, val/pair_f1, ... at the end of validation
         best,
     ],
     logger=CSVLogger("runs", name=f"protonet_{options.head}"),

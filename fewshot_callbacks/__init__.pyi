@@ -1,4 +1,9 @@
-"""Where each public name of the package comes from: for type checkers, and for `__init__.py`, which reads it."""
+"""Where each public name of the package comes from: for type checkers, and for `__init__.py`, which reads it.
+
+Public here is what a user constructs or calls, and the type of what a public function, method, property or field gives.
+Plumbing goes to its layer, and whatever gives it has a name with an underscore. What only a layer exports stays there.
+`DEFAULT_METRICS` is the one constant: users add keys to it. `tests/test_public_names.py` checks all of it.
+"""
 
 from fewshot_callbacks.callbacks import (
     DiscriminantRatioMonitor as DiscriminantRatioMonitor,
@@ -18,20 +23,38 @@ from fewshot_callbacks.data import (
     Episodes as Episodes,
     EpisodicBatchSampler as EpisodicBatchSampler,
     FewShotDataModule as FewShotDataModule,
+    FewShotDataset as FewShotDataset,
     Glyphs as Glyphs,
     ImageFolder as ImageFolder,
 )
 from fewshot_callbacks.functional import (
+    Difference as Difference,
+    DynamicsComparison as DynamicsComparison,
     DynamicsHistory as DynamicsHistory,
     EmbeddingHealth as EmbeddingHealth,
+    Enclosure as Enclosure,
+    EpisodeAccuracy as EpisodeAccuracy,
+    EpisodeList as EpisodeList,
+    ErrorRatePoint as ErrorRatePoint,
+    EvaluationPlan as EvaluationPlan,
+    GeneralizationGap as GeneralizationGap,
+    GroupedRecall as GroupedRecall,
     IdentificationReport as IdentificationReport,
+    Interval as Interval,
     KnnReport as KnnReport,
+    MeasureComparison as MeasureComparison,
     NearDuplicates as NearDuplicates,
     Neighbours as Neighbours,
+    OperatingPoint as OperatingPoint,
+    PairCounts as PairCounts,
+    PooledDecisions as PooledDecisions,
     Relevance as Relevance,
+    RetrievalOptions as RetrievalOptions,
     RetrievalReport as RetrievalReport,
     Share as Share,
+    StepDynamics as StepDynamics,
     Suspects as Suspects,
+    ThresholdConsistency as ThresholdConsistency,
     TrialList as TrialList,
     TrialReport as TrialReport,
     compare_dynamics as compare_dynamics,
@@ -60,12 +83,12 @@ from fewshot_callbacks.losses import (
 )
 from fewshot_callbacks.metrics import (
     DiscriminantRatio as DiscriminantRatio,
+    Processes as Processes,
     RetrievalEvaluation as RetrievalEvaluation,
     VarianceRatio as VarianceRatio,
     all_processes as all_processes,
 )
 from fewshot_callbacks.protonet import (
-    ClassVectors as ClassVectors,
     Conv4 as Conv4,
     DistanceRatioHead as DistanceRatioHead,
     EmbeddingModule as EmbeddingModule,
@@ -76,6 +99,7 @@ from fewshot_callbacks.protonet import (
 )
 from fewshot_callbacks.settings import (
     DEFAULT_METRICS as DEFAULT_METRICS,
+    ReportSettings as ReportSettings,
     RetrievalSettings as RetrievalSettings,
 )
 from fewshot_callbacks.sources import Shards as Shards

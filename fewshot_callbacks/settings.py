@@ -23,7 +23,7 @@ LabelGroups = int | Sequence[Sequence[int | str]] | Literal["auto"] | None
 
 DEFAULT_METRICS = (
     *("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "grouped_recall@1"),
-    *("precision", "recall", "f1", "threshold", "recall@precision0.95"),
+    *("pair_precision", "pair_recall", "pair_f1", "pair_threshold", "recall@precision0.95"),
 )
 """The metrics that are reported by default: `metrics=(*DEFAULT_METRICS, "eer")` asks for one more."""
 
@@ -46,10 +46,10 @@ class RetrievalSettings:
         metrics: The keys of the metrics that are reported, in this order; they are logged by the same keys. There are
             mAP, map@r, r_precision, mrr, mrr@{k}, minp, ap_trapezoid, map@{k}_{divisor}, recall@{k}, ir_recall@{k},
             precision@{k}, precision@{k}_last, ndcg@{k}, ndcg@{k}_linear, prototype_accuracy, grouped_recall@{k},
-            grouped_recall@{k}_miss, precision, recall, f1, threshold, auc_pr, recall@precision{p}, fnmr@fmr{p}, eer,
-            opis@fmr{p} and opis_gap@fmr{p}; macro_ before one is its mean over classes.
-        threshold: Lowest score at which a pair is accepted, for pooled precision, recall and F1; None takes the threshold
-            of the best F1.
+            grouped_recall@{k}_miss, pair_precision, pair_recall, pair_f1, pair_threshold, auc_pr, recall@precision{p},
+            fnmr@fmr{p}, eer, opis@fmr{p} and opis_gap@fmr{p}; macro_ before one is its mean over classes.
+        threshold: Lowest score at which a pair is accepted, for pair_precision, pair_recall and pair_f1; None takes the
+            threshold of the best F1.
         threshold_bounds: Smallest and largest threshold allowed for recall at fixed precision; None sets no bounds.
             (0, 1) reproduces definitions that search thresholds in [0, 1].
         label_groups: Groups of labels for Grouped Recall: the number of labels in a random group, at least 2; or the

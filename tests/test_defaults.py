@@ -12,8 +12,8 @@ from fewshot_callbacks.settings import RetrievalSettings
 RETRIEVAL = {
     "similarity": "cosine",
     "metrics": (
-        "mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "grouped_recall@1", "precision",
-        "recall", "f1", "threshold", "recall@precision0.95",
+        "mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "grouped_recall@1",
+        "pair_precision", "pair_recall", "pair_f1", "pair_threshold", "recall@precision0.95",
     ),
     "threshold": None, "threshold_bounds": None, "label_groups": "auto", "ties": "expected", "query_ids": None,
     "gallery_ids": None, "query_groups": None, "gallery_groups": None, "max_queries": None, "seed": 0,

@@ -117,15 +117,18 @@ def same_but_for_spelling(key: str, known: Collection[str]) -> str | None:
 
 
 def near(key: str, known: Collection[str]) -> str | None:
-    """Return the known key of the same stage that is most similar, if one is.
+    """Return the known key of the same stage that is most similar, if one is; for `f1` it is `pair_f1`.
 
     Examples:
-        >>> known = ["val/mAP", "val/recall@1", "val/recall@10", "gap/recall@1"]
-        >>> [near(key, known) for key in ("val/maps", "valid_recall@100", "val/loss", "map")]
-        ['val/mAP', 'val/recall@10', None, None]
+        >>> known = ["val/mAP", "val/recall@1", "val/recall@10", "val/pair_f1", "gap/recall@1"]
+        >>> [near(key, known) for key in ("val/maps", "valid_recall@100", "val/f1", "val/loss", "map")]
+        ['val/mAP', 'val/recall@10', 'val/pair_f1', None, None]
     """
     stage, name = _parted(key)
     names = {_parted(each)[1]: each for each in known if _parted(each)[0] == stage}
+    of_pairs = [each for other, each in names.items() if f"{other}/".startswith(f"pair_{name}/")]
+    if of_pairs:
+        return of_pairs[0]
     found = get_close_matches(name, names, n=1, cutoff=NEAR)
     return names[found[0]] if found else None
 

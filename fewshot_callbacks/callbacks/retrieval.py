@@ -518,7 +518,7 @@ class RetrievalMonitor(EvaluationMonitor):
 
     During validation and test, the embeddings of each step are copied to the CPU. At the end they are evaluated exactly
     over all pairs, in tiles under a memory budget, and then dropped. The values are logged before `ModelCheckpoint` and
-    `EarlyStopping` read them, the same on every rank, as `val/mAP`, `val/recall@1`, `val/grouped_recall@1`, `val/f1`,
+    `EarlyStopping` read them, the same on every rank, as `val/mAP`, `val/recall@1`, `val/grouped_recall@1`, `val/pair_f1`,
     `val/recall@precision0.95` and so on (`test/...` in a test). Metrics lie in [0, 1]; larger is better. Queries without a
     relevant item are left out of the means, and counted in `val/queries_without_match` once there are any. If a set
     cannot be evaluated, a warning gives the reason and its values are NaN. The model is not touched. Nothing is

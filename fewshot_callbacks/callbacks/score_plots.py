@@ -119,7 +119,8 @@ class ScorePlots(PictureCallback):
             if missing:
                 self._policy.warn(
                     f"ScorePlots leaves out {', '.join(missing)} of {where}, since its RetrievalMonitor asks for no metric "
-                    "of all pairs. Ask for one, RetrievalMonitor(metrics=(..., 'f1')), or leave these names out of figures.",
+                    "of all pairs. Ask for one, RetrievalMonitor(metrics=(..., 'pair_f1')), or leave these names out of "
+                    "figures.",
                     "no pairs",
                 )
             return {}

@@ -112,7 +112,7 @@ def checkpoints_below(folder: Path) -> list[Path]:
 DYNAMICS = "training_dynamics.json"
 CONFIGURATION = "config.yaml"
 OTHER_CLASSES = "accuracy, other classes"
-SHOWN = ("mAP", "recall@1", "f1", "grouped_recall@1")
+SHOWN = ("mAP", "recall@1", "pair_f1", "grouped_recall@1")
 
 
 @dataclass(frozen=True)

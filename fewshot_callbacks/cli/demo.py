@@ -255,7 +255,7 @@ def comparison(rows: Mapping[str, Tested]) -> Table:
             f"{report['recall@1']:.3f}",
             f"{report.metrics().get('grouped_recall@1', math.nan):.3f} ({low:.3f} to {high:.3f})",
             f"{report.at_precision[precision].recall:.3f}",
-            f"{report['f1']:.3f}",
+            f"{report['pair_f1']:.3f}",
             f"{row.j:.2f}",
         )
     return table

@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser
 from fewshot_callbacks.cli.mistakes import MistypedError, kinds_of, reason, unknown_option, values_of
 from fewshot_callbacks.cli.options import OPTIONS, classes_of, options_of
 
-# jsonargparse would ask for `--json true`, `--metrics [mAP,f1]` and `--names [a,b]`.
+# jsonargparse would ask for `--json true`, `--metrics [mAP,pair_f1]` and `--names [a,b]`.
 AS_TYPED: dict[str, dict[str, Any]] = {
     "json": {"action": "store_true"},
     "per_class": {"action": "store_true"},

@@ -60,7 +60,7 @@ class SeededBatchSampler(BatchSampler):
         return sample_episodes(self.labels, **self.sizes, seed=seed, class_names=self.class_names)
 
     @property
-    def sampler(self) -> "SeededBatchSampler":  # type: ignore[override]  # the base class has an attribute
+    def sampler(self) -> BatchSampler:  # type: ignore[override]  # the base class has an attribute
         """This object, so that Lightning finds `set_epoch`."""
         return self
 

@@ -1,7 +1,8 @@
 """The maths: tensors in, tensors or a small frozen result out. No Lightning, no state, no logging."""
 
+from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.class_subset import class_subset
-from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, discriminant_ratio
+from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, ClassScatter, discriminant_ratio
 from fewshot_callbacks.functional.dynamics import (
     DynamicsComparison,
     DynamicsHistory,
@@ -30,13 +31,18 @@ from fewshot_callbacks.functional.retrieval import (
     DEFAULT_METRICS,
     METRICS,
     RELEVANCE_METRICS,
+    Asked,
     Enclosure,
     ErrorRatePoint,
     EvaluationPlan,
     GeneralizationGap,
     GroupedRecall,
+    Metric,
     OperatingPoint,
+    PairCounts,
+    PooledDecisions,
     Relevance,
+    RetrievalOptions,
     RetrievalReport,
     RetrievalSettings,
     Share,
@@ -82,7 +88,9 @@ __all__ = [
     "METRICS",
     "RELEVANCE_METRICS",
     "TRIAL_METRICS",
+    "Asked",
     "ClassMoments",
+    "ClassScatter",
     "Difference",
     "DynamicsComparison",
     "DynamicsHistory",
@@ -97,12 +105,17 @@ __all__ = [
     "IdentificationReport",
     "Interval",
     "KnnReport",
+    "Labels",
     "MeasureComparison",
+    "Metric",
     "Moments",
     "NearDuplicates",
     "Neighbours",
     "OperatingPoint",
+    "PairCounts",
+    "PooledDecisions",
     "Relevance",
+    "RetrievalOptions",
     "RetrievalReport",
     "RetrievalSettings",
     "Share",

@@ -52,7 +52,7 @@ KNN_METRICS = (
 class KnnReport(Values):
     """The result of `knn_accuracy`."""
 
-    known: ClassVar = KNN_METRICS
+    _known: ClassVar = KNN_METRICS
 
     values: dict[str, float]
     """metric -> mean over queries, `knn@10`, `knn@10_top5` and so on; NaN where k is larger than the gallery"""

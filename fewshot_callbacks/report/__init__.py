@@ -11,7 +11,7 @@ with required_extra("report", "fewshot_callbacks.report"):
     import jinja2  # noqa: F401
     import PIL  # noqa: F401
 
-from fewshot_callbacks.report.findings import Model
+from fewshot_callbacks.report.findings import Model, RetrievedItem
 from fewshot_callbacks.report.items import Items, image_files, pictures_of_files
 from fewshot_callbacks.report.page import WrittenReport, check_writable, write_report
 from fewshot_callbacks.report.trials import trial_figures, write_trials
@@ -20,6 +20,7 @@ __all__ = [
     "Items",
     "Model",
     "ReportSettings",
+    "RetrievedItem",
     "WrittenReport",
     "check_writable",
     "image_files",

@@ -30,7 +30,7 @@ from fewshot_callbacks.report.items import Items, Key, Thumbnails, name_of
 from fewshot_callbacks.settings import ReportSettings
 
 # The metrics that are shown first, before Grouped Recall@1 and the recalls at a precision.
-HEADLINES = ("mAP", "recall@1", "r_precision", "f1")
+HEADLINES = ("mAP", "recall@1", "r_precision", "pair_f1")
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ def chance(sizes: Any = SIZES) -> dict[str, float]:
     return {
         "val/mAP": sum(size * random_ap(size - 1, count - 1) for size in sizes) / count,
         "val/recall@1": sum(size * (size - 1) / (count - 1) for size in sizes) / count,
-        "val/precision": sum(size * (size - 1) for size in sizes) / (count * (count - 1)),
-        "val/recall": 1.0,
+        "val/pair_precision": sum(size * (size - 1) for size in sizes) / (count * (count - 1)),
+        "val/pair_recall": 1.0,
     }
 
 
@@ -197,7 +197,7 @@ def plain() -> Returns:
 def test_a_single_class_is_reported_as_far_as_it_is_defined() -> None:
     net, data = plain(), TensorDataset(items().tensors[0], torch.full((36,), 3))
     values, words = fitted(net, data, RetrievalMonitor(), DiscriminantRatioMonitor(), gap_of())
-    assert {values[f"val/{name}"] for name in ("mAP", "recall@1", "precision", "recall", "f1")} == {1.0}
+    assert {values[f"val/{name}"] for name in ("mAP", "recall@1", "pair_precision", "pair_recall", "pair_f1")} == {1.0}
     assert values["val/J"] == 0.0  # there is scatter within, and none between
     assert "val/grouped_recall@1" not in values
     assert math.isnan(values["gap/grouped_recall@1"])

@@ -100,10 +100,10 @@ def test_the_figures_that_are_asked_for_arrive(drawn: dict[str, Any]) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*have no match")
 def test_multi_label_targets_have_no_classes_and_pairs_where_they_are_asked_for(drawn: dict[str, Any]) -> None:
-    with pytest.warns(UserWarning, match=r"leaves out score_histograms, .*=\(\.\.\., 'f1'\)"):
+    with pytest.warns(UserWarning, match=r"leaves out score_histograms, .*=\(\.\.\., 'pair_f1'\)"):
         validated(retrieval(), ScorePlots(), data=multi_label_items())
     assert set(drawn) == {"recall_at_k_curve"}
-    validated(retrieval(metrics=("recall@1", "f1")), ScorePlots(), data=multi_label_items())
+    validated(retrieval(metrics=("recall@1", "pair_f1")), ScorePlots(), data=multi_label_items())
     assert set(drawn) == {"recall_at_k_curve", *PAIRS}
 
 

@@ -184,7 +184,7 @@ def test_multi_label_targets_of_any_number_type(form: Callable[[Tensor], Any]) -
     logged = log_of_validation(monitor, net, loader(multi_label_items()))
     assert logged == of_targets(net, multi_label_items())
     assert {"val/mAP", "val/map@r", "val/r_precision", "val/recall@1", "val/ndcg@10"} < set(logged)
-    assert "val/f1" not in logged
+    assert "val/pair_f1" not in logged
     net.encoder[0].weight.data.fill_(torch.nan)
     with pytest.warns(UserWarning, match="40 of 40 rows of queries hold NaN"):
         failed = log_of_validation(RetrievalMonitor(), net, loader(multi_label_items()))

@@ -351,7 +351,7 @@ def test_every_logger_holds_every_value(kinds: tuple[str, ...], tmp_path: Path) 
         written["events"] = {key: [event.value for event in events.Scalars(key)] for key in scalars}
     assert tuple(written) == kinds
     for values in written.values():
-        for key in (*KEYS, "val/mAP", "val/recall@1", "val/precision", "val/J"):
+        for key in (*KEYS, "val/mAP", "val/recall@1", "val/pair_precision", "val/J"):
             assert values[key] == pytest.approx([by_hand.expected[i][key] for i in range(2)], rel=1e-5, abs=1e-6)
         assert values["train/J"] == pytest.approx(expected_ratios_of_batches(batches), rel=1e-5)
 

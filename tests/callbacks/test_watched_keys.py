@@ -27,8 +27,8 @@ from tests.callbacks.models import (
 )
 
 ALL = (
-    *("mAP", "recall@1", "eer", "fnmr@fmr0.1", "opis@fmr0.1", "threshold", "macro_mAP"),
-    "f1",
+    *("mAP", "recall@1", "eer", "fnmr@fmr0.1", "opis@fmr0.1", "pair_threshold", "macro_mAP"),
+    "pair_f1",
 )
 
 
@@ -53,7 +53,7 @@ HIGHER = (
         "val/mAP",
         "val/recall@1",
         "val/macro_mAP",
-        "val/f1",
+        "val/pair_f1",
         "val/knn@5",
         "val/J",
         "val/variance_ratio_low",
@@ -65,7 +65,7 @@ LOWER = (
     *("val/eer", "val/fnmr@fmr0.1", "val/opis@fmr0.1", "val/nc1", "val/cdnv", "val/uniformity", "val/hubness"),
     *("gap/recall@1", "gap/grouped_recall@1_low"),
 )
-NEITHER = "val/threshold", "val/queries_without_match", "val/spectral_decay", "gap/share_of_time", "val/loss"
+NEITHER = "val/pair_threshold", "val/queries_without_match", "val/spectral_decay", "gap/share_of_time", "val/loss"
 
 
 @pytest.mark.parametrize("sanity_steps", [0, 1])
@@ -137,11 +137,20 @@ def test_another_spelling_of_a_key_ends_the_run_at_its_sanity_check(key: str, me
     assert run.global_step == 0
 
 
+@pytest.mark.parametrize("key", ["f1", "precision", "recall", "threshold"])
+@pytest.mark.parametrize("loaders", [1, 2])
+def test_a_key_of_pairs_without_its_first_word_is_told(key: str, loaders: int) -> None:
+    run = trainer(EarlyStopping(monitor=f"val/{key}", mode="max", strict=False), retrieval(), num_sanity_val_steps=1)
+    name = "/first" if loaders == 2 else ""
+    with pytest.warns(UserWarning, match=rf"monitor='val/{key}'.*Did you mean 'val/pair_{key}{name}'\?"):
+        run.fit(Net(), loader(), loader() if loaders == 1 else {"first": loader(), "second": loader(VALIDATION)})
+
+
 class Trains(Net):
     """Logs a metric of its own in training, which no sanity check shows."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.log_dict({"f1": 0.5, "train/mAP": 0.5}, on_epoch=True)
+        self.log_dict({"pair_f1": 0.5, "train/mAP": 0.5}, on_epoch=True)
         return super().training_step(batch, batch_idx)
 
 
@@ -149,17 +158,17 @@ class TrainsBeside(Callback):
     """The same, in a callback."""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        pl_module.log("f1", 0.5)
+        pl_module.log("pair_f1", 0.5)
 
 
 @pytest.mark.filterwarnings("ignore:.*nothing else has so far")
 @pytest.mark.parametrize(("net", "beside"), [(Trains, ()), (Net, (TrainsBeside,))])
 def test_a_key_that_is_logged_in_training_alone_ends_no_run(net: Any, beside: Any) -> None:
     run = trainer(
-        EarlyStopping(monitor="f1", mode="max"), *(each() for each in beside), retrieval(), num_sanity_val_steps=1
+        EarlyStopping(monitor="pair_f1", mode="max"), *(each() for each in beside), retrieval(), num_sanity_val_steps=1
     )
     run.fit(net(), loader(), loader())
-    assert run.callback_metrics["f1"] == 0.5
+    assert run.callback_metrics["pair_f1"] == 0.5
 
 
 def test_a_key_of_training_is_no_misspelt_one_of_validation() -> None:

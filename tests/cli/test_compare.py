@@ -57,7 +57,7 @@ def test_both_are_tested_on_the_same_episodes_and_their_steps_compared(runs, cap
     assert result["differences"]["accuracy"]["value"] == pytest.approx(second["accuracy"] - first["accuracy"])
     of = [test["retrieval"]["metrics"]["mAP"] for test in (first, second)]
     assert result["differences"]["mAP"]["value"] == pytest.approx(of[1] - of[0])
-    assert result["differences"]["f1"]["interval"] == [None, None]  # a pooled value has no interval
+    assert result["differences"]["pair_f1"]["interval"] == [None, None]  # a pooled value has no interval
     expected = compare_dynamics(*(run / DYNAMICS for run in runs), names=("one", "two"))
     assert result["dynamics"] == expected.to_dict()
 
@@ -74,7 +74,7 @@ def test_both_tables_show_the_first_run_first(runs, capsys, monkeypatch):
     assert row[1:4] == [f"{values[0]:.4f}", f"{values[1]:.4f}", f"{values[1] - values[0]:+.4f}"]
     words = " ".join(screen.split())
     assert "difference: later minus earlier." in words
-    assert "No interval: f1 is one value of all pairs; J is one value of all rows." in words
+    assert "No interval: pair_f1 is one value of all pairs; J is one value of all rows." in words
 
 
 def test_an_interval_that_is_unknown_says_why(runs, tmp_path, capsys, monkeypatch):

@@ -119,14 +119,14 @@ def test_j_of_files_is_of_queries_and_gallery(stored, tmp_path, capsys):
 def test_j_of_two_files_is_compared_without_an_interval_and_says_why(stored, other, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     path, rows, labels = stored
-    words = [path, "--against", other[0], "--metrics", "mAP", "f1", "J"]
+    words = [path, "--against", other[0], "--metrics", "mAP", "pair_f1", "J"]
     printed = evaluated(capsys, *words)
     assert [printed[which]["J"] for which in ("first", "second")] == [j_of(rows, labels), j_of(other[1], labels)]
     assert printed["differences"]["J"]["value"] == pytest.approx(printed["first"]["J"] - printed["second"]["J"])
     assert main(["evaluate", *map(str, words)]) == 0
     screen = " ".join(capsys.readouterr().out.split())
     assert "difference: first minus second" in screen
-    assert "No interval: f1 is one value of all pairs; J is one value of all rows." in screen
+    assert "No interval: pair_f1 is one value of all pairs; J is one value of all rows." in screen
 
 
 def test_j_without_one_label_a_row_is_refused(judged, stored, tmp_path, capsys):
@@ -205,7 +205,7 @@ def test_against_another_file_json_holds_both_reports_and_their_differences(stor
     first, second = (evaluate_retrieval(rows, labels) for rows in (embeddings, other[1]))
     assert [printed[which]["metrics"] for which in ("first", "second")] == [first.metrics(), second.metrics()]
     assert "per_class" in printed["first"]
-    difference, pooled = printed["differences"]["mAP"], printed["differences"]["f1"]
+    difference, pooled = printed["differences"]["mAP"], printed["differences"]["pair_f1"]
     assert difference["value"] == pytest.approx(first.mAP - second.mAP)
     assert difference["is_beyond_chance"] is True
     assert (pooled["interval"], pooled["is_beyond_chance"]) == ([None, None], None)
@@ -485,7 +485,7 @@ def test_a_state_is_never_written_beside_the_embeddings(parts, tmp_path, capsys)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="torch is imported once, and then forked")
 def test_a_killed_process_is_named_and_the_same_command_goes_on(parts, tmp_path, capsys):
     words = [parts[0], "--labels", "label", "--embeddings", "vectors", "--memory_mb", "0.05"]
-    words += ["--metrics", "mAP", "f1", "J"]
+    words += ["--metrics", "mAP", "pair_f1", "J"]
     known = evaluated(capsys, *words)
     command = [sys.executable, "-c", SLURM, "evaluate", *words, "--json", "--resume", "state"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)

@@ -59,7 +59,7 @@ def test_cosine_and_distance_rank_codes_as_hamming_does(form, bits, as_on_device
         for field in ("grouped", "intervals", "queries_with_ties"):
             assert getattr(hamming, field) == getattr(other, field), (name, field)
         assert hamming.per_class() == other.per_class()
-        in_other_units = {"threshold": math.nan, "auc_pr": math.nan}
+        in_other_units = {"pair_threshold": math.nan, "auc_pr": math.nan}
         assert repr(hamming.values | in_other_units) == repr(other.values | in_other_units), name
         assert hamming["auc_pr"] == pytest.approx(other["auc_pr"], abs=1e-12)
         points = [(hamming.decision, other.decision)]
@@ -90,6 +90,6 @@ def test_ties_are_those_of_loops(items, bits, classes, seed, expected_order):
 def test_thresholds_are_minus_distances():
     codes, labels = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1]]), torch.tensor([0, 0, 1, 1])
     report = evaluate_retrieval(codes, labels, similarity="hamming", label_groups=None, threshold=-3)
-    assert (report.mAP, report["precision"], report["recall"]) == (1.0, 4 / 8, 1.0)
+    assert (report.mAP, report["pair_precision"], report["pair_recall"]) == (1.0, 4 / 8, 1.0)
     best = evaluate_retrieval(codes, labels, similarity="hamming", label_groups=None)
-    assert (best["threshold"], best["f1"]) == (-1.0, 1.0)
+    assert (best["pair_threshold"], best["pair_f1"]) == (-1.0, 1.0)

@@ -21,7 +21,7 @@ from tests.thread_processes import in_threads
 LABELS = torch.randint(0, 40, (600,), generator=torch.Generator().manual_seed(0))
 VECTORS = torch.randn(600, 24, generator=torch.Generator().manual_seed(1)) + 1.5 * torch.eye(40, 24)[LABELS]
 PIECES = {"memory_mb": 0.05}  # of half precision, which is converted piece by piece
-METRICS = ("mAP", "recall@1", "f1", "recall@precision0.9", "eer", "auc_pr", "grouped_recall@1")
+METRICS = ("mAP", "recall@1", "pair_f1", "recall@precision0.9", "eer", "auc_pr", "grouped_recall@1")
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 LABELS = torch.arange(600) % 20
 ROWS = torch.nn.functional.one_hot(LABELS, 20).float() + 0.4 * torch.randn(600, 20, generator=GENERATOR)
 WORDS = [f"class {label}" for label in LABELS.tolist()]
-METRICS = ("mAP", "recall@1", "f1", "recall@precision0.95", "fnmr@fmr0.01")
+METRICS = ("mAP", "recall@1", "pair_f1", "recall@precision0.95", "fnmr@fmr0.01")
 FIRST, SECOND = (evaluate_retrieval(rows, LABELS, metrics=METRICS) for rows in (ROWS, ROWS + 0.5 * ROWS.flip(1)))
 
 
@@ -105,7 +105,10 @@ def test_differences_say_their_sign():
     change = found["mAP"]
     assert f"{change.value:+.4f}" in lines[1]
     assert str(change).startswith(f"{change.first:.4f} - {change.second:.4f} = {change.value:+.4f} (")
-    assert str(found["f1"]) == f"{found['f1'].first:.4f} - {found['f1'].second:.4f} = {found['f1'].value:+.4f}"
+    assert (
+        str(found["pair_f1"])
+        == f"{found['pair_f1'].first:.4f} - {found['pair_f1'].second:.4f} = {found['pair_f1'].value:+.4f}"
+    )
 
 
 def test_an_operating_point_that_is_not_there_is_refused_with_those_that_are():
@@ -137,7 +140,7 @@ def test_pooled_decisions_are_shown_point_by_point():
     )
     assert lines[3] == f"area under the precision-recall curve: {FIRST.auc_pr.value:.4f}"
     assert len(lines) == 4
-    at_half = evaluate_retrieval(ROWS, LABELS, metrics=("eer", "f1"), threshold=0.5)
+    at_half = evaluate_retrieval(ROWS, LABELS, metrics=("eer", "pair_f1"), threshold=0.5)
     assert f"given threshold: {at_half.decision}" in str(at_half.pooled)
     assert f"equal error rate: {at_half['eer']:.4f}" in str(at_half.pooled)
 

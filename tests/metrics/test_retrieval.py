@@ -82,14 +82,14 @@ def test_keywords_of_torchmetrics_stand_beside_the_settings():
 
 
 def test_a_plot_has_a_point_or_a_line_for_each_value_but_the_threshold():
-    metric = RetrievalEvaluation(**SETTINGS | {"metrics": ("mAP", "recall@1", "threshold")})
+    metric = RetrievalEvaluation(**SETTINGS | {"metrics": ("mAP", "recall@1", "pair_threshold")})
     results = [metric(*clustered_items()), metric(*clustered_items(20))]
     for values, expected in ((None, [metric.compute()]), (results, results)):
         _, axes = metric.plot(values)
         lines = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
         for name in ("mAP", "recall@1"):
             assert lines[name] == [float(result[name]) for result in expected]
-        assert "threshold" not in lines
+        assert "pair_threshold" not in lines
 
 
 def test_forward_gives_the_batch_and_keeps_the_whole_and_the_report_is_that_of_the_last_compute():
@@ -335,11 +335,11 @@ def test_items_that_come_twice_are_a_warning_and_ids_leave_them_out():
     ("metrics", "higher"),
     [
         (DEFAULT_METRICS, True),
-        (("mAP", "threshold"), True),
+        (("mAP", "pair_threshold"), True),
         (("eer", "fnmr@fmr0.1"), False),
         (("opis@fmr0.1", "opis_gap@fmr0.1"), False),
         (("mAP", "eer"), None),
-        (("threshold",), None),
+        (("pair_threshold",), None),
     ],
 )
 def test_the_direction_is_that_of_all_values_or_none(metrics, higher):

@@ -42,7 +42,7 @@ monitors = [few.RetrievalMonitor(), few.DiscriminantRatioMonitor(), few.Training
 quiet = {f"enable_{name}": False for name in ("checkpointing", "progress_bar", "model_summary")}
 trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=monitors, logger=False, **quiet)
 trainer.fit(module, DataLoader(data, batch_sampler=episodes), DataLoader(data, batch_size=40))
-assert {"val/mAP", "val/f1"} <= set(trainer.callback_metrics), sorted(trainer.callback_metrics)
+assert {"val/mAP", "val/pair_f1"} <= set(trainer.callback_metrics), sorted(trainer.callback_metrics)
 print(few.evaluate_retrieval(images.flatten(1), labels))
 """
 

@@ -11,9 +11,10 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     ErrorRatePoint,
     OperatingPoint,
     PairCounts,
+    PooledDecisions,
 )
 from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor
-from fewshot_callbacks.functional.retrieval.registry import METRICS, RELEVANCE_METRICS, asked_metric
+from fewshot_callbacks.functional.retrieval.registry import METRICS, RELEVANCE_METRICS, Asked, Metric, asked_metric
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval.revisited import revisited_protocol
@@ -32,14 +33,17 @@ __all__ = [
     "DEFAULT_METRICS",
     "METRICS",
     "RELEVANCE_METRICS",
+    "Asked",
     "Divisor",
     "Enclosure",
     "ErrorRatePoint",
     "EvaluationPlan",
     "GeneralizationGap",
     "GroupedRecall",
+    "Metric",
     "OperatingPoint",
     "PairCounts",
+    "PooledDecisions",
     "Progress",
     "Relevance",
     "RetrievalOptions",

@@ -146,12 +146,10 @@ class RetrievalInputs:
             places = self.share.queries if self.drawn is None else self.drawn[self.share.queries]
             numbers = gather_in_item_order(self.processes, self.share.gallery.numpy())
             given = self.given.part(places.numpy(), numbers)
+            judged = given_relevance.judged_items(given)
             symmetric = self.is_one_set and given.mutual
-            return (
-                Relevance(given.relevant, self._itself(), kinds, given.ignored, symmetric),
-                given.grades,
-                given.absent,
-            )
+            relevance = Relevance(judged.relevant, self._itself(), kinds, judged.ignored, symmetric)
+            return relevance, judged.grades, judged.absent
         labels = gather_in_item_order(self.processes, self.own_gallery_labels.numpy())
         of_labels = Lists.of_labels(own_labels, labels)
         return Relevance(of_labels, self._itself(), kinds, symmetric=self.is_one_set), None, None

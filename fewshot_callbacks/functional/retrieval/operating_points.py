@@ -3,8 +3,8 @@
 `decide` finds the thresholds that a report shows (`OperatingPoint`, `ErrorRatePoint`) and counts pairs at a few hundred
 more (`PairCounts`). A threshold is the answer of a question, such as `BestF1`. It is a relevant score: of all thresholds
 between two relevant scores, which accept the same relevant pairs, the upper score accepts the fewest negatives.
-The metrics `f1`, `precision`, `recall` and `threshold` read `PooledDecisions.decision`: the point of `BestF1`, unless a
-threshold was fixed. Pairs with equal scores are accepted together, so that no rule for ties is needed.
+The metrics `pair_f1`, `pair_precision`, `pair_recall` and `pair_threshold` read `PooledDecisions.decision`: the point of
+`BestF1`, unless a threshold was fixed. Pairs with equal scores are accepted together, so that no rule for ties is needed.
 
 `ThresholdSearch` knows the relevant pairs at each score of the score grid, and bounds of the number of negatives. From
 these, a question finds its answer, or the scores that may be the answer. The counts at such scores are closed, or, if the

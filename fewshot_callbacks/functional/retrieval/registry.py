@@ -120,19 +120,21 @@ METRICS = (
         lambda grouped, k: grouped.at[k],
         "recall@{k} inside groups of classes; queries without a match are misses.",
     ),
-    Metric("precision", "pairs", attrgetter("decision.precision"), "Share of the accepted pairs that is relevant."),
-    Metric("recall", "pairs", attrgetter("decision.recall"), "Share of the relevant pairs that is accepted."),
     Metric(
-        "f1",
+        "pair_precision", "pairs", attrgetter("decision.precision"), "Share of the accepted pairs that is relevant."
+    ),
+    Metric("pair_recall", "pairs", attrgetter("decision.recall"), "Share of the relevant pairs that is accepted."),
+    Metric(
+        "pair_f1",
         "pairs",
         attrgetter("decision.f1"),
-        "Harmonic mean of precision and recall of pairs; the best, unless threshold is given.",
+        "Harmonic mean of pair_precision and pair_recall; the best, unless threshold is given.",
     ),
     Metric(
-        "threshold",
+        "pair_threshold",
         "pairs",
         attrgetter("decision.threshold"),
-        "Score from which a pair is accepted for precision, recall and f1.",
+        "Score from which a pair is accepted for pair_precision, pair_recall and pair_f1.",
         range=None,
         better=None,
     ),
@@ -247,7 +249,8 @@ def asked_metric(key: object, among: Sequence[Metric] | None = None) -> Asked:
             return Asked(key, metric, _parameters(key, metric, match))
     meant = _meant(key, among)
     if meant is not None:
-        raise ValueError(f"there is no metric {key!r}; did you mean {meant!r}?")
+        explanation = _EXPLANATIONS.get(meant, "")
+        raise ValueError(f"there is no metric {key!r}; did you mean {meant!r}? {explanation}".rstrip())
     known = ", ".join(metric.pattern for metric in among)
     if any(metric.source == "ranks" for metric in among):
         known += ", and macro_ before those of single queries"
@@ -303,12 +306,24 @@ _PEERS = (
     (r"(retrievalprecision|precision|prec|p)(top)?@?\d+|retrievalprecision", "precision@{k}"),
     (r"ndcgcut@?\d+", "ndcg@{k}_linear"),
     (r"(retrieval)?(normalizeddcg|ndcg)(top)?@?\d*", "ndcg@{k}"),
-    (r"f1score|fscore|bestf1|f", "f1"),
+    (r"(pooled|micro|best|max)?(f1?|f1?score|f1?measure)", "pair_f1"),
+    (r"(pooled|micro)?precision", "pair_precision"),
+    (r"(pooled|micro)?recall|tpr|sensitivity|true(positive|accept|match)rate", "pair_recall"),
+    (r"(pooled|best|f1|bestf1)?threshold", "pair_threshold"),
     (r"equalerrorrate", "eer"),
     (r"aucpr|auprc|prauc|aupr|pooledap|microap", "auc_pr"),
     (r"(true(accept|match)rate|tar|tmr|tpr)(@|at)(far|fmr)\d*\.?\d+(e-?\d+)?", "tar@far{p}"),
     (r"mindcf(@?\d*\.?\d+)?|mincost", "min_dcf@{p}"),
 )
+
+# What a message adds to the key that is meant, since other metrics have the same name elsewhere.
+_EXPLANATIONS = {
+    "pair_precision": "It is of all pairs at one threshold; precision@5 is of the first items of each query.",
+    "pair_recall": "It is of all pairs at one threshold; recall@1 is of queries with a hit, grouped_recall@1 the same in "
+    "groups of classes, ir_recall@10 of the relevant items of a query, recall@precision0.95 of all pairs at that precision.",
+    "pair_f1": "It is of all pairs at one threshold, as pair_precision and pair_recall; recall@1 is of queries with a hit.",
+    "pair_threshold": "It is the score from which pairs are accepted for pair_precision, pair_recall and pair_f1.",
+}
 
 
 def _bare(key: str) -> str:

@@ -60,9 +60,9 @@ class Relevance:
         Relevance(2 queries, 3 gallery items, 3 relevant pairs, 0 ignored)
     """
 
-    relevant: Lists
+    _relevant: Lists
     """relevant items of each query, ascending"""
-    ignored: Lists
+    _ignored: Lists
     """ignored items of each query, ascending"""
     gallery: int
     """number of gallery items"""
@@ -70,13 +70,13 @@ class Relevance:
     """queries and gallery are one set, in which an item is no candidate for itself"""
     mutual: bool
     """whether queries and gallery are one set in which j is in the lists of i wherever i is in the lists of j"""
-    grades: Shaped[np.ndarray, "pairs"] | None = field(default=None, repr=False)
+    _grades: Shaped[np.ndarray, "pairs"] | None = field(default=None, repr=False)
     """grade of each entry of the relevant items; None if all are 1"""
     clusters: Int[np.ndarray, "queries"] | None = field(default=None, repr=False)
     """number of the cluster of each query, for intervals: queries of one cluster depend on each other; None if none do"""
     unknown: int = 0
     """number of judgements whose query or item has no row"""
-    absent: Absent | None = field(default=None, repr=False)
+    _absent: Absent | None = field(default=None, repr=False)
     """relevant items that are not in the gallery: each counts as one that is never found; None if there are none"""
     at_least: float = 1
     """smallest relevant grade of judgements"""
@@ -125,12 +125,12 @@ class Relevance:
         ignored_lists = Lists.none(queries) if ignored is None else _lists(call, "ignored", ignored, items)
         _refuse_both(call, lists, ignored_lists, items)
         return cls(
-            relevant=lists,
-            ignored=ignored_lists,
+            _relevant=lists,
+            _ignored=ignored_lists,
             gallery=items,
             one_set=gallery is None,
             mutual=gallery is None and _are_mutual(lists) and _are_mutual(ignored_lists),
-            grades=None if grades is None else _grades_of_lists(call, relevant, grades),
+            _grades=None if grades is None else _grades_of_lists(call, relevant, grades),
         )._with(call, clusters)
 
     @classmethod
@@ -194,14 +194,14 @@ class Relevance:
         missing = relevant[~is_present]
         lists = Lists(*_spans(row[present], len(query_ids)), item[present].astype(np.int32))
         return cls(
-            relevant=lists,
-            ignored=Lists.none(len(query_ids)),
+            _relevant=lists,
+            _ignored=Lists.none(len(query_ids)),
             gallery=len(items_of_rows),
             one_set=one_set,
             mutual=one_set and _are_mutual(lists),
-            grades=grades[present],
+            _grades=grades[present],
             unknown=int(((row < 0) | (item >= len(items_of_rows))).sum()),
-            absent=Absent(*_spans(row[missing], len(query_ids)), grades[missing]) if len(missing) else None,
+            _absent=Absent(*_spans(row[missing], len(query_ids)), grades[missing]) if len(missing) else None,
             at_least=least,
             below=int(((grades[distinct] > 0) & (grades[distinct] < least)).sum()),
         )._with(call, clusters)
@@ -242,12 +242,12 @@ class Relevance:
         of_query, of_item = _numbered(call, {"targets": query_sets, "gallery_targets": item_sets})
         lists, grades = _shared_labels(of_query, of_item, one_set=one_set)
         return cls(
-            relevant=lists,
-            ignored=Lists.none(len(query_sets)),
+            _relevant=lists,
+            _ignored=Lists.none(len(query_sets)),
             gallery=len(item_sets),
             one_set=one_set,
             mutual=one_set,
-            grades=grades,
+            _grades=grades,
             clusters=_clusters_of_sets(of_query),
         )
 
@@ -266,13 +266,13 @@ class Relevance:
     @property
     def queries(self) -> int:
         """Number of queries."""
-        return len(self.relevant.start)
+        return len(self._relevant.start)
 
     def digest(self) -> str:
         """Return eight hexadecimal characters; relevances that differ have different ones, but by chance."""
         digest = hashlib.blake2b(digest_size=4)
-        absent = () if self.absent is None else self.absent
-        for array in (*self.relevant, *self.ignored, self.grades, self.clusters, *absent):
+        absent = () if self._absent is None else self._absent
+        for array in (*self._relevant, *self._ignored, self._grades, self.clusters, *absent):
             digest.update(b"-" if array is None else np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
@@ -287,17 +287,17 @@ class Relevance:
         if is_same:  # large lists are not copied
             return self
         new_numbers = np.argsort(numbers)
-        relevant, order = _renumbered(self.relevant, queries, new_numbers)
-        ignored, _ = _renumbered(self.ignored, queries, new_numbers)
-        absent = self.absent
+        relevant, order = _renumbered(self._relevant, queries, new_numbers)
+        ignored, _ = _renumbered(self._ignored, queries, new_numbers)
+        absent = self._absent
         if absent is not None:
             absent = absent._replace(start=absent.start[queries], stop=absent.stop[queries])
         return replace(
             self,
-            relevant=relevant,
-            ignored=ignored,
-            grades=None if self.grades is None else self.grades[order],
-            absent=absent,
+            _relevant=relevant,
+            _ignored=ignored,
+            _grades=None if self._grades is None else self._grades[order],
+            _absent=absent,
         )
 
     @property
@@ -307,7 +307,7 @@ class Relevance:
             return []
         subject = "judgement names" if self.unknown == 1 else "judgements name"
         note = f"{self.unknown:,} {subject} a query or an item that no row is."
-        absent = 0 if self.absent is None else len(self.absent.grades)
+        absent = 0 if self._absent is None else len(self._absent.grades)
         if absent:
             note += (
                 f" Relevant items that are missing from the gallery count as never found: {absent:,}, of the queries that "
@@ -317,10 +317,31 @@ class Relevance:
 
     def __repr__(self) -> str:
         sets = " in one set" if self.one_set else f", {self.gallery:,} gallery items"
-        relevant = int(self.relevant.sizes.sum())
-        ignored = int(self.ignored.sizes.sum())
-        missing = "" if self.absent is None else f", {len(self.absent.grades):,} not in the gallery"
+        relevant = int(self._relevant.sizes.sum())
+        ignored = int(self._ignored.sizes.sum())
+        missing = "" if self._absent is None else f", {len(self._absent.grades):,} not in the gallery"
         return f"Relevance({self.queries:,} queries{sets}, {relevant:,} relevant pairs{missing}, {ignored:,} ignored)"
+
+
+class JudgedItems(NamedTuple):
+    """The items that a `Relevance` names, as the engine reads them.
+
+    Attributes:
+        relevant: Relevant items of each query, ascending.
+        ignored: Ignored items of each query, ascending.
+        grades: Grade of each entry of `relevant`; None if all are 1.
+        absent: Relevant items that are not in the gallery; None if there are none.
+    """
+
+    relevant: Lists
+    ignored: Lists
+    grades: Shaped[np.ndarray, "pairs"] | None
+    absent: Absent | None
+
+
+def judged_items(relevance: Relevance) -> JudgedItems:
+    """Return the items that a relevance names."""
+    return JudgedItems(relevance._relevant, relevance._ignored, relevance._grades, relevance._absent)
 
 
 def _renumbered(

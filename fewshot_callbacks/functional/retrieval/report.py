@@ -42,7 +42,7 @@ _PLAIN = (
 class Values:
     """The values of a report, each under the key with which it is logged."""
 
-    known: ClassVar[Sequence[Metric]] = METRICS
+    _known: ClassVar[Sequence[Metric]] = METRICS
     values: dict[str, float]
     intervals: dict[str, Interval]
 
@@ -54,7 +54,7 @@ class Values:
             LookupError: If it is not in this report, with what to ask for.
         """
         if key not in self.values:
-            asked_metric(key, self.known)
+            asked_metric(key, self._known)
             raise LookupError(
                 f"this report has no {key!r}, but {', '.join(self.values)}. Ask for it when you evaluate, with "
                 f"metrics=({key!r}, ...); if you did, {self._why_left_out(key)}"
@@ -89,9 +89,9 @@ class Values:
         """
         by_pattern: dict[str, dict[Any, float]] = {}
         for key, value in self.values.items():
-            for key_pattern, number in asked_metric(key, self.known).patterns.items():
+            for key_pattern, number in asked_metric(key, self._known).patterns.items():
                 by_pattern.setdefault(key_pattern, {})[number] = value
-        if pattern not in by_pattern and not is_pattern(pattern, self.known):
+        if pattern not in by_pattern and not is_pattern(pattern, self._known):
             known = f"the patterns {', '.join(by_pattern)}" if by_pattern else "no value with a number in its key"
             raise ValueError(
                 f"there is no pattern {pattern!r}; this report has {known}. A pattern is a key with one number left "
@@ -101,7 +101,7 @@ class Values:
 
     def meaning(self, key: str) -> str:
         """Return a sentence on what a value of this report is."""
-        return asked_metric(key, self.known).meaning
+        return asked_metric(key, self._known).meaning
 
     def lines(self) -> list[str]:
         """Return each value with its interval, where there is one, as a line."""
@@ -394,7 +394,7 @@ class RetrievalReport(Values):
         if self.pooled is None:
             raise LookupError(
                 f"this report has counted no pairs, since none of {', '.join(self.values)} is of all pairs together. Ask "
-                "for one that is when you evaluate, with metrics=('f1', ...), or pass a threshold."
+                "for one that is when you evaluate, with metrics=('pair_f1', ...), or pass a threshold."
             )
         return self.pooled
 

@@ -109,7 +109,7 @@ DEFAULT_IDENTIFICATION_METRICS = ("tpir@fpir0.1", "tpir@fpir0.01", "recall@1")
 class IdentificationReport(Values):
     """The result of `evaluate_identification`."""
 
-    known: ClassVar = IDENTIFICATION_METRICS
+    _known: ClassVar = IDENTIFICATION_METRICS
 
     values: dict[str, float]
     """metric -> value, in the order of `metrics`; NaN where no query is non-mated, and a note says so"""

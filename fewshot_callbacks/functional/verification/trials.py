@@ -162,7 +162,7 @@ class TrialReport(Values):
         eer                       0.3333
     """
 
-    known: ClassVar = TRIAL_METRICS
+    _known: ClassVar = TRIAL_METRICS
 
     values: dict[str, float]
     """metric -> value, in the order of `metrics`"""

@@ -56,7 +56,7 @@ def check_all_metrics(case, k, threshold=None, threshold_bounds=None):
     expected, metrics, several = BruteForce(**case), rank_metrics(k), case["query_labels"].ndim > 1
     options = {name: torch.as_tensor(part) if isinstance(part, np.ndarray) else part for name, part in case.items()}
     sets = options.pop("queries"), options.pop("query_labels")
-    keys = (*metrics, "f1", *(f"recall@precision{precision}" for precision in (0.3, 0.75, 1.0)))
+    keys = (*metrics, "pair_f1", *(f"recall@precision{precision}" for precision in (0.3, 0.75, 1.0)))
     options |= {"metrics": keys if several else (*keys, "macro_mAP")}
     options |= {"threshold": threshold, "threshold_bounds": threshold_bounds}
     if not expected.matched:
@@ -75,7 +75,7 @@ def check_all_metrics(case, k, threshold=None, threshold_bounds=None):
         assert report.per_class()["mAP"] == pytest.approx(means, abs=1e-12)
         assert report["macro_mAP"] == pytest.approx(np.mean([*means.values()]), abs=1e-12)
     if threshold is None:
-        assert report["f1"] == pytest.approx(expected.best_f1, abs=1e-12)
+        assert report["pair_f1"] == pytest.approx(expected.best_f1, abs=1e-12)
     elif case["similarity"] == "cosine" or not np.isclose(np.concatenate(expected.scores), threshold).any():
         found = (report.decision.true_positives, report.decision.false_positives, report.decision.false_negatives)
         assert found == expected.pooled(threshold)

@@ -56,7 +56,7 @@ class TestReports:
         assert found["macro_mAP"].interval == pytest.approx(paired_difference_interval(of_classes), abs=1e-12)
         of_groups = (first.grouped.per_group[1] - second.grouped.per_group[1])[0]
         assert found["grouped_recall@1"].interval == paired_difference_interval(of_groups)
-        of_pairs = [found[name] for name in ("f1", "threshold", "recall@precision0.95")]
+        of_pairs = [found[name] for name in ("pair_f1", "pair_threshold", "recall@precision0.95")]
         assert all(math.isnan(one.interval.low) and not one.is_beyond_chance for one in of_pairs)
 
     def test_queries_without_a_match_are_left_out_of_both(self):

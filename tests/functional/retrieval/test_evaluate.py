@@ -50,7 +50,7 @@ def test_larger_sets_equal_a_sorted_reference(noise):
     pairs, relevant = scores[others], same[others]
     tp = relevant[pairs.argsort(descending=True)].double().cumsum(0)
     f1 = 2 * tp / (torch.arange(1, len(tp) + 1) + relevant.sum())
-    assert report["f1"] == pytest.approx(f1.max().item(), abs=1e-12)
+    assert report["pair_f1"] == pytest.approx(f1.max().item(), abs=1e-12)
     area = average_precision_score(relevant, pairs)
     assert report.auc_pr.low - 1e-9 <= area <= report.auc_pr.high + 1e-9
     assert report.auc_pr.error < 0.01
@@ -86,7 +86,7 @@ def test_order_memory_threads_and_precision_do_not_change_a_bit(seed, items, noi
     embeddings = (labels[:, None] % 7 + noise * torch.randn(2 * items, 4, generator=generator)).round(decimals=1)
     order, other = (torch.randperm(len(labels), generator=generator) for _ in range(2))
     options = {
-        "metrics": ("mAP", "recall@2", "ndcg@5", "macro_mAP", "f1", "recall@precision0.5", "grouped_recall@2"),
+        "metrics": ("mAP", "recall@2", "ndcg@5", "macro_mAP", "pair_f1", "recall@precision0.5", "grouped_recall@2"),
         "label_groups": 3 if len(labels.unique()) >= 3 else None,
         "similarity": similarity,
     }
@@ -219,10 +219,10 @@ class TestMetrics:
         assert tuple(evaluate_retrieval(*made(100, 20, 8)).metrics()) == DEFAULT_METRICS
 
     def test_what_was_not_asked_for_is_no_quiet_number(self):
-        report = evaluate_retrieval(*made(100, 20, 8), metrics=("f1", "recall@2"))
+        report = evaluate_retrieval(*made(100, 20, 8), metrics=("pair_f1", "recall@2"))
         assert (report.grouped, report.notes) == (None, ())
         for missing in (lambda: report.mAP, lambda: report["mAP"]):
-            with pytest.raises(LookupError, match=r"no 'mAP', but f1, recall@2. Ask for it .*metrics=\('mAP', "):
+            with pytest.raises(LookupError, match=r"no 'mAP', but pair_f1, recall@2. Ask for it .*metrics=\('mAP', "):
                 missing()
         with pytest.raises(ValueError, match="there is no metric 'recal@2'; did you mean 'recall@2'"):
             report["recal@2"]
@@ -231,11 +231,13 @@ class TestMetrics:
 
     def test_pairs_are_counted_where_that_was_asked_for(self):
         data, asked = made(100, 20, 8), ("mAP", "recall@2")
-        report, whole = evaluate_retrieval(*data, metrics=asked), evaluate_retrieval(*data, metrics=(*asked, "f1"))
+        report, whole = evaluate_retrieval(*data, metrics=asked), evaluate_retrieval(*data, metrics=(*asked, "pair_f1"))
         others = ({"threshold": 0.5}, {"metrics": ("eer", "mAP")}, {"metrics": ("opis@fmr0.1",)})
         counted = [whole, *(evaluate_retrieval(*data, **{"metrics": asked} | one) for one in others)]
         for name in ("decision", "at_precision", "at_false_match_rate", "auc_pr", "curve", "pair_counts"):
-            with pytest.raises(LookupError, match=r"counted no pairs, since none of mAP, recall@2 .*=\('f1', ...\)"):
+            with pytest.raises(
+                LookupError, match=r"counted no pairs, since none of mAP, recall@2 .*=\('pair_f1', ...\)"
+            ):
                 getattr(report, name)
             for other in counted:
                 getattr(other, name)

@@ -15,7 +15,7 @@ PAGES = sorted((Path(__file__).parents[3] / "docs/coming_from").glob("*.md"))
 MEANT = {
     # other letters
     "map": "mAP", "Map": "mAP", "MAP": "mAP", "mAP@R": "map@r", "MAP@R": "map@r", "MRR": "mrr", "MRR@10": "mrr@10",
-    "mINP": "minp", "NDCG@10": "ndcg@10", "Recall@5": "recall@5", "EER": "eer", "F1": "f1", "AUC_PR": "auc_pr",
+    "mINP": "minp", "NDCG@10": "ndcg@10", "Recall@5": "recall@5", "EER": "eer", "F1": "pair_f1", "AUC_PR": "auc_pr",
     "MAP@10_FOUND": "map@10_found", "FNMR@FMR0.001": "fnmr@fmr0.001", "Precision@3_last": "precision@3_last",
     # other signs
     "R-precision": "r_precision", "r precision": "r_precision", "recall_at_5": "recall@5", "recall-at-5": "recall@5",
@@ -37,8 +37,12 @@ MEANT = {
     "success_1": "recall@1", "ndcg_cut_10": "ndcg@10_linear", "map_cut_10": "map@10_relevant",
     # sentence-transformers
     "accuracy@10": "recall@10", "map@100": "map@100_min", "cosine_map@100": "map@100_min",
+    "cosine_f1": "pair_f1", "cosine_precision": "pair_precision", "dot_recall": "pair_recall",
+    "euclidean_f1_threshold": "pair_threshold",
+    # scikit-learn
+    "precision": "pair_precision", "recall": "pair_recall", "f1": "pair_f1", "f1score": "pair_f1",
     # papers
-    "average_precision": "mAP", "P@10": "precision@10", "f1_score": "f1", "pr_auc": "auc_pr", "AUPRC": "auc_pr",
+    "average_precision": "mAP", "P@10": "precision@10", "f1_score": "pair_f1", "pr_auc": "auc_pr", "AUPRC": "auc_pr",
     # misspelt
     "recal@5": "recall@5", "ndgc@7": "ndcg@7",
 }  # fmt: skip
@@ -46,11 +50,38 @@ MEANT = {
 
 @pytest.mark.parametrize(("key", "meant"), MEANT.items())
 def test_a_name_that_others_use_leads_to_the_metric(key, meant):
-    for start in ("", "macro_") if meant[0] not in "ego" and meant not in ("auc_pr", "f1", "fnmr@fmr0.001") else ("",):
+    of_pairs = meant.startswith("pair_") or meant in ("auc_pr", "fnmr@fmr0.001")
+    for start in ("", "macro_") if meant[0] not in "ego" and not of_pairs else ("",):
         with pytest.raises(
             ValueError, match=rf"no metric '{re.escape(start + key)}'; did you mean '{start + meant}'\?"
         ):
             asked_metric(start + key)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (
+            "recall",
+            "'pair_recall'? It is of all pairs at one threshold; recall@1 is of queries with a hit, grouped_",
+        ),
+        (
+            "recall",
+            "ir_recall@10 of the relevant items of a query, recall@precision0.95 of all pairs at that precision.",
+        ),
+        ("macro_recall", "'pair_recall'? It is of all pairs at one threshold"),
+        ("precision", "'pair_precision'? It is of all pairs at one threshold; precision@5 is of the first items"),
+        (
+            "f1",
+            "'pair_f1'? It is of all pairs at one threshold, as pair_precision and pair_recall; recall@1 is of",
+        ),
+        ("f1score", "'pair_f1'? It is of all pairs at one threshold"),
+        ("threshold", "'pair_threshold'? It is the score from which pairs are accepted for pair_precision, pair_"),
+    ],
+)
+def test_a_name_that_several_metrics_have_elsewhere_is_explained(key, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        asked_metric(key)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

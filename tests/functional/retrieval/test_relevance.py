@@ -8,10 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.functional import Relevance, Share, evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.relevance import judged_items
 from tests.functional.brute_force import orders, rank_metrics
 from tests.thread_processes import in_threads
 
-METRICS = (*rank_metrics(3), "precision", "recall", "f1", "threshold", "recall@precision0.3", "eer", "auc_pr")
+METRICS = (
+    *rank_metrics(3),
+    "pair_precision",
+    "pair_recall",
+    "pair_f1",
+    "pair_threshold",
+    "recall@precision0.3",
+    "eer",
+    "auc_pr",
+)
 
 
 def assert_equal(one, other):
@@ -61,7 +71,7 @@ def test_label_sets_in_any_form_are_the_same(two, ties):
     embeddings, gallery = (torch.randn(n, 5).sign() for n in (40, 30))
     targets, others = ((torch.rand(n, 6) < 0.3).long() for n in (40, 30))
     gallery, others = (gallery, others) if two else (None, None)
-    options = {"metrics": ("mAP", "ndcg@3", "ndcg@100", "ndcg@3_linear", "f1"), "ties": ties}
+    options = {"metrics": ("mAP", "ndcg@3", "ndcg@100", "ndcg@3_linear", "pair_f1"), "ties": ties}
     truth = evaluate_retrieval(embeddings, targets, gallery, others, **options)
     for form in (
         lambda side: side,
@@ -99,7 +109,8 @@ def test_what_is_there_of_it():
     relevance = Relevance.from_judgements(judged, ["b", "a"], [2, 1], unknown="ignore")
     assert repr(relevance) == "Relevance(2 queries, 2 gallery items, 2 relevant pairs, 0 ignored)"
     assert relevance.unknown == 1
-    assert (relevance.relevant.items.tolist(), relevance.grades.tolist()) == ([1, 1], [3.0, 1.0])
+    judged = judged_items(relevance)
+    assert (judged.relevant.items.tolist(), judged.grades.tolist()) == ([1, 1], [3.0, 1.0])
     report = evaluate_retrieval(torch.eye(3), relevance=Relevance.from_lists([[1], [0], []]))
     assert str(report).startswith("3 queries, 3 gallery items\nmAP")
     assert "1 of 3 queries have no match" in report.notes[0]
@@ -235,7 +246,7 @@ def test_documents_that_are_judged_and_not_in_the_gallery_are_those_that_trec_ev
     cut = {query: {f"d{n}": row[f"d{n}"] for n in there} for query, row in run.items()}
     found = pytrec_eval.RelevanceEvaluator(grades, set(names)).evaluate(cut)
     relevance = Relevance.from_judgements(grades, QUERY_NAMES, [f"d{n}" for n in there], unknown="ignore")
-    options = {"relevance": relevance, "similarity": "dot", "metrics": (*names.values(), "f1")}
+    options = {"relevance": relevance, "similarity": "dot", "metrics": (*names.values(), "pair_f1")}
     report = evaluate_retrieval(data[0], gallery=data[1][there], **options)
     for name, ours in names.items():
         theirs = [found[query][name] for query in QUERY_NAMES]
@@ -345,7 +356,8 @@ def test_a_file_of_judgements_has_three_or_four_columns_and_perhaps_a_heading(tm
     file = tmp_path / "judged.tsv"
     file.write_text("\n".join([form.format("query-id", "corpus-id", "score")] * heading + lines) + "\n")
     relevance = Relevance.from_judgements(file, ["q1", "q2"], ["d1", "d2", "d3"])
-    assert (relevance.relevant.items.tolist(), relevance.grades.tolist()) == ([0, 2], [2.0, 1.0])
+    judged = judged_items(relevance)
+    assert (judged.relevant.items.tolist(), judged.grades.tolist()) == ([0, 2], [2.0, 1.0])
 
 
 @pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e-12, 0.25, 700.0, 1e300])
@@ -368,7 +380,7 @@ def test_labels_of_sets_are_what_they_are():
     for labels in ([2**60, 2**60 + 1], ["a", "a\0"], [2**70, -1]):
         one, other = labels
         found = SETS([[one], [other], [one, other]])
-        assert found.relevant.sizes.tolist() == [1, 1, 2], labels
+        assert judged_items(found).relevant.sizes.tolist() == [1, 1, 2], labels
 
 
 def test_sentence_transformers():

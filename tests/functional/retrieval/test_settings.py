@@ -115,7 +115,10 @@ WRONG = [
     ({"metrics": "macro_MAP@R"}, r"there is no metric 'macro_MAP@R'; did you mean 'macro_map@r'\?"),
     ({"metrics": "Macro_mAP"}, r"there is no metric 'Macro_mAP'; did you mean 'macro_mAP'\?"),
     ({"metrics": "zzz"}, r"there is no metric 'zzz'. There are mAP, map@r, .*eer, .*, and macro_ before"),
-    ({"metrics": "macro_f1"}, r"there is no metric 'macro_f1': f1 has no value for each query.*Ask for 'f1'"),
+    (
+        {"metrics": "macro_pair_f1"},
+        r"there is no metric 'macro_pair_f1': pair_f1 has no value for each.*Ask for 'pair_f1'",
+    ),
     ({"metrics": 5}, r"metrics hold 5. Each is the key under which it is logged, such as 'recall@1'"),
     ({"metrics": ()}, r"metrics are empty. Ask for at least one"),
     ({"metrics": "recall@9223372036854775808"}, r"metrics hold .*8', and ranks end at 2\*\*63 - 1. From the number"),

@@ -1,0 +1,215 @@
+"""Public names are what a user constructs or calls, and the types of what these give: `fewshot_callbacks/__init__.pyi`."""
+
+import ast
+import functools
+import inspect
+import pydoc
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+import fewshot_callbacks
+from fewshot_callbacks import Interval
+from fewshot_callbacks.engine.relevance import Lists
+from fewshot_callbacks.functional import Moments
+
+PACKAGE = "fewshot_callbacks"
+ROOT = Path(__file__).parents[1]
+LAYERS = ("callbacks", "data", "functional", "losses", "metrics", "plots", "protonet", "report", "sources")
+NAMES = fewshot_callbacks.__all__
+
+# Where users read what they construct and call.
+SHOWN = "\n".join(
+    path.read_text(encoding="utf-8")
+    for pattern in ("README.md", "docs/**/*.md", "examples/**/*.py", "examples/*.ipynb")
+    for path in sorted(ROOT.glob(pattern))
+)
+# The one constant: users add keys to it.
+CONSTANTS = {"DEFAULT_METRICS"}
+
+
+def public() -> dict[str, Any]:
+    """Return the public names and what they name."""
+    return {name: getattr(fewshot_callbacks, name) for name in NAMES}
+
+
+def in_layers() -> dict[str, Any]:
+    """Return what the layers export."""
+    layers = [import_module(f"{PACKAGE}.{layer}") for layer in LAYERS]
+    return {name: getattr(layer, name) for layer in layers for name in layer.__all__}
+
+
+def is_of_package(thing: Any) -> bool:
+    return getattr(thing, "__module__", "").partition(".")[0] == PACKAGE
+
+
+def classes_in(annotation: Any) -> Iterator[type]:
+    """List the classes of the package in a type, such as `Interval` of `dict[str, Interval] | None`."""
+    if isinstance(annotation, list | tuple):  # the arguments of a Callable
+        for part in annotation:
+            yield from classes_in(part)
+    elif inspect.isclass(annotation) and is_of_package(annotation):
+        yield annotation
+    yield from (found for part in get_args(annotation) for found in classes_in(part))
+
+
+@functools.cache
+def source_of(module: str) -> ast.Module:
+    return ast.parse(inspect.getsource(sys.modules[module]))
+
+
+@functools.cache
+def names_for_type_checkers(module: str) -> dict[str, Any]:
+    """Return what a module imports for type checkers alone."""
+    names: dict[str, Any] = {}
+    for block in source_of(module).body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            exec(compile(ast.Module(block.body, []), module, "exec"), names)
+    return names
+
+
+def hints(thing: Any) -> dict[str, Any]:
+    return get_type_hints(thing, localns=names_for_type_checkers(thing.__module__))
+
+
+def function_of(member: Any) -> Any:
+    """Return the function behind a method, a property or a cached property; None behind anything else."""
+    if isinstance(member, property):
+        return member.fget
+    if isinstance(member, functools.cached_property):
+        return member.func
+    if isinstance(member, classmethod | staticmethod):
+        return member.__func__
+    return member if inspect.isfunction(member) else None
+
+
+def annotated_attributes(kind: type) -> dict[str, Any]:
+    """Return the attributes that `__init__` annotates, and their types."""
+    names = vars(sys.modules[kind.__module__]) | names_for_type_checkers(kind.__module__)
+    [definition] = [
+        node
+        for node in ast.walk(source_of(kind.__module__))
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__
+    ]
+    return {
+        node.target.attr: eval(ast.unparse(node.annotation), names)
+        for method in definition.body
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__"
+        for node in ast.walk(method)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute)
+    }
+
+
+def given_by(thing: Any) -> dict[str, Any]:
+    """Return the type of what each public member of a class gives, or of what a function returns."""
+    if inspect.isfunction(thing):
+        return {"()": hints(thing).get("return")}
+    types: dict[str, Any] = {}
+    for kind in filter(is_of_package, getattr(thing, "__mro__", ())):
+        types |= {name: hints(kind)[name] for name in inspect.get_annotations(kind)} | annotated_attributes(kind)
+        functions = {name: function_of(member) for name, member in vars(kind).items()}
+        types |= {name: hints(each).get("return") for name, each in functions.items() if each and name[0] != "_"}
+    return {name: annotation for name, annotation in types.items() if not name.startswith("_")}
+
+
+def not_public(things: Mapping[str, Any], known: Collection[str]) -> dict[str, set[str]]:
+    """Return the classes that these things give and that are not known, each with who gives it."""
+    missing: dict[str, set[str]] = {}
+    for name, thing in things.items():
+        for member, annotation in given_by(thing).items():
+            for kind in classes_in(annotation):
+                if kind.__name__ not in known:
+                    missing.setdefault(kind.__name__, set()).add(f"{name}.{member}")
+    return missing
+
+
+def is_shown(name: str) -> bool:
+    """Whether a page or an example constructs, calls or subclasses it, or names it as code."""
+    return re.search(rf"\b{name}(\.\w+)?\(|\bclass \w+\({name}\)|`{name}\b", SHOWN) is not None
+
+
+def unjustified(things: Mapping[str, Any]) -> set[str]:
+    """Return the names that no user constructs or calls, and that are not given by another one either."""
+    given = {
+        kind.__name__
+        for name, thing in things.items()
+        for annotation in given_by(thing).values()
+        for kind in classes_in(annotation)
+        if kind.__name__ != name
+    }
+    return {name for name in things if name not in given | CONSTANTS and not is_shown(name)}
+
+
+def test_what_public_names_give_is_public() -> None:
+    assert not_public(public(), NAMES) == {}
+
+
+def test_what_layers_give_is_exported_by_a_layer() -> None:
+    everything = in_layers()
+    assert not_public(everything, everything) == {}
+    assert set(NAMES) <= set(everything)
+
+
+def test_each_name_is_constructed_or_called_or_given() -> None:
+    assert unjustified(public()) == set()
+
+
+def planted() -> dict[str, tuple[Lists, ...]]:
+    return {}
+
+
+class Planted:
+    moments: Moments
+
+    def __init__(self) -> None:
+        self.options: Lists | None = None
+
+    @property
+    def interval(self) -> Interval:
+        return Interval(0.0, 1.0)
+
+    @functools.cached_property
+    def more(self) -> Lists:
+        return Lists.none(1)
+
+    def _private(self) -> Lists:
+        return Lists.none(1)
+
+
+def test_a_planted_result_that_is_not_public_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not_public({"planted": planted}, NAMES) == {"Lists": {"planted.()"}}
+    monkeypatch.setattr(Planted, "__module__", f"{PACKAGE}.planted")
+    monkeypatch.setitem(sys.modules, f"{PACKAGE}.planted", sys.modules[__name__])
+    found = not_public({"Planted": Planted}, NAMES)
+    assert found == {"Moments": {"Planted.moments"}, "Lists": {"Planted.options", "Planted.more"}}
+
+
+def test_a_planted_name_that_nobody_constructs_or_gives_is_found() -> None:
+    assert unjustified(public() | {"Lists": Lists}) == {"Lists"}
+    assert unjustified(public() | {"Lists": Lists, "planted": planted}) == {"planted"}
+
+
+def documented() -> set[str]:
+    """Return the names that docs/api lists: those of a whole layer, the chosen ones of a layer, and single ones."""
+    names: set[str] = set()
+    for page in (ROOT / "docs/api").glob("*.md"):
+        for entry in page.read_text(encoding="utf-8").split(f"::: {PACKAGE}.")[1:]:
+            name = entry.split()[0]
+            members = re.findall(r"^ {8}- (\w+)$", entry, re.MULTILINE)
+            names |= {name} if name in NAMES else set(members or import_module(f"{PACKAGE}.{name}").__all__)
+    return names
+
+
+def test_the_pages_list_the_public_names() -> None:
+    assert set(NAMES) - documented() == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_works(name: str) -> None:
+    words = pydoc.render_doc(getattr(fewshot_callbacks, name), renderer=pydoc.plaintext)
+    assert name in words or name in CONSTANTS
