@@ -18,12 +18,13 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.functional._labels import as_labels, encode
+from fewshot_callbacks.functional._labels import Labels, as_labels, encode, refuse_other_forms
 from fewshot_callbacks.losses import SoftAveragePrecisionLoss
 from fewshot_callbacks.protonet.backbones import checked_embeddings, make_backbone
 
-# Entry of a checkpoint: labels that are words, in the order of their numbers.
-WORDS = "words_of_labels"
+# Entries of a checkpoint: labels that are words, in the order of their numbers; and whether labels are words or numbers.
+WORDS_ENTRY = "words_of_labels"
+FORM_ENTRY = "form_of_labels"
 
 
 def embed_in_pieces(
@@ -134,7 +135,9 @@ class EmbeddingModule(LightningModule):
     `labels`, so that the monitors need no `source`.
 
     Labels are a tensor, which the loss is given as it is, or a list of strings. Each string has a number, which it keeps
-    in all batches and processes, and in a run that is resumed from a checkpoint.
+    in all batches and processes, and in a run that is resumed from a checkpoint. Strings and numbers do not mix over
+    batches and processes, since the number of a string could be the label of another class. Several processes compare
+    what they were given once, in the first step, by one exchange of a few bytes; later steps have no further call.
 
     Args:
         backbone: The network from images to embeddings: `conv4`, `resnet18`, or any module that returns (images, dim).
@@ -153,7 +156,7 @@ class EmbeddingModule(LightningModule):
 
     Raises:
         ValueError: For settings out of range; while training, if `micro_batch` is larger than the first batch, the backbone
-            returns anything but (images, dim), or the loss no scalar.
+            returns anything but (images, dim), the loss no scalar, or some labels are strings and others numbers.
 
     Note: If a backbone or loss is passed as a module, the checkpoint holds its weights but not its construction: pass
     it again to `load_from_checkpoint`. If it is configured with LightningCLI (`class_path`), it is rebuilt
@@ -203,6 +206,8 @@ class EmbeddingModule(LightningModule):
         self.loss = loss
         # number of each label that is a word, in the order in which they came
         self._number_of_word: dict[str, int] = {}
+        # "strings" or "numbers", as the labels of all processes are from the first batch on
+        self._form_of_labels: str | None = None
         self.micro_batch = micro_batch
         self.ap_every_n_steps = ap_every_n_steps
         self.learning_rate = learning_rate
@@ -278,29 +283,52 @@ class EmbeddingModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the numbers of labels that are words, so that they are the same in a resumed run."""
-        checkpoint[WORDS] = list(self._number_of_word)
+        checkpoint[WORDS_ENTRY] = list(self._number_of_word)
+        checkpoint[FORM_ENTRY] = self._form_of_labels
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Load the numbers of labels that are words; a checkpoint of another class has none."""
-        self._number_of_word = {word: number for number, word in enumerate(checkpoint.get(WORDS, ()))}
+        self._number_of_word = {word: number for number, word in enumerate(checkpoint.get(WORDS_ENTRY, ()))}
+        self._form_of_labels = checkpoint.get(FORM_ENTRY)
 
     def _embed(self, images: Tensor) -> Tensor:
         return checked_embeddings(self.backbone(images), self.backbone, len(images), "EmbeddingModule")
 
     def _targets(self, labels: Any) -> Tensor:
-        """Return the labels that the loss is given: tensors as they are, and a number for each word. *Collective* for words.
+        """Return the labels that the loss is given: tensors as they are, and a number for each word.
+
+        *Collective* for words, and in the first step.
 
         A word keeps its number in all batches and processes and over a resumed run, for a loss may remember earlier
         batches. New words are numbered in alphabetical order, which is the same in every process.
         """
-        if isinstance(labels, Tensor):
-            return labels
-        read = as_labels(labels, "labels", "EmbeddingModule")
-        [codes], words = encode("EmbeddingModule", {"labels": read}, all_processes())
-        if words is None:
+        read = labels if isinstance(labels, Tensor) else as_labels(labels, "labels", "EmbeddingModule")
+        self._refuse_another_form(read)
+        if self._form_of_labels != "strings":
+            return read if isinstance(read, Tensor) else read.codes.to(self.device)
+        [codes], words = encode(
+            "EmbeddingModule", {"labels": as_labels(read, "labels", "EmbeddingModule")}, all_processes()
+        )
+        if words is None:  # no process has an item
             return codes.to(self.device)
         numbers = [self._number_of_word.setdefault(word, len(self._number_of_word)) for word in words]
         return torch.tensor(numbers, device=self.device)[codes.to(self.device)]
+
+    def _refuse_another_form(self, labels: Tensor | Labels) -> None:
+        """Refuse strings beside numbers in other batches or processes. *Collective* until some labels were seen.
+
+        Only the first batch is compared with those of the other processes. A process whose later batch differs from it raises
+        alone, as for any other batch that cannot be trained on, and the others end with it.
+        """
+        form = _form_of(labels)
+        if self._form_of_labels is None:
+            forms = all_processes().gather(form)
+            found = {f"labels in process {rank}": given for rank, given in enumerate(forms) if given is not None}
+            refuse_other_forms("EmbeddingModule", found)
+            self._form_of_labels = next(iter(found.values()), None)
+        elif form is not None:
+            both = {"labels of earlier batches": self._form_of_labels, "those of this batch": form}
+            refuse_other_forms("EmbeddingModule", both)
 
     def _checked(self, loss: Any) -> Tensor:
         if isinstance(loss, Tensor) and loss.ndim == 0:
@@ -331,3 +359,12 @@ class EmbeddingModule(LightningModule):
             self.log("train/batch_AP", report.mAP, batch_size=len(labels), logger=False)
             for logger in self.loggers:  # `log` would repeat the value to them on every step until the next one
                 logger.log_metrics({"train/batch_AP": report.mAP}, step=self.global_step)
+
+
+def _form_of(labels: Tensor | Labels) -> str | None:
+    """Return whether labels are "strings" or "numbers"; None for those of no item, which go with both."""
+    if isinstance(labels, Tensor):
+        return "numbers" if labels.numel() else None
+    if not len(labels):
+        return None
+    return "strings" if labels.form == "strings" else "numbers"
