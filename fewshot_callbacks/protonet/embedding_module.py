@@ -39,7 +39,7 @@ def embed_in_pieces(
     Args:
         embed: From images to embeddings.
         images: The batch.
-        size: Most images in a piece, 1 or more.
+        size: Most images of a piece, 1 or more.
         module: Whose buffers `embed` may change.
 
     Returns:
@@ -57,20 +57,20 @@ def embed_in_pieces(
         True
     """
     # of nearly one size: batch norm cannot have a last one of one image
-    parts = images.tensor_split(-(-len(images) // size))
+    pieces = images.tensor_split(-(-len(images) // size))
     if not torch.is_grad_enabled():
-        return torch.cat([embed(part) for part in parts])
+        return torch.cat([embed(piece) for piece in pieces])
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         return nullcontext(), _buffers_left_alone(module)
 
-    return torch.cat([checkpoint(embed, part, use_reentrant=False, context_fn=contexts) for part in parts])
+    return torch.cat([checkpoint(embed, piece, use_reentrant=False, context_fn=contexts) for piece in pieces])
 
 
 @contextmanager
 def _buffers_left_alone(module: nn.Module) -> Iterator[None]:
     """Inside, the module works on copies of its buffers."""
-    kept = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    kept = [(submodule._buffers, dict(submodule._buffers)) for submodule in module.modules()]
     try:
         for buffers, originals in kept:
             buffers.update({name: None if one is None else one.clone() for name, one in originals.items()})
@@ -108,11 +108,11 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor) -> Tensor:
-        parts = gather_all_tensors(mine.detach())
+        rows_of_processes = gather_all_tensors(mine.detach())
         rank = torch.distributed.get_rank()
-        before = sum(len(part) for part in parts[:rank])
+        before = sum(len(rows) for rows in rows_of_processes[:rank])
         ctx.rows = slice(before, before + len(mine))
-        return torch.cat(parts)
+        return torch.cat(rows_of_processes)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -143,9 +143,11 @@ class EmbeddingModule(LightningModule):
         backbone: The network from images to embeddings: `conv4`, `resnet18`, or any module that returns (images, dim).
         loss: Called as `loss(embeddings, labels)`, returns a scalar. If it has parameters, they are trained, too.
         in_channels: Channels of the images, for a backbone given by name.
-        micro_batch: Number of images that are embedded at a time in training. It takes the memory of one such piece and
-            of the embeddings of the batch, and the time of one additional forward pass; gradients are those of the
-            whole batch. Batch norm normalises each piece separately, and updates its running statistics once per piece.
+        micro_batch: Most images of a forward pass in training; a larger batch is embedded in pieces of nearly one size. This
+            saves activations of the backbone: it takes the memory of one piece and of the embeddings of the batch, and the
+            time of one additional forward pass; gradients are those of the whole batch. It does not save memory of the
+            loss, which still sees the whole batch, under DDP that of all processes.
+            Batch norm normalises each piece separately, and updates its running statistics once per piece.
             Each layer runs twice. A layer whose output depends on a buffer that it changes itself, such as spectral
             norm, starts its second pass from the changed buffer, and its gradients are not exactly those of the whole
             batch. None embeds the whole batch at once.
@@ -249,7 +251,7 @@ class EmbeddingModule(LightningModule):
                 f"single piece. Use micro_batch <= {len(images)}, micro_batch=None, or larger batches."
             )
         embeddings = self(images)
-        # The loss ranks the items of the whole batch; of the parts alone it would be another loss.
+        # The loss ranks the items of the whole batch; of the pieces alone it would be another loss.
         every_embedding, every_label = of_all_processes(embeddings), of_all_processes(self._targets(labels))
         loss = self._checked(self.loss(every_embedding, every_label))
         self.log("train/loss", loss, prog_bar=True, batch_size=len(every_embedding))
@@ -317,8 +319,8 @@ class EmbeddingModule(LightningModule):
     def _refuse_another_form(self, labels: Tensor | Labels) -> None:
         """Refuse strings beside numbers in other batches or processes. *Collective* until some labels were seen.
 
-        Only the first batch is compared with those of the other processes. A process whose later batch differs from it raises
-        alone, as for any other batch that cannot be trained on, and the others end with it.
+        Only the first batch is compared with those of the other processes. A process whose later batch differs from it
+        raises alone, as for any other batch that cannot be trained on, and the others end with it.
         """
         form = _form_of(labels)
         if self._form_of_labels is None:
@@ -348,12 +350,12 @@ class EmbeddingModule(LightningModule):
         # the batch that runs, counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`
         batch = self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
         if self.ap_every_n_steps and batch % self.ap_every_n_steps == 0:
-            codes = criterion.similarity == "hamming"
+            is_hamming = criterion.similarity == "hamming"
             report = evaluate_retrieval(
                 # As `BinaryCodes` decides in evaluation, where 0 becomes 1.
-                embeddings >= 0 if codes else embeddings,
+                embeddings >= 0 if is_hamming else embeddings,
                 labels,
-                similarity="hamming" if codes else "cosine",  # distances on the unit sphere rank as cosines do
+                similarity="hamming" if is_hamming else "cosine",  # distances on the unit sphere rank as cosines do
                 metrics=("mAP", "recall@1"),
             )
             self.log("train/batch_AP", report.mAP, batch_size=len(labels), logger=False)
