@@ -40,7 +40,7 @@ DEFAULTS = Path(__file__).with_name("defaults.yaml")
 # `--ckpt_path none` evaluates the initial weights.
 UNTRAINED = "none"
 # Checkpoints that Lightning finds itself.
-WORDS = ("best", "last", "hpc", "registry")
+CHECKPOINT_WORDS = ("best", "last", "hpc", "registry")
 
 # Argument of a ProtoNet -> its value from the data; data modules of users may lack it.
 LINKS: dict[str, Callable[[Any], Any]] = {
@@ -48,7 +48,7 @@ LINKS: dict[str, Callable[[Any], Any]] = {
     "shots": lambda data: getattr(getattr(data, "train", data), "shots", 1),
     "episodes_per_batch": lambda data: getattr(getattr(data, "train", data), "episodes_per_batch", 1),
     "evaluation": lambda data: asdict(getattr(data, "evaluation", EpisodeProtocol())),
-    "validation_episodes": lambda data: getattr(data, "val_episodes", None),
+    "val_episodes": lambda data: getattr(data, "val_episodes", None),
     "evaluation_batches": lambda data: "episodes" if getattr(data, "episodic_evaluation", False) else "images",
 }
 
@@ -151,7 +151,7 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
     if given is None or (given == UNTRAINED and command != "fit"):
         return
     # Lightning finds these checkpoints itself. An address is that of a remote file system.
-    if str(given).partition(":")[0] in WORDS or "://" in str(given):
+    if str(given).partition(":")[0] in CHECKPOINT_WORDS or "://" in str(given):
         return
     path = Path(given)
     if not path.is_file():

@@ -116,10 +116,10 @@ class FewShotDataModule(LightningDataModule):
         Raises:
             ValueError: If there is no such split; the message says why.
         """
-        images = self._not_augmented(split)
+        dataset = self._not_augmented(split)
         if split == "train" and self.augment:
-            return images.augmented(self.seed)
-        return images
+            return dataset.augmented(self.seed)
+        return dataset
 
     def _not_augmented(self, split: Split) -> FewShotDataset:
         if split not in self._splits:
@@ -145,14 +145,14 @@ class FewShotDataModule(LightningDataModule):
 
     def _problem(self, split: Split) -> str | None:
         """Say why the classes of a split do not suffice for its episodes or batches; None if they do."""
-        images = self._not_augmented(split)
+        dataset = self._not_augmented(split)
         batches = self.train if split == "train" else self.evaluation
         prefix = "--data.train." if split == "train" else "--data.evaluation."
         sizes = {name: getattr(batches, name) for name in SIZES if hasattr(batches, name)}
         is_balanced = isinstance(batches, ClassBalanced)
         check: Callable[..., None] = check_class_balance if is_balanced else check_classes_suffice
         try:
-            check(images.labels, **sizes, class_names=images.class_names, prefix=prefix)
+            check(dataset.labels, **sizes, class_names=dataset.class_names, prefix=prefix)
         except ValueError as error:
             options = ", ".join(f"{prefix}{name} {size}" for name, size in sizes.items())
             what = "batches" if is_balanced else "episodes"
@@ -166,9 +166,9 @@ class FewShotDataModule(LightningDataModule):
 
     def train_dataloader(self) -> Loader:
         """Serve fresh episodes or class-balanced batches in each epoch, a function of (seed, epoch)."""
-        images = self.images("train")
-        sampler = self.train.sampler(images, self.seed, coming_epoch(self.trainer))
-        return self._loader(images, batch_sampler=sampler)
+        dataset = self.images("train")
+        sampler = self.train.make_batch_sampler(dataset, self.seed, coming_epoch(self.trainer))
+        return self._loader(dataset, batch_sampler=sampler)
 
     def val_dataloader(self) -> Loader | list[Loader]:
         """Serve each validation image once, in order; with `episodic_evaluation`, fixed episodes.
@@ -191,16 +191,16 @@ class FewShotDataModule(LightningDataModule):
         return self._loader(self._not_augmented("train"), batch_size=self.batch_size)
 
     def _evaluation_loader(self, split: Split, episodes: int) -> Loader:
-        images = self._not_augmented(split)
+        dataset = self._not_augmented(split)
         if not self.episodic_evaluation:
-            return self._loader(images, batch_size=self.batch_size)
+            return self._loader(dataset, batch_size=self.batch_size)
         sizes = asdict(self.evaluation) | {"episodes": episodes}
-        sampler = EpisodicBatchSampler(images.labels, **sizes, fixed=True, class_names=images.class_names)
-        return self._loader(images, batch_sampler=sampler)
+        sampler = EpisodicBatchSampler(dataset.labels, **sizes, fixed=True, class_names=dataset.class_names)
+        return self._loader(dataset, batch_sampler=sampler)
 
-    def _loader(self, images: FewShotDataset, **batches: Any) -> Loader:
+    def _loader(self, dataset: FewShotDataset, **batches: Any) -> Loader:
         return DataLoader(
-            images,
+            dataset,
             **batches,
             collate_fn=as_tuple,
             num_workers=self.num_workers,

@@ -1,7 +1,6 @@
 """The base class of data sets: one split with its labels, which can make the other splits."""
 
 import hashlib
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeVar
 
@@ -20,14 +19,19 @@ AnyDataset = TypeVar("AnyDataset", bound="FewShotDataset")  # the tests' type ch
 class FewShotDataset(Dataset[tuple[Tensor, int]]):
     """Base of data sets: one split, a map-style `Dataset` of (image, label) with `labels` and `class_names`.
 
-    A subclass sets the attributes, and defines `batch` and `with_split`. `ImageSet` does so for images in files, and is the
-    base of most readers. `FewShotDataModule` makes loaders of a data set, and so does any `DataLoader`.
+    A subclass sets `labels` and `class_names`, and defines `batch` and `with_split`. `ImageSet` does so for images that are
+    read one by one, and is the base of most readers. `FewShotDataModule` makes loaders of a data set, and so does any
+    `DataLoader`.
+
+    Two methods augment training images: `augmented` returns a data set whose images are augmented one batch at a time where
+    they are loaded, on the CPU; `augment_batch` changes a batch that has arrived on the device of the training. A data set
+    defines one of them, or none; the argument `augment=` of `FewShotDataModule` turns both off.
 
     Attributes:
-        in_channels: Channels of an image.
-        splits: The splits of the data set.
-        labels: (items,), int64, 0 ... C-1 inside the split.
-        class_names: The name of each label.
+        in_channels: Channels of an image; 3 unless a subclass sets it.
+        splits: The splits of the data set; all three unless a subclass sets it.
+        labels: (items,), int64, 0 ... C-1 inside the split; without a default.
+        class_names: The name of each label; without a default.
     """
 
     in_channels: ClassVar[int] = 3
@@ -47,11 +51,17 @@ class FewShotDataset(Dataset[tuple[Tensor, int]]):
         images, labels = self.batch(indices)
         return list(zip(images.unbind(), labels.tolist(), strict=True))
 
-    @abstractmethod
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Return many items as two tensors: images (items, channels, height, width) and labels (items,)."""
+        """Return many items as two tensors: images (items, channels, height, width) and labels (items,).
 
-    @abstractmethod
+        Raises:
+            NotImplementedError: If a subclass does not define it.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no batch(indices). Define it in the class: it returns the images and the labels of "
+            "some items."
+        )
+
     def with_split(self: AnyDataset, split: Split) -> AnyDataset:
         """Return the same data set with the images of another split.
 
@@ -60,7 +70,12 @@ class FewShotDataset(Dataset[tuple[Tensor, int]]):
 
         Raises:
             ValueError: If there is no such split; the message says why.
+            NotImplementedError: If a subclass does not define it.
         """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no with_split(split). Define it in the class: it returns the data set with the "
+            "images of another split."
+        )
 
     def augmented(self: AnyDataset, seed: int) -> AnyDataset:
         """Return the same images as a network is trained on them; by default as they are.

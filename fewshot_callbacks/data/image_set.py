@@ -1,7 +1,8 @@
-"""Data sets whose images are files, what a model sees of them, and the checks by which a reader refuses an incomplete set.
+"""Data sets whose images are read one by one, what a model sees of them, and checks that a set is complete.
 
 A reader of a further data set is a subclass of `ImageSet` that lists the images of each split: see "Add a reader of a data
-set" in CONTRIBUTING.md.
+set" in CONTRIBUTING.md. Where an image is no file of its own, but a part of an archive or a table, the subclass also defines
+`ImageSet.read_item`.
 """
 
 import copy
@@ -50,8 +51,8 @@ class PhotoTransform:
         ValueError: A setting is out of range.
 
     Examples:
-        >>> images = [Image.new("RGB", (20, 10)), Image.new("RGB", (30, 40))]
-        >>> PhotoTransform(image_size=8, mean=(0, 0, 0), std=(1, 1, 1))(images).shape
+        >>> pictures = [Image.new("RGB", (20, 10)), Image.new("RGB", (30, 40))]
+        >>> PhotoTransform(image_size=8, mean=(0, 0, 0), std=(1, 1, 1))(pictures).shape
         torch.Size([2, 3, 8, 8])
         >>> PhotoTransform(flip=2.0)
         Traceback (most recent call last):
@@ -84,17 +85,19 @@ class PhotoTransform:
         if min(self.std) <= 0:
             raise ValueError(f"std is {self.std}; images are divided by it. Use positive numbers.")
 
-    def __call__(self, images: Sequence[Image.Image], augment: bool = False) -> Float[Tensor, "images 3 height width"]:
-        """Return the images as one batch.
+    def __call__(
+        self, pictures: Sequence[Image.Image], augment: bool = False
+    ) -> Float[Tensor, "images 3 height width"]:
+        """Return pictures as one batch.
 
         Args:
-            images: At least one image.
+            pictures: PIL images, at least one.
             augment: Whether they are training images.
         """
         from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
         to_size = transforms.Compose(self.steps(augment))
-        pixels = [np.asarray(to_size(image)) for image in images]  # (height, width, 3), bytes
+        pixels = [np.asarray(to_size(picture)) for picture in pictures]  # (height, width, 3), bytes
         if augment and self.flip:
             is_flipped = (torch.rand(len(pixels)) < self.flip).tolist()
             pixels = [image[:, ::-1] if flip else image for image, flip in zip(pixels, is_flipped, strict=True)]
@@ -311,11 +314,27 @@ class ImageSet(FewShotDataset):
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return many items as two tensors: images (items, channels, height, width) and labels (items,)."""
         cache = self._caches[self.split]
-        images = [cache.get(index, self._image) for index in indices]
-        return self.transform(images, self._augment), self.labels[list(indices)]
+        pictures = [cache.get(index, self.read_item) for index in indices]
+        return self.transform(pictures, self._augment), self.labels[list(indices)]
 
-    def _image(self, index: int) -> Image.Image:
-        """Read an image, or its box; it is not transformed."""
+    def read_item(self, index: int) -> Image.Image:
+        """Read the image of an item from its file, and cut out its box; it is not transformed.
+
+        A subclass whose images are no files defines this method anew. It is called in the main process and in the workers
+        of a loader, which hold a copy of the data set, forked or pickled. An open archive or a connection is shared by no
+        two processes: open it here, once for each `os.getpid()`, and leave it out of what is pickled.
+
+        Args:
+            index: The place of the item in `items`.
+
+        Returns:
+            The image in the mode of the data set, upright and without transparency. It may be kept in memory and served
+            again, so nobody changes it.
+
+        Raises:
+            ValueError: If it cannot be read; the message names the item and says what to do. Any other error, such as a
+                FileNotFoundError, reaches the user as it is.
+        """
         item = self.items[index]
         try:
             image = read_image(item.file, background=self.background)

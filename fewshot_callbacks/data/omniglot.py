@@ -135,14 +135,14 @@ class Omniglot(ImageSet):
 
 
 def ink_on_paper(
-    size: int, images: Sequence[Image.Image], augment: bool = False
+    size: int, pictures: Sequence[Image.Image], augment: bool = False
 ) -> Float[Tensor, "images 1 size size"]:
     """Turn drawings in black on white into one batch, ink 1 on paper 0, never augmented."""
     from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
     # The scans are black on white. Ink becomes 1 and paper 0, so that a padding or a shift brings in paper.
     to_ink = transforms.Compose([ImageOps.invert, transforms.Resize((size, size)), transforms.ToTensor()])
-    return torch.stack([to_ink(image) for image in images])
+    return torch.stack([to_ink(picture) for picture in pictures])
 
 
 def _download(folder: Path) -> None:

@@ -51,7 +51,8 @@ class SeededBatchSampler(BatchSampler):
         self.seed = seed
         self.epoch = epoch
         self.sizes = sizes
-        # Attributes that every BatchSampler has.
+        # Attributes that every BatchSampler has, for programs that look for them. Batches are drawn whole and not cut from a
+        # list of items, so that `batch_size` has no effect; 1 is the smallest number that is allowed.
         self.batch_size = 1
         self.drop_last = False
 
@@ -92,8 +93,9 @@ class EpisodicBatchSampler(SeededBatchSampler):
 
     With several processes (torch.distributed initialised) all draw the same list, and rank r takes the episodes r, r +
     world_size, r + 2 world_size, ... of it. While training, the remainder of the list is left out, so that all ranks
-    take the same number of steps. A fixed list is distributed completely, every episode exactly once, and the first
-    ranks may get one more (unless the number of episodes is a multiple of the number of processes).
+    take the same number of steps. A fixed list is distributed completely (with `episodes_per_batch=1`), every episode
+    exactly once, and the first ranks may get one more (unless the number of episodes is a multiple of the number of
+    processes).
 
     Lightning calls `set_epoch` before each epoch, so that a resumed run continues with the episodes of its epoch.
 
@@ -177,16 +179,16 @@ class EpisodicBatchSampler(SeededBatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         # This is a generator: a DataLoader with workers makes an iterator that it never uses, which must count as no epoch.
-        indices = self.episode_list.indices[self._share()]  # (episodes of this rank, ways, shots + queries)
+        indices = self.episode_list.indices[self._own_episodes()]  # (episodes of this rank, ways, shots + queries)
         self.epoch += 1
         for batch in range(len(indices) // self.episodes_per_batch):
             start = batch * self.episodes_per_batch
             yield indices[start : start + self.episodes_per_batch].flatten().tolist()
 
     def __len__(self) -> int:
-        return len(range(self.episodes)[self._share()]) // self.episodes_per_batch
+        return len(range(self.episodes)[self._own_episodes()]) // self.episodes_per_batch
 
-    def _share(self) -> slice:
+    def _own_episodes(self) -> slice:
         """Return the episodes of the list that this process takes."""
         rank, world_size = own_rank()
         if self.fixed:
@@ -232,7 +234,7 @@ class Episodes:
     def __post_init__(self) -> None:
         check_episode_sizes(**asdict(self))
 
-    def sampler(self, data: FewShotDataset, seed: int, epoch: int) -> BatchSampler:
+    def make_batch_sampler(self, data: FewShotDataset, seed: int, epoch: int) -> BatchSampler:
         """Make the batches of a training: a function of the seed and the epoch."""
         return EpisodicBatchSampler(data.labels, **asdict(self), seed=seed, class_names=data.class_names, epoch=epoch)
 
@@ -349,7 +351,7 @@ class ClassBalanced:
     def __post_init__(self) -> None:
         check_batch_sizes(**asdict(self))
 
-    def sampler(self, data: FewShotDataset, seed: int, epoch: int) -> BatchSampler:
+    def make_batch_sampler(self, data: FewShotDataset, seed: int, epoch: int) -> BatchSampler:
         """Make the batches of a training: a function of the seed and the epoch."""
         names = data.class_names
         return ClassBalancedBatchSampler(data.labels, **asdict(self), seed=seed, class_names=names, epoch=epoch)

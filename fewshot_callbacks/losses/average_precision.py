@@ -24,13 +24,13 @@ BoundedSimilarity = Literal["cosine", "euclidean", "hamming"]
 
 # Scores that are processed at once: 4 MB, and 16 MB for the intermediate tensors.
 CHUNK_SCORES = 2**20
-# A smaller matrix of scores is processed in 16 chunks, of at least this number of scores each. At 1,024 items of
-# dimension 512 chunks of 2^20 took 13 MB more, for 2.46 instead of 2.63 times the time of the bare product
+# A smaller matrix of scores is processed in 16 chunks, of at least this number of scores each. So 1,024 items of dimension
+# 512 took 2.63 times the time of the bare product. In a single chunk of 2^20 scores they took 2.46 times, and 13 MB more
 # (`benchmarks/losses.py`, Xeon at 2.1 GHz).
 SMALLEST_CHUNK = 2**16
-# Scores up to this size are cached for the backward pass; larger ones are recomputed from the embeddings. The cache
-# holds the scores of a batch of 4,096 items in float32. A batch of 8,192 items then takes no more memory
-# (`benchmarks/losses.py`: 121 and 127 MB).
+# Scores of up to 128 MiB in all are cached for the backward pass; more are recomputed from the embeddings. A batch reaches
+# this limit at 5,792 items in float32, at 4,096 in float64. In float32 (`benchmarks/losses.py`) 4,096 items took 127 MB in
+# all, of which 67 MB are cached scores; 8,192 items, whose scores would be 268 MB and are recomputed, took 121 MB.
 CACHED_BYTES = 2**27
 # Added to a squared distance, so that its root has a derivative at 0; the value of the source's listing.
 SMALLEST_SQUARE = 1e-3
@@ -79,7 +79,7 @@ class Bins:
         return -self.per_score / distance  # d(-sqrt(2.001 - 2x)) / dx = 1 / sqrt(2.001 - 2x)
 
 
-class Relevance(NamedTuple):
+class PairLabels(NamedTuple):
     """Which candidates a query has, and which of them are relevant.
 
     Attributes:
@@ -92,7 +92,7 @@ class Relevance(NamedTuple):
     gallery_labels: Int[Tensor, "items"]
     symmetric: bool
 
-    def rows(self, start: int, stop: int) -> Bool[Tensor, "queries items"]:
+    def is_relevant(self, start: int, stop: int) -> Bool[Tensor, "queries items"]:
         """Return whether each gallery item is relevant to the queries from `start` up to `stop`."""
         relevant = self.query_labels[start:stop, None] == self.gallery_labels
         if self.symmetric:
@@ -114,7 +114,7 @@ class SoftHistograms(NamedTuple):
     relevant: Float[Tensor, "queries bins"]
 
 
-class _SoftHistograms(torch.autograd.Function):
+class _HistogramFunction(torch.autograd.Function):
     """Histograms of each query's scores over all candidates and over the relevant ones, with gradients.
 
     Scores are the products of embeddings (of length 1 for cosines and distances), in float32 or float64; for one set the
@@ -122,8 +122,10 @@ class _SoftHistograms(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, gallery: Tensor, relevance: Relevance, bins: Bins) -> tuple[Tensor, Tensor]:
-        ctx.relevance = relevance
+    def forward(
+        ctx: Any, queries: Tensor, gallery: Tensor, pair_labels: PairLabels, bins: Bins
+    ) -> tuple[Tensor, Tensor]:
+        ctx.pair_labels = pair_labels
         ctx.bins = bins
         score_bytes = len(queries) * len(gallery) * queries.element_size()
         is_cached = score_bytes <= CACHED_BYTES and any(ctx.needs_input_grad)
@@ -133,12 +135,12 @@ class _SoftHistograms(torch.autograd.Function):
         for start, stop in _chunks(queries, gallery):
             cache = ctx.places[start:stop] if is_cached else None
             places = bins.places(torch.mm(queries[start:stop], gallery.T, out=cache))
-            intervals = _intervals(places, start, relevance, bins)
+            intervals = _intervals(places, start, pair_labels, bins)
             # Cached places are read again, and must not be overwritten.
             weights = places.frac() if is_cached else places.frac_()
             histograms[0, start:stop] = _histogram(intervals, weights, bins)
             # Few pairs are relevant, so that they are listed.
-            row, column = relevance.rows(start, stop).nonzero(as_tuple=True)
+            row, column = pair_labels.is_relevant(start, stop).nonzero(as_tuple=True)
             histograms[1, start:stop] = _histogram_of_pairs(
                 row, intervals[row, column], weights[row, column], stop - start, bins
             )
@@ -148,44 +150,49 @@ class _SoftHistograms(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, candidate_gradient: Tensor, relevant_gradient: Tensor) -> tuple[Tensor | None, ...]:
         queries, gallery = ctx.saved_tensors
-        relevance = ctx.relevance
+        pair_labels = ctx.pair_labels
         bins = ctx.bins
-        candidate_steps = _steps(candidate_gradient)
-        relevant_steps = _steps(relevant_gradient)
+        candidate_slopes = _slopes_of_intervals(candidate_gradient)
+        relevant_slopes = _slopes_of_intervals(relevant_gradient)
         # The loop below works in place and by chunks, so that autograd could not differentiate it once more.
         if torch.is_grad_enabled():  # create_graph=True
-            gradients = _gradients(queries, gallery, candidate_steps, relevant_steps, relevance, bins)
+            gradients = _gradients(queries, gallery, candidate_slopes, relevant_slopes, pair_labels, bins)
             return (*gradients, None, None)
         query_gradient = torch.zeros_like(queries) if ctx.needs_input_grad[0] else None
         gallery_gradient = torch.zeros_like(gallery) if ctx.needs_input_grad[1] else None
-        if relevance.symmetric and query_gradient is not None:
+        if pair_labels.symmetric and query_gradient is not None:
             gallery_gradient = query_gradient  # both gradients add up in one tensor
         for start, stop in _chunks(queries, gallery):
             chunk = queries[start:stop]
             places = bins.places(chunk @ gallery.T) if ctx.places is None else ctx.places[start:stop]
-            intervals = _intervals(places, start, relevance, bins)
-            pair_gradient = candidate_steps[start:stop].gather(1, intervals)
-            row, column = relevance.rows(start, stop).nonzero(as_tuple=True)
-            pair_gradient[row, column] += relevant_steps[start + row, intervals[row, column]]
+            intervals = _intervals(places, start, pair_labels, bins)
+            pair_gradient = candidate_slopes[start:stop].gather(1, intervals)
+            row, column = pair_labels.is_relevant(start, stop).nonzero(as_tuple=True)
+            pair_gradient[row, column] += relevant_slopes[start + row, intervals[row, column]]
             pair_gradient *= bins.slope(places)
             if query_gradient is not None:
                 query_gradient[start:stop].addmm_(pair_gradient, gallery)
             if gallery_gradient is not None:
                 gallery_gradient.addmm_(pair_gradient.T, chunk)
-        return query_gradient, None if relevance.symmetric else gallery_gradient, None, None
+        return query_gradient, None if pair_labels.symmetric else gallery_gradient, None, None
 
 
 def _gradients(
-    queries: Tensor, gallery: Tensor, candidate_steps: Tensor, relevant_steps: Tensor, relevance: Relevance, bins: Bins
+    queries: Tensor,
+    gallery: Tensor,
+    candidate_slopes: Tensor,
+    relevant_slopes: Tensor,
+    pair_labels: PairLabels,
+    bins: Bins,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients by operations that can be differentiated once more, for all pairs at once.
 
     Chunks would save no memory, since autograd keeps the intermediate tensors of all pairs.
     """
     places = bins.differentiable_places(queries @ gallery.T)
-    intervals = _intervals(places.detach(), 0, relevance, bins)
-    pair_gradient = candidate_steps.gather(1, intervals)
-    pair_gradient = pair_gradient + relevant_steps.gather(1, intervals) * relevance.rows(0, len(queries))
+    intervals = _intervals(places.detach(), 0, pair_labels, bins)
+    pair_gradient = candidate_slopes.gather(1, intervals)
+    pair_gradient = pair_gradient + relevant_slopes.gather(1, intervals) * pair_labels.is_relevant(0, len(queries))
     pair_gradient = pair_gradient * bins.slope(places)
     return pair_gradient @ gallery, pair_gradient.T @ queries
 
@@ -193,11 +200,11 @@ def _gradients(
 def _chunks(queries: Tensor, gallery: Tensor) -> list[tuple[int, int]]:
     """Return the first query and the end of each chunk, which has whole rows of scores, at least one."""
     scores = min(CHUNK_SCORES, max(SMALLEST_CHUNK, len(queries) * len(gallery) // 16))
-    rows = max(1, scores // max(1, len(gallery)))
-    return [(start, min(start + rows, len(queries))) for start in range(0, len(queries), rows)]
+    chunk_queries = max(1, scores // max(1, len(gallery)))
+    return [(start, min(start + chunk_queries, len(queries))) for start in range(0, len(queries), chunk_queries)]
 
 
-def _intervals(places: Tensor, start: int, relevance: Relevance, bins: Bins) -> Int[Tensor, "queries items"]:
+def _intervals(places: Tensor, start: int, pair_labels: PairLabels, bins: Bins) -> Int[Tensor, "queries items"]:
     """Return the interval between two centres that each place lies in.
 
     Interval 0 is above the first centre, i between the centres i - 1 and i, and `count` below the last centre. `count + 1`
@@ -205,7 +212,7 @@ def _intervals(places: Tensor, start: int, relevance: Relevance, bins: Bins) -> 
     """
     # Clamped before they become integers: a score far outside a narrow range has no place that int64 could hold.
     intervals = places.floor().clamp_(-1, bins.count - 1).add_(1).long()
-    if relevance.symmetric:
+    if pair_labels.symmetric:
         intervals.diagonal(start).fill_(bins.count + 1)
     return intervals
 
@@ -226,9 +233,9 @@ def _histogram(intervals: Tensor, weights: Tensor, bins: Bins) -> Tensor:
     return _soft_counts(counts, weight_sums, bins)
 
 
-def _histogram_of_pairs(row: Tensor, intervals: Tensor, weights: Tensor, rows: int, bins: Bins) -> Tensor:
+def _histogram_of_pairs(row: Tensor, intervals: Tensor, weights: Tensor, queries: int, bins: Bins) -> Tensor:
     """Return the soft counts of each row from a list of pairs: the row, the interval and the weight of each."""
-    counts = weights.new_zeros(rows, bins.count + 2)
+    counts = weights.new_zeros(queries, bins.count + 2)
     weight_sums = torch.zeros_like(counts)
     counts.index_put_((row, intervals), torch.ones_like(weights), accumulate=True)
     weight_sums.index_put_((row, intervals), weights, accumulate=True)
@@ -253,7 +260,7 @@ def _soft_counts(counts: Tensor, weight_sums: Tensor, bins: Bins) -> Tensor:
     return histogram
 
 
-def _steps(gradient: Float[Tensor, "queries bins"]) -> Float[Tensor, "queries intervals"]:
+def _slopes_of_intervals(gradient: Float[Tensor, "queries bins"]) -> Float[Tensor, "queries intervals"]:
     """Return the derivative by a place in each interval: the gradient of the bin after it minus that of the bin before."""
     return torch.nn.functional.pad(gradient.diff(dim=1), (1, 2))
 
@@ -368,7 +375,8 @@ class SoftAveragePrecisionLoss(nn.Module):
     """One minus the mean average precision of a batch, made differentiable by soft histograms of the scores.
 
     Each item is a query for which all other items of the batch are ranked; queries without a relevant item are left out of
-    the mean. Memory grows with the number of scores, not with scores times bins.
+    the mean. Scores are cached up to 128 MiB, and beyond that recomputed in chunks. The histograms take queries x bins
+    numbers, so that no memory grows with scores x bins.
 
     Args:
         bins: Number of bins of the range, at least 2, by default 25. With few bins, pairs that are far apart in the
@@ -481,11 +489,11 @@ class SoftAveragePrecisionLoss(nn.Module):
         labels = {"query_labels": read_query_labels, "gallery_labels": read_gallery_labels}
         codes, _ = encode(call, labels)
         device = query_vectors.device
-        relevance = Relevance(codes[0].to(device), codes[1].to(device), symmetric=gallery is None)
+        pair_labels = PairLabels(codes[0].to(device), codes[1].to(device), symmetric=gallery is None)
         bins = self._bins(query_vectors.shape[1])
         # Autocast would round the products to half precision, and with them the places of scores among the bins.
         with torch.autocast(device.type, enabled=False):
-            histograms = SoftHistograms(*_SoftHistograms.apply(query_vectors, gallery_vectors, relevance, bins))
+            histograms = SoftHistograms(*_HistogramFunction.apply(query_vectors, gallery_vectors, pair_labels, bins))
         if self.similarity == "hamming":
             return tie_aware_average_precision(histograms)
         return soft_average_precision(histograms)

@@ -18,12 +18,13 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.functional._labels import as_labels, encode
+from fewshot_callbacks.functional._labels import Labels, as_labels, encode, refuse_other_forms
 from fewshot_callbacks.losses import SoftAveragePrecisionLoss
 from fewshot_callbacks.protonet.backbones import checked_embeddings, make_backbone
 
-# Entry of a checkpoint: labels that are words, in the order of their numbers.
-WORDS = "words_of_labels"
+# Entries of a checkpoint: labels that are words, in the order of their numbers; and whether labels are words or numbers.
+WORDS_ENTRY = "words_of_labels"
+FORM_ENTRY = "form_of_labels"
 
 
 def embed_in_pieces(
@@ -38,7 +39,7 @@ def embed_in_pieces(
     Args:
         embed: From images to embeddings.
         images: The batch.
-        size: Most images in a piece, 1 or more.
+        size: Most images of a piece, 1 or more.
         module: Whose buffers `embed` may change.
 
     Returns:
@@ -56,20 +57,20 @@ def embed_in_pieces(
         True
     """
     # of nearly one size: batch norm cannot have a last one of one image
-    parts = images.tensor_split(-(-len(images) // size))
+    pieces = images.tensor_split(-(-len(images) // size))
     if not torch.is_grad_enabled():
-        return torch.cat([embed(part) for part in parts])
+        return torch.cat([embed(piece) for piece in pieces])
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         return nullcontext(), _buffers_left_alone(module)
 
-    return torch.cat([checkpoint(embed, part, use_reentrant=False, context_fn=contexts) for part in parts])
+    return torch.cat([checkpoint(embed, piece, use_reentrant=False, context_fn=contexts) for piece in pieces])
 
 
 @contextmanager
 def _buffers_left_alone(module: nn.Module) -> Iterator[None]:
     """Inside, the module works on copies of its buffers."""
-    kept = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    kept = [(submodule._buffers, dict(submodule._buffers)) for submodule in module.modules()]
     try:
         for buffers, originals in kept:
             buffers.update({name: None if one is None else one.clone() for name, one in originals.items()})
@@ -107,11 +108,11 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor) -> Tensor:
-        parts = gather_all_tensors(mine.detach())
+        rows_of_processes = gather_all_tensors(mine.detach())
         rank = torch.distributed.get_rank()
-        before = sum(len(part) for part in parts[:rank])
+        before = sum(len(rows) for rows in rows_of_processes[:rank])
         ctx.rows = slice(before, before + len(mine))
-        return torch.cat(parts)
+        return torch.cat(rows_of_processes)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -134,15 +135,19 @@ class EmbeddingModule(LightningModule):
     `labels`, so that the monitors need no `source`.
 
     Labels are a tensor, which the loss is given as it is, or a list of strings. Each string has a number, which it keeps
-    in all batches and processes, and in a run that is resumed from a checkpoint.
+    in all batches and processes, and in a run that is resumed from a checkpoint. Strings and numbers do not mix over
+    batches and processes, since the number of a string could be the label of another class. Several processes compare
+    what they were given once, in the first step, by one exchange of a few bytes; later steps have no further call.
 
     Args:
         backbone: The network from images to embeddings: `conv4`, `resnet18`, or any module that returns (images, dim).
         loss: Called as `loss(embeddings, labels)`, returns a scalar. If it has parameters, they are trained, too.
         in_channels: Channels of the images, for a backbone given by name.
-        micro_batch: Number of images that are embedded at a time in training. It takes the memory of one such piece and
-            of the embeddings of the batch, and the time of one additional forward pass; gradients are those of the
-            whole batch. Batch norm normalises each piece separately, and updates its running statistics once per piece.
+        micro_batch: Most images of a forward pass in training; a larger batch is embedded in pieces of nearly one size. This
+            saves activations of the backbone: it takes the memory of one piece and of the embeddings of the batch, and the
+            time of one additional forward pass; gradients are those of the whole batch. It does not save memory of the
+            loss, which still sees the whole batch, under DDP that of all processes.
+            Batch norm normalises each piece separately, and updates its running statistics once per piece.
             Each layer runs twice. A layer whose output depends on a buffer that it changes itself, such as spectral
             norm, starts its second pass from the changed buffer, and its gradients are not exactly those of the whole
             batch. None embeds the whole batch at once.
@@ -153,7 +158,7 @@ class EmbeddingModule(LightningModule):
 
     Raises:
         ValueError: For settings out of range; while training, if `micro_batch` is larger than the first batch, the backbone
-            returns anything but (images, dim), or the loss no scalar.
+            returns anything but (images, dim), the loss no scalar, or some labels are strings and others numbers.
 
     Note: If a backbone or loss is passed as a module, the checkpoint holds its weights but not its construction: pass
     it again to `load_from_checkpoint`. If it is configured with LightningCLI (`class_path`), it is rebuilt
@@ -203,6 +208,8 @@ class EmbeddingModule(LightningModule):
         self.loss = loss
         # number of each label that is a word, in the order in which they came
         self._number_of_word: dict[str, int] = {}
+        # "strings" or "numbers", as the labels of all processes are from the first batch on
+        self._form_of_labels: str | None = None
         self.micro_batch = micro_batch
         self.ap_every_n_steps = ap_every_n_steps
         self.learning_rate = learning_rate
@@ -244,7 +251,7 @@ class EmbeddingModule(LightningModule):
                 f"single piece. Use micro_batch <= {len(images)}, micro_batch=None, or larger batches."
             )
         embeddings = self(images)
-        # The loss ranks the items of the whole batch; of the parts alone it would be another loss.
+        # The loss ranks the items of the whole batch; of the pieces alone it would be another loss.
         every_embedding, every_label = of_all_processes(embeddings), of_all_processes(self._targets(labels))
         loss = self._checked(self.loss(every_embedding, every_label))
         self.log("train/loss", loss, prog_bar=True, batch_size=len(every_embedding))
@@ -278,29 +285,52 @@ class EmbeddingModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the numbers of labels that are words, so that they are the same in a resumed run."""
-        checkpoint[WORDS] = list(self._number_of_word)
+        checkpoint[WORDS_ENTRY] = list(self._number_of_word)
+        checkpoint[FORM_ENTRY] = self._form_of_labels
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Load the numbers of labels that are words; a checkpoint of another class has none."""
-        self._number_of_word = {word: number for number, word in enumerate(checkpoint.get(WORDS, ()))}
+        self._number_of_word = {word: number for number, word in enumerate(checkpoint.get(WORDS_ENTRY, ()))}
+        self._form_of_labels = checkpoint.get(FORM_ENTRY)
 
     def _embed(self, images: Tensor) -> Tensor:
         return checked_embeddings(self.backbone(images), self.backbone, len(images), "EmbeddingModule")
 
     def _targets(self, labels: Any) -> Tensor:
-        """Return the labels that the loss is given: tensors as they are, and a number for each word. *Collective* for words.
+        """Return the labels that the loss is given: tensors as they are, and a number for each word.
+
+        *Collective* for words, and in the first step.
 
         A word keeps its number in all batches and processes and over a resumed run, for a loss may remember earlier
         batches. New words are numbered in alphabetical order, which is the same in every process.
         """
-        if isinstance(labels, Tensor):
-            return labels
-        read = as_labels(labels, "labels", "EmbeddingModule")
-        [codes], words = encode("EmbeddingModule", {"labels": read}, all_processes())
-        if words is None:
+        read = labels if isinstance(labels, Tensor) else as_labels(labels, "labels", "EmbeddingModule")
+        self._refuse_another_form(read)
+        if self._form_of_labels != "strings":
+            return read if isinstance(read, Tensor) else read.codes.to(self.device)
+        [codes], words = encode(
+            "EmbeddingModule", {"labels": as_labels(read, "labels", "EmbeddingModule")}, all_processes()
+        )
+        if words is None:  # no process has an item
             return codes.to(self.device)
         numbers = [self._number_of_word.setdefault(word, len(self._number_of_word)) for word in words]
         return torch.tensor(numbers, device=self.device)[codes.to(self.device)]
+
+    def _refuse_another_form(self, labels: Tensor | Labels) -> None:
+        """Refuse strings beside numbers in other batches or processes. *Collective* until some labels were seen.
+
+        Only the first batch is compared with those of the other processes. A process whose later batch differs from it
+        raises alone, as for any other batch that cannot be trained on, and the others end with it.
+        """
+        form = _form_of(labels)
+        if self._form_of_labels is None:
+            forms = all_processes().gather(form)
+            found = {f"labels in process {rank}": given for rank, given in enumerate(forms) if given is not None}
+            refuse_other_forms("EmbeddingModule", found)
+            self._form_of_labels = next(iter(found.values()), None)
+        elif form is not None:
+            both = {"labels of earlier batches": self._form_of_labels, "those of this batch": form}
+            refuse_other_forms("EmbeddingModule", both)
 
     def _checked(self, loss: Any) -> Tensor:
         if isinstance(loss, Tensor) and loss.ndim == 0:
@@ -320,14 +350,23 @@ class EmbeddingModule(LightningModule):
         # the batch that runs, counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`
         batch = self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
         if self.ap_every_n_steps and batch % self.ap_every_n_steps == 0:
-            codes = criterion.similarity == "hamming"
+            is_hamming = criterion.similarity == "hamming"
             report = evaluate_retrieval(
                 # As `BinaryCodes` decides in evaluation, where 0 becomes 1.
-                embeddings >= 0 if codes else embeddings,
+                embeddings >= 0 if is_hamming else embeddings,
                 labels,
-                similarity="hamming" if codes else "cosine",  # distances on the unit sphere rank as cosines do
+                similarity="hamming" if is_hamming else "cosine",  # distances on the unit sphere rank as cosines do
                 metrics=("mAP", "recall@1"),
             )
             self.log("train/batch_AP", report.mAP, batch_size=len(labels), logger=False)
             for logger in self.loggers:  # `log` would repeat the value to them on every step until the next one
                 logger.log_metrics({"train/batch_AP": report.mAP}, step=self.global_step)
+
+
+def _form_of(labels: Tensor | Labels) -> str | None:
+    """Return whether labels are "strings" or "numbers"; None for those of no item, which go with both."""
+    if isinstance(labels, Tensor):
+        return "numbers" if labels.numel() else None
+    if not len(labels):
+        return None
+    return "strings" if labels.form == "strings" else "numbers"

@@ -1,12 +1,11 @@
 """Heads: map the distances between queries and the points that represent classes to logits.
 
-A further head is a subclass of `DistanceHead` with a method `logits`, or any module `(query, points) -> logits`; `make_head`
-gives it a name.
+A further head is a subclass of `DistanceHead` with a method `logits`, or any module `(query, points) -> logits`. `ProtoNet`
+takes it as it is. For a name of its own it needs an entry in `HeadName`, which the command reads, and a line in `make_head`.
 """
 
 import math
-from abc import abstractmethod
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -16,6 +15,9 @@ from fewshot_callbacks.functional._reading import refuse_unknown
 
 Distance = Literal["euclidean", "unit_euclidean", "angular"]
 """How far apart two embeddings are: as they are, or on the unit sphere by the chord or by the arc."""
+
+HeadName = Literal["softmax", "dr"]
+"""The heads that have a name; see `make_head`."""
 
 # Added to the squared distance under the logarithm of the distance-ratio head, so that distance 0 stays finite; the paper
 # adds as much under its square root.
@@ -171,7 +173,6 @@ class DistanceHead(nn.Module):
         """Whether the head depends only on the directions of embeddings."""
         return self.distance != "euclidean"
 
-    @abstractmethod
     def logits(self, squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Compute the logits of squared distances.
 
@@ -180,7 +181,14 @@ class DistanceHead(nn.Module):
 
         Returns:
             One logit for each, larger is closer.
+
+        Raises:
+            NotImplementedError: If a subclass does not define it.
         """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no logits(squared). Define it in the class: from squared distances to logits, "
+            "larger is closer."
+        )
 
     def forward(
         self, query: Float[Tensor, "*episodes query dim"], points: Float[Tensor, "*episodes point dim"]
@@ -279,6 +287,7 @@ class DistanceRatioHead(DistanceHead):
 
     def logits(self, squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the logits `-rho / 2 * ln(d^2 + 1e-10)`, at most `11.52 rho`; see `DistanceHead.logits`."""
+        # In the type of the distances: `self.rho` is float32 here, whose rounding float64 distances would inherit.
         rho = self.log_rho.to(squared.dtype).exp()
         return -0.5 * rho * (squared + EPSILON).log()
 
@@ -313,9 +322,8 @@ def make_head(head: str | nn.Module) -> nn.Module:
         return SoftmaxHead()
     if head == "dr":
         return DistanceRatioHead()
-    raise ValueError(
-        f"There is no head {head!r}. Choose 'softmax' or 'dr', or pass an nn.Module (query, prototypes) -> logits."
-    )
+    names = " or ".join(map(repr, get_args(HeadName)))
+    raise ValueError(f"There is no head {head!r}. Choose {names}, or pass an nn.Module (query, prototypes) -> logits.")
 
 
 def _at_least_float32(tensor: Tensor) -> torch.dtype:

@@ -12,6 +12,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.functional._labels import labels_of_each
 from fewshot_callbacks.functional.episodes import (
     EpisodeAccuracy,
     EpisodeProtocol,
@@ -29,7 +31,13 @@ from fewshot_callbacks.protonet.evaluation import (
     score_batch,
     summarize_batches,
 )
-from fewshot_callbacks.protonet.heads import DistanceRatioHead, Representation, check_representation, make_head
+from fewshot_callbacks.protonet.heads import (
+    DistanceRatioHead,
+    HeadName,
+    Representation,
+    check_representation,
+    make_head,
+)
 from fewshot_callbacks.trainer.loaders import evaluation_loaders, unpadded_length
 from fewshot_callbacks.trainer.side_effects import evaluation_mode
 from fewshot_callbacks.trainer.warning import warn
@@ -102,7 +110,7 @@ class ExponentWatch:
         return f"its last finite value was {rho:.4g}, at step {step}"
 
 
-StepOutput = dict[str, Tensor] | None
+StepOutput = dict[str, Any] | None
 # The protocol of the papers: 600 episodes, 5-way 1-shot with 15 queries per class.
 DEFAULT_PROTOCOL = EpisodeProtocol()
 
@@ -125,7 +133,8 @@ class ProtoNet(LightningModule):
     number, their sizes, the hash of their list, and whether batch statistics were used. `evaluation_results` has them, too.
 
     If the episodes cannot be drawn from the images (a class is too small, a run is cut by `limit_val_batches` or
-    `fast_dev_run`, embeddings are not finite), the values are NaN, and one warning gives the reason.
+    `fast_dev_run`, embeddings are not finite, labels are strings in some batches and integers in others), the values are
+    NaN, and one warning gives the reason.
     Nothing is evaluated during Lightning's sanity check.
 
     Args:
@@ -142,7 +151,7 @@ class ProtoNet(LightningModule):
         learning_rate: Step size of Adam, positive.
         evaluation: The episodes that are drawn for validation and test; a mapping with the same fields, as in
             checkpoints, is accepted, too.
-        validation_episodes: Number of episodes that are drawn for validation; by default as many as for the test.
+        val_episodes: Number of episodes that are drawn for validation; by default as many as for the test.
         batch_statistics: Let batch norm use the statistics of the episode during evaluation. The prediction for a query
             then depends on the other queries (a transductive setting, which scores higher), so the flag is part of
             `evaluation_results`. Running statistics are neither used nor changed.
@@ -176,7 +185,7 @@ class ProtoNet(LightningModule):
     def __init__(
         self,
         backbone: Literal["conv4", "resnet18"] | nn.Module = "conv4",
-        head: Literal["softmax", "dr"] | nn.Module = "dr",
+        head: HeadName | nn.Module = "dr",
         *,
         in_channels: int = 3,
         shots: int = 1,
@@ -184,16 +193,16 @@ class ProtoNet(LightningModule):
         episodes_per_batch: int = 1,
         learning_rate: float = 1e-3,
         evaluation: EpisodeProtocol | dict[str, int] = DEFAULT_PROTOCOL,
-        validation_episodes: int | None = None,
+        val_episodes: int | None = None,
         batch_statistics: bool = False,
         evaluation_batches: Literal["images", "episodes"] = "images",
     ) -> None:
         super().__init__()
         check_representation(representation, "ProtoNet")
         self.evaluation = EpisodeProtocol(**evaluation) if isinstance(evaluation, dict) else evaluation
-        validation_episodes = self.evaluation.episodes if validation_episodes is None else validation_episodes
+        val_episodes = self.evaluation.episodes if val_episodes is None else val_episodes
         # Validations may be shorter than the test: their intervals need not be as narrow.
-        self.validation = replace(self.evaluation, episodes=validation_episodes)
+        self.validation = replace(self.evaluation, episodes=val_episodes)
         # `save_hyperparameters` reads the arguments from the local names of this function. Under the name of the argument it
         # finds plain numbers, which any reader of a checkpoint can load.
         evaluation = asdict(self.evaluation)
@@ -214,6 +223,8 @@ class ProtoNet(LightningModule):
         self.evaluation_results: dict[str, EpisodeAccuracy] = {}
         # While an evaluation runs: the embeddings of each loader, or the accuracy of each of its episodes.
         self._stores: list[EmbeddingStore] = []
+        # While an evaluation runs: the number of a loader -> why a batch did not fit its earlier ones.
+        self._misfits: dict[int, ValueError] = {}
         # Stages and loaders whose failure was warned of.
         self._warned: set[str] = set()
         # Stage and loader -> the episodes that were named in the last message.
@@ -258,10 +269,11 @@ class ProtoNet(LightningModule):
         if self.trainer.state.fn == "fit":
             self._exponent_watch.see(self.global_step, self.head, wait=True)
         self._stores = [EmbeddingStore() for _ in evaluation_loaders(self.trainer)]
+        self._misfits = {}
 
     on_test_epoch_start = on_validation_epoch_start
 
-    def validation_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> StepOutput:
+    def validation_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> StepOutput:
         """Embed one batch; return its `embeddings` and `labels`, for callbacks.
 
         With `evaluation_batches="episodes"` it returns None: an image occurs in many episodes, and a callback that treats
@@ -271,7 +283,12 @@ class ProtoNet(LightningModule):
         store = self._stores[dataloader_idx]
         if self.evaluation_batches == "images":
             embeddings = self(images)
-            store.append(embeddings, labels)
+            read = labels_of_each(labels, len(embeddings), "labels", "embeddings", "ProtoNet", sets=True)
+            try:
+                store.append(embeddings, read)
+            except ValueError as misfit:
+                # The batch does not fit the earlier ones. A metric ends no training: the values of this set will be NaN.
+                self._misfits.setdefault(dataloader_idx, misfit)
             return {"embeddings": embeddings, "labels": labels}
         with batch_norm_of_the_batch(self.backbone) if self.batch_statistics else nullcontext():
             embeddings = self(images)
@@ -290,7 +307,7 @@ class ProtoNet(LightningModule):
         """Score the episodes and log the result."""
         self._evaluate("test", self.evaluation)
 
-    def predict_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+    def predict_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         """Embed one batch; return `embeddings` and `labels`."""
         images, labels = batch
         return {"embeddings": self(images), "labels": labels}
@@ -330,7 +347,11 @@ class ProtoNet(LightningModule):
             key = f"{stage}{suffix}"
             self.evaluation_results.pop(key, None)
             try:
-                self.evaluation_results[key] = _accuracy_of(self, store, loader, protocol)
+                # A process whose batches do not fit each other tells the others, which would wait for its items.
+                with all_processes().together():
+                    if number in self._misfits:
+                        raise self._misfits[number]
+                    self.evaluation_results[key] = _accuracy_of(self, store, loader, protocol)
             except ValueError as error:
                 if key not in self._warned:
                     self._warned.add(key)

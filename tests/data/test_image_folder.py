@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from fewshot_callbacks.data import ImageFolder
+from fewshot_callbacks.data import FewShotDataset, ImageFolder, ImageItem, ImageSet
 from fewshot_callbacks.data.image_set import DecodedImages
 from tests.data.trees import CLASSES_OF_FOLDERS as CLASSES
 from tests.data.trees import PLAIN, SPLITS, all_items, names_of, save_image, write_folders
@@ -37,6 +37,34 @@ def test_the_class_of_an_image_is_its_folder(root: Path) -> None:
         raw = torch.stack([expected, 2 * expected, 255 - expected], dim=1) / 255
         torch.testing.assert_close(pixels, raw[:, :, None, None].expand_as(pixels))
         colour += len(labels)
+
+
+class Squares(ImageSet):
+    """Grey squares that are no files: the name of an item is its grey."""
+
+    def __init__(self) -> None:
+        items = [ImageItem(str(grey), f"class {grey % 2}") for grey in range(6)]
+        super().__init__({"train": items}, "train", PLAIN)
+
+    def read_item(self, index: int) -> Image.Image:
+        return Image.new("RGB", (8, 8), (int(self.items[index].file),) * 3)
+
+
+def test_a_subclass_reads_images_that_are_no_files() -> None:
+    for workers in (0, 2):
+        [(images, labels)] = DataLoader(Squares(), batch_size=6, num_workers=workers)
+        torch.testing.assert_close(images[:, 0, 0, 0], torch.arange(6) / 255)
+        assert labels.tolist() == [0, 1] * 3
+
+
+def test_a_data_set_without_a_method_says_what_it_lacks() -> None:
+    class Unfinished(FewShotDataset):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Unfinished has no batch\(indices\). Define it in the class"):
+        Unfinished()[0]
+    with pytest.raises(NotImplementedError, match=r"Unfinished has no with_split\(split\). Define it in the class"):
+        Unfinished().with_split("val")
 
 
 def test_without_a_validation_folder_there_is_no_validation_split(root: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 import sys
+import tempfile
 import weakref
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -283,6 +286,73 @@ def test_words_keep_their_numbers_over_a_resumed_run(tmp_path) -> None:
     assert seen == [[1, 0], [2, 1, 0]]  # without the words of the checkpoint, the second batch is [0, 2, 1]
     loaded = EmbeddingModule.load_from_checkpoint(tmp_path / "run.ckpt", backbone=backbone(), loss=loss)
     assert loaded._targets(["heron", "wren", "owl"]).tolist() == [2, 1, 0]
+
+
+FIRST_FORMS = "labels in process 0 are numbers, labels in process 1 strings. Pass the same form"
+
+
+def labels_of_processes(forms: list[Any]) -> list[str]:
+    """What each of two processes makes of its labels, or the error that it raises."""
+
+    def work(rank: int, results: Any, meeting: str) -> None:
+        torch.distributed.init_process_group(
+            "gloo", init_method=meeting, rank=rank, world_size=2, timeout=timedelta(seconds=20)
+        )
+        module = EmbeddingModule(backbone(), Proxies())
+        try:
+            for labels in forms[rank]:
+                results[rank] = str(module._targets(labels).tolist())
+        except ValueError as error:
+            results[rank] = str(error)
+
+    with tempfile.TemporaryDirectory() as folder:
+        context = torch.multiprocessing.get_context("fork")
+        results = context.Manager().dict()
+        meeting = f"file://{folder}/meeting"
+        processes = [context.Process(target=work, args=(rank, results, meeting)) for rank in range(2)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(40)
+    return [results[rank] for rank in range(2)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch survives a fork on Linux alone")
+@pytest.mark.parametrize("numbers", [torch.tensor([3, 4]), [3, 4]], ids=["tensor", "list"])
+def test_words_in_one_process_and_numbers_in_another_are_refused_in_both(numbers) -> None:
+    for found in labels_of_processes([[numbers], [["owl", "wren"]]]):
+        assert found.startswith(f"EmbeddingModule: {FIRST_FORMS}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch survives a fork on Linux alone")
+def test_numbers_as_a_tensor_in_one_process_and_a_list_in_another_are_one_form() -> None:
+    assert labels_of_processes([[torch.tensor([3, 4]), torch.tensor([5])], [[3, 7], [8]]]) == ["[5]", "[8]"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch survives a fork on Linux alone")
+def test_a_process_without_an_item_goes_with_words() -> None:
+    assert labels_of_processes([[torch.empty(0, dtype=torch.int64), []], [["owl"], ["wren"]]]) == ["[]", "[1]"]
+
+
+def test_words_and_numbers_of_several_batches_are_refused(tmp_path) -> None:
+    module = EmbeddingModule(backbone(), Proxies())
+    assert module._targets(["owl", "wren"]).tolist() == [0, 1]
+    words = "labels of earlier batches are strings, those of this batch numbers. Pass the same form"
+    with pytest.raises(ValueError, match=f"EmbeddingModule: {words}"):
+        module._targets(torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match=words):
+        module._targets([0, 1])
+    assert module._targets([]).tolist() == []
+    assert module._targets(["heron"]).tolist() == [2]
+
+
+def test_a_resumed_run_refuses_words_where_labels_were_numbers(tmp_path) -> None:
+    run = trainer()
+    run.fit(EmbeddingModule(backbone(), Proxies()), DataLoader(DATA, batch_size=10))
+    run.save_checkpoint(tmp_path / "run.ckpt")
+    module = EmbeddingModule.load_from_checkpoint(tmp_path / "run.ckpt", backbone=backbone(), loss=Proxies())
+    with pytest.raises(ValueError, match="labels of earlier batches are numbers, those of this batch strings"):
+        module._targets(["owl"])
 
 
 def test_a_batch_without_a_pair_has_no_average_precision() -> None:

@@ -18,6 +18,14 @@ EVERY_HEAD = [kind(distance=distance) for kind in (SoftmaxHead, DistanceRatioHea
 each_head = pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
 
 
+def test_a_head_without_logits_says_what_it_lacks() -> None:
+    class Unfinished(DistanceHead):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Unfinished has no logits\(squared\). Define it in the class"):
+        Unfinished()(torch.zeros(1, 2), torch.zeros(3, 2))
+
+
 def slow_distance(q: list[float], p: list[float], distance: str) -> float:
     """Between two vectors, in float64."""
     if distance == "euclidean":

@@ -195,7 +195,7 @@ def test_embedding_each_image_once_equals_forwarding_each_episode(
 ) -> None:
     """The slow road: every episode on its own through the network, one query at a time."""
     monkeypatch.setattr("fewshot_callbacks.protonet.evaluation.NUMBERS_AT_ONCE", 500)  # four episodes in a piece
-    net = trained(model(head=head, representation=representation, validation_episodes=15))
+    net = trained(model(head=head, representation=representation, val_episodes=15))
     logged = evaluated(net, images_loader(), stage)
     episodes, accuracies = sample_episodes(LABELS, **(FIXED | {"episodes": number})), []
     net.eval()
@@ -302,6 +302,34 @@ def test_embeddings_that_are_not_finite_give_nan(mode: Any, loader: Any) -> None
     assert math.isnan(logged["test/accuracy"])
 
 
+def collated(batch: list[Any]) -> tuple[Tensor, Any]:
+    """Labels are strings in the batches that hold an odd number of images, integers in the others."""
+    images, labels = zip(*batch, strict=True)
+    is_odd = len(batch) % 2 == 1
+    return torch.stack(images), [str(int(label)) for label in labels] if is_odd else torch.stack(labels)
+
+
+def mixed_loader() -> DataLoader[Any]:
+    """Three batches of 12, 12 and 11 images."""
+    return DataLoader(TensorDataset(IMAGES[:35], LABELS[:35]), batch_size=12, collate_fn=collated)
+
+
+def test_strings_and_integers_in_one_validation_give_nan_and_one_warning() -> None:
+    net = model()
+    with pytest.warns(UserWarning, match="labels so far are integers, those of this batch strings") as warned:
+        trainer(max_epochs=2).fit(net, episodes_loader(fixed=False), mixed_loader())
+    assert len([one for one in warned if "labels so far" in str(one.message)]) == 1
+    assert math.isnan(net.trainer.callback_metrics["val/accuracy"])
+    assert net.trainer.current_epoch == 2
+    assert evaluated(net, images_loader())["test/accuracy"] > 0  # a later set is another one
+
+
+def test_labels_that_are_missing_end_the_run() -> None:
+    loader = DataLoader(DATA, batch_size=12, collate_fn=lambda batch: (torch.stack([x for x, _ in batch]), [None] * 12))
+    with pytest.raises(ValueError, match="ProtoNet: 12 of 12 labels are missing"):
+        evaluated(model(), loader)
+
+
 def test_episodes_without_a_list_have_no_hash() -> None:
     rows = torch.cat([(c == LABELS).nonzero().flatten()[:6] for c in LABELS.unique()[:3]])
     net = model(evaluation_batches="episodes")
@@ -314,7 +342,7 @@ def test_the_episodes_are_named_once_and_again_where_they_change(caplog: pytest.
     """As values of each epoch they were flat lines among the charts."""
     for logger in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):  # whatever another test has set
         caplog.set_level("INFO", logger=logger)
-    net = model(validation_episodes=7)
+    net = model(val_episodes=7)
     episodes = sample_episodes(LABELS, **(FIXED | {"episodes": 7}))
     run = trainer(max_epochs=3, num_sanity_val_steps=0)
     run.fit(net, episodes_loader(fixed=False, episodes=1), images_loader())
