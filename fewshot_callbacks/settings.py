@@ -119,7 +119,7 @@ class ReportSettings:
 
     Args:
         max_mb: Largest size of the file in MB; pictures that do not fit are left out, and the report says so.
-        worst: Queries of the lowest average precision, none of a perfect one, and at most three of a class.
+        worst: Queries of the lowest average precision, at most three of a class, and none whose average precision is 1.
         searchable: Further queries that the search finds: a seeded sample from all classes.
         neighbours: Neighbours that are shown of a query or a suspect.
         suspects: Items whose label is probably wrong, the most suspicious first.

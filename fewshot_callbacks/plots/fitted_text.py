@@ -3,6 +3,18 @@
 The functions measure each line as it will be drawn. `textwrap` counts letters instead, so that lines of wide letters and of
 CJK text leave their box. matplotlib's `wrap=True` breaks lines at spaces only, at the edge of the figure, and has no largest
 number of lines. A constrained layout moves axes, and shortens no text.
+
+Nothing calls these functions by itself. Whoever draws words of a caller (a label, a name, a title, also in the label of an
+axis or in a legend) passes them through `shorten` or `wrap`, with the width that is free. Text of the package itself, and the
+numbers at ticks, are drawn as they are.
+
+Limits:
+
+- A text of more than `MAX_TEXT` characters loses its middle before it is measured.
+- A line has at most `MAX_LINE` letters, even if more fit.
+- A line is measured by the factor `ROUNDING` too long.
+- Only the width is fitted, not the height of a line or of several.
+- At least "…" remains of a shortened text, and at least one letter in each line of a wrapped one, even if that is too wide.
 """
 
 import functools
@@ -43,7 +55,7 @@ def readable(text: object) -> str:
 
     White space of any kind and length becomes one space, and characters that cannot be seen are dropped. A character that no
     font holds becomes □. If no font holds any character of the text, their code points tell one label from another. A text
-    of more than 4,000 characters loses its middle.
+    of more than `MAX_TEXT` characters loses its middle.
 
     Args:
         text: A label, a name or any other value, converted by `str`.
@@ -127,7 +139,7 @@ def wrap(text: object, width: float, lines: int, size: float) -> list[str]:
 
 
 def width_of(line: str, size: float) -> float:
-    """Measure a line of readable text in inches, 3 % too long: a screen rounds each letter to whole pixels.
+    """Measure a line of readable text in inches, by the factor `ROUNDING` too long.
 
     Args:
         line: A text that `readable` returned.

@@ -154,9 +154,11 @@ def new_figure(height: float, width: float = WIDTH, *, arranged: bool = True) ->
 
 
 def entitle(figure: Figure, title: str) -> None:
-    """Write a line above all axes, if there is one."""
+    """Write a line above all axes, shortened to the width of the figure; nothing if it is empty."""
     if title:
-        figure.suptitle(shorten(title, WIDTH - 0.2, TEXT + 1), x=0.02, ha="left", fontsize=TEXT + 1)
+        width = float(figure.get_figwidth())
+        shortened = shorten(title, width - 2 * TITLE_MARGIN, TEXT + 1)
+        figure.suptitle(shortened, x=0.02, ha="left", fontsize=TEXT + 1)
 
 
 def draw_band(
