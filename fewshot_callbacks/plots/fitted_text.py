@@ -4,9 +4,9 @@ The functions measure each line as it will be drawn. `textwrap` counts letters i
 CJK text leave their box. matplotlib's `wrap=True` breaks lines at spaces only, at the edge of the figure, and has no largest
 number of lines. A constrained layout moves axes, and shortens no text.
 
-Nothing calls these functions by itself. Whoever draws words of a caller (a label, a name, a title, also in the label of an
-axis or in a legend) passes them through `shorten` or `wrap`, with the width that is free. Text of the package itself, and the
-numbers at ticks, are drawn as they are.
+No text is fitted by itself, the label of an axis no more than others. A function that draws words of its caller, such as a
+name, a title or a part of a label, passes them through `shorten` or `wrap` with the width that is free. Text of the package
+itself is drawn as it is.
 
 Limits:
 
@@ -94,7 +94,26 @@ def shorten(text: object, width: float, size: float) -> str:
         >>> shorten("Black_footed_Albatross_0046", 1.0, 8)
         'Black_fo…_0046'
     """
-    line = readable(text)
+    return shorten_readable(readable(text), width, size)
+
+
+def shorten_readable(line: str, width: float, size: float) -> str:
+    r"""Cut the middle out of a readable text that is too long.
+
+    It serves a line that is put together of several texts, each of which `readable` has made readable.
+
+    Args:
+        line: What `readable` returned, or several of these in one line.
+        width: The largest length, in inches.
+        size: The size of the font, in points.
+
+    Returns:
+        The line, or its beginning and its end with an ellipsis between them.
+
+    Examples:
+        >>> shorten_readable(f"{readable('price $5')}: 0.25", 2.0, 8)
+        'price \\$5: 0.25'
+    """
     if len(line) <= MAX_LINE and width_of(line, size) <= width:
         return line
     letters = _unescaped(line)
