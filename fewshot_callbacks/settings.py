@@ -164,6 +164,9 @@ class ReportSettings:
 
 # A type checker learns the keywords of a function from a TypedDict alone (PEP 692), if the function has other keywords,
 # too. So the types of the settings stand here a second time. A test compares them with those of `RetrievalSettings`.
+#
+# Each TypedDict has the settings of the one that it inherits from, and further ones. A new setting belongs into the last of
+# them whose functions all have it. `RetrievalOptions`, the last of all, must have every field of `RetrievalSettings`.
 
 
 class SearchOptions(TypedDict, total=False):

@@ -21,8 +21,8 @@ from fewshot_callbacks.plots.style import in_house_style, new_figure
 
 HEIGHT = 3.6  # inches of a figure without its legend
 LEGEND_LINE = 0.18  # inches
-# Inches of a label below bars. Names on the left of the bars, or numbers on their right, shift it from the middle of the figure
-# by less than a tenth of its width.
+# Inches of a label below bars. Names on the left of the bars, or numbers on their right, shift it from the middle of the
+# figure by less than a tenth of its width.
 BAR_LABEL_WIDTH = 0.8 * style.WIDTH
 MAX_TICKS = 9  # numbers of four digits do not touch each other on an axis of five inches
 # Diameters of points, in points. A value that no line leads to must be seen between curves.
