@@ -217,8 +217,8 @@ OFFERED_SETTINGS: dict[str, dict[type, set[str]]] = {
 }
 """Command -> the classes of settings that it offers as options -> the fields of the class that it does not offer.
 
-No command offers `confidence`, since tables name their intervals by 95 %. `report` does not offer `max_queries`, since it shows
-single queries, nor the `memory_mb` of `ReportSettings`, since a report has that of its evaluation.
+No command offers `confidence`, since tables name their intervals by 95 %. `report` does not offer `max_queries`, since it
+shows single queries, nor the `memory_mb` of `ReportSettings`, since a report has that of its evaluation.
 """
 
 
