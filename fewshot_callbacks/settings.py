@@ -119,7 +119,7 @@ class ReportSettings:
 
     Args:
         max_mb: Largest size of the file in MB; pictures that do not fit are left out, and the report says so.
-        worst: Queries of the lowest average precision, none of a perfect one, and at most three of a class.
+        worst: Queries of the lowest average precision, at most three of a class, and none whose average precision is 1.
         searchable: Further queries that the search finds: a seeded sample from all classes.
         neighbours: Neighbours that are shown of a query or a suspect.
         suspects: Items whose label is probably wrong, the most suspicious first.
@@ -164,6 +164,9 @@ class ReportSettings:
 
 # A type checker learns the keywords of a function from a TypedDict alone (PEP 692), if the function has other keywords,
 # too. So the types of the settings stand here a second time. A test compares them with those of `RetrievalSettings`.
+#
+# Each TypedDict has the settings of the one that it inherits from, and further ones. A new setting belongs into the last of
+# them whose functions all have it. `RetrievalOptions`, the last of all, must have every field of `RetrievalSettings`.
 
 
 class SearchOptions(TypedDict, total=False):

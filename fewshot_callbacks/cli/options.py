@@ -211,23 +211,26 @@ class Demo:
 
 OPTIONS: dict[str, type] = {made.__name__.lower(): made for made in (Evaluate, Report, Trials, Plan, Compare, Demo)}
 """Command -> the class of its own options."""
-SETTINGS: dict[str, dict[type, set[str]]] = {
+OFFERED_SETTINGS: dict[str, dict[type, set[str]]] = {
     "evaluate": {RetrievalSettings: {"confidence"}},
     "report": {ReportSettings: {"memory_mb"}, RetrievalSettings: {"confidence", "max_queries"}},
 }
-"""Command -> the settings that are options, too, and those of them that are none: tables name their intervals, 95 %, and a
-report shows single queries. The memory of a report is that of its evaluation."""
+"""Command -> the classes of settings that it offers as options -> the fields of the class that it does not offer.
+
+No command offers `confidence`, since tables name their intervals by 95 %. `report` does not offer `max_queries`, since it
+shows single queries, nor the `memory_mb` of `ReportSettings`, since a report has that of its evaluation.
+"""
 
 
 def classes_of(command: str) -> list[type]:
     """Return the classes of the options of a command."""
-    return [OPTIONS[command], *SETTINGS.get(command, {})]
+    return [OPTIONS[command], *OFFERED_SETTINGS.get(command, {})]
 
 
 def options_of(command: str, owner: type) -> list[Field[Any]]:
     """Return the fields of a class that are options of a command."""
-    left_out = SETTINGS.get(command, {}).get(owner, set())
-    return [field for field in fields(owner) if field.name not in left_out]
+    not_offered = OFFERED_SETTINGS.get(command, {}).get(owner, set())
+    return [field for field in fields(owner) if field.name not in not_offered]
 
 
 def metric_keys(words: Iterable[str]) -> tuple[str, ...]:

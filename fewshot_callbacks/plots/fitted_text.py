@@ -3,6 +3,18 @@
 The functions measure each line as it will be drawn. `textwrap` counts letters instead, so that lines of wide letters and of
 CJK text leave their box. matplotlib's `wrap=True` breaks lines at spaces only, at the edge of the figure, and has no largest
 number of lines. A constrained layout moves axes, and shortens no text.
+
+No text is fitted by itself, the label of an axis no more than others. A function that draws words of its caller, such as a
+name, a title or a part of a label, passes them through `shorten` or `wrap` with the width that is free. Text of the package
+itself is drawn as it is.
+
+Limits:
+
+- A text of more than `MAX_TEXT` characters loses its middle before it is measured.
+- A line has at most `MAX_LINE` letters, even if more fit.
+- A line is measured by the factor `ROUNDING` too long.
+- Only the width is fitted, not the height of a line or of several.
+- At least "…" remains of a shortened text, and at least one letter in each line of a wrapped one, even if that is too wide.
 """
 
 import functools
@@ -43,7 +55,7 @@ def readable(text: object) -> str:
 
     White space of any kind and length becomes one space, and characters that cannot be seen are dropped. A character that no
     font holds becomes □. If no font holds any character of the text, their code points tell one label from another. A text
-    of more than 4,000 characters loses its middle.
+    of more than `MAX_TEXT` characters loses its middle.
 
     Args:
         text: A label, a name or any other value, converted by `str`.
@@ -82,7 +94,26 @@ def shorten(text: object, width: float, size: float) -> str:
         >>> shorten("Black_footed_Albatross_0046", 1.0, 8)
         'Black_fo…_0046'
     """
-    line = readable(text)
+    return shorten_readable(readable(text), width, size)
+
+
+def shorten_readable(line: str, width: float, size: float) -> str:
+    r"""Cut the middle out of a readable text that is too long.
+
+    It serves a line that is put together of several texts, each of which `readable` has made readable.
+
+    Args:
+        line: What `readable` returned, or several of these in one line.
+        width: The largest length, in inches.
+        size: The size of the font, in points.
+
+    Returns:
+        The line, or its beginning and its end with an ellipsis between them.
+
+    Examples:
+        >>> shorten_readable(f"{readable('price $5')}: 0.25", 2.0, 8)
+        'price \\$5: 0.25'
+    """
     if len(line) <= MAX_LINE and width_of(line, size) <= width:
         return line
     letters = _unescaped(line)
@@ -127,7 +158,7 @@ def wrap(text: object, width: float, lines: int, size: float) -> list[str]:
 
 
 def width_of(line: str, size: float) -> float:
-    """Measure a line of readable text in inches, 3 % too long: a screen rounds each letter to whole pixels.
+    """Measure a line of readable text in inches, by the factor `ROUNDING` too long.
 
     Args:
         line: A text that `readable` returned.

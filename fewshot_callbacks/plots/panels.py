@@ -161,13 +161,32 @@ def _reduced(values: Float[np.ndarray, "height width channels"], longest: int) -
 
 
 MAX_COLUMNS = 6  # neighbours beside a query: a picture of 70 pixels, where the figure has 600
-# Distances in inches: around the figure, between two cells, and between two queries.
+# All places and sizes of the panels are in inches, from the upper left corner of the figure: x to the right, y downwards. So
+# `left` is an x; `top`, `middle` and `below` are a y; and `corner` is the upper left corner of a box.
+#
+# Distances around the figure, between two cells, and between two queries.
 EDGE = 0.1
 GAP = 0.1
 ROW_GAP = 0.16
-LINE = 0.155  # inches from one line of small text to the next
-HEADING = LINE + 0.07  # inches of the line above a query, and of the rule below it
-MAX_PICTURE = 1.3  # inches
+LINE = 0.155  # from one line of small text to the next
+MARGIN = 0.02  # below a picture or a line of text
+TITLE_HEIGHT = 0.3
+HEADING = LINE + 0.07  # the line above a query, and the rule below it
+REMARK_SHARE = 0.6  # largest share of the width of a heading that its remark takes
+KEY_HEIGHT = 0.28  # the line that explains the frames
+KEY_LINE = 0.3  # a frame in this line, as a stroke
+KEY_GAP = 0.06  # from a stroke to its words
+KEY_SPACE = 0.25  # from the words to the next stroke
+MAX_PICTURE = 1.3
+TEXT_PADDING = 0.05  # between the frame of a text that is drawn and its lines
+LINES_MARGIN = 0.08  # above and below all lines of such a text
+# Distances from below a picture: of the middle of its label, and of the upper edge and the middle of the badge under that.
+LABEL_MIDDLE = 0.6 * LINE
+BADGE_TOP = 1.12 * LINE
+BADGE_MIDDLE = 1.58 * LINE
+BADGE_HEIGHT = 0.9 * LINE
+BADGE_PADDING = 0.03  # on the left and on the right of the words in a badge
+BADGE_GAP = 0.04  # from a badge to the score
 SCREEN_RESOLUTION = 100  # pixels per inch
 BADGE_TEXT = style.SMALL - 1  # points
 ITEM_TEXT = style.SMALL - 0.5  # points
@@ -226,12 +245,12 @@ class PanelRow:
     Attributes:
         query: The query.
         neighbours: The first neighbours.
-        caption: A text on the query, such as "AP 0.31, first hit at rank 4".
+        remark: A text on the query, at the right end of its heading, such as "AP 0.31, first hit at rank 4".
     """
 
     query: Item
     neighbours: Sequence[Neighbour]
-    caption: str = ""
+    remark: str = ""
 
 
 @in_house_style
@@ -261,18 +280,18 @@ def retrieval_panels(rows: Sequence[PanelRow], title: str = "") -> Figure:
     if not rows:
         raise ValueError("There is no query to show. Pass at least one row.")
     grid = _Grid.of(max(len(row.neighbours) for row in rows))
-    first_row = EDGE + (0.3 if title else 0.0)
-    height = first_row + len(rows) * grid.row - ROW_GAP + 0.28
+    first_row = EDGE + (TITLE_HEIGHT if title else 0.0)
+    height = first_row + len(rows) * grid.row - ROW_GAP + KEY_HEIGHT
     figure = new_figure(height, arranged=False)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, style.WIDTH), ylim=(height, 0), aspect="equal")  # one unit is an inch, downwards
     axes.set_axis_off()
     if title:
         size = style.TEXT + 1
-        _write(axes, EDGE, EDGE + 0.02, shorten(title, style.WIDTH - 2 * EDGE, size), size, va="top")
+        _write(axes, EDGE, EDGE + MARGIN, shorten(title, style.WIDTH - 2 * EDGE, size), size, va="top")
     for number, row in enumerate(rows):
         _draw_row(axes, row, grid, first_row + number * grid.row)
-    _explain_frames(axes, height - EDGE - 0.06)
+    _explain_frames(axes, height - EDGE - KEY_GAP)
     return figure
 
 
@@ -318,7 +337,7 @@ def _draw_row(axes: Axes, row: PanelRow, grid: _Grid, top: float) -> None:
     top += HEADING
     _draw_picture(axes, row.query, EDGE, top, grid.side)
     _draw_frame(axes, EDGE, top, grid.side, style.BLACK, "-")
-    _write(axes, EDGE, top + grid.side + 0.6 * LINE + 0.02, "query", color=style.GREY)
+    _write(axes, EDGE, top + grid.side + MARGIN + LABEL_MIDDLE, "query", color=style.GREY)
     scores = [neighbour.score for neighbour in row.neighbours]
     for index, neighbour in enumerate(row.neighbours):
         line, column = divmod(index, grid.columns)
@@ -328,15 +347,15 @@ def _draw_row(axes: Axes, row: PanelRow, grid: _Grid, top: float) -> None:
 
 
 def _draw_heading(axes: Axes, row: PanelRow, top: float) -> None:
-    """Draw the name of the query, the caption at the right end of the line, and a rule below."""
+    """Draw the name of the query, the remark at the right end of the line, and a rule below."""
     width = style.WIDTH - 2 * EDGE
     right = style.WIDTH - EDGE
     middle = top + LINE / 2
-    caption = shorten(row.caption, 0.6 * width, style.SMALL)
-    label_width = width - width_of(caption, style.SMALL) - 2 * GAP
+    remark = shorten(row.remark, REMARK_SHARE * width, style.SMALL)
+    label_width = width - width_of(remark, style.SMALL) - 2 * GAP
     _write(axes, EDGE, middle, shorten(row.query.label, label_width, style.TEXT), style.TEXT)
-    _write(axes, right, middle, caption, color=style.GREY, ha="right")
-    rule = top + LINE + 0.02
+    _write(axes, right, middle, remark, color=style.GREY, ha="right")
+    rule = top + LINE + MARGIN
     axes.plot([EDGE, right], [rule, rule], color=style.LIGHT_GREY, linewidth=0.6)
 
 
@@ -347,25 +366,26 @@ def _draw_neighbour(
     look = RELEVANT_LOOK if neighbour.relevant else IRRELEVANT_LOOK
     _draw_picture(axes, neighbour.item, left, top, side)
     _draw_frame(axes, left, top, side, look.colour, look.dashes)
-    below = top + side + 0.02
-    _write(axes, left, below + 0.6 * LINE, shorten(neighbour.item.label, side, style.SMALL))
+    below = top + side + MARGIN
+    _write(axes, left, below + LABEL_MIDDLE, shorten(neighbour.item.label, side, style.SMALL))
     badge = f"{rank} {look.symbol}"
-    badge_width = width_of(badge, BADGE_TEXT) + 0.06
-    corner = (left, below + 1.12 * LINE)
-    axes.add_patch(Rectangle(corner, badge_width, 0.9 * LINE, facecolor=look.colour, edgecolor="none"))
-    middle = below + 1.58 * LINE
-    _write(axes, left + 0.03, middle, badge, BADGE_TEXT, color="white", va="center_baseline")
-    score = shorten(score, side - badge_width - 0.04, BADGE_TEXT)
-    _write(axes, left + badge_width + 0.04, middle, score, BADGE_TEXT, color=style.GREY, va="center_baseline")
+    badge_width = width_of(badge, BADGE_TEXT) + 2 * BADGE_PADDING
+    corner = (left, below + BADGE_TOP)
+    axes.add_patch(Rectangle(corner, badge_width, BADGE_HEIGHT, facecolor=look.colour, edgecolor="none"))
+    middle = below + BADGE_MIDDLE
+    _write(axes, left + BADGE_PADDING, middle, badge, BADGE_TEXT, color="white", va="center_baseline")
+    score_left = left + badge_width + BADGE_GAP
+    score = shorten(score, left + side - score_left, BADGE_TEXT)
+    _write(axes, score_left, middle, score, BADGE_TEXT, color=style.GREY, va="center_baseline")
 
 
 def _draw_picture(axes: Axes, item: Item, left: float, top: float, side: float) -> None:
     """Draw what is shown of an item inside a square: its text, its image, or the words "no image"."""
     if isinstance(item.picture, str):
         line_height = 1.25 * ITEM_TEXT / 72
-        lines = wrap(item.picture, side - 0.1, int((side - 0.08) / line_height), ITEM_TEXT)
+        lines = wrap(item.picture, side - 2 * TEXT_PADDING, int((side - LINES_MARGIN) / line_height), ITEM_TEXT)
         for number, line in enumerate(lines):
-            _write(axes, left + 0.05, top + 0.05 + number * line_height, line, ITEM_TEXT, va="top")
+            _write(axes, left + TEXT_PADDING, top + TEXT_PADDING + number * line_height, line, ITEM_TEXT, va="top")
     elif item.picture is None:
         axes.add_patch(Rectangle((left, top), side, side, facecolor=style.LIGHT_GREY, edgecolor="none"))
         _write(axes, left + side / 2, top + side / 2, "no image", color=style.GREY, ha="center")
@@ -401,10 +421,10 @@ def _explain_frames(axes: Axes, y: float) -> None:
     """Draw a line with both kinds of frames and what they mean."""
     left = EDGE
     for look in (RELEVANT_LOOK, IRRELEVANT_LOOK):
-        axes.add_line(Line2D([left, left + 0.3], [y, y], color=look.colour, linestyle=look.dashes, linewidth=1.8))
+        axes.add_line(Line2D([left, left + KEY_LINE], [y, y], color=look.colour, linestyle=look.dashes, linewidth=1.8))
         words = f"{look.symbol} {look.meaning}"
-        _write(axes, left + 0.36, y, words)
-        left += 0.36 + width_of(words, style.SMALL) + 0.25
+        _write(axes, left + KEY_LINE + KEY_GAP, y, words)
+        left += KEY_LINE + KEY_GAP + width_of(words, style.SMALL) + KEY_SPACE
 
 
 def _write(axes: Axes, x: float, y: float, line: str, size: float = style.SMALL, **settings: Any) -> None:

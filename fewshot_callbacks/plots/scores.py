@@ -15,12 +15,15 @@ from scipy.special import ndtri
 
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport
 from fewshot_callbacks.plots import style
-from fewshot_callbacks.plots.fitted_text import readable, shorten
+from fewshot_callbacks.plots.fitted_text import readable, shorten, shorten_readable, width_of
 from fewshot_callbacks.plots.panels import score_text
 from fewshot_callbacks.plots.style import in_house_style, new_figure
 
 HEIGHT = 3.6  # inches of a figure without its legend
 LEGEND_LINE = 0.18  # inches
+# Inches of a label below bars. Names on the left of the bars, or numbers on their right, shift it from the middle of the
+# figure by less than a tenth of its width.
+BAR_LABEL_WIDTH = 0.8 * style.WIDTH
 MAX_TICKS = 9  # numbers of four digits do not touch each other on an axis of five inches
 # Diameters of points, in points. A value that no line leads to must be seen between curves.
 CURVE_POINT = 5
@@ -287,7 +290,7 @@ def weakest_classes(
     Args:
         classes: All classes, in any order; those whose value is NaN are left out.
         title: A line above the figure.
-        metric: Name of the values, which lie in [0, 1].
+        metric: Name of the values, which lie in [0, 1]; shortened if the label of the axis is too long.
         overall: The mean over all classes, drawn as a line.
         most: Largest number of bars.
 
@@ -311,7 +314,9 @@ def weakest_classes(
     descriptions = [
         f"{score.value:.2f}, {score.queries:,} {'query' if score.queries == 1 else 'queries'}" for score in weakest
     ]
-    x_label = f"{readable(metric)} of the {len(weakest)} weakest of {len(with_value)} classes"
+    counts = f" of the {len(weakest)} weakest of {len(with_value)} classes"
+    metric_width = BAR_LABEL_WIDTH - width_of(counts, style.TEXT)
+    x_label = shorten(metric, metric_width, style.TEXT) + counts
     figure, axes = _draw_bars(names, values, descriptions, title, x_label)
     if overall is not None and math.isfinite(overall):
         axes.set_xlim(0, _axis_end(max(overall, values[-1])))
@@ -504,7 +509,7 @@ def _mark_label(mark: Mark, coordinates: str, *, is_inside: bool) -> str:
 
 def _legend_label(line: str) -> str:
     """Shorten a readable text to a line of the legend."""
-    return shorten(line.replace(r"\$", "$"), style.WIDTH - 0.8, style.SMALL)
+    return shorten_readable(line, style.WIDTH - 0.8, style.SMALL)
 
 
 def _finite_values(series: Mapping[str, Mapping[int, float]]) -> dict[str, dict[int, float]]:

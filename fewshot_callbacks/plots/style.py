@@ -69,6 +69,9 @@ BAND = "95 % interval of the mean of {seeds} seeds"
 Format = Literal["png", "svg"]
 
 WIDTH = 6.0  # inches: 600 pixels at the resolution of a screen
+# Distances of a title from the edges of its figure, in inches.
+TITLE_LEFT = 0.12
+TITLE_RIGHT = 0.08
 # Sizes of text in points: 12.5 and 11 pixels in a picture that is 600 pixels wide.
 TEXT = 9.0
 SMALL = 8.0
@@ -154,9 +157,11 @@ def new_figure(height: float, width: float = WIDTH, *, arranged: bool = True) ->
 
 
 def entitle(figure: Figure, title: str) -> None:
-    """Write a line above all axes, if there is one."""
+    """Write a line above all axes, shortened to the width of the figure; nothing if it is empty."""
     if title:
-        figure.suptitle(shorten(title, WIDTH - 0.2, TEXT + 1), x=0.02, ha="left", fontsize=TEXT + 1)
+        width = float(figure.get_figwidth())
+        shortened = shorten(title, width - TITLE_LEFT - TITLE_RIGHT, TEXT + 1)
+        figure.suptitle(shortened, x=TITLE_LEFT / width, ha="left", fontsize=TEXT + 1)
 
 
 def draw_band(

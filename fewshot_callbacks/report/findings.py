@@ -1,7 +1,15 @@
 """What a report tells beyond the metrics: neighbours, confused classes, suspects, near duplicates.
 
-A further finding takes four steps: `find` computes it, `Findings` has a field for it, `page.page_data` writes it for the
-script, and `templates/report.html.jinja` and `templates/report.js` show it.
+A further finding takes six steps:
+
+1. `find` computes it.
+2. `Findings` has a field for it.
+3. `page.page_data` writes it for the script. It names each item by `PageData.item`, which also requests the picture of the
+   item. Pictures are added to the file in the order of these calls until it is full: the call of a finding stands after
+   those of more important ones.
+4. `templates/report.html.jinja`, which has all findings as `findings`, and `templates/report.js` show it.
+5. `page._omissions` has a sentence on it where it is sampled or cut.
+6. The table of sections in `docs/report.md` lists it.
 """
 
 from __future__ import annotations
@@ -21,9 +29,10 @@ from fewshot_callbacks.functional.suspects import Suspects, suspects
 from fewshot_callbacks.report.items import Items, Key
 from fewshot_callbacks.settings import ReportSettings
 
-# Largest number of worst queries of one class, so that one class does not fill the list.
+# Largest number of worst queries of one class, so that one class does not fill the list. The pages for users say it in
+# words, and `tests/report/test_findings.py` compares them.
 WORST_OF_A_CLASS = 3
-# Number of first neighbours among which confusions are counted.
+# Number of first neighbours of a query among which confusions are counted.
 CONFUSION_K = 5
 # Number of neighbours that vote on a label.
 SUSPECT_K = 10
@@ -82,6 +91,10 @@ class Model:
             query_indices: Indices of the chosen queries.
             k: Number of candidates.
             memory_mb: Bound on the memory of the search beyond the embeddings, in MB; None is 512.
+
+        Returns:
+            The neighbours of the chosen queries, in their order: `queries` numbers `self.queries`, and `indices` numbers
+            `self.searched`, which is the gallery if there is one.
         """
         gallery = self.gallery
         return nearest(
@@ -147,12 +160,12 @@ class Comparison:
     Attributes:
         better: Queries that the first model ranks better.
         worse: Queries that the second model ranks better.
-        neighbours: Neighbours of all of them by the second model, by query.
+        retrieved: Each of these queries -> what the second model retrieves for it.
     """
 
     better: list[int]
     worse: list[int]
-    neighbours: dict[int, Retrieved]
+    retrieved: dict[int, Retrieved]
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,13 +173,15 @@ class Findings:
     """What a report tells beyond the metrics.
 
     Attributes:
-        worst: The queries of the lowest average precision.
+        worst: The queries of the lowest average precision, at most `WORST_OF_A_CLASS` of a class.
         searchable: The queries that the search finds; the worst are among them.
-        neighbours: Neighbours of all queries that are shown, by query.
+        retrieved: Each query that is shown -> what is retrieved for it.
         comparison: The queries that a second model ranks differently; None without a second model.
-        confused: Label of queries -> the other label that is most frequent among their first neighbours, and its share.
+        confused: Label of queries -> the other label that is most frequent among their first `CONFUSION_K` neighbours, and
+            its share.
         confusion_queries: Number of queries whose neighbours were counted for `confused`.
-        suspects: Items that are probably mislabelled; None if they could not be looked for, or were not asked for.
+        suspects: Items that are probably mislabelled, by the votes of `SUSPECT_K` neighbours; None if they could not be
+            looked for, or were not asked for.
         suspect_keys: The set and the index of each item that `suspects` numbers.
         duplicates: Near duplicates of each kind.
         notes: A sentence on each finding that is missing.
@@ -174,7 +189,7 @@ class Findings:
 
     worst: list[int]
     searchable: list[int]
-    neighbours: dict[int, Retrieved]
+    retrieved: dict[int, Retrieved]
     comparison: Comparison | None
     confused: dict[Any, tuple[Any, float]]
     confusion_queries: int
@@ -205,21 +220,21 @@ def find(
         comparison = _compare(model, other, settings)
         shown = _each_once([*searchable, *comparison.better, *comparison.worse])
 
-    # One search serves the queries that are shown and those whose neighbours are counted.
-    counted = sample_of_classes(labels, settings.confusion_queries)
-    searched = np.union1d(np.array(shown, np.int64), np.array(counted, np.int64))
-    neighbours = model.nearest(searched, max(settings.neighbours, CONFUSION_K), settings.memory_mb)
-    retrieved = dict(zip(searched.tolist(), model.retrieved(neighbours, settings.neighbours), strict=True))
-    counted_neighbours = _rows_of(neighbours, np.searchsorted(searched, counted), CONFUSION_K)
+    # One search serves the queries that are shown and those from whose neighbours confusions are counted.
+    confusion_sample = sample_of_classes(labels, settings.confusion_queries)
+    queries = np.union1d(np.array(shown, np.int64), np.array(confusion_sample, np.int64))
+    neighbours = model.nearest(queries, max(settings.neighbours, CONFUSION_K), settings.memory_mb)
+    retrieved = dict(zip(queries.tolist(), model.retrieved(neighbours, settings.neighbours), strict=True))
+    confusion_neighbours = _rows_of(neighbours, np.searchsorted(queries, confusion_sample), CONFUSION_K)
 
     suspect_items, suspect_keys, notes = _find_suspects(model, settings)
     return Findings(
         worst=worst,
         searchable=searchable,
-        neighbours={query: retrieved[query] for query in shown},
+        retrieved={query: retrieved[query] for query in shown},
         comparison=comparison,
-        confused=_most_confused(counted_neighbours, model),
-        confusion_queries=len(counted),
+        confused=_most_confused(confusion_neighbours, model),
+        confusion_queries=len(confusion_sample),
         suspects=suspect_items,
         suspect_keys=suspect_keys,
         duplicates=_find_duplicates(model, train, settings, sets),
@@ -233,7 +248,11 @@ def _each_once(queries: Sequence[int]) -> list[int]:
 
 
 def _compare(model: Model, other: Model, settings: ReportSettings) -> Comparison:
-    """Find the queries that two models rank most differently, and their neighbours by the second model."""
+    """Find the queries that two models rank most differently, and what the second model retrieves for them.
+
+    There are at most `CHANGED` that the first model ranks better, and as many that it ranks worse, at most
+    `CHANGED_OF_A_CLASS` of a class each.
+    """
     labels = model.report.query_labels.numpy()
     gain = (model.report.per_query["mAP"] - other.report.per_query["mAP"]).numpy()
     better = _lowest_of_classes(np.where(gain > 0, -gain, np.nan), labels, CHANGED, CHANGED_OF_A_CLASS)
@@ -246,7 +265,9 @@ def _compare(model: Model, other: Model, settings: ReportSettings) -> Comparison
 
 
 def worst_queries(report: RetrievalReport, count: int, among: Bool[np.ndarray, "queries"] | None = None) -> list[int]:
-    """Choose the queries of the lowest average precision, at most three of a class; those answered perfectly never.
+    """Choose the queries of the lowest average precision, at most `WORST_OF_A_CLASS` of a class.
+
+    A query whose average precision is 1 is never chosen.
 
     Args:
         report: The evaluation.
@@ -275,7 +296,10 @@ def confident_mistakes(model: Model, queries: Int[np.ndarray, "chosen"], count: 
 def _lowest_of_classes(
     values: Float[np.ndarray, "queries"], labels: Int[np.ndarray, "queries"], count: int, most_of_a_class: int
 ) -> list[int]:
-    """Return the queries of the lowest values, few of each class; queries whose value is NaN are never chosen."""
+    """Return the queries of the lowest values, at most `count` in all and `most_of_a_class` of each class.
+
+    Queries whose value is NaN are never chosen.
+    """
     chosen: list[int] = []
     chosen_of_class: Counter[int] = Counter()
     for query in np.argsort(values, kind="stable").tolist():  # NaN comes last

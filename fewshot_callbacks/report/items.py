@@ -139,7 +139,7 @@ class Thumbnails:
         images: Name of an item -> its picture as a data URI.
         texts: Name of an item -> its text.
         failures: A sentence on each item that could not be shown.
-        left_out: Number of items that did not fit.
+        omitted: Number of items that did not fit.
     """
 
     sets: Sequence[Items]
@@ -149,7 +149,7 @@ class Thumbnails:
     images: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
-    left_out: int = 0
+    omitted: int = 0
 
     def add(self, keys: Iterable[Key]) -> None:
         """Add items, the most important ones first; each item is added once."""
@@ -162,7 +162,7 @@ class Thumbnails:
     def _add(self, key: Key, name: str) -> None:
         """Add one item, or note why it is not added."""
         if self.free_bytes <= 0:
-            self.left_out += 1
+            self.omitted += 1
             return
         try:
             content, is_text = self._content(key)
@@ -171,7 +171,7 @@ class Thumbnails:
             return
         self.free_bytes -= len(content) + len(name) + JSON_BYTES
         if self.free_bytes <= 0:
-            self.left_out += 1
+            self.omitted += 1
             return
         if is_text:
             self.texts[name] = content

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
@@ -25,7 +25,16 @@ from fewshot_callbacks.files.outputs import WRITER
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, compare_reports
 from fewshot_callbacks.functional.retrieval.report import Values
 from fewshot_callbacks.functional.statistics import class_means
-from fewshot_callbacks.report.findings import Duplicates, Findings, Model, Retrieved, find
+from fewshot_callbacks.report.findings import (
+    CONFUSION_K,
+    SUSPECT_K,
+    WORST_OF_A_CLASS,
+    Duplicates,
+    Findings,
+    Model,
+    Retrieved,
+    find,
+)
 from fewshot_callbacks.report.items import Items, Key, Thumbnails, name_of
 from fewshot_callbacks.settings import ReportSettings
 
@@ -34,7 +43,7 @@ HEADLINES = ("mAP", "recall@1", "r_precision", "pair_f1")
 
 
 @dataclass(frozen=True)
-class Figure:
+class MetricText:
     """A metric as it is written.
 
     Attributes:
@@ -50,12 +59,13 @@ class Figure:
     meaning: str
 
 
-def figures(report: Values) -> list[Figure]:
+def metric_texts(report: Values) -> list[MetricText]:
     """Write all metrics of a report."""
-    return [
-        Figure(name, "n/a" if math.isnan(value) else f"{value:.4f}", _interval_text(report, name), report.meaning(name))
-        for name, value in report.metrics().items()
-    ]
+    texts = []
+    for name, value in report.metrics().items():
+        value_text = "n/a" if math.isnan(value) else f"{value:.4f}"
+        texts.append(MetricText(name, value_text, _interval_text(report, name), report.meaning(name)))
+    return texts
 
 
 def _interval_text(report: Values, metric: str) -> str:
@@ -65,9 +75,9 @@ def _interval_text(report: Values, metric: str) -> str:
     return f"{interval.low:.4f} to {interval.high:.4f}"
 
 
-def headline(report: RetrievalReport) -> list[Figure]:
+def headline(report: RetrievalReport) -> list[MetricText]:
     """Choose the metrics that are shown first."""
-    by_name = {figure.name: figure for figure in figures(report)}
+    by_name = {metric.name: metric for metric in metric_texts(report)}
     others = [name for name in by_name if name.startswith(("recall@precision", "grouped_recall@1"))]
     return [by_name[name] for name in (*HEADLINES, *others) if name in by_name]
 
@@ -179,8 +189,13 @@ class PageData:
     items: dict[str, list[Any]] = field(default_factory=dict)
     requested: list[Key] = field(default_factory=list)
 
+    @property
+    def searched_set(self) -> int:
+        """The number of the set among which queries are searched."""
+        return 0 if self.model.gallery is None else 1
+
     def item(self, key: Key) -> str:
-        """Return the name of an item in the page, and collect the item."""
+        """Return the name of an item in the page, and collect the item; the pictures of earlier items are added first."""
         set_number, index = key
         name = name_of(key)
         if name not in self.items:
@@ -192,14 +207,13 @@ class PageData:
 
     def panel(self, query: int, retrieved: Retrieved, report: RetrievalReport, note: str = "") -> dict[str, Any]:
         """Write a query with its neighbours."""
-        searched_set = 0 if self.model.gallery is None else 1
         return {
             "query": self.item((0, query)),
             "ap": _rounded(float(report.per_query["mAP"][query]), 3),
             "note": note,
             "found": [
-                [self.item((searched_set, neighbour.item)), _rounded(neighbour.score, 6), neighbour.relevant]
-                for neighbour in retrieved
+                [self.item((self.searched_set, found.item)), _rounded(found.score, 6), found.relevant]
+                for found in retrieved
             ],
         }
 
@@ -210,17 +224,18 @@ def page_data(
     """Write everything that the script of the page shows, but the pictures.
 
     Returns:
-        The data, and the items whose pictures they need. The page requests the important ones first: those of the worst
-        queries, then suspects, near duplicates, differences between two models, and further queries for the search.
+        The data, and the items whose pictures they need, the most important first: those of the worst queries, then
+        suspects, near duplicates, differences between two models, and further queries for the search.
     """
     data = PageData(sets, model)
-    panels = {query: data.panel(query, findings.neighbours[query], model.report) for query in findings.worst}
+    # The order of these calls is the priority of the pictures: the file may have no room for the last ones.
+    panels = {query: data.panel(query, findings.retrieved[query], model.report) for query in findings.worst}
     suspected = _suspects_data(data, findings, settings)
     duplicates = [_duplicates_data(data, group) for group in findings.duplicates]
     changed = [] if other is None else _comparison_data(data, model, other, findings)
     for query in findings.searchable:
         if query not in panels:
-            panels[query] = data.panel(query, findings.neighbours[query], model.report)
+            panels[query] = data.panel(query, findings.retrieved[query], model.report)
     content = {
         "counts": pair_counts(model.report),
         "classes": class_table(model, other, findings),
@@ -244,7 +259,7 @@ def _suspects_data(data: PageData, findings: Findings, settings: ReportSettings)
     for row in range(min(len(suspects), settings.suspects)):
         suggested: Any = int(suspects.suggested[row])
         suggested_label = suggested if suspects.label_names is None else suspects.label_names[suggested]
-        neighbours = [findings.suspect_keys[index] for index in suspects.neighbours[row].tolist() if index >= 0]
+        neighbour_keys = [findings.suspect_keys[index] for index in suspects.neighbours[row].tolist() if index >= 0]
         votes = [vote for vote in suspects.votes[row].tolist() if vote >= 0]
         written.append(
             {
@@ -254,7 +269,7 @@ def _suspects_data(data: PageData, findings: Findings, settings: ReportSettings)
                 "agree": [votes.count(suggested), votes.count(int(suspects.given[row])), len(votes)],
                 "found": [
                     [data.item(key), None, vote == suggested]
-                    for key, vote in zip(neighbours[: settings.neighbours], votes, strict=False)
+                    for key, vote in zip(neighbour_keys[: settings.neighbours], votes, strict=False)
                 ],
             }
         )
@@ -280,8 +295,8 @@ def _comparison_data(data: PageData, model: Model, other: Model, findings: Findi
     return [
         [
             [
-                data.panel(query, findings.neighbours[query], model.report, model.name),
-                data.panel(query, comparison.neighbours[query], other.report, other.name),
+                data.panel(query, findings.retrieved[query], model.report, model.name),
+                data.panel(query, comparison.retrieved[query], other.report, other.name),
             ]
             for query in queries
         ]
@@ -366,7 +381,7 @@ def write_report(
     thumbnails = Thumbnails(sets, settings.thumbnail, picture_bytes, settings.background)
     thumbnails.add(requested)
     data |= {"images": thumbnails.images, "texts": thumbnails.texts}
-    left_out = _left_out(model, findings, thumbnails, settings)
+    left_out = _omissions(model, findings, thumbnails, settings)
     page = _render(model, other, findings, data, left_out, title, settings)
     if len(page) > max_bytes:
         left_out.append(
@@ -442,7 +457,7 @@ def _can_be_replaced(path: Path) -> bool:
         return True
 
 
-def _left_out(model: Model, findings: Findings, thumbnails: Thumbnails, settings: ReportSettings) -> list[str]:
+def _omissions(model: Model, findings: Findings, thumbnails: Thumbnails, settings: ReportSettings) -> list[str]:
     """Write a sentence on each part that the report does not show."""
     queries = model.report.queries
     sentences = list(findings.notes)
@@ -453,9 +468,9 @@ def _left_out(model: Model, findings: Findings, thumbnails: Thumbnails, settings
         )
     if findings.confusion_queries < queries:
         sentences.append(f"Confusions are counted for a seeded sample of {findings.confusion_queries:,} queries.")
-    if thumbnails.left_out:
+    if thumbnails.omitted:
         sentences.append(
-            f"{thumbnails.left_out:,} pictures did not fit into {settings.max_mb:g} MB; those of the worst queries "
+            f"{thumbnails.omitted:,} pictures did not fit into {settings.max_mb:g} MB; those of the worst queries "
             f"were added first."
         )
     if thumbnails.failures:
@@ -488,6 +503,26 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
+class ComparedMetric(NamedTuple):
+    """A metric of two models, as it is written.
+
+    Attributes:
+        name: The name of the metric.
+        first: Its value by the first model.
+        second: Its value by the second model.
+        difference: The first value minus the second.
+        interval: The confidence interval of the difference, or nothing.
+        beyond_chance: Whether the difference is beyond chance.
+    """
+
+    name: str
+    first: str
+    second: str
+    difference: str
+    interval: str
+    beyond_chance: str
+
+
 def _render(
     model: Model,
     other: Model | None,
@@ -502,7 +537,7 @@ def _render(
     comparison = []
     if other is not None:
         differences = compare_reports(report, other.report)
-        comparison = [(name, *difference.in_words()) for name, difference in differences.items()]
+        comparison = [ComparedMetric(name, *difference.in_words()) for name, difference in differences.items()]
     return fill(
         "report.html.jinja",
         (TEMPLATES / "report.js").read_text(encoding="utf-8"),
@@ -511,16 +546,15 @@ def _render(
         name=model.name,
         other=None if other is None else other.name,
         headline=headline(report),
-        figures=figures(report),
+        metrics=metric_texts(report),
         confidence=f"{100 * report.confidence:g} %",
         comparison=comparison,
-        suspects=findings.suspects,
-        duplicates=findings.duplicates,
-        worst=len(findings.worst),
-        searchable=len(findings.searchable),
+        findings=findings,
+        confusion_k=CONFUSION_K,
+        suspect_k=SUSPECT_K,
+        worst_of_a_class=WORST_OF_A_CLASS,
         left_out=left_out,
         background=settings.background if data["images"] else None,
-        has_recall="recall@1" in report.per_query,
         data=_json(data),
     )
 

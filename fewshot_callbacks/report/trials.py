@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from fewshot_callbacks.functional.verification import TrialReport
-from fewshot_callbacks.report.page import WrittenReport, check_writable, figures, fill, write_whole
+from fewshot_callbacks.report.page import WrittenReport, check_writable, fill, metric_texts, write_whole
 
 # Number of listed mistakes of each kind.
 MISTAKES = 20
@@ -88,7 +88,7 @@ def write_trials(
         title=title,
         name=name,
         report=report,
-        figures=figures(report),
+        metrics=metric_texts(report),
         confidence=f"{100 * report.confidence:g} %",
         pictures={words: base64.b64encode(encode(figure, "png")).decode() for words, figure in pictures.items()},
         mistakes={

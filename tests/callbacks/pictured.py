@@ -27,7 +27,7 @@ class AsGiven(Net):
 
 def as_row(row: PanelRow) -> Row:
     neighbours = [(n.item.picture, n.item.label, n.score, n.relevant, n.tied) for n in row.neighbours]
-    return row.query.picture, row.query.label, row.caption, neighbours
+    return row.query.picture, row.query.label, row.remark, neighbours
 
 
 class Drawn:

@@ -108,12 +108,12 @@ def item(number: int = 0, label: str = "cat") -> Item:
     return Item(kinds[number % len(kinds)], label)
 
 
-def row(count: int, names: list[str], caption: str) -> PanelRow:
+def row(count: int, names: list[str], remark: str) -> PanelRow:
     neighbours = [
         Neighbour(item(number, names[number % len(names)]), 1 / (1 + number), relevant=number % 3 == 0)
         for number in range(count)
     ]
-    return PanelRow(item(0, names[count % len(names)]), neighbours, caption)
+    return PanelRow(item(0, names[count % len(names)]), neighbours, remark)
 
 
 @pytest.mark.parametrize(("rows", "count"), [(1, 1), (2, 7), (1, 13), (2, 0)])

@@ -74,6 +74,7 @@ def test_all_text_of_the_bars_can_be_read(count, value):
     names = [NAMES[n % len(NAMES)] + str(n) for n in range(count + 1)]
     classes = [ClassScore(name, n / (count + 1) if value is None else value, n) for n, name in enumerate(names[:-1])]
     assert_legible(weakest_classes(classes, LONG, overall=0.7))
+    assert_legible(weakest_classes(classes, metric=LONG))
     pairs = [Confusion(one, other, int(1e6 * (value or n))) for n, (one, other) in enumerate(itertools.pairwise(names))]
     assert_legible(confused_classes(pairs, LONG))
 
@@ -131,6 +132,12 @@ def test_few_bins_and_pairs_of_one_kind_are_drawn_and_bins_without_an_end_left_o
 def test_the_legend_says_which_marks_are_outside_the_axes():
     texts = [text for text, _ in drawn_texts(score_histograms(COUNTS, MARKS))]
     assert {"precision 0.99: no threshold, outside", "best F1: threshold 1.200"} <= set(texts)
+
+
+def test_a_name_that_no_font_holds_is_told_by_its_code_points_in_the_legend_and_a_dollar_sign_is_drawn():
+    series = {"\U00013000": {1: 0.5}, "$x$": {1: 0.5}}
+    labels = [line.get_label() for line in recall_at_k_curve(series).axes[0].get_lines()]
+    assert labels == ["U+13000: 0.500 at 1", r"\$x\$: 0.500 at 1"]
 
 
 def test_points_of_the_error_tradeoff_are_normal_deviates():

@@ -14,12 +14,14 @@ from fewshot_callbacks.plots.style import (
     METHODS,
     draw_band,
     encode,
+    entitle,
     house_style,
     in_house_style,
     new_figure,
     pixels,
     save,
 )
+from tests.plots.legible import drawn_texts
 
 
 @in_house_style
@@ -88,6 +90,16 @@ def test_the_band_is_the_interval_of_the_values_or_of_their_logarithms(seeds, lo
         corners = path.vertices
         at_10 = corners[corners[:, 0] == 10, 1]
         assert (at_10.min(), at_10.max()) == pytest.approx((scale(2 - reach), scale(2 + reach)))
+
+
+@pytest.mark.parametrize("width", [2.0, 6.0, 9.0])
+def test_a_title_fits_its_figure_and_fills_it(width):
+    figure = new_figure(1, width)
+    with house_style():
+        entitle(figure, "a title that is far too long for its figure " * 6)
+    [(_, box)] = drawn_texts(figure)
+    assert box.x0 >= 0
+    assert (width - 0.5) * 100 < box.x1 <= width * 100
 
 
 def test_save_replaces_an_existing_file(tmp_path):

@@ -86,7 +86,7 @@ def test_each_item_is_kept_once_and_the_first_items_fit():
     thumbnails = Thumbnails([items], 96, 20_000)
     thumbnails.add([(0, 3), (0, 3), *((0, index) for index in range(50))])
     assert list(thumbnails.images)[:2] == ["0-3", "0-0"]
-    assert len(thumbnails.images) + thumbnails.left_out == 50
+    assert len(thumbnails.images) + thumbnails.omitted == 50
     assert sum(map(len, thumbnails.images.values())) <= 20_000
 
 

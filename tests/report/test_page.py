@@ -323,6 +323,23 @@ def test_every_text_can_be_read_at_any_width(page, width, scheme):
     assert set(found.values()) <= {0, 1}
 
 
+def test_a_long_path_stays_in_its_box(browser, tmp_path):
+    rows = noisy_classes(0.3)
+    rows[1] = rows[0]
+    labels = [name for name in NAMES for _ in range(5)]
+    files = [f"{'folder_of_a_long_name/' * 8}{index}.png" for index in range(len(rows))]
+    items = Items(rows, labels, "items", files=files)
+    browser.get(write_report(tmp_path / "long.html", evaluate_retrieval(rows, labels), items).path.as_uri())
+    outside = """return [...document.querySelectorAll('.panel bdi, .pair bdi')].filter(name => {
+        const box = name.closest('li, .panel, .pair').getBoundingClientRect();
+        return [...name.getClientRects()].some(line => line.right > box.right + 1);
+    }).map(name => name.textContent)"""
+    assert files[0] in browser.find_element("id", "duplicate-list").text
+    for width in (390, 1280):
+        resize(browser, width, 900)
+        assert browser.execute_script(outside) == []
+
+
 def test_pictures_and_fields_have_names(page):
     assert page.execute_script("return [...document.images].filter(i => !i.alt).length") == 0
     assert page.execute_script("return document.images.length") > 50

@@ -192,10 +192,10 @@
       const known = at.map(of).filter((pair) => pair.every(Number.isFinite));
       if (!known.length) { host.replaceChildren(make("p", { class: "small", text: "No threshold has both kinds of errors." })); return; }
       const rates = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999];
-      const named = (value) => (value >= 1e-3 ? String(value) : `1e${Math.round(Math.log10(value))}`);
+      const rateName = (value) => (value >= 1e-3 ? String(value) : `1e${Math.round(Math.log10(value))}`);
       const axis = (side, name, most) => {
         const values = known.map((pair) => pair[side]), low = Math.min(...values), high = Math.max(...values), spare = 0.05 * (high - low) || 0.5;
-        let ticks = rates.map((value) => [deviate(value), named(value)]).filter(([value]) => value >= low - spare && value <= high + spare);
+        let ticks = rates.map((value) => [deviate(value), rateName(value)]).filter(([value]) => value >= low - spare && value <= high + spare);
         while (ticks.length > most) ticks = ticks.filter((_, index) => index % 2 === 0);
         return { range: [low - spare, high + spare], ticks, name };
       };
@@ -252,10 +252,10 @@
       if (index === column) cell.setAttribute("aria-sort", up ? "ascending" : "descending"); else cell.removeAttribute("aria-sort");
     });
     const cell = (value) => make("td", { class: "number", text: value === null ? "" : value.toFixed(3) });
-    table.tBodies[0].replaceChildren(...rows.slice(0, shownClasses).map((row) => {
-      const line = make("tr", {}, make("th", { scope: "row" }, named(row[0])), make("td", { class: "number", text: number.format(row[1]) }), cell(row[2]), cell(row[3]),
-        make("td", { class: "confused" }, ...(row[5] ? [named(row[4]), ` (${(100 * row[5]).toFixed(row[5] < 0.1 ? 1 : 0)} %)`] : [])));
-      if (data.models.length > 1) line.append(cell(row[6]));
+    table.tBodies[0].replaceChildren(...rows.slice(0, shownClasses).map(([label, queries, precision, recall, confused, confusedShare, otherPrecision]) => {
+      const line = make("tr", {}, make("th", { scope: "row" }, named(label)), make("td", { class: "number", text: number.format(queries) }), cell(precision), cell(recall),
+        make("td", { class: "confused" }, ...(confusedShare ? [named(confused), ` (${(100 * confusedShare).toFixed(confusedShare < 0.1 ? 1 : 0)} %)`] : [])));
+      if (data.models.length > 1) line.append(cell(otherPrecision));
       return line;
     }));
     byId("class-count").textContent = `${number.format(Math.min(rows.length, shownClasses))} of ${number.format(rows.length)} classes${wanted ? " found" : ""}`;
@@ -361,7 +361,7 @@
     lister(host, button, group.pairs, ([one, other, value]) => {
       const same = data.items[one][0] === data.items[other][0];
       const head = make("h4", {}, make("span", { text: `similarity ${Math.abs(value) < 10 ? value.toFixed(5) : value}` }), make("span", { class: same ? "badge" : "badge irrelevant", text: same ? "" : "labels differ" }));
-      const list = make("ul", { class: "strip" }, ...[one, other].map((name) => item(name, "", make("span", { class: "score" }, named(data.items[name][2] || data.items[name][1])))));
+      const list = make("ul", { class: "strip" }, ...[one, other].map((name) => item(name, "", make("span", { class: "file" }, named(data.items[name][2] || data.items[name][1])))));
       return make("article", { class: "pair" }, head, list);
     }, 12);
   });

@@ -1,0 +1,36 @@
+"""The limits of the findings, as the pages for users state them."""
+
+import re
+from pathlib import Path
+
+import torch
+
+from fewshot_callbacks import RetrievalPanels, evaluate_retrieval
+from fewshot_callbacks.report import Items, ReportSettings, write_report
+from fewshot_callbacks.report.findings import CONFUSION_K, SUSPECT_K, WORST_OF_A_CLASS
+
+ROOT = Path(__file__).parents[2]
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def worst_of_a_class_in(text):
+    """The limits that a text states, in words."""
+    return set(re.findall(r"at most (\w+) (?:queries )?(?:of a|per) class", " ".join(text.split())))
+
+
+def test_texts_for_users_state_the_limit_of_the_worst_queries_of_a_class():
+    pages = [(ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("report", "pictures")]
+    for text in (ReportSettings.__doc__, RetrievalPanels.__doc__, *pages):
+        assert worst_of_a_class_in(text) == {NUMBERS[WORST_OF_A_CLASS]}
+
+
+def test_a_report_states_its_limits(tmp_path):
+    labels = [n // 5 for n in range(300)]
+    rows = torch.nn.functional.one_hot(torch.tensor(labels)) + 0.1 * torch.randn(300, 60)
+    labels[5] = 7  # a suspect
+    html = write_report(
+        tmp_path / "report.html", evaluate_retrieval(rows, labels), Items(rows, labels)
+    ).path.read_text()
+    assert f"among the first {CONFUSION_K} neighbours" in html
+    assert worst_of_a_class_in(html) == {str(WORST_OF_A_CLASS)}
+    assert f"their {SUSPECT_K} nearest neighbours" in html
