@@ -54,7 +54,7 @@ def test_bounds_enclose_the_truth_and_closing_makes_them_equal_to_it(kind, simil
     with evaluated(case, PooledRequest((0.3,)), **road) as (result, _):
         done = result.pooled
         found = done.negatives
-        assert (found.total, done.positives.total) == (len(negatives), len(positives))
+        assert (found.total, done.grid.total) == (len(negatives), len(positives))
 
         def enclosed(scores):
             fewest, most = found.bounds(scores)
@@ -102,7 +102,7 @@ def check_decisions(case, request, **road):
     f1 = 2 * tp / (tp + fp + len(positives))
     best = np.flatnonzero(f1 == f1.max())[-1]
     same(found.best_f1, user(scores[best]), tp[best], fp[best])
-    low, high = (float(vectors.from_user(bound)) for bound in request.bounds)
+    low, high = (float(vectors.from_user(bound)) for bound in request.allowed_thresholds)
     tried = np.unique(np.append(positives[(positives >= low) & (positives <= high)], high))
     tried = tried[np.isfinite(tried)]
     tried_tp, tried_fp = reaching(positives, tried), reaching(negatives, tried)
@@ -111,7 +111,7 @@ def check_decisions(case, request, **road):
         point = found.at_precision[precision]
         if len(reach):
             at = reach[0]
-            bound = request.bounds[1] if tried[at] == high and high not in positives else user(tried[at])
+            bound = request.allowed_thresholds[1] if tried[at] == high and high not in positives else user(tried[at])
             same(point, bound, tried_tp[at], tried_fp[at])
         else:
             assert math.isnan(point.threshold)
@@ -169,14 +169,14 @@ def test_operating_points_are_those_of_loops(kind, similarity, road):
     check_decisions(case, request_for(case), **ROADS[road])
     if similarity == "cosine":
         for bounds in BOUNDS:
-            check_decisions(case, request_for(case, bounds=bounds), **ROADS[road])
+            check_decisions(case, request_for(case, allowed_thresholds=bounds), **ROADS[road])
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), engines(), st.sampled_from((EVERY, *BOUNDS)))
 def test_operating_points_of_any_case(case, road, bounds):
     if len(scores_of(case).positives):
-        request = request_for(case, bounds=bounds) if len(case["queries"]) > 1 else PooledRequest((0.5,))
+        request = request_for(case, allowed_thresholds=bounds) if len(case["queries"]) > 1 else PooledRequest((0.5,))
         check_decisions(case, request, **road)
 
 

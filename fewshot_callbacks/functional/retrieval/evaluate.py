@@ -297,7 +297,7 @@ def _request(settings: RetrievalSettings) -> PooledRequest:
     """Return the settings of the pooled metrics."""
     return PooledRequest(
         precisions=parameters(settings, "recall@precision{p}"),
-        bounds=settings.threshold_bounds or (-math.inf, math.inf),
+        allowed_thresholds=settings.threshold_bounds or (-math.inf, math.inf),
         thresholds=() if settings.threshold is None else (settings.threshold,),
         false_match_rates=parameters(settings, "fnmr@fmr{p}"),
         equal_error_rate="eer" in settings.metrics,

@@ -1,8 +1,10 @@
 """Decisions over all pairs: each query-candidate pair is accepted if its score reaches a threshold.
 
 `decide` finds the thresholds that a report shows (`OperatingPoint`, `ErrorRatePoint`) and counts pairs at a few hundred
-more (`PairCounts`). A threshold is the answer of a question, such as `BestF1`. It is a relevant score: of all thresholds
-between two relevant scores, which accept the same relevant pairs, the upper score accepts the fewest negatives.
+more (`PairCounts`). Most thresholds are answers of questions, such as `BestF1`. An answer is a relevant score, that of a
+relevant pair: of all thresholds between two relevant scores, which accept the same relevant pairs, the upper score accepts
+the fewest negatives. Two thresholds are no answers: one that was fixed, and the largest that is allowed, where a precision
+is reached only by scores above it (`ThresholdSearch.at_precision`).
 The metrics `pair_f1`, `pair_precision`, `pair_recall` and `pair_threshold` read `PooledDecisions.decision`: the point of
 `BestF1`, unless a threshold was fixed. Pairs with equal scores are accepted together, so that no rule for ties is needed.
 
@@ -24,7 +26,7 @@ from jaxtyping import Float, Shaped
 from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.evaluation import PooledPairs
-from fewshot_callbacks.engine.pooled import Positives, Wanted
+from fewshot_callbacks.engine.pooled import ScoreGrid, Wanted
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
@@ -141,9 +143,15 @@ class OperatingPoint:
     count pairs. The threshold is the requested one, or one that was searched for:
 
     - For the best F1, it is the score of a relevant pair; if several thresholds have the best F1, the highest of them.
-    - For a precision, it is the smallest score of a relevant pair, within the bounds on thresholds, that reaches it. A
-      smaller threshold may reach it, too, but accepts no more relevant pairs. Where only pairs above the bounds reach it,
-      it is the upper bound.
+    - For a precision, it is the smallest score of a relevant pair, within `threshold_bounds`, that reaches it. A smaller
+      threshold may reach it, too, but accepts no more relevant pairs. Where no such score within these bounds reaches it,
+      but the upper bound does, it is the upper bound.
+
+    A score is the similarity of a pair, rounded once to float64, as `nearest` and `trial_scores` return it. Among these, a
+    threshold that was searched for is the score of its pair, so `score >= threshold` accepts that pair and all others that
+    are counted. Inner products that are infinite in float64, or smaller than its normal numbers, are the exception: several
+    of them round to one number, and the threshold accepts them all. A similarity that was computed otherwise, such as in
+    float32, may lie on the other side of a threshold that it is close to.
 
     Precision is compared as the float64 quotient that `precision` returns: 14 of 25 is 0.56. Where no pair is accepted,
     precision is NaN. Where no threshold meets the request, the threshold is NaN, and recall and F1 are 0.0.
@@ -285,10 +293,8 @@ class PooledDecisions:
         """Return the points, one in a line."""
         lines = [f"best F1: {self.best_f1}"]
         lines += [f"given threshold: {point}" for point in self.at_threshold.values()]
-        lines += [f"precision of at least {bound:g}: {point}" for bound, point in self.at_precision.items()]
-        lines += [
-            f"false match rate of at most {bound:g}: {point}" for bound, point in self.at_false_match_rate.items()
-        ]
+        lines += [f"precision of at least {precision:g}: {point}" for precision, point in self.at_precision.items()]
+        lines += [f"false match rate of at most {rate:g}: {point}" for rate, point in self.at_false_match_rate.items()]
         if self.equal_error_rate is not None:
             lines.append(f"equal error rate: {self.equal_error_rate:.4f}")
         return "\n".join([*lines, f"area under the precision-recall curve: {self.auc_pr.value:.4f}"])
@@ -314,7 +320,7 @@ def count_pairs(pooled: PooledPairs, points: Sequence[OperatingPoint] = ()) -> P
     true_positives = pooled.relevant_reaching(scores)
     false_positives = negatives.estimate(scores, pooled.sample)
     false_positives[0] = negatives.total
-    recall_steps = np.linspace(0, pooled.positives.total, RECALL_STEPS + 1)
+    recall_steps = np.linspace(0, pooled.grid.total, RECALL_STEPS + 1)
     match_steps = np.geomspace(1, max(negatives.total, 1), MATCH_STEPS)
     edge_positions = np.searchsorted(scores, edge_scores)
     recall_positions = _first_with_at_most(true_positives, recall_steps)
@@ -327,7 +333,7 @@ def count_pairs(pooled: PooledPairs, points: Sequence[OperatingPoint] = ()) -> P
         thresholds=thresholds[order],
         true_positives=_with_points(true_positives[chosen], [point.true_positives for point in shown])[order],
         false_positives=_with_points(false_positives[chosen], [point.false_positives for point in shown])[order],
-        relevant=pooled.positives.total,
+        relevant=pooled.grid.total,
         irrelevant=negatives.total,
         edges=edges,
         relevant_counts=-np.diff(true_positives[edge_positions]),
@@ -340,7 +346,7 @@ def count_pairs(pooled: PooledPairs, points: Sequence[OperatingPoint] = ()) -> P
 def _bin_edges(pooled: PooledPairs) -> tuple[Floats, Floats]:
     """Return ascending edges of bins that hold all pairs, in the units of the data and as exact scores. Collective."""
     vectors = pooled.vectors
-    scores = pooled.positives.scores[[0, -1]]
+    scores = pooled.grid.scores[[0, -1]]
     if pooled.sample.weight:
         scores = np.concatenate([pooled.sample.estimates[[0, -1]], scores])
     lowest, highest = pooled.negatives.span(scores)
@@ -352,7 +358,7 @@ def _bin_edges(pooled: PooledPairs) -> tuple[Floats, Floats]:
         edges = np.unique(np.linspace(low, above_all, BINS + 1))
     # Exact scores end at 1. An edge above all distances is the score of no pair; it would be infinite.
     edge_scores = np.minimum(vectors.from_user(edges), 2.0)
-    # A score that is converted to the units of the data and back may have moved.
+    # `lowest` is the score of no pair. Converted to the units of the data and back, it may have moved.
     edge_scores[0] = min(edge_scores[0], lowest)
     return edges, edge_scores
 
@@ -367,7 +373,7 @@ def _scores_to_try(pooled: PooledPairs, edge_scores: Floats) -> Floats:
     """Return scores that may become thresholds, ascending: edges of bins, and thousands of scores of pairs. Collective."""
     highest = pooled.negatives.highest_values()
     scores = [edge_scores]
-    for values in (pooled.positives.scores, pooled.sample.estimates, highest):
+    for values in (pooled.grid.scores, pooled.sample.estimates, highest):
         step = max(1, len(values) // SCORES_TO_TRY)
         scores.append(values[::step])
     if len(highest):
@@ -429,14 +435,14 @@ class PooledRequest:
     """The pooled metrics that are requested, with their settings in the units of the data."""
 
     precisions: Sequence[float] = ()
-    bounds: tuple[float, float] = (-math.inf, math.inf)
+    allowed_thresholds: tuple[float, float] = (-math.inf, math.inf)
     """the smallest and the largest threshold that may be chosen for recall at a fixed precision"""
     thresholds: Sequence[float] = ()
     """fixed thresholds at which precision, recall and F1 are requested"""
     false_match_rates: Sequence[float] = ()
     equal_error_rate: bool = False
     average_precision: bool = False
-    """whether the area under the precision-recall curve is requested exactly; bounds are always known"""
+    """whether the area under the precision-recall curve is requested exactly; it is always enclosed by bounds"""
 
     def questions(self, low: float = -math.inf, high: float = math.inf) -> list[Question]:
         """Return what is asked of relevant scores: best F1, precisions, false match rates, equal error rate.
@@ -452,9 +458,9 @@ class PooledRequest:
             questions.append(LowestScore(_rates_cross, counts_above=True))
         return questions
 
-    def foresee(self, positives: Positives, false_positives: Floats, negatives: float) -> list[Wanted]:
+    def foresee(self, grid: ScoreGrid, false_positives: Floats, negatives: float) -> list[Wanted]:
         """Estimate, by a sample, how many negatives each question will need."""
-        return [question.wanted(positives, false_positives, negatives) for question in self.questions()]
+        return [question.wanted(grid, false_positives, negatives) for question in self.questions()]
 
 
 class NegativeBounds(NamedTuple):
@@ -495,14 +501,14 @@ class Question(Protocol):
     def counts_above(self) -> bool:
         """Whether negatives are counted that score higher than the threshold, rather than those that reach it."""
 
-    def find(self, positives: Positives, negatives: NegativeBounds) -> Findings:
+    def find(self, grid: ScoreGrid, negatives: NegativeBounds) -> Findings:
         """Return where the answer lies or may lie, given the score grid and bounds of the negatives at its scores."""
 
-    def wanted(self, positives: Positives, false_positives: Floats, negatives: float) -> Wanted:
+    def wanted(self, grid: ScoreGrid, false_positives: Floats, negatives: float) -> Wanted:
         """Estimate how many of the highest negatives find the answer, and how many prove that no lower score is it.
 
         Args:
-            positives: The score grid.
+            grid: The score grid.
             false_positives: (grid,) number of negatives that reach each of its scores, by a sample.
             negatives: Number of all negatives, by a sample.
         """
@@ -514,31 +520,36 @@ class BestF1:
 
     counts_above: bool = False
 
-    def find(self, positives: Positives, negatives: NegativeBounds) -> Findings:
+    def find(self, grid: ScoreGrid, negatives: NegativeBounds) -> Findings:
         """See `Question.find`."""
-        lowest_f1 = _f1(positives.reaching, negatives.most, positives.total)
-        highest_f1 = _f1(positives.reaching, negatives.fewest, positives.total)
+        lowest_f1 = _f1(grid.reaching, negatives.most, grid.total)
+        highest_f1 = _f1(grid.reaching, negatives.fewest, grid.total)
         proved = lowest_f1.max(initial=0.0)
         possible = np.flatnonzero(highest_f1 >= proved)
         open_positions = possible[negatives.open[possible] > 0]
         likely_first = np.argsort(-(lowest_f1 + highest_f1)[open_positions], kind="stable")
         # The F1 of a score inside a cell, if it accepted all relevant pairs of the cell and no negative of it.
-        highest_f1_in_cells = _f1(positives.above_cell_starts, np.append(negatives.fewest, 0), positives.total)
-        cells = (highest_f1_in_cells >= proved) & (positives.inside_cells > 0)
-        return Findings(int(possible[-1]), open_positions[likely_first], cells)
+        highest_f1_in_cells = _f1(grid.above_cell_starts, np.append(negatives.fewest, 0), grid.total)
+        cells = (highest_f1_in_cells >= proved) & (grid.inside_cells > 0)
+        # The highest score that may be the best. It is the answer once nothing is open.
+        position = int(possible[-1])
+        return Findings(position, open_positions[likely_first], cells)
 
-    def wanted(self, positives: Positives, false_positives: Floats, negatives: float) -> Wanted:
+    def wanted(self, grid: ScoreGrid, false_positives: Floats, negatives: float) -> Wanted:
         """See `Question.wanted`."""
-        f1 = 2 * positives.reaching / (positives.reaching + false_positives + positives.total)
+        f1 = 2 * grid.reaching / (grid.reaching + false_positives + grid.total)
         best = f1.max()
         # F1 is flat near its maximum: the negatives that reach the lowest of all scores that come close.
         needed = float(false_positives[np.argmax(f1 >= 0.95 * best)])
-        return Wanted(needed, 2 * positives.total * (1 / best - 1))
+        # With FP negatives F1 is at most 2 R / (2 R + FP), even if all R relevant pairs are accepted. Of more negatives than
+        # 2 R (1 / best - 1) this is less than `best`.
+        proving = 2 * grid.total * (1 / best - 1)
+        return Wanted(needed, proving)
 
 
 @dataclass(frozen=True)
 class LowestScore:
-    """Asks for the lowest relevant score, within bounds, at which something holds."""
+    """Asks for the lowest relevant score from `low` to `high` at which something holds."""
 
     holds: Holds
     low: float = -math.inf
@@ -546,14 +557,14 @@ class LowestScore:
     counts_above: bool = False
     """whether pairs above the score are counted; `holds` then is such that fewer relevant pairs never hurt either"""
 
-    def find(self, positives: Positives, negatives: NegativeBounds) -> Findings:
+    def find(self, grid: ScoreGrid, negatives: NegativeBounds) -> Findings:
         """See `Question.find`."""
-        counted = self._counted(positives)
-        allowed = (positives.scores >= self.low) & (positives.scores <= self.high)
-        may_hold = allowed & self.holds(counted, negatives.fewest, positives.total, negatives.total)
-        certain = np.flatnonzero(allowed & self.holds(counted, negatives.most, positives.total, negatives.total))
+        counted = self._counted(grid)
+        allowed = (grid.scores >= self.low) & (grid.scores <= self.high)
+        may_hold = allowed & self.holds(counted, negatives.fewest, grid.total, negatives.total)
+        certain = np.flatnonzero(allowed & self.holds(counted, negatives.most, grid.total, negatives.total))
         open_positions = np.flatnonzero(may_hold)
-        cells = self._possible_cells(positives, negatives) & (positives.inside_cells > 0)
+        cells = self._possible_cells(grid, negatives) & (grid.inside_cells > 0)
         if not len(certain):
             return Findings(None, open_positions, cells)
         # No score above one at which it holds is the lowest.
@@ -565,33 +576,33 @@ class LowestScore:
             open_positions = certain[:1]
         return Findings(first, open_positions, cells)
 
-    def _counted(self, positives: Positives) -> Ints:
+    def _counted(self, grid: ScoreGrid) -> Ints:
         """Return the number of relevant pairs that are counted at each score of the grid."""
-        return positives.above if self.counts_above else positives.reaching
+        return grid.above if self.counts_above else grid.reaching
 
-    def _possible_cells(self, positives: Positives, negatives: NegativeBounds) -> Bools:
-        """Return whether it may hold at a score inside each cell, if the cell has a score within the bounds."""
-        most_counted = np.append(positives.reaching, 0) if self.counts_above else positives.above_cell_starts
-        possible = self.holds(most_counted, np.append(negatives.fewest, 0), positives.total, negatives.total)
-        upper_ends = np.append(positives.scores, np.inf)
-        lower_ends = np.append(-np.inf, positives.scores)
+    def _possible_cells(self, grid: ScoreGrid, negatives: NegativeBounds) -> Bools:
+        """Return whether it may hold at a score inside each cell, if the cell has a score from `low` to `high`."""
+        most_counted = np.append(grid.reaching, 0) if self.counts_above else grid.above_cell_starts
+        possible = self.holds(most_counted, np.append(negatives.fewest, 0), grid.total, negatives.total)
+        upper_ends = np.append(grid.scores, np.inf)
+        lower_ends = np.append(-np.inf, grid.scores)
         return possible & (upper_ends >= self.low) & (lower_ends <= self.high)
 
-    def wanted(self, positives: Positives, false_positives: Floats, negatives: float) -> Wanted:
+    def wanted(self, grid: ScoreGrid, false_positives: Floats, negatives: float) -> Wanted:
         """See `Question.wanted`."""
-        holds = self.holds(self._counted(positives), false_positives, positives.total, negatives)
+        holds = self.holds(self._counted(grid), false_positives, grid.total, negatives)
         reached = np.flatnonzero(holds)
         needed = float(false_positives[reached[0]]) if len(reached) else 0.0
         if self.counts_above:
             return Wanted(needed, needed)
         # Where it does not even hold with all relevant pairs, it holds at no lower score.
-        all_relevant = np.full(len(positives.reaching), positives.total)
-        none_below = np.flatnonzero(~self.holds(all_relevant, false_positives, positives.total, negatives))
+        all_relevant = np.full(len(grid.reaching), grid.total)
+        none_below = np.flatnonzero(~self.holds(all_relevant, false_positives, grid.total, negatives))
         return Wanted(needed, float(false_positives[none_below[-1]]) if len(none_below) else 0.0)
 
 
 def _at_precision(precision: float, low: float, high: float) -> LowestScore:
-    """Ask for the lowest relevant score within bounds at which at least this share of the accepted pairs is relevant."""
+    """Ask for the lowest relevant score from `low` to `high` with at least this precision."""
 
     def holds(true_positives: Ints, false_positives: Counts, _: int, __: float) -> Bools:
         return (true_positives > 0) & (precision_of(true_positives, false_positives) >= precision)
@@ -644,8 +655,8 @@ class ThresholdSearch:
         self.processes = pooled.vectors.processes
         self.grid_size = pooled.grid_size
         self.negatives = pooled.negatives
-        # the score grid, to which `answers` adds scores
-        self.positives = pooled.positives
+        # replaced by a grid with more scores where `answers` needs them
+        self.grid = pooled.grid
 
     def answers(self, questions: Sequence[Question]) -> list[Accepted | None]:
         """Return the answer of each question; None where no relevant score is one.
@@ -653,29 +664,31 @@ class ThresholdSearch:
         Each round looks at all open questions, and then learns what they need: scores inside cells, or else counts.
         """
         answers: list[Accepted | None] = [None] * len(questions)
-        waiting = list(range(len(questions))) if self.positives.total else []
+        waiting = list(range(len(questions))) if self.grid.total else []
         previous: tuple[int, ...] = ()
         while waiting:
             directions = sorted({questions[number].counts_above for number in waiting})
             bounds = {above: self._bounds_at_grid(above=above) for above in directions}
-            known = (len(waiting), len(self.positives.scores), *(int(each.open.sum()) for each in bounds.values()))
+            known = (len(waiting), len(self.grid.scores), *(int(each.open.sum()) for each in bounds.values()))
             # Each round settles a question, or learns something.
-            if known == previous or not len(self.positives.scores):
+            if known == previous or not len(self.grid.scores):
                 raise _standstill()
             previous = known
             unsettled = []
-            cells = np.zeros(len(self.positives.scores) + 1, bool)
+            cells = np.zeros(len(self.grid.scores) + 1, bool)
             scores_to_close = []
             for number in waiting:
                 question = questions[number]
                 at_grid = bounds[question.counts_above]
-                findings = question.find(self.positives, at_grid)
-                inside = int(self.positives.inside_cells[findings.cells].sum())
+                findings = question.find(self.grid, at_grid)
+                inside = int(self.grid.inside_cells[findings.cells].sum())
                 is_closed = not len(findings.open_positions)
                 if is_closed and inside == 0:
                     answers[number] = self._accepted_at(findings.position)
                     continue
                 unsettled.append(number)
+                # Scores inside cells come first, if all of them fit: they take no pass over the pairs, and once they are
+                # known, one pass can close all counts.
                 if is_closed or 0 < inside <= self.grid_size:
                     cells |= findings.cells
                 else:
@@ -686,13 +699,13 @@ class ThresholdSearch:
 
     def _bounds_at_grid(self, *, above: bool) -> NegativeBounds:
         """Return bounds of the negatives that reach each score of the grid, or that lie above it."""
-        scores = np.nextafter(self.positives.scores, np.inf) if above else self.positives.scores
+        scores = np.nextafter(self.grid.scores, np.inf) if above else self.grid.scores
         fewest, most = self.negatives.bounds(scores)
         return NegativeBounds(scores, fewest, most, self.negatives.total)
 
     def _accepted_at(self, position: int | None) -> Accepted | None:
         """Return a score of the grid with its counts; None for none."""
-        return None if position is None else self.accepted(float(self.positives.scores[position]))
+        return None if position is None else self.accepted(float(self.grid.scores[position]))
 
     def _to_close(self, open_positions: Ints) -> Ints:
         """Return the positions whose counts are closed first: the most likely answers, and a few spaced ones."""
@@ -701,13 +714,10 @@ class ThresholdSearch:
         return np.append(spaced, open_positions[: min(LIKELY_CLOSED, self.grid_size)])
 
     def _learn(self, cells: Bools, scores_to_close: Sequence[Floats]) -> None:
-        """Add the scores inside some cells to the grid, if there are such cells; else close counts of negatives.
-
-        More scores take no pass over the pairs. Once they are known, one pass can close all counts.
-        """
+        """Add the scores inside some cells to the grid, if there are such cells; else close counts of negatives."""
         if cells.any():
             scores_of_relevant = self.pooled.relevant.ascending
-            self.positives = self.positives.refined(cells, scores_of_relevant, self.grid_size, self.processes)
+            self.grid = self.grid.refined(cells, scores_of_relevant, self.grid_size, self.processes)
         elif scores_to_close:
             self.negatives.close(np.unique(np.concatenate(scores_to_close)))
 
@@ -716,8 +726,8 @@ class ThresholdSearch:
     def accepted(self, score: float) -> Accepted:
         """Return the numbers of relevant pairs and of negatives that reach an exact score."""
         if math.isinf(score):
-            return Accepted(score, 0, 0) if score > 0 else Accepted(score, self.positives.total, self.negatives.total)
-        grid = self.positives
+            return Accepted(score, 0, 0) if score > 0 else Accepted(score, self.grid.total, self.negatives.total)
+        grid = self.grid
         if score in grid.scores:
             true_positives = grid.reaching[grid.scores == score]
         else:
@@ -742,22 +752,24 @@ class ThresholdSearch:
         accepted = self.accepted(float(self.vectors.from_user(threshold)))
         return self._point(threshold, accepted)
 
-    def at_precision(self, answer: Accepted | None, precision: float, bounds: tuple[float, float]) -> OperatingPoint:
-        """Return the point of the smallest relevant score with a precision, or of the upper bound; NaN if neither has it.
+    def at_precision(
+        self, answer: Accepted | None, precision: float, allowed_thresholds: tuple[float, float]
+    ) -> OperatingPoint:
+        """Return the point of the smallest relevant score with a precision, or of the largest threshold; else NaN.
 
         Args:
             answer: The smallest relevant score with this precision.
             precision: The least precision.
-            bounds: The smallest and the largest threshold.
+            allowed_thresholds: The smallest and the largest threshold, in the units of the data.
         """
         if answer is not None:
             return self._point_of(answer)
         # Of the thresholds between two relevant scores none accepts fewer negatives than the highest.
-        upper_bound = bounds[1]
-        accepted = self.accepted(float(self.vectors.from_user(bounds)[1]))
+        _, largest = allowed_thresholds
+        accepted = self.accepted(float(self.vectors.from_user(largest)))
         pairs = accepted.true_positives + accepted.false_positives
-        if math.isfinite(upper_bound) and pairs > 0 and accepted.true_positives / pairs >= precision:
-            return self._point(upper_bound, accepted)
+        if math.isfinite(largest) and pairs > 0 and accepted.true_positives / pairs >= precision:
+            return self._point(largest, accepted)
         return self._no_point()
 
     def _point_of(self, answer: Accepted) -> OperatingPoint:
@@ -766,7 +778,7 @@ class ThresholdSearch:
 
     def _point(self, threshold: float, accepted: Accepted) -> OperatingPoint:
         """Return the point at a threshold in the units of the data, given what it accepts."""
-        rejected = self.positives.total - accepted.true_positives
+        rejected = self.grid.total - accepted.true_positives
         return OperatingPoint(threshold, accepted.true_positives, accepted.false_positives, rejected)
 
     def _no_point(self) -> OperatingPoint:
@@ -782,16 +794,16 @@ class ThresholdSearch:
         return ErrorRatePoint(
             threshold=_to_user(self.vectors, answer.score),
             false_match_rate=answer.false_positives / self.negatives.total,
-            false_non_match_rate=1 - answer.true_positives / self.positives.total,
+            false_non_match_rate=1 - answer.true_positives / self.grid.total,
         )
 
     def equal_error_rate(self, answer: Accepted | None) -> float:
         """Return the rate at which FNMR and FMR cross, at this relevant score or just above it; NaN if they do not."""
         if answer is None or not self.negatives.total:
             return math.nan
-        relevant = self.positives.total
+        relevant = self.grid.total
         negatives = self.negatives.total
-        above = int(self.positives.above[self.positives.scores == answer.score][0])
+        above = int(self.grid.above[self.grid.scores == answer.score][0])
         fnmr = (relevant - answer.true_positives) / relevant
         fmr = answer.false_positives / negatives
         fnmr_above = fnmr + (answer.true_positives - above) / relevant
@@ -808,12 +820,12 @@ class ThresholdSearch:
         """
         if exact:
             return self._exact_area()
-        fewest, most = self.negatives.bounds(self.positives.scores)
-        return _area_between(self.positives, fewest, most, self.negatives.total)
+        fewest, most = self.negatives.bounds(self.grid.scores)
+        return _area_between(self.grid, fewest, most, self.negatives.total)
 
     def _exact_area(self) -> Enclosure:
         """Return the area with all counts closed, by groups of cells with as many relevant pairs as there is room for."""
-        grid = self.positives
+        grid = self.grid
         _, most = self.negatives.bounds(grid.scores)
         # No negative reaches the lower end of this cell. The precision of all higher relevant pairs is 1.
         first_free = int(np.searchsorted(-np.append(self.negatives.total, most), 0))
@@ -831,13 +843,13 @@ class ThresholdSearch:
 
         The upper end of each cell counts as part of it.
         """
-        grid = self.positives
+        grid = self.grid
         cells = np.zeros(len(grid.inside_cells), bool)
         cells[first : last + 1] = grid.inside_cells[first : last + 1] > 0
         inside = int(grid.inside_cells[cells].sum())
         if inside:
             grid = grid.refined(cells, self.pooled.relevant.ascending, inside, self.processes)
-        ends = np.concatenate([[-np.inf], self.positives.scores, [np.inf]])
+        ends = np.concatenate([[-np.inf], self.grid.scores, [np.inf]])
         in_cells = (grid.scores > ends[first]) & (grid.scores <= ends[last + 1])
         scores = grid.scores[in_cells]
         self.negatives.close(scores)
@@ -850,7 +862,7 @@ class ThresholdSearch:
 
     def curve(self) -> tuple[tuple[float, float, float], ...]:
         """Return thresholds, precisions and recalls at relevant scores that are about evenly spaced in recall."""
-        grid = self.positives
+        grid = self.grid
         if not grid.total:
             return ()
         recall = grid.reaching / grid.total
@@ -863,7 +875,7 @@ class ThresholdSearch:
         return tuple(zip(*columns, strict=True))
 
 
-def _area_between(grid: Positives, fewest: Ints, most: Ints, negatives: int) -> Enclosure:
+def _area_between(grid: ScoreGrid, fewest: Ints, most: Ints, negatives: int) -> Enclosure:
     """Return bounds of the area under the precision-recall curve.
 
     A relevant score inside a cell accepts no fewer pairs than the upper end of the cell, and no more than the lower.
@@ -894,12 +906,13 @@ def decide(pooled: PooledPairs, request: PooledRequest) -> PooledDecisions:
         request: The requested operating points.
     """
     search = ThresholdSearch(pooled)
-    low, high = (float(bound) for bound in pooled.vectors.from_user(request.bounds))
+    low, high = (float(score) for score in pooled.vectors.from_user(request.allowed_thresholds))
     # in the order of `PooledRequest.questions`
     answers = iter(search.answers(request.questions(low, high)))
     best_f1 = search.best_f1(next(answers))
     at_precision = {
-        precision: search.at_precision(next(answers), precision, request.bounds) for precision in request.precisions
+        precision: search.at_precision(next(answers), precision, request.allowed_thresholds)
+        for precision in request.precisions
     }
     at_rate = {rate: search.at_rate(next(answers)) for rate in request.false_match_rates}
     equal_error = search.equal_error_rate(next(answers)) if request.equal_error_rate else None

@@ -2,7 +2,8 @@
 
 A new metric is a function of a `RankBlock`, the parameters of its key and a rule for ties, that returns one value for each
 query; `registry.py` gives it a key. Rows of a block are queries. Columns are relevant items in ascending order of their
-scores, so that the best item stands last.
+scores, so that the best item stands last. A block does not hold the number of candidates of a query, so no metric can depend
+on it.
 
 Equal scores have no order, so a metric is the mean over all orders of each tied group, in closed form
 (`ties="expected"`; McSherry and Najork, "Computing Information Retrieval Performance Measures Efficiently in the
@@ -12,11 +13,12 @@ or last (`"pessimistic"`).
 Where ties count: an optimistic rank adds `negatives_above` alone, a pessimistic one `negatives_tied`, too, and for the
 expected value `_groups_to_average` returns the tied groups, whose terms are then replaced by their means.
 
-Every sum runs over the relevant items of one query from the least to the most similar, one after the other, so that neither
-the other queries of a block nor its padding change a bit of it (`_sum_columns`).
+A sum over the relevant items of a query adds one after the other, so that neither the other queries of a block nor its
+padding change a bit of it (`_sum_columns`). It runs from the least to the most similar item, but for `ndcg`, which begins
+with the most similar. `graded_ndcg` sums over the first k ranks instead.
 
-In formulas, k is the number of candidates above a tied group, m the number of relevant items above it, n the size of the
-group or the number of its negatives, and r the number of its relevant items.
+In formulas, k is the rank at which a ranking is cut, and R the number of relevant items of a query. A tied group has s
+candidates: n negatives and r relevant items. Above it stand a candidates, m of them relevant.
 
 A relevant item that is not in the gallery has no rank: it counts towards R, and nowhere else (`with_absent`).
 """
@@ -127,29 +129,44 @@ def _precision_sum(ranks: RankBlock, ties: Ties, cut: Int[Tensor, "queries"] | N
     precision = found.div_(rank).masked_fill_(outside, 0.0)
     group = _groups_to_average(ranks, ties)
     if group is not None:
-        above = group.above.double()
-        size = group.size.double()
-        relevant = group.relevant.double()
-        reached = size if cut is None else (cut[group.query] - above).clamp(min=0).minimum(size)
-        # The sum over the places i = 1 ... reached of (m + 1 + (i - 1) (r - 1) / (n - 1)) / (k + i), for r items of which
-        # each is at each place with probability 1 / n.
-        harmonic = _harmonic_between(above, reached)
-        others = (relevant - 1) / (size - 1)
-        total = (group.relevant_above.double() + 1) * harmonic + others * (reached - (above + 1) * harmonic)
         precision.masked_fill_(_ties_with_negative(ranks), 0.0)
-        precision[group.query, group.column] = total * (relevant / size)
+        precision[group.query, group.column] = _mean_precision_of_groups(group, cut)
     return _sum_columns(precision)
+
+
+def _mean_precision_of_groups(group: _TiedGroups, cut: Int[Tensor, "queries"] | None) -> Float[Tensor, "groups"]:
+    """Return the mean, over all orders of each tied group, of the sum of the precisions at its relevant items.
+
+    Each place holds a relevant item with probability r / s. If place i does, each of the i - 1 places before it holds one of
+    the other r - 1 relevant items with probability (r - 1) / (s - 1), so that the expected precision at rank a + i is
+    (m + 1 + (i - 1) (r - 1) / (s - 1)) / (a + i). The result is r / s times the sum of this over the places i = 1 ... d
+    before the cut. With H = 1 / (a + 1) + ... + 1 / (a + d), that sum is
+
+        (m + 1) H + (r - 1) / (s - 1) (d - (a + 1) H).
+
+    Args:
+        group: The tied groups; each has a negative, so that s > 1.
+        cut: Only ranks up to this one count, for each query; None for all.
+    """
+    a = group.above.double()
+    m = group.relevant_above.double()
+    s = group.size.double()
+    r = group.relevant.double()
+    d = s if cut is None else (cut[group.query] - a).clamp(min=0).minimum(s)
+    harmonic = _harmonic_between(a, d)
+    total = (m + 1) * harmonic + (r - 1) / (s - 1) * (d - (a + 1) * harmonic)
+    return total * (r / s)
 
 
 def _expect_ratio(value: Float[Tensor, "queries"], ranks: RankBlock, cut: Int[Tensor, "queries"]) -> None:
     """Write the expected ratio of precisions and found items to queries whose number found depends on the order of a tie.
 
-    Only the tied group that the cut divides makes the number found random. Of its n candidates, r of them relevant, d lie
+    Only the tied group that the cut divides makes the number found random. Of its s candidates, r of them relevant, d lie
     inside the cut; h of these are relevant, with the hypergeometric distribution, and given h each set of h of the d
-    places is as likely as any other. So, with k candidates above the group, m of them relevant, and A the expected sum of
+    places is as likely as any other. So, with a candidates above the group, m of them relevant, and A the expected sum of
     the precisions of these m,
 
-        E[ratio] = sum over h of P(h) / (m + h) * (A + h / d * sum_{i=1..d} (m + 1 + (i-1) (h-1)/(d-1)) / (k + i)).
+        E[ratio] = sum over h of P(h) / (m + h) * (A + h / d * sum_{i=1..d} (m + 1 + (i-1) (h-1)/(d-1)) / (a + i)).
     """
     group = _tied_groups(ranks)
     inside = cut[group.query] - group.above
@@ -164,9 +181,9 @@ def _expect_ratio(value: Float[Tensor, "queries"], ranks: RankBlock, cut: Int[Te
     )
     mean = _hypergeometric_means(m, drawn, size, relevant)
     d = drawn.double()
-    k = above.double()
-    harmonic = _harmonic_between(k, d)
-    rest = (d - (k + 1) * harmonic) / (d - 1).clamp(min=1)
+    a = above.double()
+    harmonic = _harmonic_between(a, d)
+    rest = (d - (a + 1) * harmonic) / (d - 1).clamp(min=1)
     group_part = ((m + 1) * harmonic * mean.share + rest * mean.pairs) / d
     value[group.query] = sum_above * mean.inverse[case] + group_part[case]
 
@@ -308,14 +325,15 @@ def recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tens
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
     """
     best = _best_group(ranks)
-    better = best.above + best.negatives if ties == "pessimistic" else best.above
+    candidates_above = best.above + best.negatives if ties == "pessimistic" else best.above
     has_candidate = ranks.valid.any(dim=1)
-    found = ((better < k) & has_candidate).double()
-    is_open = (found > 0) & (best.negatives > 0) & has_candidate
-    if ties == "expected" and bool(is_open.any()):
-        cases, case = _distinct((k - best.above)[is_open], best.negatives[is_open], best.relevant[is_open])
-        found[is_open] = (1 - _chance_of_none(*cases))[case]
-    return found.masked_fill(ranks.relevant == 0, torch.nan)
+    value = ((candidates_above < k) & has_candidate).double()
+    order_matters = (value > 0) & (best.negatives > 0)
+    if ties == "expected" and bool(order_matters.any()):
+        drawn = (k - best.above)[order_matters]
+        cases, case = _distinct(drawn, best.negatives[order_matters], best.relevant[order_matters])
+        value[order_matters] = (1 - _chance_of_none(*cases))[case]
+    return value.masked_fill(ranks.relevant == 0, torch.nan)
 
 
 def without_nearest(ranks: RankBlock, number: Int[Tensor, "queries"]) -> RankBlock:
@@ -328,12 +346,11 @@ def without_nearest(ranks: RankBlock, number: Int[Tensor, "queries"]) -> RankBlo
     """
     in_best_group = ranks.relevant_above == 0
     fewer = number[:, None]
-    relevant = ranks.relevant - number
     column = torch.arange(ranks.valid.shape[1], device=ranks.valid.device)
     return replace(
         ranks,
-        relevant=relevant,
-        valid=column < relevant[:, None],
+        relevant=ranks.relevant - number,
+        valid=column < (_relevant_in_gallery(ranks) - number)[:, None],
         relevant_above=torch.where(in_best_group, ranks.relevant_above, ranks.relevant_above - fewer),
         relevant_tied=torch.where(in_best_group, ranks.relevant_tied - fewer, ranks.relevant_tied),
     )
@@ -359,46 +376,46 @@ def reciprocal_rank(ranks: RankBlock, ties: Ties = "expected", k: int | None = N
     Args:
         ranks: The ranks of some queries.
         k: How far to look, at least 1: a first relevant item beyond counts 0 (MRR@k). None looks at all ranks.
-        ties: The rule for equal scores. In a tied group of n candidates, r of them relevant, the first of these r is at
-            place x with probability C(n - x, r - 1) / C(n, r), the negative hypergeometric distribution.
+        ties: The rule for equal scores. In a tied group of s candidates, r of them relevant, the first of these r is at
+            place x with probability C(s - x, r - 1) / C(s, r), the negative hypergeometric distribution.
 
     Returns:
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
     """
     best = _best_group(ranks)
-    better = best.above + best.negatives if ties == "pessimistic" else best.above
-    value = (1 / (better + 1).double()).masked_fill_(~ranks.valid.any(dim=1), 0.0)
+    candidates_above = best.above + best.negatives if ties == "pessimistic" else best.above
+    value = (1 / (candidates_above + 1).double()).masked_fill_(~ranks.valid.any(dim=1), 0.0)
     if k is not None:
-        value.masked_fill_(better >= k, 0.0)
-    is_open = (best.negatives > 0) & (ranks.relevant > 0) & (value > 0)
-    if ties == "expected" and bool(is_open.any()):
-        cases, case = _distinct(best.above[is_open], best.negatives[is_open], best.relevant[is_open])
-        above, negatives, relevant = (counts.double() for counts in cases)
+        value.masked_fill_(candidates_above >= k, 0.0)
+    order_matters = (value > 0) & (best.negatives > 0)
+    if ties == "expected" and bool(order_matters.any()):
+        cases, case = _distinct(best.above[order_matters], best.negatives[order_matters], best.relevant[order_matters])
+        a, n, r = (counts.double() for counts in cases)
         if k is None:
-            value[is_open] = _expected_reciprocal(above, negatives, relevant)[case]
+            value[order_matters] = _expected_reciprocal(a, n, r)[case]
         else:
-            value[is_open] = _sum_of_reciprocals(above, negatives, relevant, within=k)[case]
+            value[order_matters] = _sum_of_reciprocals(a, n, r, within=k)[case]
     return value.masked_fill(ranks.relevant == 0, torch.nan)
 
 
 def _expected_reciprocal(
-    above: Float[Tensor, "cases"], n: Float[Tensor, "cases"], r: Float[Tensor, "cases"]
+    a: Float[Tensor, "cases"], n: Float[Tensor, "cases"], r: Float[Tensor, "cases"]
 ) -> Float[Tensor, "cases"]:
-    """Return E[1 / (above + X)], where X is the place of the first of r relevant items in a group with n negatives."""
-    # above = 0: r / (n + 1) * (1 / r + ... + 1 / (r + n)); r = 1: each place is as likely as any other
-    is_first_group = above == 0
-    harmonic = _harmonic_between(torch.where(is_first_group, r - 1, above), n + 1)
+    """Return E[1 / (a + X)], where X is the place of the first of r relevant items in a group with n negatives."""
+    # a = 0: r / (n + 1) * (1 / r + ... + 1 / (r + n)); r = 1: each place is as likely as any other
+    is_first_group = a == 0
+    harmonic = _harmonic_between(torch.where(is_first_group, r - 1, a), n + 1)
     value = torch.where(is_first_group, r, 1.0) / (n + 1) * harmonic
-    rows = ((above > 0) & (r > 1)).nonzero().flatten()
+    rows = ((a > 0) & (r > 1)).nonzero().flatten()
     # Cases that need about as many terms are computed at the same time.
     rows = rows[(n / r)[rows].argsort(stable=True)]
     for part in rows.split(TERMS_AT_ONCE):
-        value[part] = _sum_of_reciprocals(above[part], n[part], r[part])
+        value[part] = _sum_of_reciprocals(a[part], n[part], r[part])
     return value
 
 
 def _sum_of_reciprocals(
-    above: Float[Tensor, "cases"],
+    a: Float[Tensor, "cases"],
     n: Float[Tensor, "cases"],
     r: Float[Tensor, "cases"],
     *,
@@ -407,30 +424,30 @@ def _sum_of_reciprocals(
 ) -> Float[Tensor, "cases"]:
     """Return E[1 / rank] of the first or the last relevant item of a tied group, as a sum over its places.
 
-    The sum ends where probabilities no longer matter. P(x + 1) / P(x) = (n - x + 1) / (n + r - x) for the place x of the
+    The sum ends where probabilities no longer matter. P(x + 1) / P(x) = (n - x + 1) / (s - x) for the place x of the
     first relevant item; counted from below, the place of the last one has the same probabilities.
 
     Args:
-        above: Candidates above the group.
+        a: Candidates above the group.
         n: Negatives of the group.
         r: Relevant items of the group.
         last: Whether the rank is that of the last relevant item.
         within: Ranks beyond this one count 0.
     """
-    total = torch.zeros_like(above)
-    size = n + r
-    chance = r / size  # P(1)
-    active = torch.arange(len(above), device=above.device)
-    offset = torch.arange(TERMS_AT_ONCE, dtype=torch.float64, device=above.device)
+    total = torch.zeros_like(a)
+    s = n + r
+    chance = r / s  # P(1)
+    active = torch.arange(len(a), device=a.device)
+    offset = torch.arange(TERMS_AT_ONCE, dtype=torch.float64, device=a.device)
     start = 1
     while len(active):
         place = start + offset
-        sizes = size[active, None]
+        sizes = s[active, None]
         ratio = (n[active, None] - place + 1).clamp_(min=0).div_(sizes - place)
         ratio[sizes <= place] = 0.0
         # One column more than there are places: the last one is P of the next start.
         probability = torch.cat([chance[active, None], ratio], dim=1).cumprod(dim=1)
-        rank = above[active, None] + (sizes + 1 - place if last else place)
+        rank = a[active, None] + (sizes + 1 - place if last else place)
         terms = probability[:, :-1] / rank.clamp(min=1)
         if within is not None:
             terms.masked_fill_(rank > within, 0.0)
@@ -494,16 +511,18 @@ def inverse_penalty(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, 
         relevant candidate.
     """
     group = _last_group(ranks)
-    has_absent = _candidates(ranks) < ranks.relevant
+    has_absent = _relevant_in_gallery(ranks) < ranks.relevant
     rank = ranks.relevant + ranks.negatives_above[:, 0]
     if ties == "pessimistic":
         rank = rank + group.negatives
     value = 1 / rank.clamp(min=1).double()
-    is_open = (group.negatives > 0) & (ranks.relevant > 0)
-    if ties == "expected" and bool(is_open.any()):
-        cases, case = _distinct(group.above[is_open], group.negatives[is_open], group.relevant[is_open])
-        above, negatives, relevant = (counts.double() for counts in cases)
-        value[is_open] = _sum_of_reciprocals(above, negatives, relevant, last=True)[case]
+    order_matters = (group.negatives > 0) & (ranks.relevant > 0)
+    if ties == "expected" and bool(order_matters.any()):
+        cases, case = _distinct(
+            group.above[order_matters], group.negatives[order_matters], group.relevant[order_matters]
+        )
+        a, n, r = (counts.double() for counts in cases)
+        value[order_matters] = _sum_of_reciprocals(a, n, r, last=True)[case]
     return value.masked_fill(has_absent, 0.0) * _nan_for_zero(ranks.relevant)
 
 
@@ -527,19 +546,22 @@ def precision_up_to_last(ranks: RankBlock, k: int, ties: Ties = "expected") -> F
     if ties != "optimistic":
         last = last + group.negatives
     # Only where all relevant items are in the gallery has the last of them a rank.
-    has_last = (ranks.relevant > 0) & (_candidates(ranks) == ranks.relevant)
-    is_open = torch.zeros_like(has_last)
+    has_last = (ranks.relevant > 0) & (_relevant_in_gallery(ranks) == ranks.relevant)
+    order_matters = torch.zeros_like(has_last)
     if ties == "expected":
-        is_open = (group.negatives > 0) & has_last
-    is_sooner = (last <= k) & has_last & ~is_open
+        order_matters = (group.negatives > 0) & has_last
+    is_sooner = (last <= k) & has_last & ~order_matters
     value = torch.where(is_sooner, ranks.relevant.double() / last.clamp(min=1), value)
-    is_open &= group.above + group.relevant <= k
-    if bool(is_open.any()):
+    may_be_sooner = order_matters & (group.above + group.relevant <= k)
+    if bool(may_be_sooner.any()):
         # The mean of hits / k, and, where the rank of the last is at most k, of the excess of R / rank over it.
-        (above, n, r), case = _distinct(group.above[is_open], group.negatives[is_open], group.relevant[is_open])
-        within = _sum_of_reciprocals(above.double(), n.double(), r.double(), last=True, within=k)
-        excess = within - _chance_of_none((above + n + r - k).clamp(min=0), n, r) / k
-        value[is_open] += ranks.relevant[is_open] * excess[case]
+        cases, case = _distinct(
+            group.above[may_be_sooner], group.negatives[may_be_sooner], group.relevant[may_be_sooner]
+        )
+        a, n, r = cases
+        within = _sum_of_reciprocals(a.double(), n.double(), r.double(), last=True, within=k)
+        excess = within - _chance_of_none((a + n + r - k).clamp(min=0), n, r) / k
+        value[may_be_sooner] += ranks.relevant[may_be_sooner] * excess[case]
     return value
 
 
@@ -558,22 +580,22 @@ def trapezoid_average_precision(ranks: RankBlock, ties: Ties = "expected") -> Fl
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
     """
     found = _found_at(ranks).double()
-    better = found + ranks.negatives_above - 1  # candidates above this item
+    candidates_above = found + ranks.negatives_above - 1
     if ties == "pessimistic":
-        better += ranks.negatives_tied
-    precision = torch.where(better > 0, (found - 1) / better, 1.0).masked_fill_(~ranks.valid, 0.0)
+        candidates_above += ranks.negatives_tied
+    precision = torch.where(candidates_above > 0, (found - 1) / candidates_above, 1.0).masked_fill_(~ranks.valid, 0.0)
     group = _groups_to_average(ranks, ties)
     if group is not None:
-        k = group.above.double()
+        a = group.above.double()
         m = group.relevant_above.double()
-        n = group.size.double()
+        s = group.size.double()
         r = group.relevant.double()
-        # The sum over i = 0 ... n - 1 of (m + i (r - 1) / (n - 1)) / (k + i), where the first term is 1 if k = 0.
-        others = (r - 1) / (n - 1)
-        total = others * n + (m - others * k) * (1 / k.clamp(min=1) + _harmonic_between(k, (n - 1).clamp(min=1)))
-        total = torch.where(k > 0, total, 1 + others * (n - 1))
+        # The sum over i = 0 ... s - 1 of (m + i (r - 1) / (s - 1)) / (a + i), where the first term is 1 if a = 0.
+        others = (r - 1) / (s - 1)
+        total = others * s + (m - others * a) * (1 / a.clamp(min=1) + _harmonic_between(a, (s - 1).clamp(min=1)))
+        total = torch.where(a > 0, total, 1 + others * (s - 1))
         precision.masked_fill_(_ties_with_negative(ranks), 0.0)
-        precision[group.query, group.column] = total * (r / n)
+        precision[group.query, group.column] = total * (r / s)
     return (_sum_columns(precision) + _precision_sum(ranks, ties, None)) / 2 / _nan_for_zero(ranks.relevant)
 
 
@@ -691,10 +713,10 @@ def depends_on_ties(ranks: RankBlock) -> Bool[Tensor, "queries"]:
 def _found_at(ranks: RankBlock) -> Int[Tensor, "queries columns"]:
     """Return the number of relevant items from the best one down to this one, which stand in ascending order of scores."""
     columns = torch.arange(ranks.valid.shape[1], device=ranks.relevant.device)
-    return _candidates(ranks)[:, None] - columns
+    return _relevant_in_gallery(ranks)[:, None] - columns
 
 
-def _candidates(ranks: RankBlock) -> Int[Tensor, "queries"]:
+def _relevant_in_gallery(ranks: RankBlock) -> Int[Tensor, "queries"]:
     """Return the number of relevant items of each query that are in the gallery."""
     return ranks.valid.sum(dim=1)
 
@@ -766,7 +788,7 @@ class _QueryGroup(NamedTuple):
 
 def _best_group(ranks: RankBlock) -> _QueryGroup:
     """Return the group of the most similar relevant item, which stands last; all candidates above it are negatives."""
-    column = (_candidates(ranks) - 1).clamp(min=0)[:, None]
+    column = (_relevant_in_gallery(ranks) - 1).clamp(min=0)[:, None]
     return _QueryGroup(
         above=ranks.negatives_above.gather(1, column).squeeze(1),
         negatives=ranks.negatives_tied.gather(1, column).squeeze(1),
@@ -796,16 +818,16 @@ def _distinct(*counts: Int[Tensor, "cases"]) -> tuple[list[Tensor], Int[Tensor, 
     return [values[first] for values in counts], number
 
 
-def _harmonic_between(k: Float[Tensor, "groups"], n: Float[Tensor, "groups"]) -> Float[Tensor, "groups"]:
-    """Return 1 / (k + 1) + ... + 1 / (k + n), without the loss of digits of a difference of two large sums."""
-    near = torch.digamma(k.clamp(max=40) + n + 1) - torch.digamma(k.clamp(max=40) + 1)
-    # The expansion of H_m around ln(m + 1/2). From k = 40 on, the terms that are left out are below 1e-14.
-    start = 1 / (k + 0.5)
-    end = 1 / (k + n + 0.5)
-    far = torch.log1p(n * start)
+def _harmonic_between(a: Float[Tensor, "groups"], d: Float[Tensor, "groups"]) -> Float[Tensor, "groups"]:
+    """Return 1 / (a + 1) + ... + 1 / (a + d), without the loss of digits of a difference of two large sums."""
+    near = torch.digamma(a.clamp(max=40) + d + 1) - torch.digamma(a.clamp(max=40) + 1)
+    # The expansion of the harmonic number H_x around ln(x + 1/2). From a = 40 on, the terms left out are below 1e-14.
+    start = 1 / (a + 0.5)
+    end = 1 / (a + d + 0.5)
+    far = torch.log1p(d * start)
     for power, factor in ((2, 1 / 24), (4, -7 / 960), (6, 31 / 8064)):
         far = far + factor * (end**power - start**power)
-    return torch.where(n == 1, 1 / (k + 1), torch.where(k < 40, near, far))
+    return torch.where(d == 1, 1 / (a + 1), torch.where(a < 40, near, far))
 
 
 def _sum_columns(values: Float[Tensor, "queries columns"]) -> Float[Tensor, "queries"]:

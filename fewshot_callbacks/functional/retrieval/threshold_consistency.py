@@ -266,7 +266,7 @@ def _coarsest_grid(counts: _ClassCounts, rate: float) -> Bool[np.ndarray, "thres
 
 def _likely_range(pooled: PooledPairs, rate: float) -> tuple[float, float]:
     """Return scores, in the units of the data, between which the range probably lies. Collective."""
-    ends = np.array(pooled.negatives.span(pooled.positives.scores))
+    ends = np.array(pooled.negatives.span(pooled.grid.scores))
     estimates = pooled.sample.estimates
     if len(estimates):
         last = len(estimates) - 1

@@ -12,6 +12,7 @@ from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
+from fewshot_callbacks.functional.verification.scores import trial_scores
 from tests.cases import made
 
 PRECISIONS = (0.05, 0.3, 0.5, 0.56, 0.6, 2 / 3, 0.75, 0.9, 1.0)
@@ -84,6 +85,35 @@ def test_recall_at_precision_is_that_of_the_smallest_of_all_thresholds(options, 
         expected = next((found for found in rates_at if found[1] <= rate), (math.nan, 0.0))
         point = report.at_false_match_rate[rate]
         np.testing.assert_array_equal((point.threshold, point.false_match_rate), expected)
+
+
+@pytest.mark.parametrize(
+    ("similarity", "scale"),
+    [
+        *[(similarity, scale) for similarity in ("cosine", "euclidean") for scale in (1.0, 1e-158, 1e300)],
+        ("dot", 1.0),
+        ("dot", 1e-150),
+        ("dot", 1e-158),  # products below the normal numbers of float64
+    ],
+)
+def test_a_threshold_accepts_the_pairs_that_it_counts_among_the_scores_that_a_user_reads(similarity, scale):
+    vectors, labels = made(60, 6, noise=2)
+    vectors = vectors.double() * scale
+    metrics = ("f1", "recall@precision0.3", "fnmr@fmr0.1")
+    report = evaluate_retrieval(vectors, labels, similarity=similarity, metrics=metrics, label_groups=None)
+    queries, items = np.nonzero(~np.eye(len(labels), dtype=bool))
+    scores = trial_scores(vectors, queries, items, similarity=similarity).numpy()
+    relevant = (labels[queries] == labels[items]).numpy()
+    merges_scores = (similarity, scale) == ("dot", 1e-158)
+    for point in (report.pooled.best_f1, report.at_precision[0.3]):
+        assert point.threshold in scores[relevant]
+        accepted = scores >= point.threshold
+        counts = np.array([(accepted & relevant).sum(), (accepted & ~relevant).sum()])
+        counted = np.array([point.true_positives, point.false_positives])
+        assert (counts >= counted).all() if merges_scores else (counts == counted).all()
+    verification = report.at_false_match_rate[0.1]
+    rejected = (scores < verification.threshold)[relevant].mean()
+    assert merges_scores or rejected == pytest.approx(verification.false_non_match_rate, abs=1e-12)
 
 
 # ------------------------------------------------------------------------------------ counts at a few hundred thresholds

@@ -18,6 +18,8 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import (
     depends_on_ties,
     inverse_penalty,
     reciprocal_rank,
+    with_absent,
+    without_nearest,
 )
 from tests.functional import brute_force
 
@@ -113,6 +115,14 @@ def test_the_three_divisors_of_one_ranking():
     }
     wanted |= {"map@3_min": two / 3, "map@3_relevant": two / 4, "map@3_found": two / 2}
     assert {name: found[name].item() for name in wanted} == pytest.approx(wanted, abs=1e-15)
+
+
+def test_without_its_copies_a_query_keeps_the_relevant_items_that_are_not_in_the_gallery():
+    ranks = with_absent(block_of([[(2, 1), (0, 3), (1, 0)]]), torch.tensor([2]))
+    rest = without_nearest(ranks, torch.tensor([2]))
+    expected = with_absent(block_of([[(0, 4), (1, 0)]]), torch.tensor([2]))
+    assert reciprocal_rank(rest).item() == reciprocal_rank(expected).item() == 1 / 5
+    assert average_precision(rest).item() == average_precision(expected).item() == pytest.approx(1 / 5 / 3)
 
 
 def test_a_query_that_finds_nothing_counts_as_zero():
