@@ -180,7 +180,7 @@ def test_rows_that_are_not_finite_are_nan_and_one_warning_that_counts_them(bad: 
     of_map, of_j, of_gap = causes(words)
     assert of_map.startswith("evaluate_retrieval: 4 of 36 rows of queries hold NaN or Inf, the first at index 1.")
     assert of_j.startswith("1 of the 11 embeddings of a batch are not finite (NaN or Inf), the first at item 1.")
-    assert "rows of embeddings hold NaN or Inf" in of_gap
+    assert "rows of queries hold NaN or Inf" in of_gap
 
 
 @pytest.mark.parametrize("monitor", [retrieval, DiscriminantRatioMonitor])

@@ -224,7 +224,7 @@ def test_given_groups_of_words_are_those_of_their_numbers():
         grouped_recall(ITEMS, labels, label_groups=some) for labels, some in ((NUMBERS, places), (WORDS, groups))
     )
     assert (of_words.at, of_words.intervals) == (of_numbers.at, of_numbers.intervals)
-    with pytest.raises(ValueError, match="label_groups are integers, labels strings"):
+    with pytest.raises(ValueError, match="label_groups are integers, query_labels strings"):
         grouped_recall(ITEMS, WORDS, label_groups=places)
     with pytest.raises(ValueError, match=r"1 of the 4 labels in label_groups .* of no query, the first is 'gull'"):
         grouped_recall(ITEMS, WORDS, ITEMS, ["gull", *WORDS[1:]], label_groups=[["owl", "10"], ["", "gull"]])
@@ -234,7 +234,7 @@ def test_given_groups_of_words_are_those_of_their_numbers():
 
 
 SIDES = {
-    "embeddings": np.random.default_rng(0).normal(size=(12, 3)), "labels": np.arange(12) % 4,
+    "queries": np.random.default_rng(0).normal(size=(12, 3)), "query_labels": np.arange(12) % 4,
     "gallery": np.random.default_rng(1).normal(size=(12, 3)), "gallery_labels": np.arange(12) % 4,
     "query_groups": np.zeros(12, int), "gallery_groups": np.ones(12, int),
     "query_ids": np.arange(12), "gallery_ids": np.arange(12) + 20,

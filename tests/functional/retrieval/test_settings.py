@@ -332,7 +332,7 @@ def test_bits_that_sentence_transformers_has_packed_are_refused_with_what_unpack
     with pytest.raises(ValueError, match=r"np\.unpackbits\(.*\) if each is a byte") as refusal:
         evaluate_retrieval(embeddings, labels, **options)
     expression = re.search(r"np\.unpackbits\(.*axis=1\)", str(refusal.value))[0]
-    unpacked = eval(expression, {"np": np, "embeddings": embeddings})
+    unpacked = eval(expression, {"np": np, "queries": embeddings})
     bits = np.asarray(torch.from_numpy(np.asarray(embeddings).astype(np.int16) + 128))
     assert unpacked.shape == (60, 64)
     assert (np.packbits(unpacked, axis=1) == bits).all()
