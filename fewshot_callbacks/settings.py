@@ -2,6 +2,9 @@
 
 The meaning of a setting stands in the docstring of its class. `help`, editors and the documentation show it there.
 `takes` copies it to the functions that take the settings as keywords. jsonargparse prints it as the help of an option.
+
+A new setting of an evaluation is a field of `RetrievalSettings` with its meaning, an entry of `RetrievalOptions`, and a
+check in `functional/retrieval/settings.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class UnknownSettingError(TypeError, ValueError):
 class RetrievalSettings:
     """The settings of `evaluate_retrieval`. The constructor refuses values that are wrong for any data.
 
-    It makes a tuple of a single metric, and Python's numbers of those of NumPy and PyTorch.
+    It stores a single metric as a tuple, and numbers of NumPy and PyTorch as Python's numbers.
 
     Args:
         similarity: How two embeddings are compared: `cosine`, `dot` or `euclidean` (minus the distance); `hamming` for
@@ -156,14 +159,14 @@ class ReportSettings:
         import_module("fewshot_callbacks.files.images").parse_colour(self.background)
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 1 if field.name in ("neighbours", "thumbnail", "confusion_queries") else 0
+            smallest = 1 if field.name in ("neighbours", "thumbnail", "confusion_queries") else 0
             is_number = field.name != "background" and value is not None
-            if is_number and not value >= least:  # NaN is refused, too
-                raise ValueError(f"{field.name} is {value}. Pass {least} or more.")
+            if is_number and not value >= smallest:  # NaN is refused, too
+                raise ValueError(f"{field.name} is {value}. Pass {smallest} or more.")
 
 
-# A type checker learns the keywords of a function from a TypedDict alone (PEP 692), if the function has other keywords,
-# too. So the types of the settings stand here a second time. A test compares them with those of `RetrievalSettings`.
+# If a function has other keywords, too, a type checker learns the settings from a TypedDict alone (PEP 692). So the types of
+# the settings stand here a second time. A test compares them with those of `RetrievalSettings`.
 #
 # Each TypedDict has the settings of the one that it inherits from, and further ones. A new setting belongs into the last of
 # them whose functions all have it. `RetrievalOptions`, the last of all, must have every field of `RetrievalSettings`.

@@ -23,10 +23,10 @@ from fewshot_callbacks.functional.episodes import (
 
 
 class SeededBatchSampler(BatchSampler):
-    """Base: batches that are a function of (seed, epoch) alone, drawn in the main process.
+    """Base of samplers whose batches are a function of (seed, epoch) alone, drawn in the main process.
 
-    Lightning replaces the argument called `sampler` of a subclass by a DistributedSampler when it re-creates a batch
-    sampler for several processes; it is ignored. The property `sampler` is this object, because Lightning calls
+    When Lightning re-creates a batch sampler for several processes, it passes a DistributedSampler as the argument
+    `sampler`, which subclasses ignore. The property `sampler` is this object, because Lightning calls
     `batch_sampler.sampler.set_epoch` before each epoch.
     """
 
@@ -39,8 +39,13 @@ class SeededBatchSampler(BatchSampler):
         self = super().__new__(cls)
         # The names are those of `lightning.fabric.utilities.data`. `sampler` has to be among the arguments: Lightning
         # replaces the argument of that name, and fails without one.
-        saved = {"args": args, "kwargs": {**settings, "sampler": None}, "default_kwargs": {}, "arg_names": ("labels",)}
-        for name, value in saved.items():
+        attributes = {
+            "args": args,
+            "kwargs": {**settings, "sampler": None},
+            "default_kwargs": {},
+            "arg_names": ("labels",),
+        }
+        for name, value in attributes.items():
             setattr(self, f"__pl_saved_{name}", value)
         return self
 
@@ -57,7 +62,7 @@ class SeededBatchSampler(BatchSampler):
         self.drop_last = False
 
     def draw(self, seed: int) -> EpisodeList:
-        """Draw the list of episodes of a seed: `ways`, `shots`, `queries` and `episodes` are those of `sizes`."""
+        """Return the episodes of a seed, with the `ways`, `shots`, `queries` and `episodes` in `sizes`."""
         return sample_episodes(self.labels, **self.sizes, seed=seed, class_names=self.class_names)
 
     @property
@@ -178,7 +183,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
         return self.episode_list.hash
 
     def __iter__(self) -> Iterator[list[int]]:
-        # This is a generator: a DataLoader with workers makes an iterator that it never uses, which must count as no epoch.
+        # A generator: a DataLoader with workers makes an iterator that it never uses, which must not count as an epoch.
         indices = self.episode_list.indices[self._own_episodes()]  # (episodes of this rank, ways, shots + queries)
         self.epoch += 1
         for batch in range(len(indices) // self.episodes_per_batch):
@@ -217,7 +222,7 @@ class Episodes:
         episodes_per_batch: Episodes in a batch; ProtoNet takes the same number.
 
     Raises:
-        ValueError: A number is not whole, or not positive.
+        ValueError: If a number is not whole, or not positive.
 
     Examples:
         >>> Episodes(5, shots=0)
@@ -235,7 +240,7 @@ class Episodes:
         check_episode_sizes(**asdict(self))
 
     def make_batch_sampler(self, data: FewShotDataset, seed: int, epoch: int) -> BatchSampler:
-        """Make the batches of a training: a function of the seed and the epoch."""
+        """Return the sampler of the batches of a training, which are a function of the seed and the epoch."""
         return EpisodicBatchSampler(data.labels, **asdict(self), seed=seed, class_names=data.class_names, epoch=epoch)
 
 
@@ -247,7 +252,7 @@ def own_rank() -> tuple[int, int]:
 
 
 def mixed_seed(*numbers: int) -> int:
-    """Hash numbers to one seed. Neighbouring numbers have unrelated seeds, which sums of seed and epoch would not have."""
+    """Return a seed that is a hash of numbers: neighbouring numbers have unrelated seeds, which sums would not have."""
     return int.from_bytes(hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()[:4], "little")
 
 
@@ -309,7 +314,7 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         check_batch_sizes(batches=self.sizes["episodes"])
 
     def __iter__(self) -> Iterator[list[int]]:
-        # This is a generator: a DataLoader with workers makes an iterator that it never uses, which must count as no epoch.
+        # A generator: a DataLoader with workers makes an iterator that it never uses, which must not count as an epoch.
         rank, world_size = own_rank()
         if self.sizes["ways"] < world_size:
             raise ValueError(
@@ -352,7 +357,7 @@ class ClassBalanced:
         check_batch_sizes(**asdict(self))
 
     def make_batch_sampler(self, data: FewShotDataset, seed: int, epoch: int) -> BatchSampler:
-        """Make the batches of a training: a function of the seed and the epoch."""
+        """Return the sampler of the batches of a training, which are a function of the seed and the epoch."""
         names = data.class_names
         return ClassBalancedBatchSampler(data.labels, **asdict(self), seed=seed, class_names=names, epoch=epoch)
 
@@ -394,38 +399,38 @@ def check_class_balance(
     class_names: ClassNames | None = None,
     prefix: str = "",
 ) -> None:
-    """Refuse labels of which batches of these sizes cannot be drawn.
+    """Refuse labels from which batches of these sizes cannot be drawn.
 
     Args:
         labels: The class of each item.
         classes_per_batch: P.
         items_per_class: K.
         class_names: Names for the error messages, by label.
-        prefix: What stands before the names of the two sizes in the advice of a message, such as `--data.`.
+        prefix: A prefix of the names of the two sizes in the advice of a message, such as `--data.`.
 
     Raises:
-        ValueError: There are too few classes, or a class has too few items.
+        ValueError: If there are too few classes, or a class has too few items.
 
     Examples:
         >>> check_class_balance(torch.tensor([0, 0, 0, 1, 1]), 2, 3, ("heron", "owl"))
         Traceback (most recent call last):
         ValueError: items_per_class=3, but class 'owl' has 2 items. Use items_per_class <= 2 or drop the class.
     """
-    classes, counts = torch.unique(labels, return_counts=True)
+    classes, sizes = torch.unique(labels, return_counts=True)
     if len(classes) < classes_per_batch:
-        fix = (
-            f"Use {prefix}classes_per_batch <= {len(classes)} or add classes"
-            if len(classes)
-            else "Pass the labels of the data set"
-        )
-        raise ValueError(f"classes_per_batch={classes_per_batch}, but the labels hold {len(classes)} classes. {fix}.")
-    too_small = int((counts < items_per_class).sum())
-    if too_small:
-        smallest = int(counts.argmin())
-        size = int(counts[smallest])
-        several = f", the smallest of {too_small} classes that are too small" if too_small > 1 else ""
-        fewer = f"Use {prefix}items_per_class <= {size} or drop" if size > 1 else "Drop"
-        raise ValueError(
-            f"items_per_class={items_per_class}, but class {class_name(int(classes[smallest]), class_names)} has {size} "
-            f"item{'s' if size > 1 else ''}{several}. {fewer} {'these classes' if too_small > 1 else 'the class'}."
-        )
+        fix = "Pass the labels of the data set."
+        if len(classes):
+            fix = f"Use {prefix}classes_per_batch <= {len(classes)} or add classes."
+        raise ValueError(f"classes_per_batch={classes_per_batch}, but the labels hold {len(classes)} classes. {fix}")
+    too_small = int((sizes < items_per_class).sum())
+    if not too_small:
+        return
+    smallest = int(sizes.argmin())
+    size = int(sizes[smallest])
+    fact = f"class {class_name(int(classes[smallest]), class_names)} has {size} item{'s' if size > 1 else ''}"
+    drop = "drop the class"
+    if too_small > 1:
+        fact += f", the smallest of {too_small} classes that are too small"
+        drop = "drop these classes"
+    fix = f"Use {prefix}items_per_class <= {size} or {drop}." if size > 1 else f"{drop.capitalize()}."
+    raise ValueError(f"items_per_class={items_per_class}, but {fact}. {fix}")

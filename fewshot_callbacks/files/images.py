@@ -18,14 +18,15 @@ from fewshot_callbacks.system.terminal import printable
 
 # Those of torchvision's ImageFolder.
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-# What Pillow may read, whatever a file is called: of its other readers some are old, and one starts a program.
+# The formats that Pillow may read, whatever the ending of a file. Some of its other readers are old, and one starts a
+# program.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
-# More endings than these would make a message of a line one of several.
+# Most endings in a message, which is to stay a single line.
 _NAMED_AT_MOST = 5
 _TWICE = "its images would count twice. Remove the link."
 _BITS_PER_SAMPLE = 258  # the tag of a TIFF
 _ORIENTATION = 0x0112  # the tag of Exif
-# Orientation -> what turns the stored picture upright.
+# Orientation -> the turn that makes the stored picture upright.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -35,7 +36,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# What of `Image.info` tells the orientation.
+# Entries of `Image.info` that tell the orientation.
 _TELL_THE_ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 
 
@@ -44,19 +45,19 @@ def read_image(file: str | Path, longest: int | None = None, background: str = "
 
     Args:
         file: The image file.
-        longest: A JPEG may be decoded smaller, in whole steps, as long as its sides stay above this.
-        background: The colour behind what is transparent.
+        longest: Pixels of a side. A JPEG may be decoded smaller, in whole steps, as long as its sides stay above this.
+        background: The colour behind transparent pixels.
 
     Returns:
         The image, in a mode that `convert` knows how to convert.
 
     Raises:
-        ValueError: It cannot be read: it is no regular file, no image, broken, or of numbers whose range nobody knows.
+        ValueError: If it cannot be read: it is no regular file, no image, broken, or of numbers whose range is unknown.
     """
     with _opened(file) as image:
         if longest is not None:
             image.draft("RGB", (longest, longest))
-        # Pillow decodes lazily: what is broken has to show here, where it becomes a ValueError, not at the first use.
+        # Pillow decodes lazily. A broken image has to fail here, where the error becomes a ValueError, not at the first use.
         image.load()
         return as_seen(image, background)
 
@@ -64,15 +65,15 @@ def read_image(file: str | Path, longest: int | None = None, background: str = "
 def as_seen(image: Image.Image, background: str = "white") -> Image.Image:
     """Return a picture as a viewer shows it: upright, opaque, with 8 bits in a channel.
 
-    Pillow leaves all three to its users. `convert("RGB")` drops the alpha, which makes one black square of every black
-    logo, and cuts 16-bit greys off at 255, which makes nearly every scan plain white.
+    Pillow leaves all three to its users. `convert("RGB")` drops the alpha channel, which makes a black square of every
+    black logo. It also cuts 16-bit greys off at 255, which makes nearly every scan white.
 
     Args:
-        image: A picture of Pillow, which stays as it is.
-        background: The colour behind what is transparent.
+        image: A picture of Pillow, which is not changed.
+        background: The colour behind transparent pixels.
 
     Raises:
-        ValueError: It holds numbers whose range nobody knows.
+        ValueError: If it holds numbers whose range is unknown.
     """
     image.load()  # some formats hold their tags behind the pixels
     return _turned(_opaque(to_8_bits(image), background), orientation_of(image))
@@ -85,19 +86,19 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def orientation_of(image: Image.Image) -> int:
-    """Return where Exif says that the top of a picture is, 1 to 8; 1 is the top."""
+    """Return the orientation of a picture by its Exif tag, 1 to 8; 1 is upright, also without a valid tag."""
     try:
-        found = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # Pillow promises no class of error for broken tags, and the pixels are whole
+        orientation = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # Pillow promises no class of error for broken tags, and the pixels are intact
         return 1
-    return int(found) if found in _TURNS else 1
+    return int(orientation) if orientation in _TURNS else 1
 
 
 def _turned(image: Image.Image, orientation: int) -> Image.Image:
     if orientation not in _TURNS:
         return image
     turned = image.transpose(_TURNS[orientation])
-    for key in _TELL_THE_ORIENTATION:  # whoever asks again would turn it again
+    for key in _TELL_THE_ORIENTATION:  # with the tag it would be turned again
         turned.info.pop(key, None)
     return turned
 
@@ -106,17 +107,18 @@ def _opaque(image: Image.Image, background: str) -> Image.Image:
     if not image.has_transparency_data:
         return image
     layer = image.convert("RGBA")
-    # `convert` takes the info along, and a transparent colour that is opaque by now
-    seen = Image.alpha_composite(Image.new("RGBA", layer.size, parse_colour(background)), layer).convert("RGB")
-    seen.info = {key: value for key, value in image.info.items() if key != "transparency"}
-    return seen
+    base = Image.new("RGBA", layer.size, parse_colour(background))
+    opaque = Image.alpha_composite(base, layer).convert("RGB")
+    # The entry on transparency names a colour that would be transparent again.
+    opaque.info = {key: value for key, value in image.info.items() if key != "transparency"}
+    return opaque
 
 
 def parse_colour(background: str) -> tuple[int, ...]:
     """Return the red, green and blue of a colour.
 
     Raises:
-        ValueError: It is no colour.
+        ValueError: If it is no colour.
     """
     try:
         return ImageColor.getrgb(background)[:3]
@@ -132,7 +134,7 @@ class PictureSize:
 
     Attributes:
         stored: Columns and rows of the file.
-        orientation: Where Exif says that the top is.
+        orientation: That of its Exif tag, see `orientation_of`.
     """
 
     stored: tuple[int, int]
@@ -145,7 +147,7 @@ class PictureSize:
         return (height, width) if self.orientation > 4 else (width, height)
 
     def turned(self, box: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-        """Turn a box of the stored rows and columns upright: left, top, right and bottom."""
+        """Return a box of the stored picture, left, top, right and bottom, in the upright picture."""
         width, height = self.stored
         left, top, right, bottom = box
         if self.orientation in (2, 3):
@@ -160,20 +162,20 @@ class PictureSize:
 
 
 def image_size(file: str | Path) -> PictureSize:
-    """Read the size of an image from the head of its file.
+    """Return the size of an image, read from the head of its file.
 
     Raises:
-        ValueError: It cannot be read.
+        ValueError: If it cannot be read.
     """
     with _opened(file) as image:
-        if image.format == "TIFF":  # which Pillow turns as it loads it, and no other format
+        if image.format == "TIFF":  # the only format that Pillow turns while it loads it
             image.load()
         return PictureSize(image.size, orientation_of(image))
 
 
 @contextmanager
 def _opened(file: str | Path) -> Iterator[Image.Image]:
-    """Open an image; whatever goes wrong until it is closed again is a ValueError."""
+    """Open an image for the block. Any error of opening, and any error inside the block, becomes a ValueError."""
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):  # opening a named pipe would wait for ever
             raise ValueError("it is no regular file")
@@ -184,15 +186,17 @@ def _opened(file: str | Path) -> Iterator[Image.Image]:
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
-    """Scale 16-bit greys, which Pillow holds as `I;16`, or as `I` where an older version read a PNG or a PGM.
+    """Return a picture with 16-bit greys scaled to 8 bits; any other picture of 8 bits unchanged.
+
+    Pillow holds such greys as `I;16`, or as `I` if an older version read a PNG or a PGM.
 
     Raises:
-        ValueError: It holds other numbers of more than 8 bits.
+        ValueError: If it holds other numbers of more than 8 bits.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         tags = getattr(image, "tag_v2", {})
         largest = 2 ** int(tags.get(_BITS_PER_SAMPLE, (16,))[0]) - 1  # a TIFF may have 12 bits
-        # Clipped below, since a value above what the tag allows would wrap round as a byte.
+        # They are clipped below: a value above the largest one of the tag would overflow a byte.
         values = np.asarray(image).astype(np.float64)  # (height, width)
         scaled = Image.fromarray(np.rint(values * (255 / largest)).clip(0, 255).astype(np.uint8))
         if "transparency" in image.info:  # one of the 65,536 greys
@@ -205,7 +209,7 @@ def to_8_bits(image: Image.Image) -> Image.Image:
 
 
 def has_known_range(image: Image.Image) -> bool:
-    """Whether it is known which numbers of a picture are black and white."""
+    """Return whether it is known which numbers of a picture are black and white."""
     return image.mode not in ("I", "F")
 
 
@@ -215,8 +219,8 @@ class FoundImages:
 
     Attributes:
         of_folders: The images of each folder.
-        skipped: How many other files there are, by their ending.
-        of_systems: How often a name is there that systems make, by the name; nothing below such a folder is listed.
+        skipped: Number of other files, by their ending.
+        of_systems: Number of files and folders with each name that systems make. Nothing below such a folder is listed.
     """
 
     of_folders: list[list[Path]] = field(default_factory=list)
@@ -229,28 +233,30 @@ class FoundImages:
         return [file for files in self.of_folders for file in files]
 
     def describe_skipped(self) -> str:
-        """Count what was passed over: `3 files skipped: .gif 2, .avif 1`; nothing if that is nothing.
+        """Return a sentence that counts the files that were passed over; "" if there are none.
 
         Examples:
             >>> FoundImages(skipped=Counter({".avif": 1, ".gif": 2})).describe_skipped()
             '3 files skipped: .gif 2, .avif 1'
         """
-        total, said = self.skipped.total(), []
+        parts = []
+        total = self.skipped.total()
         if total:
-            named = [f"{ending} {count:,}" for ending, count in self.skipped.most_common(_NAMED_AT_MOST)]
-            more = ", ..." if len(self.skipped) > _NAMED_AT_MOST else ""
-            said = [f"{total:,} file{'' if total == 1 else 's'} skipped: {', '.join(named)}{more}"]
+            counts = [f"{ending} {count:,}" for ending, count in self.skipped.most_common(_NAMED_AT_MOST)]
+            if len(self.skipped) > _NAMED_AT_MOST:
+                counts.append("...")
+            parts.append(f"{total:,} file{'' if total == 1 else 's'} skipped: {', '.join(counts)}")
         if self.of_systems:
-            said.append(describe_system_names(self.of_systems))
-        return printable("; ".join(said))
+            parts.append(describe_system_names(self.of_systems))
+        return printable("; ".join(parts))
 
 
 def list_entries(folder: Path, of_systems: Counter[str] | None = None) -> list[os.DirEntry[str]]:
-    """List what is in a folder by the names; a listing comes in the order of the file system.
+    """Return the entries of a folder in the order of their names, without names that systems make.
 
     Args:
         folder: The folder.
-        of_systems: Where names that systems make are counted; they are passed over.
+        of_systems: A counter, to which the names that systems make are added.
     """
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     if of_systems is not None:
@@ -259,15 +265,15 @@ def list_entries(folder: Path, of_systems: Counter[str] | None = None) -> list[o
 
 
 def list_folders(folder: Path, of_systems: Counter[str] | None = None) -> list[Path]:
-    """List the folders in a folder by their names, as `list_entries` does."""
+    """Return the folders in a folder in the order of their names (see `list_entries`)."""
     return [folder / entry.name for entry in list_entries(folder, of_systems) if entry.is_dir()]
 
 
 def list_images(folders: Sequence[Path], root: Path | None = None, endings: Sequence[str] = ENDINGS) -> FoundImages:
-    """Find the images of folders, and of all folders in them, in the order of torchvision's ImageFolder.
+    """Return the images of folders, and of all folders in them, in the order of torchvision's ImageFolder.
 
-    Links are followed. A folder or an image that is reached a second time, as by a link to a folder that it lies in, is
-    refused: its images would be in two places, or in one without end. Names that systems make are passed over.
+    Links are followed. A folder or an image that is reached twice is refused, since its images would count twice; so is a
+    link to a folder that contains the link, which would never end. Names that systems make are passed over.
 
     Args:
         folders: The folders, such as one for each class.
@@ -275,13 +281,17 @@ def list_images(folders: Sequence[Path], root: Path | None = None, endings: Sequ
         endings: Endings of images, in lower case.
 
     Returns:
-        The images of each folder, and what was passed over.
+        The images of each folder, and the numbers of files that were passed over.
 
     Raises:
-        ValueError: A folder or an image is reached twice; names both ways.
-        OSError: A folder may not be read.
+        ValueError: If a folder or an image is reached twice; names both paths.
+        OSError: If a folder cannot be read.
     """
-    seen, found = {} if root is None else {os.path.realpath(root): root}, FoundImages()
+    found = FoundImages()
+    # real path of each folder that was listed -> the path by which it was reached
+    seen: dict[str, Path] = {}
+    if root is not None:
+        seen[os.path.realpath(root)] = root
     for folder in folders:
         found.of_folders.append(list(_images_of(folder, seen, tuple(endings), found)))
     refuse_second_links(found.files)
@@ -292,40 +302,51 @@ def refuse_second_links(files: Sequence[Path]) -> None:
     """Refuse a link to an image that is read under another name.
 
     Raises:
-        ValueError: There is one.
+        ValueError: If there is one.
     """
     links = [file for file in files if file.is_symlink()]
     if not links:
         return
-    # Folders are read once each, so that no two files but links can be one.
-    read = {os.path.join(os.path.realpath(file.parent), file.name): file for file in files if file not in set(links)}
+    # Each folder is listed once, so two paths can name one image only if one of them is a link.
+    link_paths = set(links)
+    regular_files = [file for file in files if file not in link_paths]
+    path_of_real = {os.path.join(os.path.realpath(file.parent), file.name): file for file in regular_files}
     for link in links:
         real = os.path.realpath(link)
-        if real in read:
-            raise ValueError(f"{link} leads to {real}, which is read as {read[real]} already: {_TWICE}")
-        read[real] = link
+        if real in path_of_real:
+            raise ValueError(f"{link} leads to {real}, which is read as {path_of_real[real]} already: {_TWICE}")
+        path_of_real[real] = link
 
 
 def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...], found: FoundImages) -> Iterator[Path]:
-    waiting, inside = [top], []
+    """Yield the images below a folder.
+
+    Args:
+        top: The folder.
+        seen: Real path of each folder that was listed -> the path by which it was reached. Folders are added.
+        endings: Endings of images, in lower case.
+        found: Its counters of files that are passed over are increased.
+    """
+    waiting = [top]
+    listings: list[tuple[str, list[os.DirEntry[str]]]] = []
     while waiting:
         folder = waiting.pop()
-        # Two ways to one folder have one real path, whatever links lie on them.
+        # All paths to one folder have the same real path, whatever links they contain.
         real = os.path.realpath(folder)
         if real in seen:
             raise ValueError(f"{folder} leads to {real}, which is read as {seen[real]} already: {_TWICE}")
         seen[real] = folder
         entries = list_entries(folder, found.of_systems)
-        inside.append((str(folder), entries))
+        listings.append((str(folder), entries))
         waiting += [folder / entry.name for entry in entries if entry.is_dir()]
-    # torchvision sorts folders by their whole path, whatever their depth, and then the names in each.
-    for name, entries in sorted(inside, key=lambda one: one[0]):
+    # torchvision sorts folders by their whole path, whatever their depth, and then the names in each of them.
+    for name, entries in sorted(listings, key=lambda listing: listing[0]):
         for entry in entries:
             if entry.is_dir():
                 continue
             if not entry.name.lower().endswith(endings):
                 found.skipped[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1
-            elif entry.is_file() or entry.is_symlink():  # a link to nothing is an image that lacks: reading it says so
+            elif entry.is_file() or entry.is_symlink():  # a broken link counts as an image: reading it raises the error
                 yield Path(name, entry.name)
             else:
                 found.skipped["no regular file"] += 1

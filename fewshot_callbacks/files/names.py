@@ -1,9 +1,8 @@
-"""Names of files: which ones systems make, how numbered ones are sorted, and when two are spellings of one."""
+"""Names of files: names that systems make, the order of numbered names, and different spellings of one name."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import re
 import unicodedata
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from fewshot_callbacks.system.terminal import printable
 
-# What macOS, Windows, NAS boxes, file systems and interpreters put beside the files of their users; in lower case.
+# Names that macOS, Windows, NAS boxes, file systems and interpreters put beside the files of their users; in lower case.
 _MADE_BY_SYSTEMS = frozenset(
     {
         *("__macosx", "icon\r"),
@@ -22,15 +21,15 @@ _MADE_BY_SYSTEMS = frozenset(
         *("lost+found", "__pycache__"),
     }
 )
-# More names than these would make a message of a line one of several.
+# Most names in a message, which is to stay a single line.
 _NAMED_AT_MOST = 5
 
 
 def is_system_name(name: str) -> bool:
-    """Return whether a name is one that systems give, and not people: a hidden one, or a known one.
+    """Return whether a system, and not a person, gives this name: it is hidden, or known.
 
-    Hidden are names that begin with a dot, such as `.DS_Store`, `.ipynb_checkpoints`, and `._photo.jpg`, in which macOS
-    keeps the attributes of `photo.jpg`.
+    Names that begin with a dot are hidden: `.DS_Store`, `.ipynb_checkpoints`, or `._photo.jpg`, in which macOS keeps the
+    attributes of `photo.jpg`.
 
     Examples:
         >>> [is_system_name(name) for name in ("._photo.jpg", "Thumbs.db", "__MACOSX", "photo.jpg")]
@@ -50,10 +49,11 @@ def describe_system_names(names: Counter[str]) -> str:
     if not total:
         return ""
     first = sorted(names.items(), key=lambda item: (-item[1], item[0]))[:_NAMED_AT_MOST]
-    named = [f"{printable(name)} {count:,}" for name, count in first]
-    more = ", ..." if len(names) > _NAMED_AT_MOST else ""
-    what = "name that systems make is" if total == 1 else "names that systems make are"
-    return f"{total:,} {what} passed over: {', '.join(named)}{more}"
+    counts = [f"{printable(name)} {count:,}" for name, count in first]
+    if len(names) > _NAMED_AT_MOST:
+        counts.append("...")
+    subject = "name that systems make is" if total == 1 else "names that systems make are"
+    return f"{total:,} {subject} passed over: {', '.join(counts)}"
 
 
 def natural_sort_key(name: str) -> tuple[tuple[tuple[int, int], ...], str]:
@@ -63,12 +63,13 @@ def natural_sort_key(name: str) -> tuple[tuple[tuple[int, int], ...], str]:
         >>> sorted(["part-10", "part-2", "part-02b"], key=natural_sort_key)
         ['part-2', 'part-02b', 'part-10']
     """
-    # A number is one letter, in the place of the digits. The name itself decides between 2 and 02.
-    pieces = (
-        [(ord("0"), int(piece))] if place % 2 else [(ord(letter), 0) for letter in piece]
-        for place, piece in enumerate(re.split(r"([0-9]+)", name))
-    )
-    return tuple(itertools.chain.from_iterable(pieces)), name
+    letters: list[tuple[int, int]] = []
+    for piece in re.findall(r"[0-9]+|[^0-9]", name):
+        if piece.isascii() and piece.isdigit():
+            letters.append((ord("0"), int(piece)))  # a number counts as one letter, among the digits
+        else:
+            letters.append((ord(piece), 0))
+    return tuple(letters), name  # the name itself decides between 2 and 02
 
 
 def composed_form(name: str) -> str:
@@ -80,17 +81,17 @@ def composed_form(name: str) -> str:
 
 
 def paths_on_disk(files: Iterable[Path], top: Path) -> dict[Path, Path]:
-    """Return the files that are there, as the disk spells them.
+    """Return the files that exist: path in the list -> path as the disk spells it.
 
-    A list may have another form of Unicode, or another case in the ending.
+    A list may use another form of Unicode, or another case in the ending.
 
     Args:
-        files: Paths below a folder, as a list spells them; others are not there.
+        files: Paths below a folder, as a list spells them; a path elsewhere counts as missing.
         top: The folder.
     """
 
     @functools.cache
-    def inside(folder: Path) -> dict[str, str]:  # quicker than a question for each file
+    def names_in(folder: Path) -> dict[str, str]:  # listing a folder once is quicker than looking for each file
         names = os.listdir(folder) if folder.is_dir() else []
         return {spelling_key(name): name for name in names} | {name: name for name in names}
 
@@ -101,15 +102,20 @@ def paths_on_disk(files: Iterable[Path], top: Path) -> dict[Path, Path]:
         folder = top if path.parent == top else on_disk(path.parent)
         if folder is None:
             return None
-        names = inside(folder)
+        names = names_in(folder)
         name = names.get(path.name) or names.get(spelling_key(path.name))
         return None if name is None else folder / name
 
-    return {file: path for file in files if (path := on_disk(file)) is not None}
+    paths: dict[Path, Path] = {}
+    for file in files:
+        path = on_disk(file)
+        if path is not None:
+            paths[file] = path
+    return paths
 
 
 def spelling_key(name: str) -> str:
-    """Return what two spellings of a file have in common: the composed form, its ending in lower case.
+    """Return the key that all spellings of a name share: the composed form, with its ending in lower case.
 
     Examples:
         >>> spelling_key("Owl.JPG"), spelling_key("Owl.jpg")

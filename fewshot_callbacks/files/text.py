@@ -1,4 +1,4 @@
-"""Lists in text files as every reader reads them, whatever system, editor or spreadsheet has written them."""
+"""Lines of text files, read the same way whatever system, editor or spreadsheet has written them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ class Line(NamedTuple):
     """A line of a file.
 
     Attributes:
-        number: Its number in the file, from 1.
-        text: What it holds, without blanks and tabs at its ends.
+        number: Number of the line in the file, from 1.
+        text: The line, without blanks and tabs at its ends.
     """
 
     number: int
     text: str
 
     def words(self) -> list[str]:
-        """Split at blanks and tabs alone: other white space may be part of a name."""
+        """Return the words between blanks and tabs. Other white space may be part of a name."""
         return re.split(r"[ \t]+", self.text)
 
     def cells(self, separator: str) -> list[str]:
-        """Split at a separator, as a spreadsheet does: a cell in quotes may hold one. Blanks around a cell are dropped."""
+        """Return the cells between separators, as a spreadsheet reads them, without blanks at their ends.
+
+        A cell in quotes may hold a separator.
+        """
         try:
             row = next(csv.reader([self.text], delimiter=separator, skipinitialspace=separator != "\t"))
-        except csv.Error:  # a return inside a name, or a cell of more than 131,072 characters: no spreadsheet wrote it
+        except csv.Error:
+            # A carriage return inside a name, or a cell of more than 131,072 characters: no spreadsheet wrote that.
             row = self.text.split(separator)
         return [cell.strip(" \t") for cell in row]
 
@@ -35,11 +39,11 @@ class Line(NamedTuple):
 def read_lines(file: Path) -> list[Line]:
     r"""Return the lines of a file that are not empty.
 
-    A mark of byte order is no part of the first line. Lines end at `\n` or `\r\n` alone: `str.splitlines` would break a name
+    A byte-order mark is not part of the first line. Lines end at `\n` or `\r\n` alone: `str.splitlines` would break a name
     that holds one of the other eight separators of Unicode.
 
     Raises:
-        ValueError: It is no text in UTF-8; names the file.
+        ValueError: If the file is no text in UTF-8; names the file.
     """
     try:
         text = file.read_bytes().decode("utf-8-sig")

@@ -1,4 +1,4 @@
-"""Heads outside episodes: over learned class vectors, and over a fixed support set."""
+"""Classifiers outside episodes: a head over learned class vectors, and a head over a fixed support set."""
 
 from __future__ import annotations
 
@@ -162,12 +162,14 @@ class SupportClassifier(nn.Module):
         points = _exact(embeddings.detach())
         self.classes, members = torch.unique(numbers.to(points.device), return_inverse=True)
         if self.representation == "mean":
-            points = on_unit_sphere(points) if isinstance(self.head, DistanceHead) and self.head.on_sphere else points
-            # not `prototypes`: classes may have different numbers of items here
+            if isinstance(self.head, DistanceHead) and self.head.on_sphere:
+                points = on_unit_sphere(points)
+            # Not `prototypes`, which needs the same number of items in each class.
             sums = points.new_zeros(len(self.classes), points.shape[1]).index_add_(0, members, points)
             points = sums / members.bincount(minlength=len(self.classes))[:, None]
             members = torch.arange(len(self.classes), device=points.device)
-        self._points, self._class_of_point = points, members
+        self._points = points
+        self._class_of_point = members
         return self
 
     @torch.no_grad()
@@ -202,7 +204,7 @@ class SupportClassifier(nn.Module):
             ValueError: Before `fit`, for embeddings of another length, or if an embedding or its logits are not finite.
         """
         best = self._decided_logits(self._embedded(items), "SupportClassifier.predict").argmax(dim=-1)  # (queries,)
-        labels = self._seen_classes().to(best.device)[best]
+        labels = self._fitted_classes().to(best.device)[best]
         return labels if self.class_names is None else [self.class_names[label] for label in labels.tolist()]
 
     def forward(self, items: Any) -> Float[Tensor, "queries classes"]:
@@ -220,19 +222,21 @@ class SupportClassifier(nn.Module):
         return self._logits(self._embedded(items))
 
     def _decided_logits(self, embeddings: Tensor, call: str) -> Tensor:
-        """Logits of finite embeddings, of which one at least is finite for each query: the others are refused."""
+        """Return the logits of finite embeddings; refuse other embeddings, and queries whose largest logit is not finite."""
         refuse_non_finite(non_finite_rows(embeddings), len(embeddings), "embeddings", call)
         logits = self._logits(embeddings)
         _refuse_undecided(logits, call)
         return logits
 
     def _embeddings_of(self, items: Any, call: str) -> Tensor:
+        """Return the embeddings of items, not checked."""
         embeddings: Any = items if self._embed is None else self._embed(items)
-        # a tensor as it is: its gradient may be wanted
+        # A tensor is not detached, since its gradient may be needed.
         return embeddings if isinstance(embeddings, Tensor) else as_tensor(embeddings, "embeddings", call)
 
     def _embedded(self, items: Any) -> Tensor:
-        self._seen_classes()
+        """Return the embeddings of queries, which have as many dimensions as those of the support."""
+        self._fitted_classes()
         embeddings = self._embeddings_of(items, type(self).__name__)
         if embeddings.shape[-1] != self._points.shape[1]:
             raise ValueError(
@@ -242,14 +246,17 @@ class SupportClassifier(nn.Module):
         return embeddings
 
     def _logits(self, embeddings: Tensor) -> Tensor:
-        classes, points = self._seen_classes(), self._points.to(embeddings.device)
+        """Return for each class the largest logit of its points."""
+        classes = self._fitted_classes()
+        points = self._points.to(embeddings.device)
         logits: Tensor = self.head(_exact(embeddings), points)  # (queries, points)
-        members = self._class_of_point.to(logits.device).expand_as(logits)
-        # Below every logit; each class has a point, so that none of these stays.
-        empty = logits.new_full((len(logits), len(classes)), -torch.inf)
-        return empty.scatter_reduce(1, members, logits, reduce="amax")  # (queries, classes)
+        class_of_logit = self._class_of_point.to(logits.device).expand_as(logits)
+        # Each class has a point, so that every -inf is replaced.
+        lowest = logits.new_full((len(logits), len(classes)), -torch.inf)
+        return lowest.scatter_reduce(1, class_of_logit, logits, reduce="amax")  # (queries, classes)
 
-    def _seen_classes(self) -> Tensor:
+    def _fitted_classes(self) -> Tensor:
+        """Return the classes of the support; refuse a classifier without one."""
         if self.classes is None:
             raise ValueError(
                 f"This {type(self).__name__} has no support set yet. Call "
@@ -259,8 +266,7 @@ class SupportClassifier(nn.Module):
 
 
 def _exact(embeddings: Tensor) -> Tensor:
-    """Convert to float64, where the device has it."""
-    # MPS has no float64
+    """Return embeddings in float64; on MPS, which has none, in float32."""
     return embeddings.float() if embeddings.device.type == "mps" else embeddings.double()
 
 
@@ -271,12 +277,11 @@ def _refuse_undecided(logits: Tensor, call: str) -> None:
         raise ValueError(
             f"{call}: the logits of {len(undecided)} of {len(logits)} embeddings are not finite, the first at index "
             f"{int(undecided[0])}, so no class can be predicted. Check the head (its rho, its class vectors), and "
-            f"scale "
-            "down embeddings whose squared distances overflow."
+            "scale down embeddings whose squared distances overflow."
         )
 
 
 def _softmax(logits: Tensor, embeddings: Tensor) -> Tensor:
-    """Probabilities in the precision of what was given, at least float32."""
+    """Return the probabilities in the precision of the embeddings, at least float32."""
     dtype = torch.promote_types(embeddings.dtype, torch.float32) if embeddings.is_floating_point() else torch.float32
     return logits.softmax(dim=-1).to(dtype)

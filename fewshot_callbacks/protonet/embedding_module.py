@@ -30,17 +30,17 @@ FORM_ENTRY = "form_of_labels"
 def embed_in_pieces(
     embed: Callable[[Tensor], Tensor], images: Shaped[Tensor, "images *shape"], size: int, module: nn.Module
 ) -> Float[Tensor, "images dim"]:
-    """Embed a batch, and keep the graph of one piece at a time.
+    """Return the embeddings of a batch; the memory holds the graph of one piece at a time.
 
-    Each piece is embedded without a graph; in the backward pass, where the gradient with respect to its embeddings is
-    known, it is embedded again with one. Both times the random state of PyTorch and autocast are the same. The second time
-    leaves no trace in buffers, such as the running statistics of batch norm.
+    Each piece is embedded without a graph. In the backward pass, when the gradient with respect to its embeddings is
+    known, it is embedded again with a graph. The random state of PyTorch and autocast are the same both times. The second
+    time leaves no trace in buffers, such as the running statistics of batch norm.
 
     Args:
-        embed: From images to embeddings.
+        embed: Function from images to embeddings.
         images: The batch.
-        size: Most images of a piece, 1 or more.
-        module: Whose buffers `embed` may change.
+        size: Largest number of images in a piece, 1 or more.
+        module: The module whose buffers `embed` may change.
 
     Returns:
         The embeddings, with a gradient if gradients are on.
@@ -56,8 +56,8 @@ def embed_in_pieces(
         >>> torch.allclose(layer.weight.grad[0], images.sum(dim=0))
         True
     """
-    # of nearly one size: batch norm cannot have a last one of one image
-    pieces = images.tensor_split(-(-len(images) // size))
+    # Pieces of nearly the same size: batch norm fails on a last piece of one image.
+    pieces = images.tensor_split(math.ceil(len(images) / size))
     if not torch.is_grad_enabled():
         return torch.cat([embed(piece) for piece in pieces])
 
@@ -69,29 +69,33 @@ def embed_in_pieces(
 
 @contextmanager
 def _buffers_left_alone(module: nn.Module) -> Iterator[None]:
-    """Inside, the module works on copies of its buffers."""
-    kept = [(submodule._buffers, dict(submodule._buffers)) for submodule in module.modules()]
+    """Inside the block, the module works on copies of its buffers."""
+    originals = [(submodule, dict(submodule._buffers)) for submodule in module.modules()]
     try:
-        for buffers, originals in kept:
-            buffers.update({name: None if one is None else one.clone() for name, one in originals.items()})
+        for submodule, buffers in originals:
+            submodule._buffers.update({name: _clone(buffer) for name, buffer in buffers.items()})
         yield
     finally:
-        for buffers, originals in kept:
-            buffers.update(originals)
+        for submodule, buffers in originals:
+            submodule._buffers.update(buffers)
+
+
+def _clone(buffer: Tensor | None) -> Tensor | None:
+    return None if buffer is None else buffer.clone()
 
 
 def of_all_processes(mine: Shaped[Tensor, "items *rest"]) -> Shaped[Tensor, "all_items *rest"]:
-    """Gather the rows of all processes, by rank, with a gradient; their number may differ between processes.
+    """Return the rows of all processes, by rank, with a gradient; their number may differ. *Collective*.
 
-    The gradient of a row is the sum of what all processes make of it. After the mean over processes that
-    DistributedDataParallel takes of the weights' gradients, these are those of the mean of the processes' losses, and
-    where all make the same loss of the same rows, those of this loss in one process.
+    The gradient of a row is the sum of its gradients in all processes. DistributedDataParallel takes the mean of the
+    gradients of the weights over processes. These are then the gradients of the mean of the losses; and if all processes
+    compute the same loss of all rows, the gradients of this loss in one process.
 
     Args:
         mine: The rows of this process.
 
     Returns:
-        All rows; those of this process alone where there is no other.
+        All rows; those of this process if there is no other.
 
     Examples:
         >>> of_all_processes(torch.tensor([[1.0], [2.0]])).tolist()
@@ -104,7 +108,7 @@ def of_all_processes(mine: Shaped[Tensor, "items *rest"]) -> Shaped[Tensor, "all
 
 
 class _Gathered(torch.autograd.Function):
-    """`torch.distributed.nn.functional.all_gather` wants equally many rows of all."""
+    """Gathers the rows of all processes; `torch.distributed.nn.functional.all_gather` needs the same number from each."""
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor) -> Tensor:
@@ -116,7 +120,7 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        # A contiguous copy: the sum is written into it, and others may read the gradient.
+        # A contiguous copy: the sum is written into it, and other functions may read the gradient.
         total = gradients[0].clone(memory_format=torch.contiguous_format)
         torch.distributed.all_reduce(total)
         return total[ctx.rows]
@@ -206,14 +210,15 @@ class EmbeddingModule(LightningModule):
             self.save_hyperparameters()
         self.backbone = make_backbone(backbone, in_channels)
         self.loss = loss
-        # number of each label that is a word, in the order in which they came
+        # label that is a word -> its number, in the order in which the labels came
         self._number_of_word: dict[str, int] = {}
         # "strings" or "numbers", as the labels of all processes are from the first batch on
         self._form_of_labels: str | None = None
         self.micro_batch = micro_batch
         self.ap_every_n_steps = ap_every_n_steps
         self.learning_rate = learning_rate
-        self.optimizer, self.scheduler = optimizer, scheduler
+        self.optimizer = optimizer
+        self.scheduler = scheduler
 
     def forward(self, images: Shaped[Tensor, "images *shape"]) -> Float[Tensor, "images dim"]:
         """Embed images; in training mode in pieces of `micro_batch`.
@@ -251,12 +256,13 @@ class EmbeddingModule(LightningModule):
                 f"single piece. Use micro_batch <= {len(images)}, micro_batch=None, or larger batches."
             )
         embeddings = self(images)
-        # The loss ranks the items of the whole batch; of the pieces alone it would be another loss.
-        every_embedding, every_label = of_all_processes(embeddings), of_all_processes(self._targets(labels))
-        loss = self._checked(self.loss(every_embedding, every_label))
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(every_embedding))
+        # The loss ranks the items of the whole batch: the mean of the losses of its parts would be another loss.
+        all_embeddings = of_all_processes(embeddings)
+        all_labels = of_all_processes(self._targets(labels))
+        loss = self._checked(self.loss(all_embeddings, all_labels))
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(all_embeddings))
         if isinstance(self.loss, SoftAveragePrecisionLoss):
-            self._log_average_precision(self.loss, loss.detach(), every_embedding.detach(), every_label)
+            self._log_average_precision(self.loss, loss.detach(), all_embeddings.detach(), all_labels)
         return {"loss": loss, "embeddings": embeddings.detach(), "labels": labels}
 
     def validation_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
@@ -333,21 +339,23 @@ class EmbeddingModule(LightningModule):
             refuse_other_forms("EmbeddingModule", both)
 
     def _checked(self, loss: Any) -> Tensor:
+        """Return a loss that is a scalar; refuse any other."""
         if isinstance(loss, Tensor) and loss.ndim == 0:
             return loss
-        gave = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        name = getattr(self.loss, "__name__", type(self.loss).__name__)
+        returned = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise ValueError(
-            f"EmbeddingModule: {getattr(self.loss, '__name__', type(self.loss).__name__)} returned {gave}, but one number "
-            "is minimised. Pass a loss that returns a scalar, for instance the mean over items."
+            f"EmbeddingModule: {name} returned {returned}, but one number is minimised. Pass a loss that returns a scalar, "
+            "for instance the mean over items."
         )
 
     def _log_average_precision(
         self, criterion: SoftAveragePrecisionLoss, loss: Tensor, embeddings: Tensor, labels: Tensor
     ) -> None:
         if len(labels.unique()) == len(labels):
-            return  # on_empty="zero": no pair, and no average precision
+            return  # no two items share a label: there is no average precision (the loss has on_empty="zero")
         self.log("train/soft_AP", 1 - loss, batch_size=len(labels))
-        # the batch that runs, counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`
+        # number of the current batch, from 1 over all epochs, as Lightning counts for `log_every_n_steps`
         batch = self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
         if self.ap_every_n_steps and batch % self.ap_every_n_steps == 0:
             is_hamming = criterion.similarity == "hamming"

@@ -1,4 +1,4 @@
-"""Says that kernels are being compiled, where that takes so long that it looks hung."""
+"""Says that kernels are being compiled if it takes so long that the process looks hung."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ import time
 import torch
 from numba.core.event import Event, Listener, register
 
-# Seconds of compiling, together, after which it is said. A shorter pause is nothing to wonder about, and words about it
-# would be in the way.
+# Seconds of compiling, in total, after which the notice is printed. Nobody wonders about a shorter pause.
 NOTICE_AFTER = 2.0
 _NOTICE = (
     "fewshot_callbacks compiles its loops for {what} and data of this kind: up to about twenty seconds on two cores, once. "
     "They are kept for later runs."
 )
-# Module -> what its loops are for. Those of all other modules are for exact retrieval.
+# Module -> purpose of its loops. The loops of all other modules are for exact retrieval.
 _PURPOSES = {"_scatter_kernel": "J", "nearest": "nearest neighbours", "relevance": "judgements and label sets"}
 
 
 def notice_for(module: str) -> str:
-    """Return what is said while the loops of a module are compiled."""
+    """Return the notice that is printed while the loops of a module are compiled."""
     name = module.rpartition(".")[2]
     return _NOTICE.format(what=_PURPOSES.get(name, "exact retrieval"))
 
 
 @functools.cache
 def announce_compiling() -> None:
-    """Say once in this process, on the standard error, when kernels of this package have compiled for two seconds.
+    """From now on, print a notice once, on the standard error, when kernels of this package have compiled for two seconds.
 
-    What numba finds in its cache is not compiled, so that nothing is said. Call it before the first kernel runs; later calls
-    do nothing.
+    Kernels that numba finds in its cache are not compiled, so there is no notice. Call it before the first kernel runs;
+    later calls do nothing.
     """
     register("numba:compile", _Stopwatch())
 
 
 class _Stopwatch(Listener):
-    """Adds up the seconds in which kernels compile. A kernel that another one calls compiles inside the time of that one."""
+    """Adds up the seconds in which kernels compile. A kernel compiles inside the time of the kernel that calls it."""
 
     def __init__(self) -> None:
-        # Kernels may compile in any thread, and the timer runs in one of its own.
+        # Kernels may compile in any thread, and the timer has a thread of its own.
         self.lock = threading.Lock()
-        # kernels that compile now, each inside the one before
+        # number of kernels that are being compiled, each inside the one before
         self.depth = 0
-        # seconds of compiling so far, and when the outermost kernel of now began
+        # seconds of compiling so far
         self.seconds = 0.0
+        # when the outermost of these kernels began
         self.started = 0.0
         self.timer: threading.Timer | None = None
         self.is_said = False
@@ -63,7 +63,7 @@ class _Stopwatch(Listener):
             self.started = time.perf_counter()
             notice = notice_for(_module_of(event))
             self.timer = threading.Timer(max(0.0, NOTICE_AFTER - self.seconds), self._say, [notice])
-            self.timer.daemon = True  # a process that ends does not wait for it
+            self.timer.daemon = True  # a process that ends does not wait for the timer
             self.timer.start()
 
     def on_end(self, event: Event) -> None:
@@ -104,10 +104,10 @@ def _module_of(event: Event) -> str:
 
 
 def _is_first_process() -> bool:
-    """Return whether this process speaks for all: the first of those that evaluate together, and no worker of a loader."""
+    """Return whether this process prints for all: it has rank 0 among its processes, and is no worker of a loader."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank() == 0
-    # Before torch.distributed begins, these tell the rank: the first two under torchrun and Lightning's launcher, the
-    # last one under Slurm.
+    # These variables tell the rank before torch.distributed is initialised: the first two under torchrun and Lightning's
+    # launcher, the last one under Slurm.
     rank = next((os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), "0")
     return rank == "0" and multiprocessing.parent_process() is None

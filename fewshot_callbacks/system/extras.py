@@ -1,4 +1,4 @@
-"""The extras of the package: whoever uses what one of them brings is told which to install."""
+"""The extras of the package: an error names the extra to install if one of its packages is missing."""
 
 from __future__ import annotations
 
@@ -8,23 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 
-def _explained(extra: str, what: str, missing: ModuleNotFoundError) -> ModuleNotFoundError:
-    """Return the error that a user reads, or the same one where a module of this package is missing."""
-    package = (missing.name or "").partition(".")[0]
-    # A module of this package that is missing is a mistake in the package, which no extra mends.
-    if package in ("", "fewshot_callbacks"):
-        return missing
-    words = f"{what} needs {package}, which is not installed. Run pip install 'fewshot-callbacks[{extra}]'."
-    return ModuleNotFoundError(words, name=missing.name)
-
-
 @contextmanager
 def required_extra(extra: str, what: str) -> Iterator[None]:
-    """Say which extra brings a package for which the block asks in vain.
+    """Inside the block, an error on a package that is not installed names the extra that brings it.
 
     Args:
         extra: Name of the extra.
-        what: The user's own words for what needs it.
+        what: What needs it, in the words of the user.
 
     Raises:
         ModuleNotFoundError: With the package, and the command that installs it.
@@ -39,14 +29,14 @@ def missing_extra(package: str, extra: str, missing: ModuleNotFoundError) -> Cal
     """Return the `__getattr__` of a package that could not import all of its public names.
 
     Args:
-        package: Its name.
-        extra: Brings what they need.
-        missing: What the import ended with; raised at once where a module of this package is missing.
+        package: Name of the package.
+        extra: Name of the extra that these names need.
+        missing: The error of the import. It is raised at once if a module of this package is missing.
     """
     error = _explained(extra, package, missing)
     if error is missing:
         raise missing
-    name_of_missing = missing.name  # the error itself would keep all that was being imported
+    name_of_missing = missing.name  # not the error itself, which would keep everything that was being imported
 
     def refuse(name: str) -> Any:
         # `hasattr`, and Python itself as it looks for submodules, expect an AttributeError for any other name.
@@ -55,3 +45,13 @@ def missing_extra(package: str, extra: str, missing: ModuleNotFoundError) -> Cal
         raise _explained(extra, f"{package}.{name}", ModuleNotFoundError(name=name_of_missing))
 
     return refuse
+
+
+def _explained(extra: str, what: str, missing: ModuleNotFoundError) -> ModuleNotFoundError:
+    """Return the error that a user reads; the given error if a module of this package is missing."""
+    package = (missing.name or "").partition(".")[0]
+    # A missing module of this package is a mistake in the package, which no extra mends.
+    if package in ("", "fewshot_callbacks"):
+        return missing
+    words = f"{what} needs {package}, which is not installed. Run pip install 'fewshot-callbacks[{extra}]'."
+    return ModuleNotFoundError(words, name=missing.name)

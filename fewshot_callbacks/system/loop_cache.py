@@ -1,9 +1,9 @@
 """Keeps compiled loops on disk, so that a later process of the same code need not compile them.
 
-Numba's own cache numbers its files and lists them in an index, which it writes first; and it takes the file that a loop
-stands in for all that the loop depends on. Processes of two versions of the code, or two that compile at one moment,
-can so be given each other's loops. Here the name of a file is a hash of all that its loop was compiled from, as this
-process has it in memory, so that no process ever sees a loop of other code; and a file carries a hash of its content.
+Numba's own cache numbers its files and lists them in an index, which it writes first. It also assumes that a loop depends
+on nothing but the file that defines it. So processes of two versions of the code, or two that compile at the same time, can
+load each other's loops. Here the name of a file is a hash of everything that its loop was compiled from, as this process
+has it in memory: no process ever loads a loop of other code. A file also holds a hash of its content.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from numba.core.serialize import dumps
 
 from fewshot_callbacks.system.compile_notice import say_once
 
-# Stands at the beginning of every file that is written here.
+# The first bytes of every file that is written here.
 _MARK = b"fewshot_callbacks compiled loop 1\n"
-# Files of a function that stay: for several types, processors and versions of the code. When another one is written, those
-# are removed that were not used for longest.
+# Largest number of files of a function, for several types, processors and versions of the code. When one more is written,
+# the files that were not used for the longest time are removed.
 _MOST_FILES = 48
-# Seconds after which a file is removed that a killed process has left half written.
+# Seconds after which an incomplete file is removed: a killed process has left it.
 _UNFINISHED_SECONDS = 86400.0
 
 _DIGEST_BYTES = 32
@@ -44,11 +44,11 @@ _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 class _UnknownDependencyError(Exception):
-    """Raised where it is not known what a loop depends on."""
+    """Raised if it is not known what a loop depends on."""
 
 
 def cache_on_disk(loop: Any) -> Any:
-    """Let a loop be loaded from the disk where it is kept, and be kept where it was compiled; return the loop."""
+    """Return the loop. From now on it is loaded from the disk if it is there, and stored there once it was compiled."""
     if not isinstance(loop, Dispatcher):  # NUMBA_DISABLE_JIT, for debuggers: nothing is compiled
         return loop
     try:
@@ -76,13 +76,13 @@ def name_by_content(loop: Any) -> None:
 
 
 class LoopCache(FunctionCache):
-    """What numba asks for a compiled loop; a file for each combination of types, in the folder that numba chooses.
+    """The cache that numba asks for a compiled loop: a file for each combination of types, in the folder that numba chooses.
 
     Args:
         loop: A function that numba compiles.
 
     Raises:
-        RuntimeError: No folder can be written.
+        RuntimeError: If no folder can be written.
     """
 
     def __init__(self, loop: Any) -> None:
@@ -96,7 +96,7 @@ class LoopCache(FunctionCache):
         self._file_name = re.compile(rf"{re.escape(common_name)}(_[0-9a-f]{{16}})?\.[0-9a-f]{{32}}\.nbc(\.[0-9a-f]+)?")
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the loop for some types; None where none is kept, or a damaged one."""
+        """Return the loop for some types; None if there is no file, or a damaged one."""
         target_context.refresh()
         file = self._file(sig, target_context.codegen())
         if file is None:
@@ -114,12 +114,13 @@ class LoopCache(FunctionCache):
         except Exception as error:  # unpickling and LLVM promise no class of error
             say_once(f"A compiled loop in {self._folder} cannot be loaded ({error}): it is compiled anew.")
             return None
-        with suppress(OSError):  # others may own it; the time says which loops are in use
+        # The time of a file tells which loops are in use. Another user may own the file.
+        with suppress(OSError):
             os.utime(file)
         return loaded
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep a loop that was compiled, where there is room."""
+        """Store a loop that was compiled; if the disk cannot be written, a line says so."""
         file = self._file(sig, data.codegen)
         if file is None or not self._impl.check_cachable(data):
             return
@@ -146,19 +147,19 @@ class LoopCache(FunctionCache):
             file.unlink(missing_ok=True)
 
     def _file(self, sig: Any, codegen: Any) -> Path | None:
-        """Return where a loop is kept; None where it is not known what it depends on, so that it must not be kept."""
+        """Return the file of a loop; None if it is not known what the loop depends on, so that it must not be stored."""
         try:
             code = "\n".join(describe_loop(self._loop))
         except _UnknownDependencyError:
             return None
         arguments, result = sigutils.normalize_signature(sig)
-        compiled_for = [_described_type(kind) for kind in (*arguments, result)]
-        compiled_by = (sys.version_info, numba.__version__, np.__version__, codegen.magic_tuple())
-        key = hashlib.sha256(f"{compiled_by}\n{compiled_for}\n{code}".encode()).hexdigest()[:32]
+        types_of_loop = [_describe_type(kind) for kind in (*arguments, result)]
+        compiler = (sys.version_info, numba.__version__, np.__version__, codegen.magic_tuple())
+        key = hashlib.sha256(f"{compiler}\n{types_of_loop}\n{code}".encode()).hexdigest()[:32]
         return self._folder / f"{self._name}.{key}.nbc"
 
     def _files_by_use(self) -> list[tuple[Path, float]]:
-        """Return the files of this function that were written here with the time of their last use, the latest first."""
+        """Return the files of this function and the times of their last use, the latest first; no files of others."""
         files = []
         for file in self._folder.glob("*.nbc*"):
             if self._file_name.fullmatch(file.name):
@@ -168,24 +169,24 @@ class LoopCache(FunctionCache):
         return sorted(files, key=lambda file_and_time: -file_and_time[1])
 
     def _remove_oldest(self) -> None:
-        """Remove files beyond the number that stays, and what killed processes have left half written."""
-        by_use = self._files_by_use()
-        whole = [file for file, _ in by_use if file.suffix == ".nbc"]
-        too_old = time.time() - _UNFINISHED_SECONDS
-        unfinished = [file for file, used in by_use if file.suffix != ".nbc" and used < too_old]
-        for file in [*whole[_MOST_FILES:], *unfinished]:
+        """Remove the files beyond the largest number, and old files that killed processes have left incomplete."""
+        files = self._files_by_use()
+        complete = [file for file, _ in files if file.suffix == ".nbc"]
+        oldest = time.time() - _UNFINISHED_SECONDS
+        incomplete = [file for file, used in files if file.suffix != ".nbc" and used < oldest]
+        for file in [*complete[_MOST_FILES:], *incomplete]:
             file.unlink(missing_ok=True)
 
 
 def describe_loop(loop: Any) -> Iterator[str]:
-    """Yield what a loop is compiled from: its code, its constants, and those of all that it calls.
+    """Yield a description of what a loop is compiled from: its code and its constants, and those of all that it calls.
 
-    Two loops of one description give the same machine code. Lines and comments take no part.
+    Two loops of one description give the same machine code. Line numbers and comments are not part of it.
 
     Raises:
-        _UnknownDependencyError: The code refers to a value of another kind than numbers, words, modules and functions.
+        _UnknownDependencyError: If the code refers to a value that is no number, word, module or function.
     """
-    # the identity of a function -> its number: a function that calls itself is described once
+    # identity of a function -> its number: a function that calls itself is described once
     numbers: dict[int, int] = {}
     waiting: list[Any] = [loop]
     while waiting:
@@ -196,83 +197,87 @@ def describe_loop(loop: Any) -> Iterator[str]:
         numbers[id(callee)] = len(numbers)
         function = callee.py_func if isinstance(callee, Dispatcher) else callee
         if isinstance(callee, Dispatcher):
-            yield f"options {_described_options(callee.targetoptions)}"
-        yield from _described_code(function.__code__)
-        yield f"defaults {_described_constant(function.__defaults__)}"
-        named = list(_referred(function))
-        for name, value in named:
+            yield f"options {_describe_options(callee.targetoptions)}"
+        yield from _describe_code(function.__code__)
+        yield f"defaults {_describe_constant(function.__defaults__)}"
+        for name, value in _references(function):
             if isinstance(value, Dispatcher | types.FunctionType):
                 yield f"{name} is a function"
+                waiting.append(value)
             else:
-                yield f"{name} = {_described_value(value)}"
-        waiting += [value for _, value in named if isinstance(value, Dispatcher | types.FunctionType)]
+                yield f"{name} = {_describe_value(value)}"
 
 
-def _described_code(code: types.CodeType) -> Iterator[str]:
-    """Yield what the bytecode of a function does, without its place in a file."""
+def _describe_code(code: types.CodeType) -> Iterator[str]:
+    """Yield a description of the bytecode of a function, without its place in a file."""
     yield f"{code.co_name} {code.co_argcount} {code.co_kwonlyargcount} {code.co_flags} {code.co_code.hex()}"
     yield f"{code.co_names} {code.co_varnames} {code.co_freevars} {code.co_cellvars}"
     yield getattr(code, "co_exceptiontable", b"").hex()
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _described_code(constant)
+            yield from _describe_code(constant)
         else:
-            yield _described_constant(constant)
+            yield _describe_constant(constant)
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes in the code of a function and of the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names_in(constant)
 
 
-def _referred(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _references(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of everything that a function refers to outside of itself.
 
-    A name may be that of a global and of an attribute: too much is described then, which does no harm.
+    One name may be that of a global and that of an attribute. Then too much is described, which does no harm.
     """
-    names = list(dict.fromkeys(_names_in(function.__code__)))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield name, cell.cell_contents
+    names = list(dict.fromkeys(_names_in(function.__code__)))
     for name in names:
-        value = function.__globals__.get(name)
         if name not in function.__globals__:
             continue
+        value = function.__globals__[name]
         yield name, value
-        if _is_of_the_same_package(value, function):
-            inside = {within: vars(value)[within] for within in names if within in vars(value)}
-            if any(_is_of_the_same_package(each, function) for each in inside.values()):
-                raise _UnknownDependencyError(f"a module in {name}")
-            yield from ((f"{name}.{within}", each) for within, each in inside.items())
+        if not _is_module_of_package(value, function):
+            continue
+        # A module of the package changes without a version: so the values that the function takes from it are described.
+        attributes = {attribute: vars(value)[attribute] for attribute in names if attribute in vars(value)}
+        if any(_is_module_of_package(attribute, function) for attribute in attributes.values()):
+            raise _UnknownDependencyError(f"a module in {name}")
+        for attribute, attribute_value in attributes.items():
+            yield f"{name}.{attribute}", attribute_value
 
 
-def _is_of_the_same_package(value: Any, function: types.FunctionType) -> bool:
-    """Find out whether a value is a module that changes with the function: its values take part, not only its version."""
+def _is_module_of_package(value: Any, function: types.FunctionType) -> bool:
+    """Return whether a value is a module of the package of a function."""
     if not isinstance(value, types.ModuleType):
         return False
     return value.__name__.partition(".")[0] == function.__module__.partition(".")[0]
 
 
-def _described_value(value: Any) -> str:
-    """Describe a value that a loop refers to.
+def _describe_value(value: Any) -> str:
+    """Return a description of a value that a loop refers to.
 
     Raises:
-        _UnknownDependencyError: It is of another kind.
+        _UnknownDependencyError: If nothing says whether two such values are the same.
     """
     if isinstance(value, types.ModuleType):
         return f"module {value.__name__} {getattr(value, '__version__', '')}"
     if isinstance(value, types.BuiltinFunctionType | type | np.ufunc):
-        # a named tuple has fields, which numba knows by their places
+        # The fields of a named tuple: numba compiles their positions, and not their names.
         return f"{getattr(value, '__module__', '')}.{value.__name__} {getattr(value, '_fields', ())}"
-    return _described_constant(value)
+    return _describe_constant(value)
 
 
-def _described_constant(value: Any) -> str:
+def _describe_constant(value: Any) -> str:
+    """Return a description of a number, a word or an array, or of a tuple or a set of these."""
     if isinstance(value, tuple):
-        return f"({', '.join(map(_described_constant, value))})"
+        return f"({', '.join(map(_describe_constant, value))})"
     if isinstance(value, frozenset):
-        return f"set of {sorted(map(_described_constant, value))}"
+        return f"set of {sorted(map(_describe_constant, value))}"
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return f"array {value.dtype.str} {value.shape} {np.ascontiguousarray(value).tobytes().hex()}"
     if not isinstance(value, _CONSTANTS):
@@ -280,12 +285,15 @@ def _described_constant(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-def _described_options(options: dict[str, Any]) -> str:
-    """Describe how a function is compiled; a set has no order of its own."""
+def _describe_options(options: dict[str, Any]) -> str:
+    """Return a description of how a function is compiled. A set is sorted, since it has no order of its own."""
     return repr([(name, sorted(value) if isinstance(value, set) else value) for name, value in sorted(options.items())])
 
 
-def _described_type(kind: Any) -> str:
-    """Describe a type of numba: the name of a named tuple does not hold those of its fields."""
-    members = [*getattr(kind, "types", ()), *(each for each in [getattr(kind, "dtype", None)] if each is not None)]
-    return f"{kind} {getattr(kind, 'fields', ())} [{', '.join(map(_described_type, members))}]"
+def _describe_type(kind: Any) -> str:
+    """Return a description of a type of numba. The name of a named tuple does not tell its fields, so they are added."""
+    members = list(getattr(kind, "types", ()))
+    dtype = getattr(kind, "dtype", None)
+    if dtype is not None:
+        members.append(dtype)
+    return f"{kind} {getattr(kind, 'fields', ())} [{', '.join(map(_describe_type, members))}]"

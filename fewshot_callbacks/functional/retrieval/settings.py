@@ -1,4 +1,7 @@
-"""What follows from the settings of an evaluation: its metrics, their parameters, the memory; and the checks of settings."""
+"""The settings of an evaluation: what follows from them (metrics, their parameters, memory), and their checks.
+
+`fewshot_callbacks/settings.py` declares each setting. A new setting has its check here, in `check_settings`.
+"""
 
 from __future__ import annotations
 
@@ -20,32 +23,33 @@ from fewshot_callbacks.functional.statistics import normal_quantile
 from fewshot_callbacks.settings import DEFAULT_METRICS, RetrievalSettings
 
 DEFAULT_MEMORY_MB: float = 512
-# A budget from here on, such as infinity, is no limit: no machine has as much, and as bytes it still has 64 bits.
+# The largest budget. Larger ones, such as infinity, count as this one: no machine has as much memory, and its number of
+# bytes still has 64 bits.
 UNLIMITED_MB = 2**40
-# Labels in a random group where `label_groups` is "auto". It is one number, whatever the set: Recall@K among other numbers
-# of classes cannot be compared with it.
+# Number of labels in a random group if `label_groups` is "auto". It is the same for every set, since Recall@K cannot be
+# compared among different numbers of classes.
 AUTO_GROUP_SIZE = 10
 
 Unmatched = Literal["exclude", "miss"]
-"""What a query without a relevant candidate in its group is: left out of the mean, or a query whose search failed."""
+"""How a query without a relevant candidate in its group counts: not at all (`exclude`), or as a failed search (`miss`)."""
 
 
 # --------------------------------------------------------------------------------------------- what follows from settings
 
 
 def reported_metrics(settings: RetrievalSettings) -> list[Asked]:
-    """Return the metrics that are reported, without Grouped Recall where no groups are wanted."""
+    """Return the metrics that are reported: those of `metrics`, without Grouped Recall if `label_groups` is None."""
     metrics = [asked_metric(key) for key in settings.metrics]
     return [metric for metric in metrics if metric.metric.source != "groups" or settings.label_groups is not None]
 
 
 def reported_keys(settings: RetrievalSettings) -> tuple[str, ...]:
-    """Return the keys of the report, also of metrics that cannot be computed."""
+    """Return the keys of the metrics that are reported, also of those that turn out to be undefined."""
     return tuple(metric.key for metric in reported_metrics(settings))
 
 
 def parameters(settings: RetrievalSettings, pattern: str) -> tuple[Any, ...]:
-    """Return the parameter of each reported metric of a pattern: the ranks of `grouped_recall@{k}`."""
+    """Return the parameter of each reported metric of a pattern, such as the ranks of `grouped_recall@{k}`."""
     metrics = [metric for metric in reported_metrics(settings) if metric.metric.pattern == pattern]
     return tuple(value for metric in metrics for value in metric.parameters.values())
 
@@ -67,38 +71,39 @@ def grouped_unmatched(settings: RetrievalSettings) -> Unmatched:
 
 
 def sets_groups(settings: RetrievalSettings) -> bool:
-    """Return whether a group size or groups were set, rather than left to `auto`, or ruled out by None."""
+    """Return whether `label_groups` is a size or groups, and neither `auto` nor None."""
     return settings.label_groups is not None and not chooses_group_size(settings)
 
 
 def chooses_group_size(settings: RetrievalSettings) -> bool:
-    """Return whether the number of classes decides on Grouped Recall."""
+    """Return whether `label_groups` is `auto`, so that the number of classes decides whether there is Grouped Recall."""
     return isinstance(settings.label_groups, str) and settings.label_groups == "auto"
 
 
 def group_size(settings: RetrievalSettings) -> int | None:
-    """Return the number of labels in a random group; None where groups are given, or none are wanted."""
+    """Return the number of labels in a random group; None if `label_groups` is groups or None."""
     if chooses_group_size(settings):
         return AUTO_GROUP_SIZE
     return settings.label_groups if isinstance(settings.label_groups, int) else None
 
 
 def names_grouped_recall(settings: RetrievalSettings) -> bool:
-    """Return whether `metrics` names Grouped Recall itself, and not as one of the default metrics."""
+    """Return whether `metrics` names Grouped Recall itself, and not only as one of the default metrics."""
     grouped = {metric.key for metric in reported_metrics(settings) if metric.metric.source == "groups"}
-    has_all_defaults = {*DEFAULT_METRICS} <= {*settings.metrics}
-    return bool(grouped - {*DEFAULT_METRICS}) or (bool(grouped) and not has_all_defaults)
+    if grouped <= {*DEFAULT_METRICS} <= {*settings.metrics}:
+        return False
+    return bool(grouped)
 
 
 def without_classes(call: str, settings: RetrievalSettings) -> RetrievalSettings:
-    """Return the settings for a relevance that is no single label: with other metrics by default.
+    """Return the settings for items with several labels or a given relevance: with other metrics by default.
 
     Args:
         call: The public function or class, for messages.
         settings: The settings for labels.
 
     Raises:
-        ValueError: If they ask for what needs classes.
+        ValueError: If a metric or a setting needs classes.
     """
     metrics = RELEVANCE_METRICS if settings.metrics == DEFAULT_METRICS else settings.metrics
     need_classes = [key for key in metrics if _needs_classes(asked_metric(key))]
@@ -117,7 +122,7 @@ def _needs_classes(metric: Asked) -> bool:
 
 
 def main_memory(settings: RetrievalSettings) -> int:
-    """Return the bound on the main memory in bytes; with a CUDA device, whose memory `memory_mb` bounds, the default."""
+    """Return the bound on the main memory in bytes. With a CUDA device it is the default: `memory_mb` bounds the device."""
     on_cpu = compute_device("evaluate_retrieval", settings.device).type == "cpu"
     return memory_bytes("evaluate_retrieval", settings.memory_mb if on_cpu else None)
 
@@ -126,7 +131,7 @@ def main_memory(settings: RetrievalSettings) -> int:
 
 
 def plain_values(settings: RetrievalSettings) -> dict[str, Any]:
-    """Return the values as the constructor keeps them: a tuple of metrics, each once, and numbers of Python."""
+    """Return the values that the constructor stores: a tuple of metrics, each once, and Python's numbers."""
     values = {field.name: _plain(getattr(settings, field.name)) for field in fields(settings)}
     values["metrics"] = tuple(dict.fromkeys(several(values["metrics"])))
     return values
@@ -210,7 +215,7 @@ def _check_groups(call: str, settings: RetrievalSettings) -> None:
 
 
 def _smallest_group(call: str, settings: RetrievalSettings) -> tuple[int, str]:
-    """Return the number of labels of the smallest group, and words for it; refuse what is no groups."""
+    """Return the number of labels of the smallest group, and words for it; refuse `label_groups` of another form."""
     groups = settings.label_groups
     if chooses_group_size(settings):
         return AUTO_GROUP_SIZE, f"label_groups={AUTO_GROUP_SIZE}, which 'auto' takes"
@@ -230,7 +235,7 @@ def _smallest_group(call: str, settings: RetrievalSettings) -> tuple[int, str]:
 
 
 def checked_groups(call: str, groups: Any) -> list[Labels]:
-    """Read the groups that a caller gives.
+    """Return the groups of a caller as labels.
 
     Args:
         call: The public function, for the message.
@@ -260,7 +265,7 @@ def checked_groups(call: str, groups: Any) -> list[Labels]:
 
 
 def compute_device(call: str, device: str | torch.device) -> torch.device:
-    """Choose the device that computes scores; `"auto"` is the first CUDA device, or the CPU if there is none.
+    """Return the device that computes scores; `"auto"` is the first CUDA device, or the CPU if there is none.
 
     Raises:
         ValueError: For a device that does not exist, or that does not support float64.
@@ -269,15 +274,15 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fix = "Pass 'cpu', 'cuda' or 'auto'."
     try:
-        found = torch.device(device)
+        chosen = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"{call}: device={device!r} is not a device ({error}). {fix}") from error
-    if found.type not in ("cpu", "cuda"):
+    if chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"{call}: device={device!r} has no float64, which exact counts need. {fix}")
-    there = torch.cuda.device_count()
-    if found.type == "cuda" and (found.index or 0) >= there:
-        raise ValueError(f"{call}: device={device!r}, but torch sees {there} CUDA devices. Pass 'cpu' or 'auto'.")
-    return found
+    count = torch.cuda.device_count()
+    if chosen.type == "cuda" and (chosen.index or 0) >= count:
+        raise ValueError(f"{call}: device={device!r}, but torch sees {count} CUDA devices. Pass 'cpu' or 'auto'.")
+    return chosen
 
 
 def memory_bytes(call: str, memory_mb: Any) -> int:
@@ -295,14 +300,14 @@ def memory_bytes(call: str, memory_mb: Any) -> int:
 
 
 def several(value: Any) -> tuple[Any, ...]:
-    """Make a tuple of the values of an iterable, or of a single value."""
+    """Return the values of an iterable, or a single value, as a tuple."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:
         return (value,)
     return tuple(value)
 
 
 def _plain(value: Any) -> Any:
-    """Convert a number of NumPy or a tensor of one to Python's; what else is given is refused or taken as it is."""
+    """Return Python's number for a number of NumPy or a tensor of one number; any other value unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
