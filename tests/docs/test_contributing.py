@@ -60,7 +60,13 @@ def copy(tmp_path: Path) -> Path:
 
 
 def test_there_is_an_example_of_each_kind() -> None:
-    assert list(EXAMPLES) == ["add a metric", "add a similarity", "add a reader of a data set", "add a picture"]
+    assert list(EXAMPLES) == [
+        "add a metric",
+        "add a setting",
+        "add a similarity",
+        "add a reader of a data set",
+        "add a picture",
+    ]
 
 
 SLOW = "add a similarity"  # of which every loop of the engine is compiled anew
