@@ -13,7 +13,7 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     PairCounts,
 )
 from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor
-from fewshot_callbacks.functional.retrieval.registry import METRICS, RELEVANCE_METRICS, asked_metric
+from fewshot_callbacks.functional.retrieval.registry import METRICS, RELEVANCE_METRICS, requested_metric
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval.revisited import revisited_protocol
@@ -51,12 +51,12 @@ __all__ = [
     "ThresholdConsistency",
     "Ties",
     "Unmatched",
-    "asked_metric",
     "compare_reports",
     "evaluate_retrieval",
     "generalization_gap",
     "grouped_recall",
     "label_groups",
     "plan_evaluation",
+    "requested_metric",
     "revisited_protocol",
 ]

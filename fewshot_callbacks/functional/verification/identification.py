@@ -16,7 +16,7 @@ from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._labels import encode, read_labels
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.neighbours import compared_sets, nearest
-from fewshot_callbacks.functional.retrieval.registry import Asked, Metric, asked_metrics
+from fewshot_callbacks.functional.retrieval.registry import Metric, RequestedMetric, requested_metrics
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
 from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, exact_mean
 from fewshot_callbacks.functional.verification.scores import scores_of_pairs
@@ -66,19 +66,19 @@ class _Probes(NamedTuple):
         keeping = scores[accepted.double() / len(self.non_mated) <= rate]
         return float(keeping[0]) if len(keeping) else math.inf
 
-    def value(self, asked: Asked, gallery: int) -> tuple[Float[Tensor, "mated"], float | None]:
+    def value(self, requested: RequestedMetric, gallery: int) -> tuple[Float[Tensor, "mated"], float | None]:
         """Return the value of a metric for each mated probe, and its threshold; None for a metric without one.
 
         Args:
-            asked: The metric.
+            requested: The metric.
             gallery: Number of gallery items.
         """
-        found = self.is_found(min(asked.parameters.get("k", 1), gallery))
-        if "p" not in asked.parameters:
+        found = self.is_found(min(requested.parameters.get("k", 1), gallery))
+        if "p" not in requested.parameters:
             return found, None
         if not len(self.non_mated):
             return torch.full_like(found, math.nan), math.nan
-        threshold = self.threshold(asked.parameters["p"])
+        threshold = self.threshold(requested.parameters["p"])
         return found * (self.own >= threshold), threshold
 
 
@@ -195,7 +195,7 @@ def evaluate_identification(
         >>> report["recall@1"], report["tpir@fpir0.1"], report.non_mated
         (1.0, 0.0, 1)
     """
-    asked = asked_metrics(_CALL, metrics, IDENTIFICATION_METRICS)
+    requested = requested_metrics(_CALL, metrics, IDENTIFICATION_METRICS)
     rows, items = compared_sets(_CALL, ("probes", "gallery"), probes, gallery, similarity)
     assert items is not None
     read = {
@@ -209,13 +209,13 @@ def evaluate_identification(
             f"{_CALL}: none of the {len(rows)} probes has an item of its label in the gallery, so nobody can be identified. "
             "Pass labels of both in one form, and enrol items of some of the probes' labels."
         )
-    k = min(max(request.parameters.get("k", 1) for request in asked), len(items))
+    k = min(max(request.parameters.get("k", 1) for request in requested), len(items))
     near = nearest(rows, gallery=items, k=k, similarity=similarity, memory_mb=memory_mb)
     own, equal = _own_scores(rows[mated], of_probes[mated], items, of_items, similarity)
     non_mated = near.scores[~mated, 0].sort().values
     scores = _Probes(own, near.scores[mated], near.left_out[mated], equal, non_mated)
     values, thresholds, intervals, per_probe = {}, {}, {}, {}
-    for request in asked:
+    for request in requested:
         of_probe, threshold = scores.value(request, len(items))
         if threshold is not None:
             thresholds[request.key] = threshold
@@ -232,14 +232,14 @@ def evaluate_identification(
         non_mated=len(non_mated),
         gallery=len(items),
         identities=len(of_items.unique()),
-        notes=_notes(asked, len(non_mated)),
+        notes=_notes(requested, len(non_mated)),
         per_probe=per_probe,
     )
 
 
-def _notes(asked: Sequence[Asked], non_mated: int) -> tuple[str, ...]:
+def _notes(requested: Sequence[RequestedMetric], non_mated: int) -> tuple[str, ...]:
     """Return notes on rates that so many non-mated probes cannot show."""
-    rates = [request.parameters["p"] for request in asked if "p" in request.parameters]
+    rates = [request.parameters["p"] for request in requested if "p" in request.parameters]
     if rates and not non_mated:
         return _NO_NON_MATED
     return note_of_rates("positive", rates, non_mated, "non-mated probes")
