@@ -49,8 +49,8 @@ from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval import (
     RetrievalReport,
     Share,
-    asked_metric,
     evaluate_retrieval,
+    requested_metric,
 )
 from fewshot_callbacks.functional.retrieval.settings import reported_keys, several, without_classes
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
@@ -799,7 +799,7 @@ class RetrievalMonitor(EvaluationMonitor):
         return values
 
     def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
-        better: dict[str, Better] = {key: asked_metric(key).metric.better for key in self._collector.metrics}
+        better: dict[str, Better] = {key: requested_metric(key).metric.better for key in self._collector.metrics}
         if self._knn is not None:
             better |= dict.fromkeys(self._knn.keys, "higher")
         better[UNMATCHED] = None

@@ -33,9 +33,9 @@ from fewshot_callbacks.functional.retrieval import (
     Relevance,
     RetrievalReport,
     Share,
-    asked_metric,
     compare_reports,
     evaluate_retrieval,
+    requested_metric,
 )
 from fewshot_callbacks.functional.retrieval.inputs import with_stored_arrays
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
@@ -653,7 +653,7 @@ def _why_without_interval(name: str, difference: Difference) -> str:
         return "one value of all rows"
     if name in EPISODIC:
         return EPISODIC[name]
-    pooled = asked_metric(name).metric.source in ("pairs", "classes")
+    pooled = requested_metric(name).metric.source in ("pairs", "classes")
     return "one value of all pairs" if pooled else "of too few queries, classes or groups"
 
 
@@ -679,15 +679,15 @@ def as_dict(report: RetrievalReport, options: Namespace) -> dict[str, Any]:
 
 def _meaning(name: str, report: RetrievalReport) -> str:
     """Return the meaning of a metric, and the threshold at which it was measured."""
-    asked = asked_metric(name)
+    requested = requested_metric(name)
     where = ""
-    if asked.metric.source == "classes":
-        wanting = report.consistency[asked.parameters["p"]].wanting(3).items()
+    if requested.metric.source == "classes":
+        wanting = report.consistency[requested.parameters["p"]].wanting(3).items()
         named = ", ".join(f"{label} {threshold:.4f} (+{gain:.3f})" for label, (threshold, gain) in wanting)
         where = f" Classes that want another threshold: {named}." if named else ""
-    elif "p" in asked.parameters:
+    elif "p" in requested.parameters:
         points: dict[float, Any] = {**report.at_precision, **report.at_false_match_rate}
-        where = f" Threshold {points[asked.parameters['p']].threshold:.4f}."
+        where = f" Threshold {points[requested.parameters['p']].threshold:.4f}."
     return report.meaning(name) + where
 
 

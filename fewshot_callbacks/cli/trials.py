@@ -14,7 +14,7 @@ from rich.table import Table
 from fewshot_callbacks.cli.evaluate import load_arrays
 from fewshot_callbacks.cli.options import in_shell, metric_keys
 from fewshot_callbacks.files.outputs import is_picture, refuse_input
-from fewshot_callbacks.functional.retrieval import asked_metric
+from fewshot_callbacks.functional.retrieval import requested_metric
 from fewshot_callbacks.functional.verification import (
     TRIAL_METRICS,
     TrialList,
@@ -108,7 +108,7 @@ def report_table(report: TrialReport, title: str) -> Table:
         span = "" if math.isnan(low) else f"{low:.4f} to {high:.4f}"
         threshold = f"{report.thresholds[name]:.4f}" if name in report.thresholds else ""
         error = f" ± {report.accuracy_error:.4f}" if name == "accuracy" else ""
-        meaning = asked_metric(name, TRIAL_METRICS).meaning
+        meaning = requested_metric(name, TRIAL_METRICS).meaning
         table.add_row(name, f"{value:.4f}{error}", span, threshold, meaning)
     return table
 

@@ -18,8 +18,8 @@ from fewshot_callbacks.functional._repeated import first_of_each, is_on_copies, 
 from fewshot_callbacks.functional.retrieval import (
     Relevance,
     RetrievalReport,
-    asked_metric,
     evaluate_retrieval,
+    requested_metric,
 )
 from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveError
 from fewshot_callbacks.functional.retrieval.relevance import check_choices, read_judgements
@@ -130,7 +130,7 @@ class RetrievalEvaluation(Metric):
     @property
     def higher_is_better(self) -> bool | None:  # type: ignore[override] # torchmetrics has it as an attribute
         """Whether larger values are better; None where the values differ in it. The threshold has no part in it."""
-        directions = {asked_metric(key).metric.better for key in self._keys} - {None}
+        directions = {requested_metric(key).metric.better for key in self._keys} - {None}
         return directions == {"higher"} if len(directions) == 1 else None
 
     def update(
@@ -345,4 +345,4 @@ def _first_of_each_id(embeddings: Tensor, labels: Labels, ids: Labels) -> Int[Te
 
 def _without_threshold(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the values of the metrics that have a range."""
-    return {name: value for name, value in values.items() if asked_metric(name).metric.range is not None}
+    return {name: value for name, value in values.items() if requested_metric(name).metric.range is not None}

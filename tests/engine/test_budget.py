@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 MEASURE = """
 import ctypes, gc, json, sys
 import torch
-from fewshot_callbacks import evaluate_retrieval, near_duplicates, nearest
+from fewshot_callbacks import evaluate_retrieval, grouped_recall, near_duplicates, nearest
 from fewshot_callbacks.engine.options import engine_options
 
 torch.set_num_threads(1)
@@ -42,11 +42,15 @@ def run(call, embeddings, labels, memory_mb):
         return nearest(embeddings, k=10, memory_mb=memory_mb)
     if call == "near_duplicates":  # most pairs survive the estimates
         return near_duplicates(embeddings, min_score=-0.5, most=1000, memory_mb=memory_mb)
+    if call == "grouped":  # two sets, so that the rows of both are copied
+        half = len(labels) // 2
+        sets = embeddings[:half], labels[:half], embeddings[half:], labels[half:]
+        return grouped_recall(*sets, label_groups=10, memory_mb=memory_mb)
     return evaluate_retrieval(embeddings, labels, memory_mb=memory_mb)
 
 
 for first in ("int8", "float32", "float64", None):  # loads libraries and compiled code
-    for call in ("nearest", "near_duplicates", "evaluate"):
+    for call in ("nearest", "near_duplicates", "evaluate", "grouped"):
         with engine_options(precision=first):
             run(call, *data(600, 25, 32), 2)
 measured = []
@@ -79,6 +83,7 @@ FEW_CASES = (
     ("evaluate", 4_000, 4, 128, 32, "float64"),
     ("evaluate", 4_000, 75, 32, 8, None),
     ("evaluate", 5_000, 20, 16, 16, None),  # classes of 250
+    ("grouped", 12_000, 30, 512, 12, None),  # batches of one or two groups
     ("nearest", 8_000, 1, 128, 24, None),
     ("near_duplicates", 8_000, 1, 32, 24, None),
 )

@@ -14,7 +14,13 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     PooledDecisions,
 )
 from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor
-from fewshot_callbacks.functional.retrieval.registry import METRICS, RELEVANCE_METRICS, Asked, Metric, asked_metric
+from fewshot_callbacks.functional.retrieval.registry import (
+    METRICS,
+    RELEVANCE_METRICS,
+    Metric,
+    RequestedMetric,
+    requested_metric,
+)
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval.revisited import revisited_protocol
@@ -33,7 +39,6 @@ __all__ = [
     "DEFAULT_METRICS",
     "METRICS",
     "RELEVANCE_METRICS",
-    "Asked",
     "Divisor",
     "Enclosure",
     "ErrorRatePoint",
@@ -46,6 +51,7 @@ __all__ = [
     "PooledDecisions",
     "Progress",
     "Relevance",
+    "RequestedMetric",
     "RetrievalOptions",
     "RetrievalReport",
     "RetrievalSettings",
@@ -55,12 +61,12 @@ __all__ = [
     "ThresholdConsistency",
     "Ties",
     "Unmatched",
-    "asked_metric",
     "compare_reports",
     "evaluate_retrieval",
     "generalization_gap",
     "grouped_recall",
     "label_groups",
     "plan_evaluation",
+    "requested_metric",
     "revisited_protocol",
 ]

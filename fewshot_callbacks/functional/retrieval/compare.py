@@ -10,7 +10,7 @@ import torch
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._table import table
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, over_splits
-from fewshot_callbacks.functional.retrieval.registry import asked_metric
+from fewshot_callbacks.functional.retrieval.registry import requested_metric
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.statistics import (
     UNKNOWN,
@@ -82,10 +82,10 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
         if name not in second_values:
             continue
         interval = grouped.get(name, UNKNOWN)
-        asked = asked_metric(name)
-        if asked.of_queries in first.per_query:
-            of_queries = first.per_query[asked.of_queries] - second.per_query[asked.of_queries]
-            if asked.is_macro:
+        requested = requested_metric(name)
+        if requested.of_queries in first.per_query:
+            of_queries = first.per_query[requested.of_queries] - second.per_query[requested.of_queries]
+            if requested.is_macro:
                 interval = paired_difference_interval(class_means(of_queries, labels)[1], confidence=confidence)
             else:
                 interval = paired_difference_interval(of_queries, labels, confidence)

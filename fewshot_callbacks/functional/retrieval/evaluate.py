@@ -17,7 +17,7 @@ from fewshot_callbacks.distributed.processes import Processes, presence
 from fewshot_callbacks.engine.evaluation import Evaluation, Matches, PooledPairs
 from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.engine.ranks import RankBlock
-from fewshot_callbacks.engine.relevance import Relevance as Candidates
+from fewshot_callbacks.engine.relevance import Relevance as EngineRelevance
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
@@ -37,7 +37,7 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import (
     with_absent,
     without_nearest,
 )
-from fewshot_callbacks.functional.retrieval.registry import Asked, asked_metric
+from fewshot_callbacks.functional.retrieval.registry import RequestedMetric, requested_metric
 from fewshot_callbacks.functional.retrieval.relevance import Absent, Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport, note_of_rates, notes_on
 from fewshot_callbacks.functional.retrieval.settings import (
@@ -218,7 +218,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         matches = result.matches
         pairs = result.pooled
         del result
-        if any(asked.metric.source == "prototypes" for asked in reported_metrics(settings)):
+        if any(requested.metric.source == "prototypes" for requested in reported_metrics(settings)):
             per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, sample, settings)
         per_query.gather(processes, sample.share.queries, len(sample.query_labels))
         if not bool(per_query.has_candidate.any()):
@@ -252,7 +252,7 @@ def _budget(settings: RetrievalSettings, device: torch.device) -> float:
 def _needs_all_pairs(settings: RetrievalSettings) -> bool:
     """Return whether a metric or the threshold needs the counts of all pairs together."""
     return settings.threshold is not None or any(
-        asked.metric.source in OF_PAIRS for asked in reported_metrics(settings)
+        requested.metric.source in OF_PAIRS for requested in reported_metrics(settings)
     )
 
 
@@ -350,20 +350,20 @@ def _summarised(
     sources: dict[str, Any] = {"pairs": pooled, "classes": consistency, "groups": grouped}
     values: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
-    for asked in reported_metrics(settings):
-        key = asked.key
-        metric = asked.metric
+    for requested in reported_metrics(settings):
+        key = requested.key
+        metric = requested.metric
         if metric.source in ("ranks", "prototypes"):
-            of_queries = per_query.values[asked.of_queries]
-            values[key], intervals[key] = mean_over_queries(asked, of_queries, labels, confidence)
+            of_queries = per_query.values[requested.of_queries]
+            values[key], intervals[key] = mean_over_queries(requested, of_queries, labels, confidence)
             continue
         source = sources[metric.source]
         if source is None:
             continue
         assert metric.value is not None
-        values[key] = metric.value(source, **asked.parameters)
+        values[key] = metric.value(source, **requested.parameters)
         if metric.source == "groups":
-            intervals[key] = source.intervals[asked.parameters["k"]]
+            intervals[key] = source.intervals[requested.parameters["k"]]
     return RetrievalReport(
         values=values,
         pooled=pooled,
@@ -434,10 +434,10 @@ def _note_of_few_classes(settings: RetrievalSettings, size: int, distinct: int) 
 
 
 def mean_over_queries(
-    asked: Asked, values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float
+    requested: RequestedMetric, values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float
 ) -> tuple[float, Interval]:
     """Return the mean over the queries that have a value, or over the means of their classes, and its interval."""
-    if asked.is_macro:
+    if requested.is_macro:
         return macro_mean(values, labels), macro_mean_interval(values, labels, confidence)
     present = ~values.isnan()
     return exact_mean(values[present]), clustered_mean_interval(values[present], labels[present], confidence)
@@ -457,7 +457,7 @@ class _PerQuery:
 
     def __init__(
         self,
-        relevance: Candidates,
+        relevance: EngineRelevance,
         grades: Shaped[np.ndarray, "pairs"] | None,
         absent: Absent | None,
         items: int,
@@ -471,8 +471,8 @@ class _PerQuery:
         self.ties = settings.ties
         self.copies = copies
         # metrics that come from ranks, by the key of the mean over queries
-        keys = [asked_metric(key) for key in ALWAYS] + reported_metrics(settings)
-        self.metrics = {asked.of_queries: asked for asked in keys if asked.metric.source == "ranks"}
+        keys = [requested_metric(key) for key in ALWAYS] + reported_metrics(settings)
+        self.metrics = {requested.of_queries: requested for requested in keys if requested.metric.source == "ranks"}
         queries = len(self.lists.start)
         self.values: dict[str, Float[Tensor, "queries"]] = {
             name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in self.metrics
@@ -488,7 +488,7 @@ class _PerQuery:
     @property
     def graded(self) -> bool:
         """Whether a metric depends on grades."""
-        return self.grades is not None and any(asked.metric.pattern in GAINS for asked in self.metrics.values())
+        return self.grades is not None and any(requested.metric.pattern in GAINS for requested in self.metrics.values())
 
     def add(self, ranks: RankBlock) -> None:
         """Compute the metrics of the queries of a block. Several threads call it at once, each for its own queries."""
@@ -502,12 +502,12 @@ class _PerQuery:
             for values in self.values.values():
                 values[index] = torch.where(self.relevant[index] > 0, 0.0, torch.nan).double()
             return
-        for name, asked in self.metrics.items():
-            if self.grades is not None and asked.metric.pattern in GAINS:
-                self.values[name][index] = self._graded_ndcg(ranks, asked)
+        for name, requested in self.metrics.items():
+            if self.grades is not None and requested.metric.pattern in GAINS:
+                self.values[name][index] = self._graded_ndcg(ranks, requested)
             else:
-                assert asked.metric.value is not None
-                self.values[name][index] = asked.metric.value(ranks, ties=self.ties, **asked.parameters).cpu()
+                assert requested.metric.value is not None
+                self.values[name][index] = requested.metric.value(ranks, ties=self.ties, **requested.parameters).cpu()
         self.tied[index] = depends_on_ties(ranks).cpu()
         if self.copies is not None and self.recalls_of_copies is not None:
             copies = self.copies[index].to(ranks.relevant.device)
@@ -523,7 +523,7 @@ class _PerQuery:
             return f"A copy is a perfect neighbour: recall@1 is {recall:.3f}, and no query has any other match"
         return f"A copy is a perfect neighbour: recall@1 is {recall:.3f}, and {without_copies:.3f} without their copies"
 
-    def _graded_ndcg(self, ranks: RankBlock, asked: Asked) -> Float[Tensor, "queries"]:
+    def _graded_ndcg(self, ranks: RankBlock, requested: RequestedMetric) -> Float[Tensor, "queries"]:
         """Return nDCG of grades, a few queries at a time, since its sums have a term for each rank up to k."""
         assert self.grades is not None
         assert ranks.places is not None
@@ -536,8 +536,8 @@ class _PerQuery:
             grades_of_absent = torch.from_numpy(self.absent.padded(ranks.queries.numpy()))
             grades = torch.cat([grades, grades_of_absent], dim=1)
             items += grades_of_absent.shape[1]
-        gains, gains_of_absent = gains_of(grades, GAINS[asked.metric.pattern]).tensor_split([columns], dim=1)
-        k = min(asked.parameters["k"], items)
+        gains, gains_of_absent = gains_of(grades, GAINS[requested.metric.pattern]).tensor_split([columns], dim=1)
+        k = min(requested.parameters["k"], items)
         values = []
         for part in torch.arange(len(gains)).split(max(1, RANKS_AT_ONCE // k)):
             ranks_of_part = RankBlock(*(getattr(ranks, field.name)[part] for field in fields(ranks)))
@@ -586,7 +586,7 @@ def _prototype_accuracy(
 
 def _note_of_grades(relevance: Relevance, settings: RetrievalSettings) -> list[str]:
     """Return a note on grades below the smallest relevant one, which nDCG of trec_eval takes, and this one does not."""
-    graded = [asked.key for asked in reported_metrics(settings) if asked.metric.pattern in GAINS]
+    graded = [requested.key for requested in reported_metrics(settings) if requested.metric.pattern in GAINS]
     if not (graded and relevance.below):
         return []
     return [

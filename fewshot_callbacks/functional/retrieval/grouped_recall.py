@@ -3,6 +3,9 @@
 Plain Recall@K falls as the number of classes grows, so train and test sets with different class counts cannot be
 compared by it. Zhdanov and Karpukhin, who propose the metric, split the labels into groups of equal size, measure
 Recall@K inside each group and average.
+
+A group holds whole classes, so the best match of a query is the same in it: it is found once, and only its rank is counted
+again, batch by batch of groups.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from fewshot_callbacks.engine.evaluation import Evaluation, Matches, rank_of_bes
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
 from fewshot_callbacks.engine.thresholds import BestMatches
+from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels, join, refuse_other_forms
 from fewshot_callbacks.functional._reading import check_seed, default_mode, refuse_unknown
@@ -174,8 +178,8 @@ class GroupedRecall:
 
 
 _CALL = "grouped_recall"
-# Share of the budget that the copied vectors of a batch of groups may take.
-COPIED_SHARE = 0.25
+# Share of the budget that the copied rows of a batch of groups take, about.
+BATCH_SHARE = 0.25
 
 
 class _LoneGroupSettings(RetrievalSettings):
@@ -339,10 +343,12 @@ def search_groups(
     labels = inputs.query_labels
     values = torch.empty(len(splits), len(splits[0]), len(grouped_k(settings)), dtype=torch.float64)
     for repeat, split in enumerate(splits):
-        query_groups = _groups_of(labels.numpy(), split)
-        recalls = _recalls(matches, inputs, query_groups, split, settings)
+        group_of_query = _groups_of(labels.numpy(), split)
+        recalls = _recalls(matches, inputs, group_of_query, split, settings)
         recalls = inputs.processes.placed(recalls, inputs.share.queries, len(labels))
-        values[repeat] = _means_of_groups(recalls, torch.from_numpy(query_groups), split, settings, inputs.label_names)
+        values[repeat] = _means_of_groups(
+            recalls, torch.from_numpy(group_of_query), split, settings, inputs.label_names
+        )
     dropped = len(labels.unique()) - sum(len(group) for group in splits[0])
     return _summary(values, splits, dropped, settings)
 
@@ -350,7 +356,7 @@ def search_groups(
 def _recalls(
     matches: Matches,
     inputs: RetrievalInputs,
-    query_groups: Ints,
+    group_of_query: Ints,
     split: Sequence[Tensor],
     settings: RetrievalSettings,
 ) -> Float[Tensor, "ks own_queries"]:
@@ -359,14 +365,14 @@ def _recalls(
     Args:
         matches: The best match of each query of this process among all items.
         inputs: Queries and gallery.
-        query_groups: (queries,) number of the group of each query of all processes; -1 for none, with NaN as recall.
+        group_of_query: (queries,) number of the group of each query of all processes; -1 for none, with NaN as recall.
         split: The labels of each group.
         settings: Settings of the evaluation.
     """
-    sides = _grouped_sides(inputs, query_groups, split)
-    sizes = _rows_of_groups(query_groups, len(split)) + _rows_of_groups(sides.item_groups, len(split))
+    sides = _grouped_sides(inputs, group_of_query, split)
+    sizes = _rows_of_groups(group_of_query, len(split)) + _rows_of_groups(sides.group_of_item, len(split))
     batch_of_group = _batches_of_groups(sizes, matches, main_memory(settings))
-    recalls = torch.full((len(grouped_k(settings)), len(sides.query_groups)), torch.nan, dtype=torch.float64)
+    recalls = torch.full((len(grouped_k(settings)), len(sides.query_labels)), torch.nan, dtype=torch.float64)
     for batch in np.unique(batch_of_group):
         queries, items = sides.members(batch_of_group == batch)
         ranks = rank_of_best(_inside_groups(matches, sides, queries, items))
@@ -379,9 +385,9 @@ class _GroupedSides(NamedTuple):
     """Labels and groups of the queries of this process, and of the items of all processes, its own first."""
 
     query_labels: Ints  # (own queries,)
-    query_groups: Ints  # (own queries,) -1 for none
+    group_of_query: Ints  # (own queries,) -1 for none
     item_labels: Ints  # (items,)
-    item_groups: Ints  # (items,) -1 for none
+    group_of_item: Ints  # (items,) -1 for none
     is_own_item: Bool[np.ndarray, "items"]
     # (own queries,) queries by group
     query_order: Ints
@@ -392,27 +398,27 @@ class _GroupedSides(NamedTuple):
         """Return the numbers of the queries and of the items of some groups, as `Relevance.groups` orders them."""
         # The last entry is that of -1, of no group.
         is_chosen = np.append(chosen, [False])
-        queries = self.query_order[is_chosen[self.query_groups[self.query_order]]]
-        items = self.item_order[is_chosen[self.item_groups[self.item_order]]]
+        queries = self.query_order[is_chosen[self.group_of_query[self.query_order]]]
+        items = self.item_order[is_chosen[self.group_of_item[self.item_order]]]
         return queries, items
 
 
-def _grouped_sides(inputs: RetrievalInputs, query_groups: Ints, split: Sequence[Tensor]) -> _GroupedSides:
+def _grouped_sides(inputs: RetrievalInputs, group_of_query: Ints, split: Sequence[Tensor]) -> _GroupedSides:
     """Return labels and groups of both sides. Collective."""
     processes = inputs.processes
     own_item_labels = inputs.own_gallery_labels.numpy()
     item_labels = gather_in_item_order(processes, own_item_labels)
     holders = gather_in_item_order(processes, np.full(len(own_item_labels), processes.rank))
-    own_groups = query_groups[inputs.share.queries.numpy()]
-    item_groups = _groups_of(item_labels, split)
+    group_of_own_query = group_of_query[inputs.share.queries.numpy()]
+    group_of_item = _groups_of(item_labels, split)
     return _GroupedSides(
         query_labels=inputs.own_query_labels.numpy(),
-        query_groups=own_groups,
+        group_of_query=group_of_own_query,
         item_labels=item_labels,
-        item_groups=item_groups,
+        group_of_item=group_of_item,
         is_own_item=holders == processes.rank,
-        query_order=np.argsort(own_groups, kind="stable"),
-        item_order=np.lexsort((item_groups, (holders - processes.rank) % processes.count)),
+        query_order=np.argsort(group_of_own_query, kind="stable"),
+        item_order=np.lexsort((group_of_item, (holders - processes.rank) % processes.count)),
     )
 
 
@@ -422,9 +428,9 @@ def _rows_of_groups(groups: Ints, number: int) -> Ints:
 
 
 def _batches_of_groups(sizes: Ints, matches: Matches, memory: float) -> Ints:
-    """Return the number of the batch of each group: the vectors of a batch are copied, and fit the budget.
+    """Return the number of the batch of each group, which is the same in all processes.
 
-    The batches are the same in all processes.
+    The rows of a batch are copied. The copies take about `BATCH_SHARE` of the budget, one group more at most.
 
     Args:
         sizes: (groups,) number of queries and items of all processes.
@@ -435,11 +441,11 @@ def _batches_of_groups(sizes: Ints, matches: Matches, memory: float) -> Ints:
         return np.zeros(len(sizes), np.int64)
     row_bytes = matches.vectors.pairs.queries.itemsize * matches.vectors.dim
     copied_bytes = np.cumsum(sizes * row_bytes)
-    return copied_bytes // max(1, int(COPIED_SHARE * memory))
+    return copied_bytes // max(1, int(BATCH_SHARE * memory))
 
 
 def _inside_groups(matches: Matches, sides: _GroupedSides, queries: Ints, items: Ints) -> Matches:
-    """Return the best matches of some queries, to be ranked among the items of their groups.
+    """Return the best matches of some queries, to be ranked among the items of their groups. Collective.
 
     Args:
         matches: The best match of each query of this process among all items.
@@ -455,14 +461,30 @@ def _inside_groups(matches: Matches, sides: _GroupedSides, queries: Ints, items:
         number[matches.relevance.self_match[queries]],
         [(of_queries[queries], of_items[items]) for of_queries, of_items in matches.relevance.codes],
         symmetric=matches.relevance.symmetric,
-        groups=(sides.query_groups[queries], sides.item_groups[items]),
+        groups=(sides.group_of_query[queries], sides.group_of_item[items]),
     )
+    vectors = matches.vectors.take(queries, items[sides.is_own_item[items]])
     return replace(
         matches,
-        vectors=matches.vectors.take(queries, items[sides.is_own_item[items]]),
+        vectors=vectors,
         relevance=relevance,
         best=BestMatches(matches.best.scores[queries], matches.best.tied[queries]),
+        memory=_memory_beside(vectors, matches),
     )
+
+
+def _memory_beside(vectors: Vectors, matches: Matches) -> float:
+    """Return what the copied rows of a batch leave of the budget, the same in all processes. Collective.
+
+    The budget of a device is whole, since the rows are copied in main memory.
+    """
+    if matches.device is not None:
+        return matches.memory
+    queries = vectors.pairs.queries
+    gallery = vectors.pairs.gallery
+    copied_bytes = queries.nbytes if gallery is queries else queries.nbytes + gallery.nbytes
+    (most_copied,) = vectors.processes.largest([float(copied_bytes)])
+    return max(0.0, matches.memory - most_copied)
 
 
 def _groups_of(labels: Ints, split: Sequence[Tensor]) -> Ints:
@@ -477,18 +499,18 @@ def _groups_of(labels: Ints, split: Sequence[Tensor]) -> Ints:
 
 def _means_of_groups(
     recalls: Float[Tensor, "ks queries"],
-    query_groups: Int[Tensor, "queries"],
+    group_of_query: Int[Tensor, "queries"],
     split: Sequence[Tensor],
     settings: RetrievalSettings,
     label_names: tuple[str, ...] | None,
 ) -> Float[Tensor, "groups ks"]:
     """Return the mean over the queries of each group."""
-    in_groups = query_groups >= 0
+    in_groups = group_of_query >= 0
     if grouped_unmatched(settings) == "miss" and not bool(recalls[0, in_groups].isnan().all()):
         recalls = recalls.nan_to_num(0.0)
-    sizes = torch.bincount(query_groups[in_groups], minlength=len(split)).tolist()
+    sizes = torch.bincount(group_of_query[in_groups], minlength=len(split)).tolist()
     in_none = int((~in_groups).sum())
-    members_of_groups = query_groups.argsort(stable=True)[in_none:].split(sizes)
+    members_of_groups = group_of_query.argsort(stable=True)[in_none:].split(sizes)
     means = []
     for number, members in enumerate(members_of_groups):
         matched = members[~recalls[0, members].isnan()]

@@ -1,7 +1,9 @@
 """The metrics of an evaluation. A user asks for a metric by the key under which it is logged.
 
-To add a metric, add an entry to `METRICS`: keys, reports, tables, help and messages follow from it. A metric of ranks is a
-function in `rank_metrics.py`; its entry has the source `ranks`.
+To add a metric, add an entry to `METRICS`: its keys, reports, tables and messages follow from it. A metric of ranks is a
+function in `rank_metrics.py`; its entry has the source `ranks`. Two lists for readers are written by hand: the keys in
+the docstring of `RetrievalSettings` (`fewshot_callbacks/settings.py`), which `help` shows, and the table of
+`docs/metrics.md`. `CONTRIBUTING.md` goes through all steps.
 """
 
 from __future__ import annotations
@@ -181,8 +183,8 @@ RELEVANCE_METRICS = ("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A metric that was asked for."""
+class RequestedMetric:
+    """A requested key, with its metric and the parameters that the key holds."""
 
     key: str
     metric: Metric
@@ -190,7 +192,7 @@ class Asked:
 
     @property
     def is_macro(self) -> bool:
-        """Whether the mean over classes is asked for, rather than that over queries."""
+        """Whether the mean over classes is requested, rather than that over queries."""
         return self.key.startswith(MACRO)
 
     @property
@@ -217,7 +219,7 @@ class Asked:
         return self.metric.meaning.format(**self.parameters)
 
 
-def asked_metric(key: object, among: Sequence[Metric] | None = None) -> Asked:
+def requested_metric(key: object, among: Sequence[Metric] | None = None) -> RequestedMetric:
     """Return the metric of a key.
 
     Args:
@@ -229,12 +231,12 @@ def asked_metric(key: object, among: Sequence[Metric] | None = None) -> Asked:
             name of another library, or misspelt.
 
     Examples:
-        >>> asked_metric("recall@5").meaning
+        >>> requested_metric("recall@5").meaning
         'Queries with a relevant item among the first 5.'
-        >>> asked_metric("recal@5")
+        >>> requested_metric("recal@5")
         Traceback (most recent call last):
         ValueError: there is no metric 'recal@5'; did you mean 'recall@5'?
-        >>> asked_metric("RetrievalHitRate@5")
+        >>> requested_metric("RetrievalHitRate@5")
         Traceback (most recent call last):
         ValueError: there is no metric 'RetrievalHitRate@5'; did you mean 'recall@5'?
     """
@@ -246,7 +248,7 @@ def asked_metric(key: object, among: Sequence[Metric] | None = None) -> Asked:
     for metric in among:
         match = metric.keys.fullmatch(of_queries)
         if match is not None:
-            return Asked(key, metric, _parameters(key, metric, match))
+            return RequestedMetric(key, metric, _parameters(key, metric, match))
     meant = _meant(key, among)
     if meant is not None:
         explanation = _EXPLANATIONS.get(meant, "")
@@ -277,11 +279,11 @@ def _parameters(key: str, metric: Metric, match: re.Match[str]) -> dict[str, Any
 
 
 def is_pattern(pattern: object, among: Sequence[Metric]) -> bool:
-    """Return whether this is the key of a metric with one number left open, as `Asked.patterns` writes it."""
+    """Return whether this is the key of a metric with one number left open, as `RequestedMetric.patterns` writes it."""
     if not isinstance(pattern, str) or len(re.findall(r"\{[kp]\}", pattern)) != 1:
         return False
     try:
-        return pattern in asked_metric(pattern.replace("{k}", "1").replace("{p}", "0.5"), among).patterns
+        return pattern in requested_metric(pattern.replace("{k}", "1").replace("{p}", "0.5"), among).patterns
     except ValueError:
         return False
 
@@ -366,11 +368,11 @@ def _numbers_in(key: str) -> dict[str, str]:
     return {"k": rank[0] if rank else "1", "p": rate[0] if rate else "0.95", "divisor": "min"}
 
 
-def asked_metrics(call: str, keys: Sequence[str], among: Sequence[Metric] | None = None) -> list[Asked]:
+def requested_metrics(call: str, keys: Sequence[str], among: Sequence[Metric] | None = None) -> list[RequestedMetric]:
     """Return the metrics of some keys, each once.
 
     Raises:
-        ValueError: As `asked_metric`; or if the keys are a single string, or there are none.
+        ValueError: As `requested_metric`; or if the keys are a single string, or there are none.
     """
     if isinstance(keys, str):
         raise ValueError(f"{call}: metrics={keys!r} is one word. Pass several keys: metrics=({keys!r},).")
@@ -378,6 +380,6 @@ def asked_metrics(call: str, keys: Sequence[str], among: Sequence[Metric] | None
         first = (among or METRICS)[0].pattern
         raise ValueError(f"{call}: metrics are empty. Ask for at least one, such as metrics=({first!r},).")
     try:
-        return [asked_metric(key, among) for key in dict.fromkeys(keys)]
+        return [requested_metric(key, among) for key in dict.fromkeys(keys)]
     except ValueError as error:
         raise ValueError(f"{call}: {error}") from None

@@ -21,7 +21,7 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     PairCounts,
     PooledDecisions,
 )
-from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, asked_metric, is_pattern
+from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, is_pattern, requested_metric
 from fewshot_callbacks.functional.retrieval.settings import AUTO_GROUP_SIZE
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.statistics import Interval, class_means
@@ -54,7 +54,7 @@ class Values:
             LookupError: If it is not in this report, with what to ask for.
         """
         if key not in self.values:
-            asked_metric(key, self._known)
+            requested_metric(key, self._known)
             raise LookupError(
                 f"this report has no {key!r}, but {', '.join(self.values)}. Ask for it when you evaluate, with "
                 f"metrics=({key!r}, ...); if you did, {self._why_left_out(key)}"
@@ -89,7 +89,7 @@ class Values:
         """
         by_pattern: dict[str, dict[Any, float]] = {}
         for key, value in self.values.items():
-            for key_pattern, number in asked_metric(key, self._known).patterns.items():
+            for key_pattern, number in requested_metric(key, self._known).patterns.items():
                 by_pattern.setdefault(key_pattern, {})[number] = value
         if pattern not in by_pattern and not is_pattern(pattern, self._known):
             known = f"the patterns {', '.join(by_pattern)}" if by_pattern else "no value with a number in its key"
@@ -101,7 +101,7 @@ class Values:
 
     def meaning(self, key: str) -> str:
         """Return a sentence on what a value of this report is."""
-        return asked_metric(key, self._known).meaning
+        return requested_metric(key, self._known).meaning
 
     def lines(self) -> list[str]:
         """Return each value with its interval, where there is one, as a line."""
@@ -340,7 +340,7 @@ class RetrievalReport(Values):
 
     def _why_left_out(self, key: str) -> str:
         words = super()._why_left_out(key)
-        is_grouped = asked_metric(key).metric.source == "groups"
+        is_grouped = requested_metric(key).metric.source == "groups"
         return f"{words} {self.fact_of_classes}".rstrip() if is_grouped else words
 
     @property
@@ -422,7 +422,7 @@ class RetrievalReport(Values):
     def meaning(self, key: str) -> str:
         """Return a sentence on what a value of this report is; of Grouped Recall also among how many classes it searched."""
         meaning = super().meaning(key)
-        if asked_metric(key).metric.source == "groups" and self.grouped is not None:
+        if requested_metric(key).metric.source == "groups" and self.grouped is not None:
             return f"{meaning} {self.grouped.in_words()}."
         return meaning
 
@@ -432,7 +432,7 @@ class RetrievalReport(Values):
         if self.grouped is None:
             return lines
         for position, name in enumerate(self.values):
-            if asked_metric(name).metric.source == "groups":
+            if requested_metric(name).metric.source == "groups":
                 lines[position] += f"  {self.grouped.in_words()}"
         return lines
 

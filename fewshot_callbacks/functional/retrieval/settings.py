@@ -18,7 +18,12 @@ from fewshot_callbacks.engine.vectors import check_similarity
 from fewshot_callbacks.functional._labels import Labels, as_labels, join, on_cpu
 from fewshot_callbacks.functional._reading import check_seed
 from fewshot_callbacks.functional.retrieval.rank_metrics import check_ties
-from fewshot_callbacks.functional.retrieval.registry import RELEVANCE_METRICS, Asked, asked_metric, asked_metrics
+from fewshot_callbacks.functional.retrieval.registry import (
+    RELEVANCE_METRICS,
+    RequestedMetric,
+    requested_metric,
+    requested_metrics,
+)
 from fewshot_callbacks.functional.statistics import normal_quantile
 from fewshot_callbacks.settings import DEFAULT_METRICS, RetrievalSettings
 
@@ -37,9 +42,9 @@ Unmatched = Literal["exclude", "miss"]
 # --------------------------------------------------------------------------------------------- what follows from settings
 
 
-def reported_metrics(settings: RetrievalSettings) -> list[Asked]:
+def reported_metrics(settings: RetrievalSettings) -> list[RequestedMetric]:
     """Return the metrics that are reported: those of `metrics`, without Grouped Recall if `label_groups` is None."""
-    metrics = [asked_metric(key) for key in settings.metrics]
+    metrics = [requested_metric(key) for key in settings.metrics]
     return [metric for metric in metrics if metric.metric.source != "groups" or settings.label_groups is not None]
 
 
@@ -106,7 +111,7 @@ def without_classes(call: str, settings: RetrievalSettings) -> RetrievalSettings
         ValueError: If a metric or a setting needs classes.
     """
     metrics = RELEVANCE_METRICS if settings.metrics == DEFAULT_METRICS else settings.metrics
-    need_classes = [key for key in metrics if _needs_classes(asked_metric(key))]
+    need_classes = [key for key in metrics if _needs_classes(requested_metric(key))]
     if sets_groups(settings):
         need_classes.append("label_groups")
     if need_classes:
@@ -117,7 +122,7 @@ def without_classes(call: str, settings: RetrievalSettings) -> RetrievalSettings
     return replace(settings, metrics=metrics, label_groups=None)
 
 
-def _needs_classes(metric: Asked) -> bool:
+def _needs_classes(metric: RequestedMetric) -> bool:
     return metric.is_macro or metric.metric.source in ("prototypes", "groups", "classes")
 
 
@@ -146,7 +151,7 @@ def check_settings(settings: RetrievalSettings) -> None:
     call = type(settings).__name__
     check_similarity(settings.similarity)
     check_ties(settings.ties)
-    asked_metrics(call, settings.metrics)
+    requested_metrics(call, settings.metrics)
     _check_thresholds(call, settings)
     _check_groups(call, settings)
     _check_max_queries(call, settings.max_queries)
@@ -154,7 +159,7 @@ def check_settings(settings: RetrievalSettings) -> None:
     normal_quantile(settings.confidence)  # a wrong one is refused before the work, not after it
     memory_bytes(call, settings.memory_mb)
     compute_device(call, settings.device)
-    has_prototypes = any(asked_metric(key).metric.source == "prototypes" for key in settings.metrics)
+    has_prototypes = any(requested_metric(key).metric.source == "prototypes" for key in settings.metrics)
     if settings.similarity == "hamming" and (has_prototypes or settings.device not in ("cpu", "auto")):
         raise ValueError(
             f"{call}: binary codes have no mean that could be a prototype, and are compared on the CPU. "

@@ -17,7 +17,7 @@ from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import encode, read_labels
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.neighbours import compared_sets, nearest
-from fewshot_callbacks.functional.retrieval.registry import Asked, Metric, asked_metrics
+from fewshot_callbacks.functional.retrieval.registry import Metric, RequestedMetric, requested_metrics
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
 from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, exact_mean
 from fewshot_callbacks.functional.verification.scores import scores_of_pairs
@@ -67,19 +67,19 @@ class _QueryScores(NamedTuple):
         keeping = scores[accepted.double() / len(self.non_mated) <= rate]
         return float(keeping[0]) if len(keeping) else math.inf
 
-    def value(self, asked: Asked, gallery: int) -> tuple[Float[Tensor, "mated"], float | None]:
+    def value(self, asked: RequestedMetric, gallery: int) -> tuple[Float[Tensor, "mated"], float | None]:
         """Return the value of a metric for each mated query, and its threshold; None for a metric without one.
 
         Args:
-            asked: The metric.
+            requested: The metric.
             gallery: Number of gallery items.
         """
-        found = self.is_found(min(asked.parameters.get("k", 1), gallery))
-        if "p" not in asked.parameters:
+        found = self.is_found(min(requested.parameters.get("k", 1), gallery))
+        if "p" not in requested.parameters:
             return found, None
         if not len(self.non_mated):
             return torch.full_like(found, math.nan), math.nan
-        threshold = self.threshold(asked.parameters["p"])
+        threshold = self.threshold(requested.parameters["p"])
         return found * (self.own >= threshold), threshold
 
 
@@ -197,7 +197,7 @@ def evaluate_identification(
         >>> report["recall@1"], report["tpir@fpir0.1"], report.non_mated
         (1.0, 0.0, 1)
     """
-    asked = asked_metrics(_CALL, metrics, IDENTIFICATION_METRICS)
+    asked = requested_metrics(_CALL, metrics, IDENTIFICATION_METRICS)
     rows, items = compared_sets(_CALL, queries, gallery, similarity)
     assert items is not None
     read = {
@@ -211,7 +211,7 @@ def evaluate_identification(
             f"{_CALL}: none of the {len(rows)} queries has an item of its label in the gallery, so nobody can be "
             "identified. Pass labels of both in one form, and enrol items of some of the queries' labels."
         )
-    k = min(max(request.parameters.get("k", 1) for request in asked), len(items))
+    k = min(max(request.parameters.get("k", 1) for request in requested), len(items))
     near = nearest(rows, gallery=items, k=k, similarity=similarity, memory_mb=memory_mb)
     own, equal = _own_scores(rows[mated], query_codes[mated], items, gallery_codes, similarity)
     non_mated = near.scores[~mated, 0].sort().values
@@ -239,7 +239,7 @@ def evaluate_identification(
     )
 
 
-def _notes(asked: Sequence[Asked], non_mated: int) -> tuple[str, ...]:
+def _notes(asked: Sequence[RequestedMetric], non_mated: int) -> tuple[str, ...]:
     """Return notes on rates that so many non-mated queries cannot show."""
     rates = [request.parameters["p"] for request in asked if "p" in request.parameters]
     if rates and not non_mated:

@@ -18,7 +18,7 @@ from fewshot_callbacks.functional._labels import Labels, encode, read_labels
 from fewshot_callbacks.functional._reading import as_tensor, default_mode
 from fewshot_callbacks.functional.neighbours import positive_number
 from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
-from fewshot_callbacks.functional.retrieval.registry import Asked, Metric, asked_metrics
+from fewshot_callbacks.functional.retrieval.registry import Metric, RequestedMetric, requested_metrics
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
 from fewshot_callbacks.functional.verification.by_identity import Identities
@@ -270,7 +270,7 @@ def evaluate_trials(
     of_fold = None if folds is None else read_labels(folds, len(values), "folds", "scores", _CALL)
     if metrics is None:
         metrics = DEFAULT_TRIAL_METRICS if of_fold is None else (*DEFAULT_TRIAL_METRICS, "accuracy")
-    asked = asked_metrics(_CALL, metrics, TRIAL_METRICS)
+    requested = requested_metrics(_CALL, metrics, TRIAL_METRICS)
     if of_fold is None and "accuracy" in metrics:
         raise ValueError(f"{_CALL}: accuracy needs folds, and there are none. Pass folds= with the fold of each trial.")
     order = np.argsort(values)  # the only sort: the order of equal scores changes no count
@@ -280,7 +280,7 @@ def evaluate_trials(
         people = replace(people, first=people.first[order], second=people.second[order], same=curve.same)
     values_of_metrics: dict[str, _Value] = {}
     intervals: dict[str, Interval] = {}
-    for request in asked:
+    for request in requested:
         assert request.metric.value is not None
         value: _Value = request.metric.value(trials, **request.parameters)
         values_of_metrics[request.key] = value
@@ -300,12 +300,14 @@ def evaluate_trials(
         identities=0 if people is None else people.count,
         folds=of_folds,
         accuracy_error=_standard_error([accuracy for accuracy, _ in of_folds.values()]),
-        notes=_notes(asked, curve, [key for key in intervals if values_of_metrics[key].weights is None]),
+        notes=_notes(requested, curve, [key for key in intervals if values_of_metrics[key].weights is None]),
         pair_counts=curve.counts(),
     )
 
 
-def _interval(people: Identities, curve: Curve, value: _Value, asked: Asked, confidence: float) -> Interval:
+def _interval(
+    people: Identities, curve: Curve, value: _Value, requested: RequestedMetric, confidence: float
+) -> Interval:
     """Return the interval of a value; NaN if too few mistakes were seen for one."""
     if value.weights is None:
         return UNKNOWN
@@ -313,7 +315,7 @@ def _interval(people: Identities, curve: Curve, value: _Value, asked: Asked, con
     if parts is None:
         is_wrong = (curve.scores >= value.threshold) != curve.same
         parts = is_wrong.astype(np.float64)
-    top = math.inf if asked.metric.range is None else asked.metric.range[1]
+    top = math.inf if requested.metric.range is None else requested.metric.range[1]
     return people.interval(value.value, parts, value.weights, top, confidence)
 
 
@@ -322,9 +324,9 @@ def _standard_error(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-def _notes(asked: Sequence[Asked], curve: Curve, without_interval: Sequence[str]) -> tuple[str, ...]:
+def _notes(requested: Sequence[RequestedMetric], curve: Curve, without_interval: Sequence[str]) -> tuple[str, ...]:
     """Return notes on what too few impostor trials cannot show: a rate below that of one of them, and some intervals."""
-    rates = [request.parameters["p"] for request in asked if request.metric.value is _accepted_at]
+    rates = [request.parameters["p"] for request in requested if request.metric.value is _accepted_at]
     notes = note_of_rates("match", rates, curve.impostor, "impostor trials")
     if not without_interval:
         return notes

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fewshot_callbacks import evaluate_identification, evaluate_retrieval, evaluate_trials, knn_accuracy
-from fewshot_callbacks.functional.retrieval import asked_metric
+from fewshot_callbacks.functional.retrieval import requested_metric
 
 PAGES = sorted((Path(__file__).parents[3] / "docs/coming_from").glob("*.md"))
 
@@ -55,7 +55,7 @@ def test_a_name_that_others_use_leads_to_the_metric(key, meant):
         with pytest.raises(
             ValueError, match=rf"no metric '{re.escape(start + key)}'; did you mean '{start + meant}'\?"
         ):
-            asked_metric(start + key)
+            requested_metric(start + key)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_name_that_others_use_leads_to_the_metric(key, meant):
 )
 def test_a_name_that_several_metrics_have_elsewhere_is_explained(key, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        asked_metric(key)
+        requested_metric(key)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -91,13 +91,13 @@ def test_the_tables_of_coming_from_are_known(page):
     for name, here in rows:
         theirs, ours = (re.sub(r"(?<![a-z])k\b", "5", each) for each in (name, here))
         try:
-            asked_metric(ours)
+            requested_metric(ours)
         except ValueError:
             continue  # an argument
         if theirs == ours or theirs in ("mean_average_precision", "binary_recall_at_fixed_precision"):
             continue  # with an argument that a name does not hold
         with pytest.raises(ValueError, match=rf"did you mean '{ours}'\?"):
-            asked_metric(theirs)
+            requested_metric(theirs)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks import revisited_protocol
 from fewshot_callbacks.engine.ranks import RankBlock
-from fewshot_callbacks.functional import asked_metric
+from fewshot_callbacks.functional import requested_metric
 from fewshot_callbacks.functional.retrieval.rank_metrics import (
     average_precision,
     average_precision_at_k,
@@ -51,7 +51,7 @@ def block_of(queries, columns=0):
 
 def all_metrics(ranks, k, ties):
     """Every metric of ranks for each query, by key."""
-    asked = map(asked_metric, brute_force.rank_metrics(k))
+    asked = map(requested_metric, brute_force.rank_metrics(k))
     return {one.key: one.metric.value(ranks, ties=ties, **one.parameters) for one in asked}
 
 

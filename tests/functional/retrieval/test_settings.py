@@ -16,7 +16,6 @@ from fewshot_callbacks import DEFAULT_METRICS, RetrievalEvaluation, RetrievalMon
 from fewshot_callbacks.cli.parsing import parser_of
 from fewshot_callbacks.functional import (
     METRICS,
-    asked_metric,
     class_subset,
     discriminant_ratio,
     evaluate_retrieval,
@@ -25,6 +24,7 @@ from fewshot_callbacks.functional import (
     near_duplicates,
     nearest,
     plan_evaluation,
+    requested_metric,
     sample_episodes,
     suspects,
     variance_ratio,
@@ -262,7 +262,7 @@ def test_each_metric_has_its_row_and_its_sentence():
         rate = {"f": "0.001", "o": "0.1"}.get(metric.pattern[0], "0.95")
         key = metric.pattern.format(k="K", divisor="min", p=rate)
         assert re.search(rf"^\|[^|]*`{re.escape(key)}`", page, re.MULTILINE), key
-        asked = asked_metric(key.replace("K", "3"))
+        asked = requested_metric(key.replace("K", "3"))
         assert (asked.metric, asked.meaning[-1], "{" in asked.meaning) == (metric, ".", False)
 
 
@@ -271,7 +271,7 @@ def test_values_lie_in_their_ranges():
     keys.remove("grouped_recall@2_miss")  # counts otherwise than grouped_recall@2
     report = evaluate_retrieval(torch.randn(100, 4), torch.arange(100) % 25, metrics=keys)
     for key, value in report.metrics().items():
-        low, high = asked_metric(key).metric.range or (-torch.inf, torch.inf)
+        low, high = requested_metric(key).metric.range or (-torch.inf, torch.inf)
         assert low <= value <= high, key
 
 
