@@ -67,7 +67,7 @@ class _QueryScores(NamedTuple):
         keeping = scores[accepted.double() / len(self.non_mated) <= rate]
         return float(keeping[0]) if len(keeping) else math.inf
 
-    def value(self, asked: RequestedMetric, gallery: int) -> tuple[Float[Tensor, "mated"], float | None]:
+    def value(self, requested: RequestedMetric, gallery: int) -> tuple[Float[Tensor, "mated"], float | None]:
         """Return the value of a metric for each mated query, and its threshold; None for a metric without one.
 
         Args:
@@ -197,7 +197,7 @@ def evaluate_identification(
         >>> report["recall@1"], report["tpir@fpir0.1"], report.non_mated
         (1.0, 0.0, 1)
     """
-    asked = requested_metrics(_CALL, metrics, IDENTIFICATION_METRICS)
+    requested = requested_metrics(_CALL, metrics, IDENTIFICATION_METRICS)
     rows, items = compared_sets(_CALL, queries, gallery, similarity)
     assert items is not None
     read = {
@@ -217,7 +217,7 @@ def evaluate_identification(
     non_mated = near.scores[~mated, 0].sort().values
     scores = _QueryScores(own, near.scores[mated], near.left_out[mated], equal, non_mated)
     values, thresholds, intervals, per_query = {}, {}, {}, {}
-    for request in asked:
+    for request in requested:
         values_of_mated, threshold = scores.value(request, len(items))
         if threshold is not None:
             thresholds[request.key] = threshold
@@ -234,14 +234,14 @@ def evaluate_identification(
         non_mated=len(non_mated),
         gallery=len(items),
         identities=len(gallery_codes.unique()),
-        notes=_notes(asked, len(non_mated)),
+        notes=_notes(requested, len(non_mated)),
         per_query=per_query,
     )
 
 
-def _notes(asked: Sequence[RequestedMetric], non_mated: int) -> tuple[str, ...]:
+def _notes(requested: Sequence[RequestedMetric], non_mated: int) -> tuple[str, ...]:
     """Return notes on rates that so many non-mated queries cannot show."""
-    rates = [request.parameters["p"] for request in asked if "p" in request.parameters]
+    rates = [request.parameters["p"] for request in requested if "p" in request.parameters]
     if rates and not non_mated:
         return _NO_NON_MATED
     return note_of_rates("positive", rates, non_mated, "non-mated queries")
