@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from fewshot_callbacks import DEFAULT_METRICS
+from fewshot_callbacks.engine.evaluation import rank_of_best
 from fewshot_callbacks.engine.layout import least_bytes, plan_layout
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.grouped_recall import grouped_recall, label_groups
 from tests.cases import made
 from tests.engine.cases import SIMILARITIES
 from tests.reports import assert_same
@@ -83,7 +85,7 @@ FEW_CASES = (
     ("evaluate", 4_000, 4, 128, 32, "float64"),
     ("evaluate", 4_000, 75, 32, 8, None),
     ("evaluate", 5_000, 20, 16, 16, None),  # classes of 250
-    ("grouped", 12_000, 30, 512, 12, None),  # batches of one or two groups
+    ("grouped", 12_000, 60, 512, 16, None),  # one group at a time, of 4 MB
     ("nearest", 8_000, 1, 128, 24, None),
     ("near_duplicates", 8_000, 1, 32, 24, None),
 )
@@ -114,6 +116,25 @@ def test_no_more_memory_than_was_granted(cases):
         if not over:
             return
         assert again, over
+
+
+def test_the_copied_rows_of_a_batch_of_groups_are_part_of_the_budget(monkeypatch):
+    planned = []
+
+    def recorded(matches):
+        pairs = matches.vectors.pairs
+        planned.append(pairs.queries.nbytes + pairs.gallery.nbytes + matches.memory)
+        return rank_of_best(matches)
+
+    module = sys.modules[label_groups.__module__]  # the package holds the function of the same name
+    monkeypatch.setattr(module, "rank_of_best", recorded)
+    embeddings, labels = made(4_000, 40, 64)
+    sets = embeddings[:2_000], labels[:2_000], embeddings[2_000:], labels[2_000:]
+    whole = grouped_recall(*sets, label_groups=10)
+    planned.clear()
+    assert grouped_recall(*sets, label_groups=10, memory_mb=1) == whole
+    assert len(planned) > 1
+    assert max(planned) <= 1e6
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
