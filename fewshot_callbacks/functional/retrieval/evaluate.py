@@ -231,7 +231,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         del pairs  # collected pairs and cached scores take most of the budget
         notes = _notes_on_sample(inputs, sample, settings)
         notes += sample.notes_on_repeated_items(per_query.effect_of_copies())
-        notes += notes_on(vectors, per_query.relevant, per_query.tied)
+        notes += notes_on(vectors, sample.share.gallery, per_query.relevant, per_query.tied)
         notes += _notes_on_values(inputs.given, settings, pooled, consistency)
         memory_note = _memory_note(evaluation, processes, budget)
         if sample.drawn is None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
+from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional.retrieval import rank_metrics
 from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor
 
@@ -25,6 +26,7 @@ LARGEST_RANK = 2**63 - 1
 MACRO = "macro_"
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class Metric:
     """A metric: its key, its meaning, and how it is computed.

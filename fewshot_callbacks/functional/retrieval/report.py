@@ -124,11 +124,14 @@ class Values:
         return dict(self.values)
 
 
-def notes_on(vectors: Vectors, relevant: Int[Tensor, "queries"], tied: Bool[Tensor, "queries"]) -> list[str]:
+def notes_on(
+    vectors: Vectors, places: Int[Tensor, "own"], relevant: Int[Tensor, "queries"], tied: Bool[Tensor, "queries"]
+) -> list[str]:
     """Return notes that a reader of the means should know. Collective.
 
     Args:
         vectors: Queries and gallery.
+        places: Index of each gallery item of this process among all.
         relevant: Number of relevant candidates of each query.
         tied: Whether a relevant item of each query ties with a negative.
     """
@@ -152,7 +155,7 @@ def notes_on(vectors: Vectors, relevant: Int[Tensor, "queries"], tied: Bool[Tens
         notes.append(f"{zero} embeddings have length zero: their cosine similarity to everything is 0.")
     if ties > 0.01 * queries and not collapsed:
         notes.append(f"{ties} of {queries} queries have relevant items that tie with irrelevant ones.")
-    return notes + _note_of_longest(vectors)
+    return notes + _note_of_longest(vectors, places)
 
 
 def _zero_vectors(vectors: Vectors) -> int:
@@ -203,23 +206,30 @@ def _have_collapsed(vectors: Vectors) -> bool:
     return has_several
 
 
-def _note_of_longest(vectors: Vectors) -> list[str]:
-    """Return a note on an embedding far longer than the others, which is seldom intended and slow. Collective."""
-    norms = vectors.norms[-1]
-    row = -1
-    own_ratio = 1.0
-    median = np.sort(norms)[(len(norms) - 1) // 2] if len(norms) else 0.0
-    has_lengths = vectors.similarity in ("dot", "euclidean")
-    if has_lengths and not vectors.are_read and median > 0:
-        row = int(norms.argmax())
-        own_ratio = float(norms[row] / median)
-    ratio = vectors.processes.largest([own_ratio])[0]
-    if ratio < LONGEST_RATIO:
+def _note_of_longest(vectors: Vectors, places: Int[Tensor, "own"]) -> list[str]:
+    """Return a note on an embedding far longer than the others, which is seldom intended and slow. Collective.
+
+    Args:
+        vectors: Queries and gallery.
+        places: Index of each gallery item of this process among all.
+    """
+    if vectors.similarity not in ("dot", "euclidean"):
         return []
-    which = f"Gallery row {row}" if vectors.processes.count == 1 else "One gallery row"
+    # The norms of items on disk are not known.
+    own_norms = np.empty(0) if vectors.are_read else vectors.norms[-1]
+    shares = vectors.processes.gather((own_norms, places.numpy()[: len(own_norms)]))
+    norms = np.concatenate([norms for norms, _ in shares])
+    if not len(norms):
+        return []
+    indices = np.concatenate([indices for _, indices in shares])
+    median = float(np.sort(norms)[(len(norms) - 1) // 2])
+    longest = float(norms.max())
+    if median == 0.0 or longest < LONGEST_RATIO * median:
+        return []
+    row = int(indices[norms == longest].min())
     return [
-        f"{which} is {ratio:.2g} times as long as the median embedding. The metrics are exact, but the evaluation is slow "
-        'with it. Look for a diverged batch, drop the row, or use similarity="cosine".'
+        f"Gallery row {row} is {longest / median:.2g} times as long as the median embedding. The metrics are exact, but the "
+        'evaluation is slow with it. Look for a diverged batch, drop the row, or use similarity="cosine".'
     ]
 
 

@@ -99,7 +99,7 @@ def test_recall_at_precision_is_that_of_the_smallest_of_all_thresholds(options, 
 def test_a_threshold_accepts_the_pairs_that_it_counts_among_the_scores_that_a_user_reads(similarity, scale):
     vectors, labels = made(60, 6, noise=2)
     vectors = vectors.double() * scale
-    metrics = ("f1", "recall@precision0.3", "fnmr@fmr0.1")
+    metrics = ("pair_f1", "recall@precision0.3", "fnmr@fmr0.1")
     report = evaluate_retrieval(vectors, labels, similarity=similarity, metrics=metrics, label_groups=None)
     queries, items = np.nonzero(~np.eye(len(labels), dtype=bool))
     scores = trial_scores(vectors, queries, items, similarity=similarity).numpy()
