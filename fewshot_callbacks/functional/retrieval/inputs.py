@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -137,11 +137,10 @@ class RetrievalInputs:
         """
         own_labels = self.own_query_labels.numpy()
         kinds = []
-        for kind in ("ids", "groups"):
-            of_queries, of_items = self.codes[f"query_{kind}"], self.codes[f"gallery_{kind}"]
-            if of_queries is not None and of_items is not None:
-                own, other = of_queries[self.share.queries], of_items[self.share.gallery]
-                kinds.append((own.numpy(), gather_in_item_order(self.processes, other.numpy())))
+        for of_queries, of_items in self.exclusions():
+            items_of_process = of_items[self.share.gallery].numpy()
+            in_item_order = gather_in_item_order(self.processes, items_of_process)
+            kinds.append((of_queries[self.share.queries].numpy(), in_item_order))
         if self.given is not None:
             places = self.share.queries if self.drawn is None else self.drawn[self.share.queries]
             numbers = gather_in_item_order(self.processes, self.share.gallery.numpy())
@@ -153,6 +152,16 @@ class RetrievalInputs:
         labels = gather_in_item_order(self.processes, self.own_gallery_labels.numpy())
         of_labels = Lists.of_labels(own_labels, labels)
         return Relevance(of_labels, self._itself(), kinds, symmetric=self.is_one_set), None, None
+
+    def exclusions(self) -> list[tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]]]:
+        """Return the codes of all queries and gallery items, for ids and for groups, as far as there are any."""
+        pairs = []
+        for kind in ("ids", "groups"):
+            of_queries = self.codes[f"query_{kind}"]
+            of_items = self.codes[f"gallery_{kind}"]
+            if of_queries is not None and of_items is not None:
+                pairs.append((of_queries, of_items))
+        return pairs
 
     def _itself(self) -> NDArray[np.int32]:
         """Return the number of the item that each query of this process is; -1 for none."""
@@ -223,17 +232,17 @@ class RetrievalInputs:
         So it is where they are the same items in the same order and whom one excludes excludes it. All ranks stay the same,
         and the score of a pair serves both its items.
         """
-        kinds = [(self.codes[f"query_{kind}"], self.codes[f"gallery_{kind}"]) for kind in ("ids", "groups")]
-        given = [(own, other) for own, other in kinds if own is not None and other is not None]
-        queries, gallery = self.queries, self.gallery
-        if self.same_set or self.drawn is not None or self.given is not None or not given:
+        exclusions = self.exclusions()
+        queries = self.queries
+        gallery = self.gallery
+        if self.same_set or self.drawn is not None or self.given is not None or not exclusions:
             return self
         if isinstance(queries, StoredRows) or isinstance(gallery, StoredRows):
             return self
-        if not all(torch.equal(*sides) for sides in ((self.query_labels, self.gallery_labels), *given)):
+        if not all(torch.equal(*pair) for pair in ((self.query_labels, self.gallery_labels), *exclusions)):
             return self
-        here = torch.equal(queries, gallery) and torch.equal(*self.share)
-        if self.processes.largest([float(not here)])[0]:
+        is_same_here = torch.equal(queries, gallery) and torch.equal(*self.share)
+        if self.processes.largest([float(not is_same_here)])[0]:
             return self
         # where no two items share a code, it says no more than that an item is not its own candidate
         shared = {
@@ -280,69 +289,61 @@ def collect_inputs(
     queries, gallery, arrays = with_stored_arrays(queries, gallery, arrays, labelled=relevance is None)
     query_labels = arrays.pop("query_labels", None)
     gallery_labels = arrays.pop("gallery_labels", None)
-    processes, same_set = held.processes, gallery is None
+    same_set = gallery is None
     if relevance is not None:
         _refuse_labels_beside_relevance(call, query_labels, gallery_labels)
-        query_labels, gallery_labels = _no_labels(queries), None if same_set else _no_labels(gallery)
+        query_labels = _no_labels(queries)
+        gallery_labels = None if same_set else _no_labels(gallery)
     _check_gallery_labels(call, gallery, gallery_labels)
-    read = functools.partial(_part, call, processes, memory=memory, as_codes=as_codes)
-    own = read("queries", queries, query_labels, held.query_places)
-    others = own if same_set else read("gallery", gallery, gallery_labels, held.gallery_places)
-    _check_dims(call, own.vectors.shape[1], others.vectors.shape[1], as_codes=as_codes)
-    label_codes, names = _label_codes(call, processes, own, others, same_set=same_set)
-    codes = _codes_of_all(call, processes, own, others, same_set=same_set, given=arrays)
-    counted, counted_items, notes = _first_of_each_id(processes, own, others, label_codes, codes, same_set=same_set)
-    codes = _codes_of_counted(codes, counted, counted_items, same_set=same_set)
-    own = _without_repeated(call, own, counted, relevance, memory)
-    others = own if same_set else _without_repeated(call, others, counted_items, relevance, memory)
-    sides = _labels_of_counted(label_codes, counted, counted if same_set else counted_items)
-    of_queries, of_items = sides  # of sets of labels the number of each set
+    processes = held.processes
+    reader = _Reader(call, processes, memory, as_codes=as_codes)
+    query_share = reader.read("queries", queries, query_labels, held.query_places)
+    gallery_share = query_share
+    if not same_set:
+        gallery_share = reader.read("gallery", gallery, gallery_labels, held.gallery_places)
+    _check_dims(call, query_share.rows.shape[1], gallery_share.rows.shape[1], as_codes=as_codes)
+    sets = _Sets(query_share, gallery_share, same_set)
+    labels, names = _label_codes(call, processes, sets)
+    codes = _codes_of_all(call, processes, sets, arrays)
+    counted, notes = _first_of_each_id(processes, sets, labels, codes)
+    codes = _codes_of_counted(codes, counted, same_set=same_set)
+    sets = sets.only(call, counted, relevance, memory)
+    labels = counted.of(labels)  # the number of each set of labels where items have several
     has_labels = relevance is None
+    query_codes, gallery_codes = labels
     if names is not None and isinstance(names[0], tuple):
-        relevance = _relevance_of_sets(names, of_queries, of_items, same_set=same_set)
-        names, of_items = None, torch.zeros_like(of_items)
+        relevance = _relevance_of_sets(names, *labels, same_set=same_set)
+        names = None
+        gallery_codes = torch.zeros_like(gallery_codes)
     if relevance is not None:
-        of_queries = _clusters(call, relevance, own.length, others.length, same_set=same_set)
+        query_codes = _clusters(call, relevance, sets)
     inputs = RetrievalInputs(
-        *_of_one_type(own.vectors, others.vectors),  # one set stays one tensor
-        of_queries,
-        of_items,
+        *_of_one_type(sets.queries.rows, sets.gallery.rows),  # one set stays one tensor
+        query_codes,
+        gallery_codes,
         codes,
         same_set,
-        ShardIndex(own.places, others.places),
+        ShardIndex(sets.queries.places, sets.gallery.places),
         processes,
         names,
         given=relevance,
-        counted=counted,
+        counted=counted.queries,
         notes_on_ids=tuple(notes),
     )
     if with_copies and has_labels:
-        inputs = replace(inputs, copies=_copies(inputs, (own.hashes, others.hashes), sides, as_codes=as_codes))
+        inputs = replace(inputs, copies=_copies(inputs, sets, labels, as_codes=as_codes))
     return inputs
 
 
-def _label_codes(
-    call: str, processes: Processes, own: _Part, others: _Part, *, same_set: bool
-) -> tuple[tuple[Tensor, Tensor], tuple[Any, ...] | None]:
-    """Return the codes of the labels of all queries and of all gallery items, and the label of each code. Collective."""
-    given = {"query_labels": own.labels}
-    if not same_set:
-        given["gallery_labels"] = others.labels
-    codes, names = encode(call, given, processes)
-    of_queries = processes.placed(codes[0], own.places, own.length)
-    of_items = of_queries if same_set else processes.placed(codes[1], others.places, others.length)
-    return (of_queries, of_items), names
-
-
-def _labels_of_counted(
-    labels: tuple[Tensor, Tensor], queries: Tensor | None, items: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return the labels of the queries and items with these indices, which are all for None."""
-    of_queries, of_items = labels
-    return (
-        of_queries if queries is None else of_queries[queries],
-        of_items if items is None else of_items[items],
-    )
+def _label_codes(call: str, processes: Processes, sets: _Sets) -> tuple[tuple[Tensor, Tensor], tuple[Any, ...] | None]:
+    """Return the codes of the labels of all queries and of all gallery items, and the label of each code. *Collective*."""
+    labels = {"query_labels": sets.queries.labels}
+    if not sets.same_set:
+        labels["gallery_labels"] = sets.gallery.labels
+    codes, names = encode(call, labels, processes)
+    query_codes = sets.queries.of_all(processes, codes[0])
+    gallery_codes = query_codes if sets.same_set else sets.gallery.of_all(processes, codes[1])
+    return (query_codes, gallery_codes), names
 
 
 def _relevance_of_sets(
@@ -370,98 +371,126 @@ def _check_gallery_labels(call: str, gallery: Any, gallery_labels: Any) -> None:
         )
 
 
-def _codes_of_all(
-    call: str, processes: Processes, own: _Part, others: _Part, *, same_set: bool, given: dict[str, Any]
-) -> dict[str, Tensor | None]:
-    """Return the ids and groups of the items of all processes, by the name of the argument. Collective."""
-    sizes = len(own.vectors), len(others.vectors)
-    mine = exclusion_codes(call, given, *sizes, same_set=same_set, processes=processes)
-    codes: dict[str, Tensor | None] = {}
-    for name, code in mine.items():
-        part = own if name.startswith("query") else others
-        codes[name] = None if code is None else processes.placed(code, part.places, part.length)
-    return codes
+def _codes_of_all(call: str, processes: Processes, sets: _Sets, arrays: Mapping[str, Any]) -> dict[str, Tensor | None]:
+    """Return the ids and groups of the items of all processes, by the name of the argument. *Collective*."""
+    sizes = (len(sets.queries.rows), len(sets.gallery.rows))
+    codes = exclusion_codes(call, arrays, *sizes, same_set=sets.same_set, processes=processes)
+    of_all: dict[str, Tensor | None] = {}
+    for name, code in codes.items():
+        share = sets.queries if name.startswith("query") else sets.gallery
+        of_all[name] = None if code is None else share.of_all(processes, code)
+    return of_all
+
+
+class _Counted(NamedTuple):
+    """Indices of the first query and of the first gallery item of each id, ascending; None if all are counted.
+
+    With one set, both are the same.
+    """
+
+    queries: Int[Tensor, "counted"] | None
+    gallery: Int[Tensor, "counted"] | None
+
+    def of(self, labels: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the labels of the queries and gallery items that are counted."""
+        query_labels, gallery_labels = labels
+        if self.queries is not None:
+            query_labels = query_labels[self.queries]
+        if self.gallery is not None:
+            gallery_labels = gallery_labels[self.gallery]
+        return query_labels, gallery_labels
 
 
 def _codes_of_counted(
-    codes: dict[str, Tensor | None], queries: Tensor | None, items: Tensor | None, *, same_set: bool
+    codes: Mapping[str, Tensor | None], counted: _Counted, *, same_set: bool
 ) -> dict[str, Tensor | None]:
-    """Return the ids and groups of the queries and items with these indices.
+    """Return the ids and groups of the queries and gallery items that are counted.
 
-    The items of one set are its queries. Its ids have done their work: those that are counted differ.
+    The ids of one set have done their work: the items that are counted all have different ones.
     """
-    if same_set:
-        items = queries
-        codes = codes | {"query_ids": None}
-    found: dict[str, Tensor | None] = {}
+    remaining: dict[str, Tensor | None] = {}
     for name, code in codes.items():
-        index = queries if name.startswith("query") else items
-        found[name] = code if code is None or index is None else code[index]
-    return found
-
-
-def _without_repeated(
-    call: str, part: _Part, counted: Tensor | None, relevance: given_relevance.Relevance | None, memory: float
-) -> _Part:
-    """Return the items that are counted, which are all for None; a relevance of all rows is refused."""
-    if counted is None:
-        return part
-    if relevance is not None:
-        raise ValueError(
-            f"{call}: relevance is of all rows, and {part.length - len(counted):,} of them repeat an id. Pass each item "
-            "once, and the relevance of these."
-        )
-    return part.only(counted, memory)
+        index = counted.queries if name.startswith("query") else counted.gallery
+        remaining[name] = code if code is None or index is None else code[index]
+    if same_set:
+        remaining["query_ids"] = None
+    return remaining
 
 
 def _copies(
     inputs: RetrievalInputs,
-    known: tuple[NDArray[np.int64] | None, NDArray[np.int64] | None],
+    sets: _Sets,
     labels: tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]],
     *,
     as_codes: bool,
 ) -> Copies:
-    """Return the copies of all queries. Collective.
+    """Return the copies of all queries. *Collective*.
 
     Args:
-        inputs: The sets.
-        known: Hashes of the rows of this process that were read, in their type.
-        labels: Those of all queries and items; of sets of labels their number.
+        inputs: Queries and gallery.
+        sets: The shares of this process, with the hashes of rows that were read.
+        labels: Labels of all queries and gallery items; the number of each set of labels where items have several.
         as_codes: Whether rows are binary codes.
     """
-    processes, rows = inputs.processes, (inputs.queries, inputs.gallery)
-    double = any(processes.gather(any(side.dtype == torch.float64 for side in rows)))
-    dtype = torch.int8 if as_codes else torch.float64 if double else torch.float32
+    processes = inputs.processes
+    has_doubles = torch.float64 in (inputs.queries.dtype, inputs.gallery.dtype)
+    dtype = torch.float64 if any(processes.gather(has_doubles)) else torch.float32
+    if as_codes:
+        dtype = torch.int8
 
-    def all_of(side: int) -> Side:
-        hashes, places, of_side = known[side], inputs.share[side], labels[side]
-        own = hashes if hashes is not None and rows[side].dtype == dtype else hashes_of(rows[side], dtype)
-        return Side(processes.placed(torch.from_numpy(own), places, len(of_side)).numpy(), of_side.numpy())
+    def side(share: _SetShare, rows: Tensor | StoredRows, of_all: Tensor) -> Side:
+        """Return the hashes and labels of all items of a set. *Collective*."""
+        # Hashes of rows that were read are hashes in their own type.
+        is_known = share.hashes is not None and rows.dtype == dtype
+        hashes = share.hashes if is_known and share.hashes is not None else hashes_of(rows, dtype)
+        return Side(share.of_all(processes, torch.from_numpy(hashes)).numpy(), of_all.numpy())
 
-    queries = all_of(0)
-    items = queries if inputs.same_set else all_of(1)
-    exclusions = [
-        (of_queries.numpy(), of_items.numpy())
-        for kind in ("ids", "groups")
-        if (of_queries := inputs.codes[f"query_{kind}"]) is not None
-        and (of_items := inputs.codes[f"gallery_{kind}"]) is not None
-    ]
-    itself = np.arange(len(labels[0])) if inputs.same_set else None
-    own_items = inputs.gallery, inputs.share.gallery.numpy()
-    return Copies.among(queries, items, itself, exclusions, own_items, processes, as_codes=as_codes)
+    query_side = side(sets.queries, inputs.queries, labels[0])
+    gallery_side = query_side if sets.same_set else side(sets.gallery, inputs.gallery, labels[1])
+    self_match = np.arange(len(labels[0])) if sets.same_set else None
+    gallery_rows = (inputs.gallery, inputs.share.gallery.numpy())
+    exclusions = [(of_queries.numpy(), of_items.numpy()) for of_queries, of_items in inputs.exclusions()]
+    return Copies.among(query_side, gallery_side, self_match, exclusions, gallery_rows, processes, as_codes=as_codes)
 
 
-def _notes_on_ids_of_both(labels: Tensor, others: Tensor, ids: Tensor | None, other_ids: Tensor | None) -> list[str]:
-    """Return a description of ids that name a query and a gallery item that cannot be one item; nothing where all can.
+def _first_of_each_id(
+    processes: Processes, sets: _Sets, labels: tuple[Tensor, Tensor], codes: Mapping[str, Tensor | None]
+) -> tuple[_Counted, list[str]]:
+    """Return the queries and gallery items that are counted, and what is wrong with the ids. *Collective*."""
+    query_ids = codes["query_ids"]
+    gallery_ids = codes["gallery_ids"]
+    notes = _notes_on_ids_of_both(*labels, query_ids, gallery_ids)
+    queries = _first_of_repeated(query_ids)
+    beginning = "" if sets.same_set else "query_ids: "
+    notes += _notes_on_repeated_ids(processes, sets.queries, labels[0], beginning, query_ids, queries)
+    if sets.same_set:
+        return _Counted(queries, queries), notes
+    items = _first_of_repeated(gallery_ids)
+    notes += _notes_on_repeated_ids(processes, sets.gallery, labels[1], "gallery_ids: ", gallery_ids, items)
+    return _Counted(queries, items), notes
+
+
+def _first_of_repeated(ids: Int[Tensor, "items"] | None) -> Int[Tensor, "counted"] | None:
+    """Return the index of the first item of each id; None if no id repeats, or there are none."""
+    if ids is None:
+        return None
+    first = first_of_each(ids)
+    return None if len(first) == len(ids) else first
+
+
+def _notes_on_ids_of_both(
+    query_labels: Tensor, gallery_labels: Tensor, query_ids: Tensor | None, gallery_ids: Tensor | None
+) -> list[str]:
+    """Return a note on ids that name a query and a gallery item that cannot be one item.
 
     Embeddings may differ, for two models may have made them; labels may not.
     """
-    if ids is None or other_ids is None or not len(labels) or not len(others):
+    if query_ids is None or gallery_ids is None or not len(query_ids) or not len(gallery_ids):
         return []
-    ordered, order = other_ids.sort(stable=True)
-    at = torch.searchsorted(ordered, ids).clamp(max=len(ordered) - 1)
-    is_there = ordered[at] == ids
-    differing = int((is_there & (labels != others[order[at]])).sum())
+    ordered, order = gallery_ids.sort(stable=True)
+    position = torch.searchsorted(ordered, query_ids).clamp(max=len(ordered) - 1)
+    is_in_gallery = ordered[position] == query_ids
+    differing = int((is_in_gallery & (query_labels != gallery_labels[order[position]])).sum())
     if not differing:
         return []
     return [
@@ -471,48 +500,29 @@ def _notes_on_ids_of_both(labels: Tensor, others: Tensor, ids: Tensor | None, ot
     ]
 
 
-def _first_of_each_id(
-    processes: Processes,
-    own: _Part,
-    others: _Part,
-    labels: tuple[Tensor, Tensor],
-    codes: dict[str, Tensor | None],
-    *,
-    same_set: bool,
-) -> tuple[Tensor | None, Tensor | None, list[str]]:
-    """Return the index of the first query and of the first item of each id, and what is wrong with the ids. Collective.
-
-    An index is None if no id of the set repeats, or none are given.
-    """
-    notes = _notes_on_ids_of_both(*labels, codes["query_ids"], codes["gallery_ids"])
-    indices: list[Tensor | None] = []
-    for part, of_part, name in zip((own, others), labels, ("query_ids", "gallery_ids"), strict=True):
-        ids = codes[name]
-        first = None if ids is None else first_of_each(ids)
-        if ids is not None and first is not None and len(first) == len(ids):
-            first = None
-        indices.append(first)
-        notes += _notes_on_repeated_ids(processes, part, of_part, "" if same_set else f"{name}: ", ids, first)
-    return indices[0], indices[1], notes
-
-
 def _notes_on_repeated_ids(
     processes: Processes,
-    part: _Part,
+    share: _SetShare,
     labels: Int[Tensor, "items"],
     beginning: str,
     ids: Int[Tensor, "items"] | None,
-    first: Tensor | None,
+    first: Int[Tensor, "counted"] | None,
 ) -> list[str]:
-    """Return what is wrong with the ids of a side, of which only the first item of each is counted. Collective."""
+    """Return what is wrong with the ids of a set, of which only the first item of each is counted. *Collective*.
+
+    Args:
+        processes: All that hold a share of the set.
+        share: The share of this process.
+        labels: Labels of all items.
+        beginning: Beginning of the note.
+        ids: Ids of all items; None if there are none.
+        first: Index of the first item of each id; None if no id repeats.
+    """
     if ids is None or first is None:
         return []
-    own_sketches = sketches(part.vectors).T.contiguous() if len(part.places) else torch.empty(SKETCH, 0).double()
-    sketch = processes.placed(own_sketches, part.places, part.length).T
-    note = note_on_ids(ids, labels, sketch)
-    if note is None:
-        return []
-    return [f"{beginning}{note}"]
+    sketch = sketches(share.rows) if len(share.places) else torch.empty(0, SKETCH, dtype=torch.float64)
+    note = note_on_ids(ids, labels, share.of_all(processes, sketch.T.contiguous()).T)
+    return [] if note is None else [f"{beginning}{note}"]
 
 
 def with_stored_arrays(
@@ -573,11 +583,10 @@ def _no_labels(rows: Any) -> Int[Tensor, "items"]:
     return torch.zeros(len(rows) if hasattr(rows, "__len__") else 0, dtype=torch.int64)
 
 
-def _clusters(
-    call: str, relevance: given_relevance.Relevance, queries: int, gallery: int, *, same_set: bool
-) -> Int[Tensor, "queries"]:
-    """Return the cluster of each query for intervals: each its own, if the relevance names none."""
-    _check_relevance(call, relevance, queries, gallery, same_set=same_set)
+def _clusters(call: str, relevance: given_relevance.Relevance, sets: _Sets) -> Int[Tensor, "queries"]:
+    """Return the cluster of each query for intervals: each query is one, if the relevance names none."""
+    queries = sets.queries.length
+    _check_relevance(call, relevance, queries, sets.gallery.length, same_set=sets.same_set)
     return torch.arange(queries) if relevance.clusters is None else torch.from_numpy(relevance.clusters)
 
 
@@ -594,95 +603,183 @@ def _check_relevance(
 
 
 @dataclass(frozen=True)
-class _Part:
-    """What this process holds of the queries or of the gallery."""
+class _SetShare:
+    """The share of one set that this process holds."""
 
-    vectors: Tensor | StoredRows
+    rows: Tensor | StoredRows
     # as they were given
     labels: Labels
-    # index of each item among all
+    # index of each item among those of all processes
     places: Int[Tensor, "own"]
     # number of items of all processes
     length: int
-    # of the rows that are read, in their type; None for rows in memory, whose hashes take little time
+    # hashes of rows that are read, in their type; None for rows in memory, whose hashes take little time
     hashes: NDArray[np.int64] | None = None
 
-    def only(self, counted: Int[Tensor, "counted"], memory: float) -> _Part:
-        """Return the part of some of all items, ascending; they are numbered anew."""
-        here = torch.isin(self.places, counted)
-        if isinstance(self.vectors, StoredRows):
-            vectors: Tensor | StoredRows = StoredRows(_SomeRows(self.vectors, here.numpy()), memory)
+    def of_all(self, processes: Processes, values: Shaped[Tensor, "*rows own"]) -> Shaped[Tensor, "*rows items"]:
+        """Return the values of the items of all processes, given those of this one. *Collective*."""
+        return processes.placed(values, self.places, self.length)
+
+    def only(self, counted: Int[Tensor, "counted"], memory: float) -> _SetShare:
+        """Return the share of a smaller set: of the items with these indices, ascending, which are numbered anew."""
+        is_counted = torch.isin(self.places, counted)
+        mask = is_counted.numpy()
+        if isinstance(self.rows, StoredRows):
+            rows: Tensor | StoredRows = StoredRows(_SourceOfCounted(self.rows, mask), memory)
         else:
-            vectors = self.vectors[here]
-        hashes = None if self.hashes is None else self.hashes[here.numpy()]
-        places = torch.searchsorted(counted, self.places[here])
-        return _Part(vectors, self.labels[here], places, len(counted), hashes)
+            rows = self.rows[is_counted]
+        hashes = None if self.hashes is None else self.hashes[mask]
+        places = torch.searchsorted(counted, self.places[is_counted])
+        return _SetShare(rows, self.labels[is_counted], places, len(counted), hashes)
 
 
-class _SomeRows:
-    """Some rows of a source, as a source.
+class _Sets(NamedTuple):
+    """The shares of queries and gallery that this process holds; with one set, both are the same object."""
+
+    queries: _SetShare
+    gallery: _SetShare
+    same_set: bool
+
+    def only(self, call: str, counted: _Counted, relevance: given_relevance.Relevance | None, memory: float) -> _Sets:
+        """Return the shares of the items that are counted; a relevance of all rows is refused if some are not."""
+        queries = _only_counted(call, self.queries, counted.queries, relevance, memory)
+        gallery = queries
+        if not self.same_set:
+            gallery = _only_counted(call, self.gallery, counted.gallery, relevance, memory)
+        return _Sets(queries, gallery, self.same_set)
+
+
+def _only_counted(
+    call: str,
+    share: _SetShare,
+    counted: Int[Tensor, "counted"] | None,
+    relevance: given_relevance.Relevance | None,
+    memory: float,
+) -> _SetShare:
+    """Return the share of the items that are counted, which are all for None."""
+    if counted is None:
+        return share
+    if relevance is not None:
+        raise ValueError(
+            f"{call}: relevance is of all rows, and {share.length - len(counted):,} of them repeat an id. Pass each item "
+            "once, and the relevance of these."
+        )
+    return share.only(counted, memory)
+
+
+class _SourceOfCounted:
+    """The rows of a source that are counted, as a source.
 
     Args:
         rows: All rows.
-        mask: (rows,) Which of them.
+        mask: (rows,) whether each row is counted.
     """
 
     def __init__(self, rows: StoredRows, mask: Bool[np.ndarray, "rows"]) -> None:
-        self._all, self._rows = rows, np.flatnonzero(mask)
-        self.shape, self.dtype = (len(self._rows), rows.dim), rows.dtype
+        self._all = rows
+        self._indices = np.flatnonzero(mask)
+        self.shape = (len(self._indices), rows.dim)
+        self.dtype = rows.dtype
 
-    def __getitem__(self, some: slice) -> Tensor:
+    def __getitem__(self, span: slice) -> Tensor:
         """Read neighbouring rows, and pass over those between them."""
-        wanted = self._rows[some]
-        if not len(wanted):
+        indices = self._indices[span]
+        if not len(indices):
             return self._all.read(slice(0, 0))
-        return self._all.read(slice(wanted[0], wanted[-1] + 1))[torch.from_numpy(wanted - wanted[0])]
+        first = indices[0]
+        return self._all.read(slice(first, indices[-1] + 1))[torch.from_numpy(indices - first)]
 
 
-def _part(
-    call: str, processes: Processes, name: str, vectors: Any, labels: Any, places: Any, *, memory: float, as_codes: bool
-) -> _Part:
-    """Validate one side. Collective."""
-    given, is_read = vectors, is_source(vectors) and not as_codes
-    if not is_read:
-        vectors = as_tensor(vectors[:] if is_source(vectors) else vectors, name, call).cpu()
-    # halves in memory stay what they are as items, which are converted as they are compared
-    in_memory = isinstance(given, Tensor) or type(given) is np.ndarray or not is_read
-    may_stay = name == "gallery" or not in_memory
-    size = 4.0 * math.prod(vectors.shape) if may_stay and not as_codes and len(vectors.shape) == 2 else 0.0
-    if any(processes.gather(size > (LOADED_SHARE if is_read else COPIED_SHARE) * memory)) and size:
-        vectors = StoredRows(vectors, memory) if is_read or vectors.is_floating_point() else vectors
-    elif is_read:
-        stored = StoredRows(vectors, memory)  # a source need not have a length
-        vectors = stored.read(slice(0, len(stored)))
-    items, dim = len(vectors) if vectors.ndim else 0, 0
-    if items or processes.count == 1:  # one of several may hold nothing
-        if as_codes:
-            vectors = signs(vectors, name, call)
-        else:
-            check_matrix(vectors, name, call)
-            vectors = vectors if isinstance(vectors, StoredRows) else computable(vectors)
-        dim = vectors.shape[1]
-    label_name = "query_labels" if name == "queries" else "gallery_labels"
-    own_labels = read_labels(labels, items, label_name, _nouns(name, as_codes=as_codes), call, sets=True)
-    known = processes.gather((items, dim, vectors.dtype))
-    holders = [(rank, *rest) for rank, rest in enumerate(known) if rest[0]]
-    if not holders:
-        raise ValueError(f"{call}: {name} is empty (shape (0, {dim})) in every process. Pass at least one item.")
-    refuse_other_dims(call, name, {rank: of_rank for rank, _, of_rank, *_ in holders})
-    dtype = functools.reduce(torch.promote_types, (holder[3] for holder in holders))
-    if not isinstance(vectors, StoredRows):
-        vectors = vectors.to(dtype) if items else torch.empty(0, holders[0][2], dtype=dtype)
-    counts = [held[0] for held in known]
-    length, first = sum(counts), sum(counts[: processes.rank])
-    if places is None:
-        places = torch.arange(first, first + items)
-    places = check_labels(places, items, "places", name, call)
-    check_places(call, name, torch.cat(processes.gather(places)))
-    bad, hashes = _checked_rows(vectors, as_codes=as_codes)
-    where = f", which is {given.where(int(bad[0]))}" if len(bad) and isinstance(given, Shards | ChosenRows) else ""
-    refuse_non_finite(torch.cat(processes.gather(places[bad])).sort().values, length, name, call, where)
-    return _Part(vectors, own_labels, places, length, hashes)
+@dataclass(frozen=True)
+class _Reader:
+    """Reads and validates the share of each set that this process was given."""
+
+    # the public function, for messages
+    call: str
+    processes: Processes
+    # budget in bytes
+    memory: float
+    as_codes: bool
+
+    def read(self, name: str, given: Any, labels: Any, places: Any) -> _SetShare:
+        """Return the share of one set. *Collective*.
+
+        Args:
+            name: `queries` or `gallery`, for messages.
+            given: Rows of this process.
+            labels: Their labels.
+            places: Their indices among all; None if those of a process follow those of the one before.
+        """
+        rows = self._rows(name, given)
+        items = len(rows) if rows.ndim else 0
+        if items or self.processes.count == 1:  # one of several processes may hold nothing
+            rows = self._checked(name, rows)
+        label_name = "query_labels" if name == "queries" else "gallery_labels"
+        nouns = _nouns(name, as_codes=self.as_codes)
+        own_labels = read_labels(labels, items, label_name, nouns, self.call, sets=True)
+        dim = rows.shape[1] if items else 0
+        sizes, rows = self._of_one_kind(name, rows, items, dim)
+        if places is None:
+            first = sum(sizes[: self.processes.rank])
+            places = torch.arange(first, first + items)
+        places = check_labels(places, items, "places", name, self.call)
+        check_places(self.call, name, torch.cat(self.processes.gather(places)))
+        bad, hashes = _checked_rows(rows, as_codes=self.as_codes)
+        where = ""
+        if len(bad) and isinstance(given, Shards | ChosenRows):
+            where = f", which is {given.where(int(bad[0]))}"
+        length = sum(sizes)
+        bad_of_all = torch.cat(self.processes.gather(places[bad])).sort().values
+        refuse_non_finite(bad_of_all, length, name, self.call, where)
+        return _SetShare(rows, own_labels, places, length, hashes)
+
+    def _rows(self, name: str, given: Any) -> Tensor | StoredRows:
+        """Return rows in memory, or rows that stay where they are, since they take much of the budget. *Collective*."""
+        is_read = is_source(given) and not self.as_codes
+        rows = given
+        if not is_read:
+            rows = as_tensor(given[:] if is_source(given) else given, name, self.call).cpu()
+        in_memory = isinstance(given, Tensor) or type(given) is np.ndarray or not is_read
+        # Queries in memory are copied block by block anyway.
+        may_stay = (name == "gallery" or not in_memory) and not self.as_codes and len(rows.shape) == 2
+        size = 4.0 * math.prod(rows.shape) if may_stay else 0.0
+        limit = (LOADED_SHARE if is_read else COPIED_SHARE) * self.memory
+        stays = any(self.processes.gather(size > limit)) and size > 0
+        if stays:
+            return StoredRows(rows, self.memory) if is_read or rows.is_floating_point() else rows
+        if is_read:
+            stored = StoredRows(rows, self.memory)  # a source need not have a length
+            return stored.read(slice(0, len(stored)))
+        resident: Tensor = rows
+        return resident
+
+    def _checked(self, name: str, rows: Tensor | StoredRows) -> Tensor | StoredRows:
+        """Return codes of -1 and +1, or vectors that can be compared; half precision becomes float32 in memory."""
+        if self.as_codes:
+            assert isinstance(rows, Tensor)
+            return signs(rows, name, self.call)
+        check_matrix(rows, name, self.call)
+        return rows if isinstance(rows, StoredRows) else computable(rows)
+
+    def _of_one_kind(
+        self, name: str, rows: Tensor | StoredRows, items: int, dim: int
+    ) -> tuple[list[int], Tensor | StoredRows]:
+        """Return the number of items of each process, and rows in a type that holds those of all. *Collective*."""
+        kinds = self.processes.gather((items, dim, rows.dtype))
+        holders = {rank: kind for rank, kind in enumerate(kinds) if kind[0]}
+        if not holders:
+            raise ValueError(
+                f"{self.call}: {name} is empty (shape (0, {dim})) in every process. Pass at least one item."
+            )
+        dims = {rank: of_rank for rank, (_, of_rank, _) in holders.items()}
+        refuse_other_dims(self.call, name, dims)
+        sizes = [size for size, _, _ in kinds]
+        if isinstance(rows, StoredRows):
+            return sizes, rows
+        dtype = functools.reduce(torch.promote_types, (of_rank for _, _, of_rank in holders.values()))
+        if items:
+            return sizes, rows.to(dtype)
+        return sizes, torch.empty(0, next(iter(dims.values())), dtype=dtype)
 
 
 def _checked_rows(rows: Tensor | StoredRows, *, as_codes: bool) -> tuple[Int[Tensor, "bad"], NDArray[np.int64] | None]:
