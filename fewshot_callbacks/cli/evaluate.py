@@ -96,17 +96,18 @@ def run(options: Namespace) -> None:
         check_same_items(arrays, others, options)
     other_report: RetrievalReport | None = None
     journal = None if options.resume is None else journal_of(options, processes, arrays, others)
+    # The state is removed once all is printed.
     with journaling(journal):
         report = evaluate_arrays(arrays, options, processes)
         if others is not None:
             other_report = evaluate_arrays(others, options, processes)
-    if processes.rank > 0:  # the first process prints
-        return
-    result = Result(report, moments_of_all(arrays) if wants_j else None)
-    if others is None or other_report is None:
-        print_result(result, options)
-    else:
-        print_both(result, Result(other_report, moments_of_all(others) if wants_j else None), options)
+        if processes.rank > 0:  # the first process prints
+            return
+        result = Result(report, moments_of_all(arrays) if wants_j else None)
+        if others is None or other_report is None:
+            print_result(result, options)
+        else:
+            print_both(result, Result(other_report, moments_of_all(others) if wants_j else None), options)
 
 
 @dataclass(frozen=True)
@@ -204,8 +205,8 @@ def check_labels_for_j(arrays: Arrays | None) -> None:
 def journal_of(options: Namespace, processes: Processes, arrays: Arrays, others: Arrays | None) -> Journal:
     """Return the journal of an evaluation: it belongs to these files as they are, and to these settings.
 
-    Files of vectors are known by their sizes and times, since reading them would take as long as a pass over them. The
-    other arrays are known by their content.
+    Vectors are known by the sizes and times of their files, since a digest of them would take as long as a pass over files
+    that are larger than memory. The other arrays are known by their content.
 
     Raises:
         ValueError: The folder holds the state of another evaluation, or anything else; of all processes.
@@ -217,22 +218,25 @@ def journal_of(options: Namespace, processes: Processes, arrays: Arrays, others:
         for name in (*SETTINGS, *COLUMNS, "unknown", "at_least")
         if vars(options).get(name) is not None
     }
-    of: dict[str, Any] = {"files": hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16], "settings": settings}
-    of |= {"processes": processes.count, "version": __version__}
+    description: dict[str, Any] = {
+        "files": hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16],
+        "settings": settings,
+        "processes": processes.count,
+        "version": __version__,
+    }
     for name in COLUMNS:
         column = vars(options).get(name)
         if column is not None and column.lower().endswith(".npy"):
-            of[f"--{name}"] = _digest_of_files(find_shards(column).files)
+            description[f"--{name}"] = _digest_of_files(find_shards(column).files)
     if options.judgements is not None:
-        of["judgements"] = _digest_of_files([options.judgements])
-    of |= {name: _digest_of_array(values) for name, values in arrays.items() if name not in VECTORS}
-    of |= {
-        f"{name} of --against": _digest_of_array(values)
-        for name, values in (others or {}).items()
-        if name not in VECTORS
-    }
+        description["judgements"] = _digest_of_files([options.judgements])
+    # Arrays may have any name, that of a setting as well.
+    for place, arrays_of_file in ((options.file, arrays), (options.against, others or {})):
+        for name, values in arrays_of_file.items():
+            if name not in VECTORS:
+                description[f"{name} in {place}"] = _digest_of_array(values)
     with processes.together():
-        return Journal(options.resume, of, processes)
+        return Journal(options.resume, description, processes)
 
 
 def _digest_of_files(files: Sequence[Path]) -> str:

@@ -383,6 +383,8 @@ def with_paths(arguments: Sequence[str]) -> list[str]:
     """
     joined = ("--config=", "-c=")
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith(joined) else [word])]
+    # One name of the option, so that who explains a mistake need not know the other.
+    words = ["--config" if word == "-c" else word for word in words]
     known = configurations()
     for place, word in _configured(words):
         if not word or Path(word).suffix in (".yaml", ".yml", ".json") or Path(word).is_file():

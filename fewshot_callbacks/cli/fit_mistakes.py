@@ -106,7 +106,8 @@ def _mistake_of_class(option: str, name: str) -> str:
     found = find_class(name)
     module, _, last = name.rpartition(".")
     if found is None and module:
-        return f"there is no class {name}.{similar(last, _names_in(module))}"
+        failure = _failure_of_import(module)
+        return failure or f"there is no class {name}.{similar(last, _names_in(module))}"
     if base is None or (inspect.isclass(found) and issubclass(found, base)):
         return ""
     if found is None and name not in fewshot_callbacks.__all__:
@@ -123,21 +124,34 @@ def _mistake_of_class(option: str, name: str) -> str:
 
 
 def find_class(name: str) -> type | None:
-    """Return a class by its path, or a public one by its name; None if there is none."""
+    """Return a class by its path, or a public one by its name; None if there is none, or its module cannot be imported."""
     module, _, last = name.rpartition(".")
     if not module and name not in fewshot_callbacks.__all__:
         return None
     try:
         found = getattr(import_module(module or "fewshot_callbacks"), last, None)
-    except ImportError:
+    except Exception:  # a user's module may raise anything
         return None
     return found if inspect.isclass(found) else None
+
+
+def _failure_of_import(module: str) -> str:
+    """Return a message if a module exists and cannot be imported; empty otherwise."""
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        # A module that does not exist, or one that needs a package that is not installed.
+        is_itself = error.name is not None and f"{module}.".startswith(f"{error.name}.")
+        return "" if is_itself else f"{module} cannot be imported: {error}."
+    except Exception as error:  # a user's module may raise anything
+        return f"{module} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())}."
+    return ""
 
 
 def _names_in(module: str) -> list[str]:
     try:
         return dir(import_module(module))
-    except ImportError:
+    except Exception:  # a user's module may raise anything
         return []
 
 

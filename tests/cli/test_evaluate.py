@@ -462,6 +462,17 @@ def test_an_array_of_a_file_that_was_written_anew_is_not_gone_on_with(tmp_path, 
     assert "state holds the state of another evaluation, by its " in refused(capsys, *words)
 
 
+def test_an_array_with_the_name_of_a_check_replaces_none(tmp_path, capsys):
+    file = tmp_path / "items.npz"
+    arrays = {name: np.arange(60) for name in ("settings", "version", "files", "processes")}
+    vectors = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+    np.savez(file, embeddings=vectors, labels=np.arange(60) % 6, **arrays)
+    killed(file, "--resume", tmp_path / "state")
+    capsys.readouterr()
+    said = refused(capsys, file, "--resume", tmp_path / "state", "--similarity", "dot")
+    assert "state holds the state of another evaluation, by its settings (" in said
+
+
 def test_judgements_that_were_written_anew_are_not_gone_on_with(judged, tmp_path, capsys):
     file, _, judgements = judged
     words = [file, "--judgements", judgements, "--resume", tmp_path / "state"]

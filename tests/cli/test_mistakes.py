@@ -112,11 +112,17 @@ def test_a_mistyped_word_is_one_line_with_what_was_probably_meant(words, line, c
         (f"--config {GLYPHS} --trainer.callbacks+=RetrievalMonitor --trainer.callbacks.xyz=1",
          "RetrievalMonitor has no argument xyz. It has source, labels, "),
         ("", "there is no data. Give a configuration, such as --config protonet_dr_glyphs."),
+        ("-c protonet_dr_glyphs --model.head dx", "--model.head: dx is not one of 'softmax', 'dr'."),
+        (f"--config {GLYPHS} --data broken.Data", "broken cannot be imported: SyntaxError: "),
+        (f"--config {GLYPHS} --data needing.Data", "needing cannot be imported: No module named 'some_package'."),
     ],
 )  # fmt: skip
 def test_a_mistyped_word_of_a_training_is_one_line(words, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "modl.yaml").write_text("modl: {head: dr}")
+    (tmp_path / "broken.py").write_text("class Data(")
+    (tmp_path / "needing.py").write_text("import some_package")
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "class.yaml").write_text("data: {class_path: fewshot_callbacks.data.Glyph}")
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["fit", *words.split()])
