@@ -1,6 +1,6 @@
 """Reads the embeddings of a step: from its output, from a function of it, or from the output of a submodule.
 
-EmbeddingSource    what the user says of it; several monitors can share one
+EmbeddingSource    what the user says of it: a setting, which several monitors can be given
 EmbeddingReader    one for each monitor: owns the hook on the submodule, and what it captures during a step
 read_flag, ...     other entries of the step's output or of the batch
 """
@@ -85,7 +85,9 @@ def check_submodule(module: LightningModule, name: str, call: str, fix: str = ""
 
 
 class EmbeddingSource:
-    """Where the embeddings and labels of each step come from; several monitors can share one object.
+    """Where the embeddings and labels of each step come from.
+
+    Several monitors can be given one object. It is a setting: each of them still reads and copies the embeddings for itself.
 
     Args:
         source: Two keys of the mapping that the step returns; or the name of a submodule whose output is the embedding,

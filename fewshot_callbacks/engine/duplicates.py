@@ -1,4 +1,4 @@
-"""Rows that equal other rows bit for bit: equal rows have equal scores, so that one of them is computed for all."""
+"""Rows that equal other rows bit for bit: equal rows have equal scores."""
 
 from __future__ import annotations
 

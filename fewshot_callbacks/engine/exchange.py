@@ -1,7 +1,8 @@
 """The exchange: each process receives the items of all others, one remote chunk at a time.
 
 A score of a symmetric set counts for both of its items. If these belong to two processes, one of the two computes the
-score, and counts for the item of the other one as well (`RemoteCounter`). So each score is computed once.
+score, and counts for the item of the other one as well (`RemoteCounter`). So each estimate is computed once, as long as
+the queries are ranked in one batch.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class RemoteExchange:
 
     def _swap(self, this_round: _Round, chunk: int, own_items: slice, own_rows: NDArray[Any]) -> Iterator[Chunk]:
         """Send a chunk of own items and yield the one that is received, if any; then send its counts back."""
+        # Both sides take the chunks in one order: no message names its chunk.
         destination, source, first_item_of_source, _ = this_round
         outgoing = self._with_thresholds(own_items, own_rows)
         received = self._exchange(outgoing, destination, source)

@@ -20,7 +20,7 @@ def gallery_chunks(
     """Yield the whole gallery: rows in memory, rows on disk, rows of the other processes. Collective.
 
     A consumer must drop each chunk before it asks for the next one. Then at most one chunk is in memory at a time, beside
-    the rows of this process.
+    the rows of this process and the chunk that is read, or sent, next.
 
     Args:
         vectors: Queries and gallery of this process.
