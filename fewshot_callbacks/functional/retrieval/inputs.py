@@ -289,20 +289,15 @@ def collect_inputs(
     queries, gallery, arrays = with_stored_arrays(queries, gallery, arrays, labelled=relevance is None)
     query_labels = arrays.pop("query_labels", None)
     gallery_labels = arrays.pop("gallery_labels", None)
-    same_set = gallery is None
     if relevance is not None:
         _refuse_labels_beside_relevance(call, query_labels, gallery_labels)
         query_labels = _no_labels(queries)
-        gallery_labels = None if same_set else _no_labels(gallery)
+        gallery_labels = None if gallery is None else _no_labels(gallery)
     _check_gallery_labels(call, gallery, gallery_labels)
     processes = held.processes
     reader = _Reader(call, processes, memory, as_codes=as_codes)
-    query_share = reader.read("queries", queries, query_labels, held.query_places)
-    gallery_share = query_share
-    if not same_set:
-        gallery_share = reader.read("gallery", gallery, gallery_labels, held.gallery_places)
-    _check_dims(call, query_share.rows.shape[1], gallery_share.rows.shape[1], as_codes=as_codes)
-    sets = _Sets(query_share, gallery_share, same_set)
+    sets = _read_sets(reader, held, queries, query_labels, gallery, gallery_labels)
+    same_set = sets.same_set
     labels, names = _label_codes(call, processes, sets)
     codes = _codes_of_all(call, processes, sets, arrays)
     counted, notes = _first_of_each_id(processes, sets, labels, codes)
@@ -333,6 +328,19 @@ def collect_inputs(
     if with_copies and has_labels:
         inputs = replace(inputs, copies=_copies(inputs, sets, labels, as_codes=as_codes))
     return inputs
+
+
+def _read_sets(
+    reader: _Reader, held: Share, queries: Any, query_labels: Any, gallery: Any, gallery_labels: Any
+) -> _Sets:
+    """Return the queries and the gallery of this process, which are one set without a gallery. *Collective*."""
+    query_share = reader.read("queries", queries, query_labels, held.query_places)
+    if gallery is None:
+        return _Sets(query_share, query_share, True)
+    gallery_share = reader.read("gallery", gallery, gallery_labels, held.gallery_places)
+    dims = (query_share.rows.shape[1], gallery_share.rows.shape[1])
+    _check_dims(reader.call, *dims, as_codes=reader.as_codes)
+    return _Sets(query_share, gallery_share, False)
 
 
 def _label_codes(call: str, processes: Processes, sets: _Sets) -> tuple[tuple[Tensor, Tensor], tuple[Any, ...] | None]:
