@@ -702,11 +702,11 @@ def _search_neighbours(rows: Float[Tensor, "items dim"], processes: Processes, k
         first, row_of_item, copies = np.unique(
             vectors.pairs.query_first_duplicate, return_inverse=True, return_counts=True
         )
-        own = np.arange(processes.rank, len(first), processes.count)
+        own_rows = np.arange(processes.rank, len(first), processes.count)
         times_named = np.zeros(len(first))
-        for part, votes in search.votes(vectors, first[own], k) if len(own) else ():
+        for part, votes in search.votes(vectors, first[own_rows], k) if len(own_rows) else ():
             [portion] = votes.portions([k])
-            copies_of_query = copies[own[part]]
+            copies_of_query = copies[own_rows[part]]
             times_named += np.bincount(votes.row, portion * votes.items * copies_of_query[votes.query], len(first))
             log_ratios += _log_ratios(votes, copies_of_query)
     everyone = processes.gather((times_named, log_ratios))

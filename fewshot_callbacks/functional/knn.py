@@ -384,9 +384,9 @@ def _values_of_all(
     Each process searches the neighbours of its share of the queries.
     """
     queries = len(neighbours.rows)
-    own = np.arange(processes.rank, queries, processes.count)
-    hits = neighbours.hits(own, [k for k in ks if k <= neighbours.candidates], temperature)
-    places = torch.cat([torch.from_numpy(part) for part in processes.gather(own)])
+    own_queries = np.arange(processes.rank, queries, processes.count)
+    hits = neighbours.hits(own_queries, [k for k in ks if k <= neighbours.candidates], temperature)
+    places = torch.cat([torch.from_numpy(part) for part in processes.gather(own_queries)])
     per_query = {}
     for k in dict.fromkeys(ks):
         for suffix in PLACES:
@@ -553,8 +553,8 @@ class NeighbourSearch:
                 )
                 complete = np.flatnonzero(beyond[part] == 0)
                 for block in _split(complete, VOTES_AT_ONCE // distinct.most_votes(room)):
-                    own = own_items[part[block]]
-                    yield part[block], self._votes_of(distinct, own, rows[block], scores.numpy()[block])
+                    own_item = own_items[part[block]]
+                    yield part[block], self._votes_of(distinct, own_item, rows[block], scores.numpy()[block])
             waiting = np.flatnonzero(beyond)
             room += int(beyond.max())
             step = VOTES_AT_ONCE // room
