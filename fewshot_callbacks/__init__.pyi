@@ -7,15 +7,20 @@ Plumbing goes to its layer, and whatever gives it has a name with an underscore.
 
 from fewshot_callbacks.callbacks import (
     DiscriminantRatioMonitor as DiscriminantRatioMonitor,
+    EmbeddedSet as EmbeddedSet,
     EmbeddingHealthMonitor as EmbeddingHealthMonitor,
     EmbeddingMap as EmbeddingMap,
     EmbeddingSource as EmbeddingSource,
     GeneralizationGapMonitor as GeneralizationGapMonitor,
+    ItemSet as ItemSet,
+    KnnMonitor as KnnMonitor,
+    Monitor as Monitor,
     ReportWriter as ReportWriter,
     RetrievalMonitor as RetrievalMonitor,
     RetrievalPanels as RetrievalPanels,
     ScorePlots as ScorePlots,
     TrainingDynamicsMonitor as TrainingDynamicsMonitor,
+    VerificationMonitor as VerificationMonitor,
 )
 from fewshot_callbacks.data import (
     ClassBalanced as ClassBalanced,
