@@ -8,15 +8,17 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._evaluation import Loaders
+from fewshot_callbacks.callbacks._movement import MOVEMENTS, MovementOfSet, has_fixed_order, sample_of
 from fewshot_callbacks.callbacks._sides import SetSides
 from fewshot_callbacks.callbacks._training_batches import BatchMonitor
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source
-from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional import EmbeddingHealth, Moments, Share, embedding_health
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._reading import non_finite_rows, refuse_non_finite
 from fewshot_callbacks.functional.health import collapse_of, names_of
+from fewshot_callbacks.metrics.embedding_store import Shard
 
 
 class EmbeddingHealthMonitor(BatchMonitor):
@@ -28,6 +30,13 @@ class EmbeddingHealthMonitor(BatchMonitor):
     `val/intrinsic_dimension`. Embeddings are those that the step gave, kept on the CPU until the end. In training
     `train/rankme` and `train/effective_rank` are those of every n-th batch, of rank 0 with several ranks; neither can be
     larger than the number of items of the batch. A collapse is said once in a run, with the number that shows it.
+
+    From the second validation of a training on, it also logs how far the embedding has moved: `val/cosine_to_first` and
+    `val/cosine_to_previous`, the mean cosine of each item to itself at the first validation and at the one before, and
+    `val/cka_to_first`, the similarity of the arrangement to that of the first (see `embedding_movement`). A warning says so
+    where nothing has moved, as with an adapter that was not loaded, and where nothing is left of the first arrangement. A
+    validation before the training (`trainer.validate`) counts as the first. The items are a fixed sample of at most 1,024,
+    of which the first process keeps two copies. Nothing is compared if the items come in another order.
 
     Args:
         source: See `DiscriminantRatioMonitor`. Where there are no labels, nothing is computed that needs them;
@@ -83,6 +92,8 @@ class EmbeddingHealthMonitor(BatchMonitor):
         )
         self.k = k
         self.normalize = normalize
+        # end of the keys of a set -> its sample at earlier validations, on the first process
+        self._movements: dict[str, MovementOfSet] = {}
         self.reports: dict[str, EmbeddingHealth] = {}
 
     def _measure_batch(self, embeddings: Tensor, labels: Labels) -> tuple[float, float]:
@@ -99,7 +110,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
         return rankme, effective_rank
 
     def _names(self) -> Sequence[str]:
-        return names_of(labels=True, k=self.k)
+        return [*names_of(labels=True, k=self.k), *MOVEMENTS]
 
     def _names_of_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Sequence[str]:
         has_labels = self._collection.have_labels(evaluated_set.sides[0].loader)
@@ -122,7 +133,28 @@ class EmbeddingHealthMonitor(BatchMonitor):
         self.reports[evaluated_set.suffix] = health
         self._tell(health.notes, key)
         self._report_collapse(health.collapse, key)
-        return health.metrics()
+        values, note = self._movement_of(trainer, evaluated_set, shard)
+        # Embeddings that have collapsed may have nowhere to move to.
+        if note is not None and health.collapse is None:
+            self._tell([note], key)
+        return health.metrics() | values
+
+    def _movement_of(
+        self, trainer: Trainer, evaluated_set: SetSides, shard: Shard
+    ) -> tuple[dict[str, float], str | None]:
+        """Return how far a sample has moved since earlier validations, and a sentence; see `MovementOfSet.compare`.
+
+        *Collective*.
+        """
+        if trainer.testing:
+            return {}, None
+        sample = sample_of(shard, trainer.global_step, all_processes())
+        values: dict[str, float] = {}
+        note = None
+        if sample is not None and has_fixed_order(trainer, evaluated_set.sides[0].loader):
+            movement = self._movements.setdefault(evaluated_set.suffix, MovementOfSet())
+            values, note = movement.compare(sample, id(trainer.lightning_module))
+        return gather_objects((values, note))[0]
 
     def _report_collapse(self, collapse: str | None, set_name: str) -> None:
         """Warn once in a run that the embedding has collapsed; with `strict=True` raise each time."""
