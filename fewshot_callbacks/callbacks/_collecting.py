@@ -68,6 +68,7 @@ class CollectingMonitor(EvaluationMonitor):
         strict: See `FailurePolicy`.
         columns: What is read of each item beside its embedding, label and id.
         needs_labels: Whether nothing can be measured without labels.
+        takes_targets: Whether labels may be the targets of a regression.
         keeps_items: Whether the items are needed at the end. Without, `_see_batch` sees each batch alone.
 
     Raises:
@@ -99,6 +100,7 @@ class CollectingMonitor(EvaluationMonitor):
         strict: bool | None = None,
         columns: Sequence[Column] = (),
         needs_labels: bool = True,
+        takes_targets: bool = False,
         keeps_items: bool = True,
     ) -> None:
         super().__init__(strict)
@@ -114,7 +116,7 @@ class CollectingMonitor(EvaluationMonitor):
         self._flag = None if gallery is None or isinstance(gallery, int) else Column(FLAG, gallery)
         if self._flag is not None:
             columns = [*columns, self._flag]
-        self._question = Question(owner, columns, needs_labels, keeps_items)
+        self._question = Question(owner, columns, needs_labels, takes_targets, keeps_items)
         # Until the setup it is this monitor's own.
         self._collection = Collection(self.source)
         self._forget()

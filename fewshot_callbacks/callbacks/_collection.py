@@ -24,9 +24,16 @@ from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._embedder import Embedder, TrainingClasses
 from fewshot_callbacks.callbacks._evaluation import names_of_loaders, step_of
 from fewshot_callbacks.callbacks._sides import SideKey, directions_of, gallery_flag, read_two_encoders
-from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, Entry, read_flag, read_names
+from fewshot_callbacks.callbacks.embeddings import (
+    EmbeddingReader,
+    EmbeddingSource,
+    Entry,
+    describe,
+    read_flag,
+    read_names,
+)
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
-from fewshot_callbacks.functional._labels import Labels, as_labels, join, no_labels
+from fewshot_callbacks.functional._labels import Labels, as_labels, as_targets, join, no_labels
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard, rows_of_shard
 from fewshot_callbacks.trainer.loaders import evaluation_loaders, unknown_order_reason, unpadded_length
 
@@ -52,12 +59,14 @@ class Question:
         owner: Name of the monitor, for messages.
         columns: What is read of each item for it.
         needs_labels: Whether it can do nothing without labels.
+        takes_targets: Whether labels may be the targets of a regression.
         keeps_items: Whether it needs the items at the end. Without, it sees each batch alone.
     """
 
     owner: str
     columns: Sequence[Column] = ()
     needs_labels: bool = True
+    takes_targets: bool = False
     keeps_items: bool = True
 
 
@@ -156,6 +165,8 @@ class Collection:
         self._errors: dict[int, Exception] = {}
         self._label_errors: dict[int, Exception] = {}
         self._column_errors: dict[tuple[int, Column], Exception] = {}
+        # error of all questions but those that take the targets of a regression
+        self._target_error: Exception | None = None
         # whether the items of each loader have labels in this process
         self._has_labels: dict[int, bool] = {}
         # numbers of items and of batches of each loader so far
@@ -321,11 +332,22 @@ class Collection:
             UsageError: If only some batches have several labels for each item.
         """
         owner = self.reader.owner
-        item_labels = as_labels(labels, "labels", owner, sets=True)
+        try:
+            item_labels = as_labels(labels, "labels", owner, sets=True)
+        except ValueError as error:
+            targets = None
+            if any(question.takes_targets for question in self._questions):
+                targets = as_targets(labels, "labels", owner)
+            if targets is None:
+                raise
+            # All other questions refuse them at the end of the epoch.
+            self._target_error = UsageError(f"{owner}: the labels of {step} are {describe(labels)}. {error}")
+            item_labels = targets
         if not len(item_labels):
             return item_labels
         form = item_labels.form
         are_sets = item_labels.columns is not None
+        # The store refuses all other forms that are mixed in one loader.
         if self.label_form not in ("", form) and (are_sets or self.has_label_sets):
             raise UsageError(
                 f"{owner}: the labels of {step} are {form}, those before were {self.label_form}. Use the same form in all "
@@ -343,6 +365,8 @@ class Collection:
                 failures[loader] = error
         if question.needs_labels:
             failures |= self._label_errors
+            if self._target_error is not None and not question.takes_targets:
+                failures |= dict.fromkeys(self._has_labels, self._target_error)
         return failures | self._errors
 
     # --------------------------------------------------------------------------------------------- the end of a validation
@@ -356,11 +380,18 @@ class Collection:
         self.has_two_encoders = any(has_two_encoders for _, has_two_encoders in by_rank)
         self._has_agreed = True
 
-    def have_labels(self, loader: int) -> bool | None:
-        """Return whether the items of a loader have labels in all processes; None without items. *Collective*."""
-        by_rank = gather_objects(self._has_labels.get(loader))
+    def have_classes(self, loader: int) -> bool | None:
+        """Return whether the items of a loader have labels that name classes; None without items. *Collective*."""
+        has_classes = self._has_labels.get(loader)
+        if self._target_error is not None:
+            has_classes = False
+        by_rank = gather_objects(has_classes)
         answers = [has_labels for has_labels in by_rank if has_labels is not None]
         return all(answers) if answers else None
+
+    def have_labels(self, loader: int) -> bool:
+        """Return whether the items of a loader have labels of any form, in all processes. *Collective*."""
+        return all(gather_objects(self._has_labels.get(loader, True)))
 
     @property
     def directions(self) -> tuple[str, str] | None:

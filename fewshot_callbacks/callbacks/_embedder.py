@@ -298,7 +298,10 @@ class TrainingClasses:
             options = {name: getattr(data, name) for name in ("batch_size", "num_workers", "collate_fn", "pin_memory")}
         if options["batch_size"] is None:
             options["batch_size"] = 64
-        sample = class_subset(self._labels_of(dataset), self.classes, self.items_per_class, self.seed)
+        if self.classes is None and self.items_per_class is None:
+            sample = torch.arange(len(dataset))
+        else:
+            sample = class_subset(self._labels_of(dataset), self.classes, self.items_per_class, self.seed)
         self.items = len(sample)
         # The user's loader has all items, and may shuffle them. Lightning does not know this one, and adds no sampler.
         share = sample[trainer.global_rank :: process_count()].tolist()

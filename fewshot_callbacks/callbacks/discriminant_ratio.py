@@ -158,8 +158,8 @@ class DiscriminantRatioMonitor(BatchMonitor):
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
         """Merge the moments of a batch into those of its loader; embeddings are not kept."""
-        # Batches of two encoders, and those without labels, are errors that wait for the end of the epoch.
-        if read.embeddings is None or len(read.labels) != read.items:
+        # Two encoders, labels that are missing and targets of a regression are errors that wait for the end of the epoch.
+        if read.embeddings is None or len(read.labels) != read.items or read.labels.are_targets:
             return
         first = read.first
         refuse_another_form(self._policy.owner, self._label_forms.setdefault(loader, read.labels.form), read.labels)

@@ -113,13 +113,13 @@ class EmbeddingHealthMonitor(BatchMonitor):
         return [*names_of(labels=True, k=self.k), *MOVEMENTS]
 
     def _names_of_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Sequence[str]:
-        has_labels = self._collection.have_labels(evaluated_set.sides[0].loader)
+        has_labels = self._collection.have_classes(evaluated_set.sides[0].loader)
         return names_of(labels=bool(has_labels), k=self.k)
 
     def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Measure the items of all processes, and return name -> value. *Collective*."""
         [side] = evaluated_set.sides
-        has_labels = self._collection.have_labels(side.loader)
+        has_labels = self._collection.have_classes(side.loader)
         if has_labels is None:
             raise ValueError("The set is empty: no step gave an embedding.")
         shard = self._shard(trainer, side)

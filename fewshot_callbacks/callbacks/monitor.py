@@ -17,6 +17,7 @@ from fewshot_callbacks.callbacks._viewers import ItemSet, Label, whole_set
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
+from fewshot_callbacks.functional._labels import no_labels
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 
@@ -110,6 +111,7 @@ class Monitor(CollectingMonitor):
             prog_bar=prog_bar,
             strict=strict,
             needs_labels=False,
+            takes_targets=True,
         )
         self._better = self.better
         # names of the values of the latest success
@@ -134,7 +136,7 @@ class Monitor(CollectingMonitor):
             loader_name, loader = loaders[side.loader]
             shard = self._shard(trainer, side)
             if not self._collection.have_labels(side.loader):
-                shard = shard._replace(labels=shard.labels[:0])
+                shard = shard._replace(labels=no_labels())
             sides.append(whole_set(shard, loader_name, loader, all_processes()))
         values = None
         queries = sides[0]

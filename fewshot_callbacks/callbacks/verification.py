@@ -104,6 +104,7 @@ class VerificationMonitor(CollectingMonitor):
             strict=strict,
             columns=[self._ids],
             needs_labels=False,
+            takes_targets=True,
         )
         self.trials = trials if isinstance(trials, TrialList) else read_trials(fspath(trials))
         if self.trials.items is None:
