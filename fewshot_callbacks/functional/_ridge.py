@@ -69,7 +69,7 @@ class Targets(ABC):
         """
 
     def squares_outside(self, items: Selection) -> Float[Tensor, "chosen"] | float:
-        """Return what has to be added to the squared residuals of some items, over all columns."""
+        """Return the squared residuals of some items outside of the columns, which are the same at all penalties."""
         del items
         return 0.0
 
@@ -457,10 +457,10 @@ def _blocks_of_equal_groups(groups: Int[Tensor, "items"], width: int) -> list[In
 def bring_groups_together(
     columns: Sequence[Tensor], groups: Int[Tensor, "items"], processes: Processes
 ) -> tuple[list[Tensor], Int[Tensor, "received"]]:
-    """Send the items of each group to one process, about as many to each process. *Collective*.
+    """Return the items of whole groups: all items of a group are sent to one process. *Collective*.
 
     Args:
-        columns: What is known of the items of this process: tensors with an entry for each.
+        columns: Tensors with an entry for each item of this process.
         groups: The group of each of them.
         processes: All that hold items.
 
@@ -469,23 +469,30 @@ def bring_groups_together(
     """
     if processes.count == 1:
         return list(columns), groups
-    distinct, sizes = groups.unique(return_counts=True)
-    everyone = processes.gather((distinct, sizes))
-    all_groups, number = torch.cat([of_process for of_process, _ in everyone]).unique(return_inverse=True)
-    total = torch.zeros(len(all_groups), dtype=torch.int64)
-    total.index_add_(0, number, torch.cat([of_process for _, of_process in everyone]))
-    items_before = total.cumsum(dim=0) - total
-    holder_of_group = items_before * processes.count // total.sum()
-    holder = holder_of_group[torch.searchsorted(all_groups, groups)]
+    holders = _holders(groups, processes)
     tensors = [*columns, groups]
-    parts = [[tensor[holder == processes.rank] for tensor in tensors]]
+    parts = [[tensor[holders == processes.rank] for tensor in tensors]]
     for step in range(1, processes.count):
         destination = (processes.rank + step) % processes.count
         source = (processes.rank - step) % processes.count
-        is_sent = holder == destination
+        is_sent = holders == destination
         sent = [tensor[is_sent] for tensor in tensors] if bool(is_sent.any()) else None
         received = processes.exchange(sent, destination, source)
         if received is not None:
             parts.append(received)
     *joined, joined_groups = [torch.cat(part) for part in zip(*parts, strict=True)]
     return joined, joined_groups
+
+
+def _holders(groups: Int[Tensor, "items"], processes: Processes) -> Int[Tensor, "items"]:
+    """Return the rank of the process that the group of each item is brought to. *Collective*.
+
+    Groups are dealt in their order, so that each process has about the same number of items.
+    """
+    groups_and_sizes = processes.gather(groups.unique(return_counts=True))
+    all_groups, number = torch.cat([distinct for distinct, _ in groups_and_sizes]).unique(return_inverse=True)
+    sizes = torch.zeros(len(all_groups), dtype=torch.int64)
+    sizes.index_add_(0, number, torch.cat([sizes_of_process for _, sizes_of_process in groups_and_sizes]))
+    items_before = sizes.cumsum(dim=0) - sizes
+    holder_of_group = items_before * processes.count // sizes.sum()
+    return holder_of_group[torch.searchsorted(all_groups, groups)]

@@ -14,16 +14,17 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes, presence
 from fewshot_callbacks.functional._equality import equal_with_nan
-from fewshot_callbacks.functional._labels import Labels, check_labels, encode, encode_ids, no_labels, read_labels
-from fewshot_callbacks.functional._reading import (
-    as_tensor,
-    check_matrix,
-    computable,
-    default_mode,
-    non_finite_rows,
-    refuse_masked,
-    refuse_non_finite,
+from fewshot_callbacks.functional._labels import Labels, encode
+from fewshot_callbacks.functional._probe_inputs import (
+    CALL,
+    ProbeGroups,
+    ProbeSide,
+    read_groups,
+    read_side,
+    refuse_other_dims_of_sides,
+    target_columns,
 )
+from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional._repeated import Copies, Side, hashes_of
 from fewshot_callbacks.functional._ridge import (
     ClassTargets,
@@ -39,7 +40,7 @@ from fewshot_callbacks.functional._ridge import (
     summed,
 )
 from fewshot_callbacks.functional.neighbours import positive_number
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, check_places, refuse_other_dims
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share
 from fewshot_callbacks.functional.retrieval.registry import Metric
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import several
@@ -50,7 +51,6 @@ from fewshot_callbacks.functional.statistics import (
     normal_quantile,
 )
 
-_CALL = "linear_probe"
 # Strengths that are tried by default: from hardly any penalty to a classifier that sees little but the class means.
 DEFAULT_STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 3))
 # Weaker ones are lost in the rounding of the eigenvalues, and stronger ones leave no prediction but the mean.
@@ -64,8 +64,6 @@ SAME_ERROR = 1e-12
 # A note says that an end of the strengths is the best if its error is lower than that of its neighbour by this share. On a
 # plateau of equal errors a strength beyond the end is no better.
 NOTED_GAIN = 1e-3
-# Squares of larger targets may overflow.
-LARGEST_TARGET = 1e100
 
 _ONE = "probe_leave_one_out"
 _GROUP = "probe_leave_group_out"
@@ -222,14 +220,14 @@ def linear_probe(
         arrays = {"query_groups": query_groups, "gallery_groups": gallery_groups}
         arrays |= {"query_places": share.query_places, "gallery_places": share.gallery_places}
         settings: dict[str, object] = {"strengths": strengths, "confidence": confidence}
-        processes.refuse_other_calls(_CALL, settings | {name: presence(array) for name, array in arrays.items()})
+        processes.refuse_other_calls(CALL, settings | {name: presence(array) for name, array in arrays.items()})
         sides = (
-            _read(processes, "queries", "query", queries, query_labels, query_groups, share.query_places),
-            _read(processes, "gallery", "gallery", gallery, gallery_labels, gallery_groups, share.gallery_places),
+            read_side(processes, "queries", "query", queries, query_labels, query_groups, share.query_places),
+            read_side(processes, "gallery", "gallery", gallery, gallery_labels, gallery_groups, share.gallery_places),
         )
-        _refuse_other_dims_of_sides(sides)
-        groups = _read_groups(sides, processes)
-        columns = _target_columns(sides, processes)
+        refuse_other_dims_of_sides(sides)
+        groups = read_groups(sides, processes)
+        columns = target_columns(sides, processes)
         if columns is None:
             probe: _Classification | _Regression = _Classification.of(sides, groups, confidence, processes)
         else:
@@ -240,194 +238,13 @@ def linear_probe(
 def _checked_strengths(strengths: Any) -> list[float]:
     """Return the strengths that are tried, each once."""
     fix = f"Pass numbers from {WEAKEST:g} to {STRONGEST:g}, such as (0.001, 0.1, 10)."
-    numbers = [positive_number(_CALL, "strengths", strength, fix) for strength in several(strengths)]
+    numbers = [positive_number(CALL, "strengths", strength, fix) for strength in several(strengths)]
     if not numbers:
-        raise ValueError(f"{_CALL}: strengths is empty. {fix}")
+        raise ValueError(f"{CALL}: strengths is empty. {fix}")
     for number in numbers:
         if not WEAKEST <= number <= STRONGEST:
-            raise ValueError(f"{_CALL}: strengths holds {number:g}. {fix}")
+            raise ValueError(f"{CALL}: strengths holds {number:g}. {fix}")
     return list(dict.fromkeys(numbers))
-
-
-# -------------------------------------------------------------------------------------------------------------- reading
-
-
-class _Side(NamedTuple):
-    """The queries, or the gallery, of this process."""
-
-    name: str
-    labels_name: str
-    groups_name: str
-    rows: Float[Tensor, "items dim"]
-    labels: Labels | Tensor
-    """classes, or targets of a regression: (items, targets) in float64"""
-    groups: Labels | None
-    places: Int[Tensor, "items"]
-    """index of each item among those of all processes"""
-    length: int
-    """number of items of all processes"""
-
-
-def _read(processes: Processes, name: str, prefix: str, rows: Any, labels: Any, groups: Any, places: Any) -> _Side:
-    """Return what this process was given of the queries or of the gallery. *Collective*.
-
-    Args:
-        processes: All that hold items.
-        name: Name of the vectors, for messages.
-        prefix: Beginning of the names of labels and groups, for messages.
-        rows: Vectors of this process.
-        labels: Their classes or targets.
-        groups: Their groups; None if none were given, in any process.
-        places: Their indices among all; None if those of a process follow those of the one before.
-    """
-    vectors = as_tensor(rows, name, _CALL).cpu()
-    items = len(vectors) if vectors.ndim else 0
-    if items or processes.count == 1:  # one of several processes may hold nothing
-        check_matrix(vectors, name, _CALL)
-    labels_name = f"{prefix}_labels"
-    groups_name = f"{prefix}_groups"
-    read: Labels | Tensor
-    if items == len(labels) == 0:
-        read = no_labels()  # of no item: whether these are classes or targets, other processes know
-    elif _are_floats(labels):
-        read = _read_targets(labels, items, labels_name, name)
-    else:
-        read = read_labels(labels, items, labels_name, name, _CALL)
-    read_groups = None if groups is None else read_labels(groups, items, groups_name, name, _CALL)
-    everyone = processes.gather((items, vectors.shape[-1] if items else 0))
-    dims = {rank: dim for rank, (held, dim) in enumerate(everyone) if held}
-    if not dims:
-        raise ValueError(f"{_CALL}: {name} is empty (shape (0, 0)) in every process. Pass at least one item.")
-    refuse_other_dims(_CALL, name, dims)
-    if places is None:
-        first = sum(held for held, _ in everyone[: processes.rank])
-        places = torch.arange(first, first + items)
-    places = check_labels(places, items, "places", name, _CALL)
-    check_places(_CALL, name, torch.cat(processes.gather(places)))
-    dim = next(iter(dims.values()))
-    vectors = computable(vectors) if items else torch.empty(0, dim)
-    length = sum(held for held, _ in everyone)
-    non_finite = torch.cat(processes.gather(places[non_finite_rows(vectors)])).sort().values
-    refuse_non_finite(non_finite, length, name, _CALL)
-    return _Side(name, labels_name, groups_name, vectors, read, read_groups, places, length)
-
-
-def _are_floats(labels: Any) -> bool:
-    """Return whether labels are floats, the targets of a regression."""
-    if isinstance(labels, Labels):
-        return False
-    if isinstance(labels, Tensor):
-        return labels.is_floating_point()
-    try:
-        array = np.asarray(labels)
-    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, or tensors of another device
-        return False
-    if array.dtype.kind == "O":
-        return all(isinstance(entry, float | np.floating) for entry in array.flat)
-    return array.dtype.kind == "f"
-
-
-def _read_targets(value: Any, items: int, name: str, of: str) -> Float[Tensor, "items targets"]:
-    """Return the targets of a regression in float64.
-
-    Raises:
-        ValueError: If they are not one or more finite numbers for each item.
-    """
-    refuse_masked(value, name, _CALL)
-    if not isinstance(value, Tensor):
-        value = np.asarray(value, np.float64)  # a list would be rounded to float32
-    targets = as_tensor(value, name, _CALL).cpu().double()
-    if targets.ndim == 1:
-        targets = targets[:, None]
-    if targets.ndim != 2:
-        raise ValueError(
-            f"{_CALL}: {name} have shape {tuple(targets.shape)}. Pass floats of shape (items,) or (items, targets) for a "
-            "regression."
-        )
-    if len(targets) != items:
-        raise ValueError(
-            f"{_CALL}: {items} {of}, but {len(targets)} {name}. Both must come from the same items in the same order."
-        )
-    is_bad = ~(targets.abs() <= LARGEST_TARGET).all(dim=1)
-    if bool(is_bad.any()):
-        raise ValueError(
-            f"{_CALL}: {int(is_bad.sum())} of {items} {name} are NaN, infinite or beyond {LARGEST_TARGET:g}, the first at "
-            f"index {int(is_bad.nonzero()[0])}. Drop these items from all arguments."
-        )
-    return targets
-
-
-def _refuse_other_dims_of_sides(sides: Sequence[_Side]) -> None:
-    """Refuse queries of another dimension than the gallery."""
-    queries, gallery = sides
-    if queries.rows.shape[1] != gallery.rows.shape[1]:
-        raise ValueError(
-            f"{_CALL}: queries have dimension {queries.rows.shape[1]}, the gallery has {gallery.rows.shape[1]}. Both must "
-            "come from the same model."
-        )
-
-
-class _Groups(NamedTuple):
-    """Codes of the groups of queries and gallery items of this process; None where there are none."""
-
-    queries: Int[Tensor, "queries"] | None
-    gallery: Int[Tensor, "gallery"] | None
-    notes: list[str]
-
-
-def _read_groups(sides: Sequence[_Side], processes: Processes) -> _Groups:
-    """Return the groups of both sides, if the gallery has two, and a note on those that both have. *Collective*."""
-    given = {side.groups_name: side.groups for side in sides if side.groups is not None}
-    if not given:
-        return _Groups(None, None, [])
-    codes = dict(zip(given, encode_ids(_CALL, given, processes), strict=True))
-    distinct = {name: torch.cat(processes.gather(of_side.unique())).unique() for name, of_side in codes.items()}
-    queries, gallery = sides
-    of_gallery = distinct.get(gallery.groups_name)
-    of_queries = distinct.get(queries.groups_name)
-    notes = []
-    if of_gallery is not None and len(of_gallery) < 2:
-        raise ValueError(
-            f"{_CALL}: all gallery items are of one group, and a fit without it has no items. Pass gallery_groups of "
-            "several groups, or none to leave out single items."
-        )
-    if of_gallery is not None and of_queries is not None:
-        shared = int(torch.isin(of_queries, of_gallery).sum())
-        if shared:
-            notes.append(
-                f"{shared:,} of {len(of_queries):,} groups of the queries are in the gallery, too: the probe was fitted on "
-                "items that resemble these queries. Divide the data by groups to measure on new ones."
-            )
-    return _Groups(codes.get(queries.groups_name), codes.get(gallery.groups_name), notes)
-
-
-def _target_columns(sides: Sequence[_Side], processes: Processes) -> int | None:
-    """Return the number of targets of a regression; None for classes. *Collective*.
-
-    Raises:
-        ValueError: If some labels are classes and others are targets, or numbers of targets differ; in every process.
-    """
-    own = {side.labels_name: _columns_of(side.labels) for side in sides if len(side.labels)}
-    everyone = processes.gather(own)
-    columns: dict[str, int | None] = {}
-    for rank, of_process in enumerate(everyone):
-        where = f" in process {rank}" if processes.count > 1 else ""
-        columns |= {f"{name}{where}": number for name, number in of_process.items()}
-    floats = [name for name, number in columns.items() if number is not None]
-    classes = [name for name, number in columns.items() if number is None]
-    if floats and classes:
-        raise ValueError(
-            f"{_CALL}: {floats[0]} are floats, {classes[0]} are classes. Pass floats everywhere for a regression, or "
-            f"integers or strings everywhere for classes, such as {floats[0].split()[0]}.long()."
-        )
-    if len(set(columns.values())) > 1:
-        shapes = " and ".join(f"{number} in {name}" for name, number in columns.items())
-        raise ValueError(f"{_CALL}: numbers of targets differ: {shapes}. Pass the same targets in the same order.")
-    return next(iter(columns.values()))
-
-
-def _columns_of(labels: Labels | Tensor) -> int | None:
-    return labels.shape[1] if isinstance(labels, Tensor) else None
 
 
 # ------------------------------------------------------------------------------------------------------- classification
@@ -454,7 +271,7 @@ class _GalleryAccuracy(NamedTuple):
 class _Classification:
     """Queries and gallery of this process, with classes that are numbered from 0 on."""
 
-    queries: _Side
+    queries: ProbeSide
     query_classes: Int[Tensor, "queries"]
     """-1 for a class that the gallery does not have"""
     query_units: Int[Tensor, "queries"]
@@ -468,7 +285,9 @@ class _Classification:
     notes: list[str]
 
     @classmethod
-    def of(cls, sides: Sequence[_Side], groups: _Groups, confidence: float, processes: Processes) -> _Classification:
+    def of(
+        cls, sides: Sequence[ProbeSide], groups: ProbeGroups, confidence: float, processes: Processes
+    ) -> _Classification:
         """Return the sets of a classification. *Collective*.
 
         Raises:
@@ -476,12 +295,12 @@ class _Classification:
         """
         queries, gallery = sides
         labels = {side.labels_name: side.labels for side in sides if isinstance(side.labels, Labels)}
-        (query_codes, gallery_codes), names = encode(_CALL, labels, processes)
+        (query_codes, gallery_codes), names = encode(CALL, labels, processes)
         present = torch.cat(processes.gather(gallery_codes.unique())).unique()
         if len(present) < 2:
             label = present[0].item() if names is None else names[int(present[0])]
             raise ValueError(
-                f"{_CALL}: all {gallery.length:,} gallery items have the label {label!r}, and a classifier needs two "
+                f"{CALL}: all {gallery.length:,} gallery items have the label {label!r}, and a classifier needs two "
                 "classes. Pass a gallery of several classes."
             )
         query_classes = _index_in(present, query_codes)
@@ -489,7 +308,7 @@ class _Classification:
         known = int(processes.summed(np.array([(query_classes >= 0).sum()]))[0])
         if not known:
             raise ValueError(
-                f"{_CALL}: none of the {queries.length:,} queries has a label of the gallery, so no prediction can be "
+                f"{CALL}: none of the {queries.length:,} queries has a label of the gallery, so no prediction can be "
                 "right. Pass a gallery with labels of the queries, or query_labels of the same kind."
             )
         notes = [*groups.notes, *_note_on_copies(sides, query_classes, gallery_classes, processes)]
@@ -568,9 +387,9 @@ class _Classification:
             groups: The groups that are left out; None for single items.
             processes: All that hold items.
         """
-        own_hits = _hits(predictions, self.item_classes)[""]
-        own_units = self.item_classes if groups is None else groups
-        parts = processes.gather((own_hits, own_units, self._class_remains(groups, processes)))
+        hits_of_process = _hits(predictions, self.item_classes)[""]
+        units_of_process = self.item_classes if groups is None else groups
+        parts = processes.gather((hits_of_process, units_of_process, self._class_remains(groups, processes)))
         hits, units, remains = (torch.cat(part) for part in zip(*parts, strict=True))
         left_out = int((~remains).sum())
         note = None
@@ -584,8 +403,8 @@ class _Classification:
 
     def _class_remains(self, groups: Int[Tensor, "items"] | None, processes: Processes) -> Bool[Tensor, "items"]:
         """Return whether the class of each item remains in the gallery without the item, or its group. *Collective*."""
-        own_sizes = torch.bincount(self.item_classes, minlength=self.classes)
-        sizes = torch.from_numpy(processes.summed(own_sizes.numpy()))
+        sizes_of_process = torch.bincount(self.item_classes, minlength=self.classes)
+        sizes = torch.from_numpy(processes.summed(sizes_of_process.numpy()))
         together = torch.ones_like(self.item_classes)  # items of a class that are left out with an item of it
         if groups is not None:
             pairs = groups.unique(return_inverse=True)[1] * self.classes + self.item_classes
@@ -602,21 +421,21 @@ def _index_in(present: Int[Tensor, "classes"], codes: Int[Tensor, "items"]) -> I
 
 
 def _note_on_copies(
-    sides: Sequence[_Side], query_classes: Tensor, gallery_classes: Tensor, processes: Processes
+    sides: Sequence[ProbeSide], query_classes: Tensor, gallery_classes: Tensor, processes: Processes
 ) -> list[str]:
     """Return a note on queries that are gallery items, if there are many. *Collective*."""
     # float32 or float64 in each process
-    own_dtype = torch.promote_types(*(side.rows.dtype for side in sides))
-    dtype = max(processes.gather(own_dtype), key=lambda of_process: of_process.itemsize)
-    hashed = []
+    dtype_of_process = torch.promote_types(*(side.rows.dtype for side in sides))
+    dtype = max(processes.gather(dtype_of_process), key=lambda of_process: of_process.itemsize)
+    hashed_sides = []
     for side, classes in zip(sides, (query_classes, gallery_classes), strict=True):
-        own = torch.stack([torch.from_numpy(hashes_of(side.rows, dtype)), classes])
-        hashes, of_all = processes.placed(own, side.places, side.length).numpy()
-        hashed.append(Side(hashes, of_all))
-    queries, items = hashed
+        hashes_of_process = torch.from_numpy(hashes_of(side.rows, dtype))
+        columns = torch.stack([hashes_of_process, classes])
+        hashes, classes_of_all = processes.placed(columns, side.places, side.length).numpy()
+        hashed_sides.append(Side(hashes, classes_of_all))
     gallery = sides[1]
-    held = (gallery.rows, gallery.places.numpy())
-    copies = Copies.among(queries, items, None, [], held, processes, as_codes=False)
+    rows_and_indices = (gallery.rows, gallery.places.numpy())
+    copies = Copies.among(hashed_sides[0], hashed_sides[1], None, [], rows_and_indices, processes, as_codes=False)
     if not copies.is_noted:
         return []
     cure = "leave out the queries from the gallery"
@@ -644,7 +463,7 @@ def _hits(
 class _Regression:
     """Queries and gallery of this process, with targets."""
 
-    queries: _Side
+    queries: ProbeSide
     query_targets: Float[Tensor, "queries targets"]
     items: TrainingItems
     """gallery items; with groups, whole groups"""
@@ -652,7 +471,7 @@ class _Regression:
     notes: list[str]
 
     @classmethod
-    def of(cls, sides: Sequence[_Side], groups: _Groups, columns: int, processes: Processes) -> _Regression:
+    def of(cls, sides: Sequence[ProbeSide], groups: ProbeGroups, columns: int, processes: Processes) -> _Regression:
         """Return the sets of a regression with so many targets. *Collective*.
 
         Raises:
@@ -661,7 +480,7 @@ class _Regression:
         queries, gallery = sides
         if gallery.length < 2:
             raise ValueError(
-                f"{_CALL}: the gallery has a single item, and a regression needs two. Pass a larger gallery."
+                f"{CALL}: the gallery has a single item, and a regression needs two. Pass a larger gallery."
             )
         query_targets, targets = (_targets_of(side, columns) for side in sides)
         notes = [*groups.notes]
@@ -723,7 +542,7 @@ class _Regression:
         return tuple(r2.tolist())
 
 
-def _targets_of(side: _Side, columns: int) -> Float[Tensor, "items columns"]:
+def _targets_of(side: ProbeSide, columns: int) -> Float[Tensor, "items columns"]:
     """Return the targets of this process, which may have none."""
     return side.labels if isinstance(side.labels, Tensor) else torch.zeros(0, columns, dtype=torch.float64)
 
@@ -732,8 +551,8 @@ def _range_over_processes(
     targets: Float[Tensor, "items columns"], processes: Processes
 ) -> tuple[Float[Tensor, "columns"], Float[Tensor, "columns"]]:
     """Return the smallest and the largest number of each column over all processes. *Collective*."""
-    own = [targets.amin(dim=0), targets.amax(dim=0)] if len(targets) else None
-    ranges = [of_process for of_process in processes.gather(own) if of_process is not None]
+    range_of_process = [targets.amin(dim=0), targets.amax(dim=0)] if len(targets) else None
+    ranges = [of_process for of_process in processes.gather(range_of_process) if of_process is not None]
     lowest = torch.stack([low for low, _ in ranges]).amin(dim=0)
     highest = torch.stack([high for _, high in ranges]).amax(dim=0)
     return lowest, highest
