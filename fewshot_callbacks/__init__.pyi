@@ -15,6 +15,7 @@ from fewshot_callbacks.callbacks import (
     ItemSet as ItemSet,
     KnnMonitor as KnnMonitor,
     Monitor as Monitor,
+    ProbeMonitor as ProbeMonitor,
     ReportWriter as ReportWriter,
     RetrievalMonitor as RetrievalMonitor,
     RetrievalPanels as RetrievalPanels,

@@ -15,6 +15,7 @@ from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, LabelSource
 from fewshot_callbacks.callbacks.generalization_gap import GeneralizationGapMonitor
 from fewshot_callbacks.callbacks.knn import KnnMonitor
 from fewshot_callbacks.callbacks.monitor import EmbeddedSet, Monitor
+from fewshot_callbacks.callbacks.probe import ProbeMonitor
 from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
 from fewshot_callbacks.callbacks.training_dynamics import TrainingDynamicsMonitor
 from fewshot_callbacks.callbacks.verification import VerificationMonitor
@@ -40,6 +41,7 @@ __all__ = [
     "KnnMonitor",
     "LabelSource",
     "Monitor",
+    "ProbeMonitor",
     "ReportWriter",
     "RetrievalMonitor",
     "RetrievalPanels",

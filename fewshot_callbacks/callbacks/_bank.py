@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._embedder import Embedder, TrainingClasses
+from fewshot_callbacks.callbacks.embeddings import Entry
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 from fewshot_callbacks.trainer.weights import weight_fingerprints
@@ -23,10 +25,14 @@ class Bank:
     Args:
         training: The items.
         embedder: Embeds them.
+        groups: Entry of a batch with the group of each item; None if nobody asks for groups.
     """
 
-    def __init__(self, training: TrainingClasses, embedder: Embedder) -> None:
+    def __init__(
+        self, training: TrainingClasses, embedder: Embedder, groups: Entry | Sequence[Entry] | None = None
+    ) -> None:
         self.training = training
+        self.groups = groups
         self.embedder = embedder
         self.clear()
 
@@ -83,7 +89,7 @@ class Bank:
     def _embed(self, trainer: Trainer) -> None:
         """Embed this process's share; an error is kept for every monitor that asks."""
         try:
-            self._store = self.training.embedded(trainer, self.embedder)
+            self._store = self.training.embedded(trainer, self.embedder, self.groups)
         except Exception as error:  # a metric must not end a training
             self._error = error
 

@@ -14,6 +14,7 @@ from fewshot_callbacks.callbacks._embedder import TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import SideKey
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
+from fewshot_callbacks.functional._labels import no_labels
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import Shard
 
@@ -31,7 +32,8 @@ class BankMonitor(CollectingMonitor):
         name: See there.
         prog_bar: See there.
         strict: See there.
-        columns: See `CollectingMonitor`.
+        groups: Entries of the step's output or of the batch with the group of each item; None for none.
+        takes_targets: Whether labels may be the targets of a regression.
 
     Raises:
         ValueError: If `bank` is another word.
@@ -51,8 +53,11 @@ class BankMonitor(CollectingMonitor):
         name: str | None,
         prog_bar: bool,
         strict: bool | None,
-        columns: Sequence[Column] = (),
+        groups: Entry | Sequence[Entry] | None = None,
+        takes_targets: bool = False,
     ) -> None:
+        entries = tuple(groups) if isinstance(groups, list) else groups
+        self._groups = None if entries is None else Column("groups", entries)
         super().__init__(
             source,
             gallery=gallery,
@@ -60,7 +65,8 @@ class BankMonitor(CollectingMonitor):
             name=name,
             prog_bar=prog_bar,
             strict=strict,
-            columns=columns,
+            columns=[] if self._groups is None else [self._groups],
+            takes_targets=takes_targets,
         )
         owner = self._policy.owner
         if isinstance(bank, str) and bank not in banks:
@@ -79,7 +85,8 @@ class BankMonitor(CollectingMonitor):
         super().setup(trainer, pl_module, stage)
         if self._training is not None:
             self._training.begin()
-            self._bank = self._collection.bank(self._training)
+            groups = None if self._groups is None else self._groups.entry
+            self._bank = self._collection.bank(self._training, groups)
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
         """Check with the first batch that training items are embedded as the step embeds."""
@@ -88,17 +95,24 @@ class BankMonitor(CollectingMonitor):
             assert read.embeddings is not None
             self._bank.compare(trainer, loader, batch, read.embeddings, self.similarity)
 
+    def _grouped_shard(self, trainer: Trainer, side: SideKey) -> Shard:
+        """Return this process's part of a side, with the group of each item if there are groups. *Collective*."""
+        shard = self._shard(trainer, side)
+        return shard if self._groups is None else shard._replace(groups=self._column(trainer, side, self._groups))
+
     def _bank_shard(self, trainer: Trainer, sides: Sequence[SideKey]) -> Shard | None:
-        """Return this process's part of the bank; None where the set is its own bank. *Collective*.
+        """Return this process's part of the bank, with groups; None where the set is its own bank. *Collective*.
 
         Raises:
             UsageError: If two encoders leave it open which one embeds the training items.
         """
         if self._bank is None:
-            return self._shard(trainer, sides[1]) if self.bank == "gallery" and len(sides) > 1 else None
+            return self._grouped_shard(trainer, sides[1]) if self.bank == "gallery" and len(sides) > 1 else None
         if self._collection.has_two_encoders:
             raise UsageError(
                 f"{self._policy.owner} needs one encoder where the bank holds training items. Pass bank='gallery', or name "
                 "the embeddings and labels of one encoder as the source."
             )
-        return self._bank.shard()
+        shard = self._bank.shard()
+        # A process without items has no groups, but passes them as the others do.
+        return shard._replace(groups=no_labels()) if self._groups is not None and shard.groups is None else shard

@@ -145,12 +145,18 @@ class Collection:
         # What cannot be read concerns all of them.
         self.reader.owner = " and ".join(owners)
 
-    def bank(self, training: TrainingClasses) -> Bank:
-        """Return the bank of a sample of training items, one for all monitors that ask for the same sample."""
+    def bank(self, training: TrainingClasses, groups: Entry | Sequence[Entry] | None = None) -> Bank:
+        """Return the bank of a sample of training items, one for all monitors that ask for the same sample.
+
+        Args:
+            training: The sample.
+            groups: Entry of a batch with the group of each item; None if it is not asked for.
+        """
         for bank in self.banks:
-            if bank.training.is_same_sample(training):
+            if bank.training.is_same_sample(training) and (groups is None or bank.groups in (None, groups)):
+                bank.groups = bank.groups if groups is None else groups
                 return bank
-        self.banks.append(Bank(training, self.embedder))
+        self.banks.append(Bank(training, self.embedder, groups))
         return self.banks[-1]
 
     # ---------------------------------------------------------------------------------------------------- one validation

@@ -15,10 +15,12 @@ from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress
 from fewshot_callbacks.callbacks.embeddings import (
     Embed,
     EmbeddingReader,
+    Entry,
     check_submodule,
     describe,
     follow,
     hooks_ignored,
+    read_names,
 )
 from fewshot_callbacks.distributed.torch_distributed import process_count
 from fewshot_callbacks.functional._labels import Labels, as_labels, join, on_cpu, read_labels
@@ -254,8 +256,15 @@ class TrainingClasses:
         sizes = (self.classes, self.items_per_class, self.seed)
         return self.data is other.data and sizes == (other.classes, other.items_per_class, other.seed)
 
-    def embedded(self, trainer: Trainer, embed: Embedder) -> EmbeddingStore:
+    def embedded(
+        self, trainer: Trainer, embed: Embedder, groups: Entry | Sequence[Entry] | None = None
+    ) -> EmbeddingStore:
         """Return the embeddings of this rank's share of the sample, in evaluation mode.
+
+        Args:
+            trainer: The Trainer.
+            embed: Embeds a batch.
+            groups: Entry of a batch with the group of each item; None reads none.
 
         In the sanity check the sample is drawn, which may fail, but the store stays empty.
         """
@@ -276,7 +285,11 @@ class TrainingClasses:
                 embeddings, labels = embed(trainer, module, moved)
                 if len(labels) != len(embeddings):
                     raise embed.reader.no_labels(moved, "embed")
-                store.append(embeddings, labels)
+                item_groups = None
+                if groups is not None:
+                    views = embed.reader.source.views
+                    item_groups = read_names("groups", groups, None, moved, len(embeddings), self.owner, views)
+                store.append(embeddings, labels, groups=item_groups)
                 progress(number + 1, len(loader))
         return store
 

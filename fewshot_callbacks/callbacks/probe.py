@@ -1,0 +1,144 @@
+"""A linear classifier, or a linear regression, on the embedding at the end of every validation and test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from fewshot_callbacks.callbacks._banks import BankMonitor
+from fewshot_callbacks.callbacks._embedder import TrainingData
+from fewshot_callbacks.callbacks._evaluation import Loaders
+from fewshot_callbacks.callbacks._sides import SetSides
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
+from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.functional.linear_probe import DEFAULT_STRENGTHS, ProbeReport, linear_probe
+from fewshot_callbacks.functional.retrieval import Share
+
+
+class ProbeMonitor(BankMonitor):
+    """Logs how well a linear classifier on the embedding does, as `val/probe`, or a linear regression, as `val/probe_r2`.
+
+    The probe is fitted in closed form on a bank of labelled items, and evaluated on the validation set; see `linear_probe`.
+    Nothing is drawn at random and no step is iterated, so that values of two epochs differ by the embedding alone.
+
+    Where labels name classes, `val/probe` is the accuracy, `val/probe_top5` counts an item as right if its class is among
+    the five with the highest scores (of more than five classes), and `val/probe_leave_one_out` is the accuracy of bank
+    items that are left out one by one. Labels that are floating-point numbers are the targets of a regression, with
+    `val/probe_r2`, `val/probe_spearman` and `val/probe_r2_leave_one_out`, means over the targets.
+
+    Args:
+        bank: What the probe is fitted on. `train` is the result of `training_data_for_evaluation()` of the Trainer's data
+            module; or pass a data set, a loader of one, or a function of the Trainer, with the transforms of an evaluation.
+            Training items are embedded once in each validation, after its first batch, for all monitors that compare with
+            them. `gallery` is the gallery of the set.
+        groups: Entries of the step's output or of the batch, such as `"patient"`, whose items resemble each other. The
+            strength of the penalty is then chosen by predictions of each group of the bank by the fit without it, which are
+            also logged, as `val/probe_leave_group_out`; intervals are over groups. A bank of training items finds them in
+            its batches.
+        strengths: Strengths of the penalty that are tried, see `linear_probe`.
+        confidence: Confidence level of the intervals in `reports`, in (0, 1).
+        source: See `RetrievalMonitor`.
+        gallery: See there.
+        loaders: See there.
+        name: See there.
+        prog_bar: Show the first of the values in the progress bar.
+        strict: Which errors end the run, see `RetrievalMonitor`.
+
+    Attributes:
+        reports: The latest `ProbeReport` of each set, by the suffix of its keys (`""` for a single loader), after the
+            direction of two encoders.
+
+    Raises:
+        ValueError: If `bank` is another word.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> trainer = Trainer(callbacks=[ProbeMonitor(source="encoder")], logger=False, accelerator="cpu")
+    """
+
+    _better = dict.fromkeys(
+        (
+            *("probe", "probe_top5", "probe_leave_one_out", "probe_leave_group_out"),
+            *("probe_r2", "probe_spearman", "probe_r2_leave_one_out", "probe_r2_leave_group_out"),
+        ),
+        "higher",
+    )
+
+    def __init__(
+        self,
+        bank: str | TrainingData = "train",
+        *,
+        groups: Entry | Sequence[Entry] | None = None,
+        strengths: float | Sequence[float] = DEFAULT_STRENGTHS,
+        confidence: float = 0.95,
+        source: Source | EmbeddingSource = STEP_KEYS,
+        gallery: int | Entry | None = None,
+        loaders: Loaders | None = None,
+        name: str | None = None,
+        prog_bar: bool = False,
+        strict: bool | None = None,
+    ) -> None:
+        super().__init__(
+            bank,
+            ("train", "gallery"),
+            "dot",
+            source=source,
+            gallery=gallery,
+            loaders=loaders,
+            name=name,
+            prog_bar=prog_bar,
+            strict=strict,
+            groups=groups,
+            takes_targets=True,
+        )
+        self.strengths = strengths
+        self.confidence = confidence
+        # names of the values of the latest report
+        self._latest_names: Sequence[str] = ()
+        self.reports: dict[str, ProbeReport] = {}
+
+    def _names(self) -> Sequence[str]:
+        # Whether labels are classes or targets is known from the first report on; most are classes.
+        return self._latest_names or ("probe", "probe_leave_one_out")
+
+    def _keys(self, trainer: Trainer) -> Mapping[str, Any]:
+        """Return all keys that a report may have: before the first one it is not known which."""
+        suffixes_of_sets = [(each.direction, each.suffix) for each in self._sets(trainer)]
+        return {
+            self._key("val", direction, name) + suffix: better
+            for direction, suffix in suffixes_of_sets
+            for name, better in self._better.items()
+        }
+
+    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
+        """Return the values of the probe, by name. *Collective*."""
+        sides = evaluated_set.sides
+        bank = self._bank_shard(trainer, sides)
+        if bank is None:
+            raise ValueError(
+                "ProbeMonitor(bank='gallery'): this set has no gallery. Pass gallery=..., or bank='train' with training "
+                "data."
+            )
+        queries = self._grouped_shard(trainer, sides[0])
+        groups = {} if self._groups is None else {"query_groups": queries.groups, "gallery_groups": bank.groups}
+        report = linear_probe(
+            queries.embeddings,
+            _labels_or_targets(queries.labels),
+            bank.embeddings,
+            _labels_or_targets(bank.labels),
+            strengths=self.strengths,
+            confidence=self.confidence,
+            share=Share(all_processes(), queries.places, bank.places),
+            **groups,
+        )
+        self.reports[evaluated_set.direction + evaluated_set.suffix] = report
+        self._latest_names = tuple(report.values)
+        self._tell(report.notes, f"{key}, probe")
+        return report.values
+
+
+def _labels_or_targets(labels: Any) -> Any:
+    """Return labels as they are, and the targets of a regression as a tensor, as `linear_probe` takes both."""
+    return labels.values if labels.are_targets else labels

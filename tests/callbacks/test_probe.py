@@ -1,0 +1,174 @@
+"""ProbeMonitor on real Trainers: what it logs is what `linear_probe` gives of the same embeddings."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from fewshot_callbacks import EmbeddingSource, KnnMonitor, ProbeMonitor, RetrievalMonitor, knn_accuracy, linear_probe
+from fewshot_callbacks.callbacks._conduct import UsageError
+from tests.callbacks.models import (
+    TRAINING,
+    VALIDATION,
+    Embeds,
+    Labelled,
+    Returns,
+    close,
+    items,
+    loader,
+    log_of_validation,
+    messages_of,
+    retrieval,
+    trainer,
+    with_prefix,
+)
+
+
+QUERIES, GALLERY = items(seed=11), items(per_class=8, seed=12)
+
+
+def test_the_training_set_is_the_bank_and_is_embedded_once_for_all() -> None:
+    data = Labelled(TRAINING)
+    passes: list[int] = []
+
+    class Counts(Embeds):
+        def forward(self, points: Tensor) -> Tensor:
+            passes.append(len(points))
+            return super().forward(points)
+
+    net = Counts()
+    monitors = ProbeMonitor(data), KnnMonitor(5, data), retrieval()
+    logged = log_of_validation(monitors, net, loader(QUERIES))
+    embedded = sum(passes)
+    expected = linear_probe(*net.by_hand(QUERIES), *net.by_hand(TRAINING))
+    votes = knn_accuracy(*net.by_hand(QUERIES), *net.by_hand(TRAINING), k=5)
+    probe = {key: value for key, value in logged.items() if "probe" in key}
+    assert probe == close(with_prefix(expected.values))
+    assert {key: value for key, value in logged.items() if "knn" in key} == close(with_prefix(votes.values))
+    # The training items once; the first batch a second time for each similarity, to see that it is embedded alike.
+    assert embedded == len(TRAINING) + 2 * 11
+    assert monitors[0].reports[""].strength == expected.strength
+
+
+@pytest.mark.filterwarnings("ignore:.*the strongest that was tried")
+def test_a_gallery_is_the_bank() -> None:
+    net = Embeds()
+    monitor = ProbeMonitor("gallery", gallery=1, strengths=(0.01, 1.0), confidence=0.9)
+    logged = log_of_validation(monitor, net, [loader(QUERIES), loader(GALLERY)])
+    sides = (*net.by_hand(QUERIES), *net.by_hand(GALLERY))
+    expected = linear_probe(*sides, strengths=(0.01, 1.0), confidence=0.9)
+    assert logged == close(with_prefix(expected.values))
+    assert monitor.reports[""].intervals.keys() == expected.intervals.keys()
+
+
+class Patients(Dataset[Any]):
+    """Items with a class, an age and a patient, as mappings."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        # No patient of one set is in the other.
+        self.patients = torch.arange(count) // 3 + 100 * seed
+        self.labels = torch.randint(0, 3, (count,), generator=generator)
+        noise = torch.randn(count, 6, generator=generator)
+        self.points = (
+            noise + torch.eye(6)[self.labels] + torch.randn(count, 6, generator=generator)[torch.arange(count) // 3]
+        )
+        self.ages = 40 + 10 * self.points[:, 0] + torch.randn(count, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "points": self.points[index],
+            "label": self.labels[index],
+            "age": self.ages[index],
+            "patient": f"patient {int(self.patients[index])}",
+        }
+
+
+class OfPatients(Returns):
+    """Embeds the points of a mapping as they are."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda *_: None)
+
+    def forward(self, batch: Any) -> Tensor:
+        return batch["points"]
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return {"embeddings": batch["points"]}
+
+
+def of_patients(labels: str) -> EmbeddingSource:
+    return EmbeddingSource(("embeddings", "labels"), labels=labels, embed=lambda module, batch: batch["points"])
+
+
+def test_groups_are_left_out_together() -> None:
+    queries, bank = Patients(30, seed=1), Patients(60, seed=2)
+    monitor = ProbeMonitor(bank, groups="patient", source=of_patients("label"))
+    logged = log_of_validation(monitor, OfPatients(), DataLoader(queries, batch_size=8))
+    expected = linear_probe(
+        queries.points,
+        queries.labels,
+        bank.points,
+        bank.labels,
+        query_groups=queries.patients,
+        gallery_groups=bank.patients,
+    )
+    assert "probe_leave_group_out" in expected.values
+    assert logged == close(with_prefix(expected.values))
+
+
+def test_labels_that_are_numbers_are_targets() -> None:
+    queries, bank = Patients(30, seed=1), Patients(60, seed=2)
+    monitor = ProbeMonitor(bank, source=of_patients("age"))
+    logged = log_of_validation(monitor, OfPatients(), DataLoader(queries, batch_size=8))
+    expected = linear_probe(queries.points, queries.ages, bank.points, bank.ages)
+    assert expected.values["probe_r2"] > 0.5
+    assert logged == close(with_prefix(expected.values))
+
+
+def test_targets_are_refused_by_the_monitors_that_need_classes_alone() -> None:
+    queries, bank = Patients(30, seed=1), Patients(60, seed=2)
+    source = of_patients("age")
+    monitors = ProbeMonitor(bank, source=source), RetrievalMonitor(source=source, strict=False)
+    with pytest.warns(UserWarning, match=r"val/mAP and the other .* needs integer labels; got torch.float32"):
+        logged = log_of_validation(monitors, OfPatients(), DataLoader(queries, batch_size=8))
+    assert logged["val/probe_r2"] > 0.5
+    assert math.isnan(logged["val/mAP"])
+    with pytest.raises(UsageError, match=r"needs integer labels; got torch\.float32"):
+        log_of_validation(RetrievalMonitor(source=source), OfPatients(), DataLoader(queries, batch_size=8))
+
+
+def test_a_bank_without_the_classes_of_the_set_is_said() -> None:
+    other = TensorDataset(TRAINING.tensors[0], TRAINING.tensors[1] + 1)
+    with pytest.warns(
+        UserWarning, match="val/probe and the other values of this set are NaN.*linear_probe: "
+    ) as warned:
+        logged = log_of_validation((ProbeMonitor(Labelled(other)), retrieval()), Embeds(), loader(VALIDATION))
+    assert len(messages_of(warned)) == 1
+    assert math.isnan(logged["val/probe"])
+    assert logged["val/mAP"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"bank": "self"}, r"ProbeMonitor\(bank='self'\): choose 'train', 'gallery', or pass a data set or loader"),
+        ({"name": "/"}, r"ProbeMonitor\(name='/'\) names nothing"),
+    ],
+)
+def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ProbeMonitor(**settings)
+
+
+def test_what_cannot_be_fitted_on_is_said() -> None:
+    with pytest.raises(UsageError, match=r"ProbeMonitor has no training set: pass bank=\.\.\."):
+        trainer(ProbeMonitor()).validate(Embeds(), loader(), verbose=False)
+    with pytest.warns(UserWarning, match=r"bank='gallery'\): this set has no gallery. Pass gallery="):
+        log_of_validation(ProbeMonitor("gallery"), Embeds(), loader())
