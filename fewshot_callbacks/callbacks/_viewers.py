@@ -32,7 +32,7 @@ class ItemSet:
 
     embeddings: Float[Tensor, "items dim"]
     labels: Sequence[Label]
-    # index of each item in the pass of all processes over their data
+    # index of each item in the pass of all processes over their data, in which dropped items count, too
     positions: Int[Tensor, "items"]
     # name of the loader of these items
     source: str

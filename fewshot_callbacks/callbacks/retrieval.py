@@ -44,7 +44,7 @@ from fewshot_callbacks.callbacks.embeddings import (
 )
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional._labels import Labels, as_labels, no_labels
-from fewshot_callbacks.functional.knn import PLACES, knn_accuracy
+from fewshot_callbacks.functional.knn import LAST_RANKS, knn_accuracy
 from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval import (
     RetrievalReport,
@@ -412,7 +412,7 @@ class KnnVotes:
         if collector.groups is not None:
             raise ValueError(f"{call}: kNN classification leaves out no neighbour. Pass knn or groups, not both.")
         # names of the accuracies in the log
-        self.keys = [f"knn@{k}{name}" for k in dict.fromkeys(self.k) for name in PLACES]
+        self.keys = [f"knn@{k}{name}" for k in dict.fromkeys(self.k) for name in LAST_RANKS]
         self.gallery = gallery
         self.collector = collector
         self.settings = collector.settings

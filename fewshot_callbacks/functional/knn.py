@@ -35,8 +35,8 @@ from fewshot_callbacks.functional.statistics import SAME, Interval, clustered_me
 from fewshot_callbacks.settings import Similarity
 
 _CALL = "knn_accuracy"
-# Suffix of a metric, and among how many classes with the most votes the right one has to be.
-PLACES = {"": 1, "_top5": 5}
+# Suffix of a metric, and the last rank of the right class, by its votes, that is a hit.
+LAST_RANKS = {"": 1, "_top5": 5}
 # Votes that are in memory at the same time, with some 150 bytes each.
 VOTES_AT_ONCE = 2**20
 
@@ -62,7 +62,7 @@ class KnnReport(Values):
     """confidence level of the intervals"""
     queries: int
     """queries that the means are of"""
-    left_out: int
+    queries_without_match: int
     """queries that are left out, since no candidate has their label"""
     gallery: int
     """items that may vote for a query"""
@@ -80,8 +80,13 @@ class KnnReport(Values):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
-        sizes = {"queries": self.queries, "left_out": self.left_out, "gallery": self.gallery, "notes": list(self.notes)}
-        return self.tables() | {"confidence": or_none(self.confidence)} | sizes
+        return self.tables() | {
+            "confidence": or_none(self.confidence),
+            "queries": self.queries,
+            "queries_without_match": self.queries_without_match,
+            "gallery": self.gallery,
+            "notes": list(self.notes),
+        }
 
 
 class Votes(NamedTuple):
@@ -106,9 +111,9 @@ class Votes(NamedTuple):
         return np.append(True, self.query[1:] != self.query[:-1])
 
     def portions(self, ks: Sequence[int]) -> Iterator[Float[np.ndarray, "votes"]]:
-        """Yield, for each k, the share of one of the k places that each item gets.
+        """Yield, for each k, the share of one of the k slots of a query that each item fills.
 
-        It is 1 for the nearest items. Items that tie for the last places share these, and all others get 0.
+        It is 1 for the nearest items. Items that tie for the last slots share these, and all others fill none.
         """
         begins = self.begins
         is_new_score = begins | np.append(True, self.score[1:] != self.score[:-1])
@@ -142,8 +147,8 @@ def knn_accuracy(
     Each of the k items votes for its label with the weight exp(score / temperature), or with equal weights (Wu et al.,
     "Unsupervised feature learning via non-parametric instance discrimination", CVPR 2018; Caron et al., "Emerging
     properties in self-supervised vision transformers", ICCV 2021, and the evaluation of DINOv2). All values of k come
-    from one exact search. Nothing depends on the order of the data: items that tie for the last of the k places share
-    those that are left, and classes that tie in votes share the hit. A class without a vote is never among the first.
+    from one exact search. Nothing depends on the order of the data: items that tie as the last of the k share the votes
+    that remain, and classes that tie in votes share the hit. A class without a vote is never among the first.
 
     Args:
         queries: (queries, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
@@ -353,17 +358,17 @@ def _neighbour_search(queries: _Items, voters: _Items | None, similarity: Simila
     compared = compared_sets(_CALL, rows, None if voters is None else gallery.rows, similarity)
     numbers = torch.cat([queries.labels, gallery.labels]).unique(return_inverse=True)[1]
     classes, gallery_classes = numbers.split([len(queries.labels), len(gallery.labels)])
-    itself = torch.arange(len(rows)) if voters is None else _places_of(queries.ids, gallery.ids, len(rows))
+    itself = torch.arange(len(rows)) if voters is None else _items_of_ids(queries.ids, gallery.ids, len(rows))
     return NeighbourSearch(*compared, classes.numpy(), gallery_classes.numpy(), itself.numpy(), similarity, memory)
 
 
-def _places_of(query_ids: Tensor | None, gallery_ids: Tensor | None, queries: int) -> Int[Tensor, "queries"]:
+def _items_of_ids(query_ids: Tensor | None, gallery_ids: Tensor | None, queries: int) -> Int[Tensor, "queries"]:
     """Return the index of the gallery item with the id of each query; -1 if there is none, or no ids."""
     if query_ids is None or gallery_ids is None:
         return torch.full((queries,), -1)
     ordered, order = gallery_ids.sort()
-    place = torch.searchsorted(ordered, query_ids).clamp(max=len(gallery_ids) - 1)
-    return torch.where(ordered[place] == query_ids, order[place], -1)
+    position = torch.searchsorted(ordered, query_ids).clamp(max=len(gallery_ids) - 1)
+    return torch.where(ordered[position] == query_ids, order[position], -1)
 
 
 def _cure(gallery: Any) -> str:
@@ -386,14 +391,14 @@ def _values_of_all(
     queries = len(neighbours.rows)
     own_queries = np.arange(processes.rank, queries, processes.count)
     hits = neighbours.hits(own_queries, [k for k in ks if k <= neighbours.candidates], temperature)
-    places = torch.cat([torch.from_numpy(part) for part in processes.gather(own_queries)])
+    query_of_value = torch.cat([torch.from_numpy(queries_of_rank) for queries_of_rank in processes.gather(own_queries)])
     per_query = {}
     for k in dict.fromkeys(ks):
-        for suffix in PLACES:
+        for suffix in LAST_RANKS:
             key = f"knn@{k}{suffix}"
             values = torch.full((queries,), math.nan, dtype=torch.float64)
             if k <= neighbours.candidates:
-                values[places] = torch.from_numpy(np.concatenate(processes.gather(hits[key])))
+                values[query_of_value] = torch.from_numpy(np.concatenate(processes.gather(hits[key])))
             per_query[key] = values
     return per_query
 
@@ -417,9 +422,9 @@ def _report(
     candidates = neighbours.candidates
     classes = torch.from_numpy(neighbours.classes)
     per_query = {key: values.masked_fill(~has_match, math.nan) for key, values in per_query.items()}
-    left_out = int((~has_match).sum())
-    if left_out:
-        notes.append(f"{left_out} of {len(has_match)} queries are left out: no candidate has their label.")
+    without_match = int((~has_match).sum())
+    if without_match:
+        notes.append(f"{without_match} of {len(has_match)} queries are left out: no candidate has their label.")
     undefined = [key for key, values in per_query.items() if values.isnan().all()]
     too_large = [key.removeprefix("knn@") for key in undefined if "_" not in key]
     if too_large:
@@ -432,7 +437,7 @@ def _report(
         intervals={key: clustered_mean_interval(values, classes, confidence) for key, values in per_query.items()},
         confidence=confidence,
         queries=int(has_match.sum()),
-        left_out=left_out,
+        queries_without_match=without_match,
         gallery=candidates,
         notes=tuple(notes),
         per_query=per_query,
@@ -476,14 +481,15 @@ class NeighbourSearch:
     def copies(self) -> Copies:
         """Return the copies of each query in the gallery."""
         gallery = self.rows if self.gallery is None else self.gallery
-        places = np.arange(len(gallery))
+        indices = np.arange(len(gallery))
+        gallery_rows = (gallery, indices)
+        as_codes = self.similarity == "hamming"
         dtype = torch.promote_types(self.rows.dtype, gallery.dtype)
         queries = Side(hashes_of(self.rows, dtype), self.classes)
-        own, as_codes = (gallery, places), self.similarity == "hamming"
         if self.gallery is None:
-            return Copies.among(queries, queries, self.itself, [], own, ALONE, as_codes=as_codes)
+            return Copies.among(queries, queries, self.itself, [], gallery_rows, ALONE, as_codes=as_codes)
         items = Side(hashes_of(gallery, dtype), self.gallery_classes)
-        return Copies.among(queries, items, None, [(self.itself, places)], own, ALONE, as_codes=as_codes)
+        return Copies.among(queries, items, None, [(self.itself, indices)], gallery_rows, ALONE, as_codes=as_codes)
 
     def hits(
         self, queries: Int[np.ndarray, "chosen"], ks: list[int], temperature: float | None
@@ -495,7 +501,7 @@ class NeighbourSearch:
             ks: Numbers of neighbours that vote, each at most the number of candidates.
             temperature: Of the weights of the votes; None for equal weights.
         """
-        hits = {f"knn@{k}{suffix}": np.zeros(len(queries)) for k in ks for suffix in PLACES}
+        hits = {f"knn@{k}{suffix}": np.zeros(len(queries)) for k in ks for suffix in LAST_RANKS}
         if not hits or not len(queries):
             return hits
         with computing() as threads:
@@ -678,7 +684,7 @@ def _hits(
         compared = own_total[query_of_tally]
         more = np.bincount(query_of_tally, total > compared * (1 + SAME), len(own))
         equal = np.bincount(query_of_tally, np.abs(total - compared) <= compared * SAME, len(own))
-        for suffix, places in PLACES.items():
-            chance = np.clip((places - more) / np.maximum(equal, 1), 0, 1)
+        for suffix, last_rank in LAST_RANKS.items():
+            chance = np.clip((last_rank - more) / np.maximum(equal, 1), 0, 1)
             hits[f"knn@{k}{suffix}"] = np.where(own_total > 0, chance, 0.0)
     return hits

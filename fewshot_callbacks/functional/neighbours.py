@@ -188,7 +188,7 @@ def nearest(
     codes = rules.exclusions_of(index)
     with computing() as threads:
         vectors = Vectors(rows, gallery_rows, similarity, threads=threads)
-        found, scores, left_out = search(vectors, query_rows, rules.candidates(), self_match, codes, k, memory)
+        found, scores, unlisted_ties = search(vectors, query_rows, rules.candidates(), self_match, codes, k, memory)
     if not bool((found >= 0).any()):
         fix = "Ids or groups exclude the whole gallery." if codes else "Pass a second item, or a gallery."
         raise ValueError(f"{_CALL}: none of the {len(index)} queries has a candidate. {fix}")
@@ -196,8 +196,8 @@ def nearest(
     relevant = None
     if label_codes is not None and item_label_codes is not None:
         relevant = (indices >= 0) & (item_label_codes[indices] == label_codes[index][:, None])
-    tied_beyond = torch.from_numpy(left_out)
-    return Neighbours(index, indices, scores, _tied(scores, tied_beyond), tied_beyond, relevant)
+    ties = torch.from_numpy(unlisted_ties)
+    return Neighbours(index, indices, scores, _tied(scores, ties), ties, relevant)
 
 
 def _labels(
@@ -293,17 +293,17 @@ def _positions(ids: Int[Tensor, "queries"], distinct: Int[Tensor, "items"]) -> I
     return positions
 
 
-def _tied(scores: Float[Tensor, "queries k"], left_out: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
+def _tied(scores: Float[Tensor, "queries k"], unlisted_ties: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
     """Return whether another candidate has the same score.
 
     Args:
         scores: Descending for each query.
-        left_out: Number of candidates that are not listed and have the last score.
+        unlisted_ties: Number of candidates that are not listed and have the last score.
     """
     equals_next = scores.diff(dim=1) == 0
     no_neighbour = torch.zeros(len(scores), 1, dtype=torch.bool)
     tied = torch.cat([equals_next, no_neighbour], dim=1) | torch.cat([no_neighbour, equals_next], dim=1)
-    return tied | ((scores == scores[:, -1:]) & (left_out > 0)[:, None])
+    return tied | ((scores == scores[:, -1:]) & (unlisted_ties > 0)[:, None])
 
 
 # Lowest and highest threshold of each similarity, and advice for another one.
@@ -507,8 +507,8 @@ def search(
     if not is_whole:
         # Two sets, since only `self_match` excludes: a row that stands for several items is a candidate of itself.
         vectors = vectors.take(queries, items, may_be_one_set=False)
-    found, scores, left_out = nearest_items(vectors, self_match.astype(np.int32), exclusions, k, memory)
-    return found, scores_of(vectors, scores), left_out
+    found, scores, unlisted_ties = nearest_items(vectors, self_match.astype(np.int32), exclusions, k, memory)
+    return found, scores_of(vectors, scores), unlisted_ties
 
 
 def positive_whole(

@@ -118,6 +118,10 @@ def suspects(
     own class is therefore no suspect. An item among neighbours of a class that is never confused with its own is a
     suspect, even if its neighbours disagree with each other.
 
+    Exactly k neighbours vote. Of items that tie as the last of them, those with the lowest indices do, unlike in
+    `knn_accuracy`, where all of them share the votes that remain. So where many scores are equal, as among binary codes or
+    in a collapsed embedding, the result depends on the order of the items: `nearest(...).left_out` counts such ties.
+
     A likelihood ratio is the most powerful test between two labels (Neyman and Pearson 1933); the likelihood is multinomial
     with a table of confusion (Dawid and Skene 1979). Zhu, Dong and Liu, "Detecting corrupted labels without training a
     model to predict", ICML 2022, use labels of neighbours in an embedding as evidence. docs/data_quality.md compares with

@@ -74,7 +74,8 @@ class Share:
     """the processes that make the call together, see `metrics.TorchProcesses`"""
     query_places: Any | None = None
     """(queries,) index of each query in the whole set, which determines the order of `per_query` and the random draws; by
-    default, the queries of each process follow those of the previous process"""
+    default, the queries of each process follow those of the previous process. A dropped repetition has no place, so that the
+    places are 0, 1, 2, ... (a position in the data would count it)"""
     gallery_places: Any | None = None
     """(gallery,) index of each gallery item in the whole gallery"""
 
@@ -300,7 +301,7 @@ def collect_inputs(
     same_set = sets.same_set
     labels, names = _label_codes(call, processes, sets)
     codes = _codes_of_all(call, processes, sets, arrays)
-    counted, notes = _first_of_each_id(processes, sets, labels, codes)
+    counted, notes = _counted_items(processes, sets, labels, codes)
     codes = _codes_of_counted(codes, counted, same_set=same_set)
     sets = sets.only(call, counted, relevance, memory)
     labels = counted.of(labels)  # the number of each set of labels where items have several
@@ -461,7 +462,7 @@ def _copies(
     return Copies.among(query_side, gallery_side, self_match, exclusions, gallery_rows, processes, as_codes=as_codes)
 
 
-def _first_of_each_id(
+def _counted_items(
     processes: Processes, sets: _Sets, labels: tuple[Tensor, Tensor], codes: Mapping[str, Tensor | None]
 ) -> tuple[_Counted, list[str]]:
     """Return the queries and gallery items that are counted, and what is wrong with the ids. *Collective*."""
@@ -551,8 +552,10 @@ def with_stored_arrays(
     """
     passed = {name: array for name, array in arrays.items() if array is not None}
     if isinstance(queries, Shards) and queries.queries is not None and gallery is None:
-        shards, is_query = queries, queries.queries
-        queries, gallery = ChosenRows(shards, is_query), ChosenRows(shards, ~is_query)
+        shards = queries
+        is_query = queries.queries
+        queries = ChosenRows(shards, is_query)
+        gallery = ChosenRows(shards, ~is_query)
     found = dict(passed)
     for prefix, rows in (("query", queries), ("gallery", gallery)):
         if isinstance(rows, Shards | ChosenRows):
@@ -617,7 +620,7 @@ class _SetShare:
     rows: Tensor | StoredRows
     # as they were given
     labels: Labels
-    # index of each item among those of all processes
+    # index of each item among those of all processes, without items that were dropped
     places: Int[Tensor, "own"]
     # number of items of all processes
     length: int

@@ -169,8 +169,8 @@ def _own_scores(
         threads: Number of threads to compute with.
         same_set: Whether each query is left out of the mean of its class.
     """
-    left_out = means.prepared(queries[part]) if same_set else None
-    prototypes = sums.means(query_class[part] - sums.first, left_out)
+    held_out = means.prepared(queries[part]) if same_set else None
+    prototypes = sums.means(query_class[part] - sums.first, held_out)
     vectors = Vectors(queries[part], prototypes, means.similarity, threads=threads)
     rows = np.arange(len(part))
     return vectors.to_user(vectors.exact(rows, rows))
@@ -207,7 +207,7 @@ class _Sums:
         return is_member.nonzero().flatten()
 
     def means(
-        self, index: Int[Tensor, "rows"] | slice, left_out: Float[Tensor, "rows dim"] | None = None
+        self, index: Int[Tensor, "rows"] | slice, held_out: Float[Tensor, "rows dim"] | None = None
     ) -> Float[Tensor, "rows dim"]:
         """Return the means of some classes, rounded to float64.
 
@@ -216,13 +216,13 @@ class _Sums:
 
         Args:
             index: Positions of the classes in this block.
-            left_out: An item of each class that its mean leaves out.
+            held_out: An item of each class that its mean leaves out.
         """
         sums = self.sums[index]
         unit = self.unit[index]
         counts = self.counts[index].unsqueeze(1)
-        if left_out is not None:
-            sums = sums - _on_grid(left_out, unit, self.bits)
+        if held_out is not None:
+            sums = sums - _on_grid(held_out, unit, self.bits)
             counts = counts - 1
         whole = torch.div(sums, counts, rounding_mode="trunc").double()
         rest = sums - whole.long() * counts  # exact, since no mean lies beyond 2**(bits + 1), which float64 holds
