@@ -275,7 +275,8 @@ def check_classes_suffice(
             else "Pass the labels of the data set."
         )
         raise ValueError(f"{ways}-way episodes need {ways} classes; the labels hold {len(classes)}. {fix}")
-    needed, too_small = shots + queries, int((counts < shots + queries).sum())
+    needed = shots + queries
+    too_small = int((counts < shots + queries).sum())
     if too_small:
         smallest = int(counts.argmin())
         size = int(counts[smallest])
@@ -333,7 +334,8 @@ def split_episode(
     classes, counts = torch.unique(labels, return_counts=True)
     size = int(counts[0])
     if bool((counts != size).any()):
-        fewest, most = int(counts.argmin()), int(counts.argmax())
+        fewest = int(counts.argmin())
+        most = int(counts.argmax())
         uneven = [f"class {class_name(int(classes[i]), names)} has {int(counts[i])}" for i in (fewest, most)]
         raise ValueError(
             f"An episode has equally many rows of each class; {' and '.join(uneven)}. Pass a batch drawn by an "
@@ -377,7 +379,8 @@ def split_episodes(
         ([[1.0, 0.0], [4.0, 6.0]], [[3.0, 2.0], [5.0, 7.0]])
     """
     check_episode_sizes(shots=shots, episodes=episodes)
-    rows, read = len(embeddings), as_labels(labels, "labels", "split_episodes")
+    rows = len(embeddings)
+    read = as_labels(labels, "labels", "split_episodes")
     if rows % episodes or len(read) != rows:
         raise ValueError(
             f"{rows} embeddings with labels of shape {(len(read),)} do not form a batch of {episodes} episodes "

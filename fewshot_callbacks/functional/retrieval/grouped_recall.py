@@ -299,7 +299,8 @@ def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSetting
         ValueError: If a given group has a label that no query has, one are words and the others integers, or there are
             fewer labels than a group needs.
     """
-    labels, names = inputs.query_labels, inputs.label_names
+    labels = inputs.query_labels
+    names = inputs.label_names
     size = group_size(settings)
     if size is not None:
         return [list(split) for split in label_groups(labels, size, settings.seed, repeats)]

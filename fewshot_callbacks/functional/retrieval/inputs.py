@@ -798,7 +798,8 @@ def _checked_rows(rows: Tensor | StoredRows, *, as_codes: bool) -> tuple[Int[Ten
     nothing = torch.empty(0, dtype=torch.int64)
     if not isinstance(rows, StoredRows):
         return nothing if as_codes else non_finite_rows(rows), None
-    bad, hashes = [nothing], [np.empty(0, np.int64)]
+    bad = [nothing]
+    hashes = [np.empty(0, np.int64)]
     for some, values in rows.chunks():
         bad.append(some.start + non_finite_rows(values))
         hashes.append(hashes_of(values, rows.dtype))

@@ -231,8 +231,10 @@ class Relevance:
         call = "Relevance.from_label_sets"
         one_set = gallery_targets is None
         query_sets, width = _label_sets(call, "targets", targets)
-        item_sets, item_width = query_sets, width
-        if not one_set:
+        if one_set:
+            item_sets = query_sets
+            item_width = width
+        else:
             item_sets, item_width = _label_sets(call, "gallery_targets", gallery_targets)
         if None not in (width, item_width) and width != item_width:
             raise ValueError(
@@ -368,7 +370,8 @@ def _lists(call: str, name: str, lists: Sequence[Any], items: int) -> Lists:
             continue
         if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
             raise ValueError(f"{call}: {name}[{query}] holds {numbers.dtype}. Pass indices of gallery items.")
-        lowest, highest = numbers.min(), numbers.max()
+        lowest = numbers.min()
+        highest = numbers.max()
         if lowest < 0 or highest >= items:
             wrong = lowest if lowest < 0 else highest
             raise ValueError(
@@ -511,7 +514,9 @@ def read_judgements(call: str, judgements: Any) -> tuple[list[Any], list[Any], F
         queries, items = sides[:2]
         values = sides[2] if len(sides) == 3 else [1] * len(queries)
     else:
-        queries, items, values = [], [], []
+        queries = []
+        items = []
+        values = []
         for query, judged in judgements.items():
             grade_of_item = judged if isinstance(judged, Mapping) else dict.fromkeys(judged, 1)
             for item, grade in grade_of_item.items():

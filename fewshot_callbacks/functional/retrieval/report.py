@@ -179,7 +179,8 @@ def _are_packed(vectors: Vectors) -> bool:
     rows = vectors.pairs.queries[:PACKED_ROWS]
     looks = False
     if vectors.similarity != "hamming" and rows.size >= LEAST_BYTES and bool((rows == np.rint(rows)).all()):
-        lowest, highest = float(rows.min()), float(rows.max())
+        lowest = float(rows.min())
+        highest = float(rows.max())
         middle = -0.5 if lowest < 0 else 127.5
         is_byte = middle - 127.5 <= lowest and highest <= middle + 127.5
         share = float((np.abs(rows - middle) > 96).mean())

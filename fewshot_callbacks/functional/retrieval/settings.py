@@ -168,7 +168,8 @@ def check_settings(settings: RetrievalSettings) -> None:
 
 
 def _check_thresholds(call: str, settings: RetrievalSettings) -> None:
-    threshold, bounds = settings.threshold, settings.threshold_bounds
+    threshold = settings.threshold
+    bounds = settings.threshold_bounds
     if threshold is not None and not (_is_number(threshold) and math.isfinite(threshold)):
         raise ValueError(
             f"{call}: threshold={threshold!r} must be a finite score; None takes the threshold of the best F1."

@@ -216,7 +216,10 @@ def evaluate_identification(
     own, equal = _own_scores(rows[mated], query_codes[mated], items, gallery_codes, similarity)
     non_mated = near.scores[~mated, 0].sort().values
     scores = _QueryScores(own, near.scores[mated], near.left_out[mated], equal, non_mated)
-    values, thresholds, intervals, per_query = {}, {}, {}, {}
+    values = {}
+    thresholds = {}
+    intervals = {}
+    per_query = {}
     for request in requested:
         values_of_mated, threshold = scores.value(request, len(items))
         if threshold is not None:

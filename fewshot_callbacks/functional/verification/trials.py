@@ -392,7 +392,8 @@ def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) 
     sides = {"first": first, "second": second}
     read = {name: read_labels(side, len(same), name, "scores", _CALL) for name, side in sides.items()}
     names, number = np.unique(torch.cat(encode(_CALL, read)[0]).numpy(), return_inverse=True)
-    left, right = number[: len(same)], number[len(same) :]
+    left = number[: len(same)]
+    right = number[len(same) :]
     wrong = np.flatnonzero((left == right) != same)
     if len(wrong):
         index = int(wrong[0])
