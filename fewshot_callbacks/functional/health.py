@@ -398,18 +398,19 @@ def _read(embeddings: Any, labels: Any, share: Share) -> tuple[Tensor, Tensor | 
     items = len(rows) if rows.ndim else 0
     if items or processes.count == 1:
         check_embeddings(rows, "embeddings", _CALL)
-    read = None if labels is None else read_labels(labels, items, "labels", "embeddings", _CALL)
+    item_labels = None if labels is None else read_labels(labels, items, "labels", "embeddings", _CALL)
     places = share.query_places
     if places is not None:
         places = check_labels(places, items, "places", "embeddings", _CALL)
-    everyone = processes.gather((rows.shape[-1] if rows.ndim else 0, items, places))
-    dims = {rank: dim for rank, (dim, number, _) in enumerate(everyone) if number}
+    by_rank = processes.gather((rows.shape[-1] if rows.ndim else 0, items, places))
+    dims = {rank: dim for rank, (dim, number, _) in enumerate(by_rank) if number}
     if not dims:
         raise ValueError(f"{_CALL}: embeddings is empty (shape (0, 0)) in every process. Pass at least one item.")
     refuse_other_dims(_CALL, "embeddings", dims)
-    codes = None if read is None else encode(_CALL, {"labels": read}, processes)[0][0]
+    codes = None if item_labels is None else encode(_CALL, {"labels": item_labels}, processes)[0][0]
     if places is not None:
-        check_places(_CALL, "embeddings", torch.cat([held for *_, held in everyone if held is not None]))
+        places_by_rank = [places_of_rank for *_, places_of_rank in by_rank if places_of_rank is not None]
+        check_places(_CALL, "embeddings", torch.cat(places_by_rank))
     return computable(rows), codes
 
 
@@ -430,12 +431,12 @@ def _moments_of_all(
     # Float64 is scaled, since its squares may overflow; a power of two costs no digit.
     largest = float(rows.abs().max()) if rows.dtype == torch.float64 and rows.numel() else 0.0
     unit = 2.0 ** math.frexp(max(processes.gather(largest)))[1]
-    everyone = processes.gather(_own_moments(rows, codes, unit, normalize=normalize))
-    moments, of_items, of_units = (_merged(parts) for parts in zip(*everyone, strict=True))
+    by_rank = processes.gather(_moments_here(rows, codes, unit, normalize=normalize))
+    moments, of_items, of_units = (_merged(moments_by_rank) for moments_by_rank in zip(*by_rank, strict=True))
     return moments, None if of_items is None else _MomentsOfClasses(of_items, of_units)
 
 
-def _own_moments(
+def _moments_here(
     rows: Tensor, codes: Tensor | None, unit: float, *, normalize: bool
 ) -> tuple[Moments | None, ClassMoments | None, ClassMoments | None]:
     """Return the moments of the rows of this process, of each class, and of each class as unit vectors; None without rows.
@@ -472,10 +473,10 @@ def _class_moments(
     return ClassMoments(Labels(present.long()), counts, origins, offsets, scatter.sqrt())
 
 
-def _merged(parts: Sequence[Any]) -> Any:
+def _merged(moments_by_rank: Sequence[Any]) -> Any:
     """Return the merged moments of the processes that have some; None for none."""
-    present = [part for part in parts if part is not None]
-    return reduce(lambda merged, part: merged.merge(part), present) if present else None
+    present = [moments for moments in moments_by_rank if moments is not None]
+    return reduce(lambda merged, moments: merged.merge(moments), present) if present else None
 
 
 def _from_moments(moments: Moments) -> _Findings:
@@ -635,7 +636,7 @@ def _sampled(rows: Float[Tensor, "items dim"], items: int, processes: Processes)
     if items <= SAMPLE:
         return rows
     keys = processes.gather(_keys(rows))
-    first = sum(len(of_process) for of_process in keys[: processes.rank])
+    first = sum(len(keys_of_rank) for keys_of_rank in keys[: processes.rank])
     drawn = torch.randperm(items, generator=torch.Generator().manual_seed(0))[:SAMPLE]
     number = torch.cat(keys).argsort(stable=True)[drawn] - first
     return rows[number[(number >= 0) & (number < len(rows))].sort().values]
@@ -683,22 +684,22 @@ def _from_neighbours(rows: Float[Tensor, "items dim"], items: int, share: Share,
         )
         return _Findings({}, [note])
     rows_of_all = _rows_of_all(rows, share)
-    found = _search_neighbours(rows_of_all, share.processes, k)
+    counts = _search_neighbours(rows_of_all, share.processes, k)
     notes = []
-    dimension = _intrinsic_dimension(found.log_ratios)
+    dimension = _intrinsic_dimension(counts.log_ratios)
     if math.isnan(dimension):
         notes.append(
             "intrinsic_dimension is NaN: no item has two nearest neighbours at different distances other than 0."
         )
-    hubness = _skewness(found.times_named)
+    hubness = _skewness(counts.times_named)
     if math.isnan(hubness):
         notes.append("hubness is NaN: all items are neighbours equally often.")
-    largest = found.times_named.argsort(descending=True, stable=True)[:SHOWN_HUBS].tolist()
+    largest = counts.times_named.argsort(descending=True, stable=True)[:SHOWN_HUBS].tolist()
     fields = {
-        "duplicates": found.duplicates,
+        "duplicates": counts.duplicates,
         "intrinsic_dimension": dimension,
-        "antihubs": float((found.times_named == 0).double().mean()),
-        "hubs": tuple((item, float(found.times_named[item])) for item in largest),
+        "antihubs": float((counts.times_named == 0).double().mean()),
+        "hubs": tuple((item, float(counts.times_named[item])) for item in largest),
         "hubness": hubness,
     }
     return _Findings(fields, notes)
@@ -706,11 +707,11 @@ def _from_neighbours(rows: Float[Tensor, "items dim"], items: int, share: Share,
 
 def _rows_of_all(rows: Float[Tensor, "items dim"], share: Share) -> Float[Tensor, "all_items dim"]:
     """Return the rows of all processes, in the order of their places. Collective."""
-    parts = share.processes.gather((rows, share.query_places))
-    rows_of_all = torch.cat([part for part, _ in parts]) + 0.0  # so that -0.0 equals 0.0 bit for bit
+    by_rank = share.processes.gather((rows, share.query_places))
+    rows_of_all = torch.cat([rows_of_rank for rows_of_rank, _ in by_rank]) + 0.0  # so that -0.0 equals 0.0 bit for bit
     if share.query_places is None:
         return rows_of_all
-    places = torch.cat([torch.as_tensor(places) for _, places in parts])
+    places = torch.cat([torch.as_tensor(places_of_rank) for _, places_of_rank in by_rank])
     return rows_of_all[places.argsort()]
 
 
@@ -736,19 +737,19 @@ def _search_neighbours(rows: Float[Tensor, "items dim"], processes: Processes, k
         first, row_of_item, copies = np.unique(
             vectors.pairs.query_first_duplicate, return_inverse=True, return_counts=True
         )
-        own_rows = np.arange(processes.rank, len(first), processes.count)
+        rows_here = np.arange(processes.rank, len(first), processes.count)
         times_named = np.zeros(len(first))
-        for part, votes in search.votes(vectors, first[own_rows], k) if len(own_rows) else ():
+        for positions, votes in search.votes(vectors, first[rows_here], k) if len(rows_here) else ():
             [portion] = votes.portions([k])
-            copies_of_query = copies[own_rows[part]]
+            copies_of_query = copies[rows_here[positions]]
             times_named += np.bincount(votes.row, portion * votes.items * copies_of_query[votes.query], len(first))
             log_ratios += _log_ratios(votes, copies_of_query)
-    everyone = processes.gather((times_named, log_ratios))
+    by_rank = processes.gather((times_named, log_ratios))
     # Equal items share the count of their row.
-    times_named_of_item = sum(part for part, _ in everyone) / copies
+    times_named_of_item = sum(times_of_rank for times_of_rank, _ in by_rank) / copies
     return _NeighbourCounts(
         times_named=torch.from_numpy(times_named_of_item[row_of_item]),
-        log_ratios=[ratio for _, ratios in everyone for ratio in ratios],
+        log_ratios=[ratio for _, ratios_of_rank in by_rank for ratio in ratios_of_rank],
         duplicates=int((copies[row_of_item] > 1).sum()),
     )
 
