@@ -380,20 +380,22 @@ def split_episodes(
     """
     check_episode_sizes(shots=shots, episodes=episodes)
     rows = len(embeddings)
-    read = as_labels(labels, "labels", "split_episodes")
-    if rows % episodes or len(read) != rows:
+    item_labels = as_labels(labels, "labels", "split_episodes")
+    if rows % episodes or len(item_labels) != rows:
         raise ValueError(
-            f"{rows} embeddings with labels of shape {(len(read),)} do not form a batch of {episodes} episodes "
+            f"{rows} embeddings with labels of shape {(len(item_labels),)} do not form a batch of {episodes} episodes "
             f"of the same size. Pass as many rows for each episode, and one label per row."
         )
-    read = on_cpu(read)  # an accelerator is waited for once, not in each episode
+    item_labels = on_cpu(item_labels)  # an accelerator is waited for once, not in each episode
     size = rows // episodes
     support = []
     queries = []
     for number in range(episodes):
         episode = slice(number * size, (number + 1) * size)
         try:
-            support_of_episode, queries_of_episode = split_episode(embeddings[episode], read[episode], shots=shots)
+            support_of_episode, queries_of_episode = split_episode(
+                embeddings[episode], item_labels[episode], shots=shots
+            )
         except ValueError as error:
             if number == 0:
                 raise

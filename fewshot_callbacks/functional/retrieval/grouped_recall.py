@@ -81,13 +81,13 @@ def label_groups(
         >>> label_groups(torch.arange(7), group_size=3).shape
         torch.Size([1, 2, 3])
     """
-    read = as_labels(labels, "labels", "label_groups")
-    if read.form == "strings":
+    item_labels = as_labels(labels, "labels", "label_groups")
+    if item_labels.form == "strings":
         raise ValueError(
             "label_groups: labels are strings, which a tensor cannot hold. Number them first: "
             "np.unique(labels, return_inverse=True)[1]."
         )
-    distinct = read.codes.unique()
+    distinct = item_labels.codes.unique()
     if group_size < 2:
         raise ValueError(f"group_size={group_size}: Recall@K inside a group needs at least 2 labels in it.")
     if repeats < 1:

@@ -345,15 +345,15 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
     if isinstance(scores, list | tuple):
         with contextlib.suppress(TypeError, ValueError):  # a list of other things is refused below
             numbers = np.asarray(scores, np.float64)
-    read = as_tensor(numbers, "scores", _CALL), as_tensor(same, "same", _CALL)
-    for name, value in zip(("scores", "same"), read, strict=True):
+    arrays = as_tensor(numbers, "scores", _CALL), as_tensor(same, "same", _CALL)
+    for name, value in zip(("scores", "same"), arrays, strict=True):
         if value.is_complex():
             raise ValueError(f"{_CALL}: {name} hold complex numbers, which have no order. Pass real ones.")
         if value.ndim != 1 or not len(value):
             raise ValueError(
                 f"{_CALL} needs {name} of shape (trials,); got {tuple(value.shape)}. Pass one for each trial."
             )
-    values, kinds = (value.cpu() for value in read)
+    values, kinds = (value.cpu() for value in arrays)
     if len(values) != len(kinds):
         raise ValueError(f"{_CALL}: {len(values)} scores, but {len(kinds)} same. Pass one of each for every trial.")
     bad = (~(values.double().abs() <= LARGEST)).nonzero()
@@ -390,8 +390,8 @@ def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) 
     if first is None or second is None:
         raise ValueError(f"{_CALL}: first and second belong together. Pass both, or neither.")
     sides = {"first": first, "second": second}
-    read = {name: read_labels(side, len(same), name, "scores", _CALL) for name, side in sides.items()}
-    names, number = np.unique(torch.cat(encode(_CALL, read)[0]).numpy(), return_inverse=True)
+    identities = {name: read_labels(side, len(same), name, "scores", _CALL) for name, side in sides.items()}
+    names, number = np.unique(torch.cat(encode(_CALL, identities)[0]).numpy(), return_inverse=True)
     left = number[: len(same)]
     right = number[len(same) :]
     wrong = np.flatnonzero((left == right) != same)
