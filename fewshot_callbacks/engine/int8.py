@@ -24,13 +24,13 @@ class Int8Operand(NamedTuple):
     operand: Operand
     remainder_norms: NDArray[np.float64]  # (rows,) upper bound of the norm of the remainder, row - scale * integers
 
-    def part(self, index: slice | NDArray[np.int64]) -> Int8Operand:
+    def take(self, index: slice | NDArray[np.int64]) -> Int8Operand:
         """Return some of its rows.
 
         Args:
             index: A slice, or an array of row numbers.
         """
-        return Int8Operand(self.operand.part(index), self.remainder_norms[index])
+        return Int8Operand(self.operand.take(index), self.remainder_norms[index])
 
 
 def int8_error_bounds(

@@ -36,7 +36,7 @@ class Operand(NamedTuple):
     scale: NDArray[np.float32] | None = None  # (rows,) of int8
     offset: NDArray[np.float32] | None = None  # (rows,) of int8
 
-    def part(self, index: Any) -> Operand:
+    def take(self, index: Any) -> Operand:
         """Return some of its rows.
 
         Args:

@@ -587,7 +587,7 @@ def p_value(p: float | None) -> str:
 def without_nan(value: Any) -> Any:
     """Return plain values with None in the place of NaN, which JSON does not know."""
     if isinstance(value, dict):
-        return {name: without_nan(part) for name, part in value.items()}
+        return {name: without_nan(entry) for name, entry in value.items()}
     if isinstance(value, tuple | list):
-        return [without_nan(part) for part in value]
+        return [without_nan(entry) for entry in value]
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -139,8 +139,8 @@ class EpisodeList:
         """
         sizes = torch.tensor([len(self), self.ways, self.shots, self.queries], device="cpu")
         digest = hashlib.sha256()
-        for part in (sizes, self.indices):
-            digest.update(part.cpu().contiguous().numpy().astype("<i8").tobytes())
+        for numbers in (sizes, self.indices):
+            digest.update(numbers.cpu().contiguous().numpy().astype("<i8").tobytes())
         return digest.hexdigest()[:12]
 
 
@@ -275,7 +275,7 @@ def check_classes_suffice(
             else "Pass the labels of the data set."
         )
         raise ValueError(f"{ways}-way episodes need {ways} classes; the labels hold {len(classes)}. {fix}")
-    needed = shots + queries
+    items_per_class = shots + queries
     too_small = int((counts < shots + queries).sum())
     if too_small:
         smallest = int(counts.argmin())
@@ -285,7 +285,7 @@ def check_classes_suffice(
         if size <= shots:
             fewer = f"Use {prefix}shots 1 with {prefix}queries <= {size - 1} or drop" if size > 1 else "Drop"
         raise ValueError(
-            f"{ways}-way {shots}-shot with {queries} queries needs {needed} images per class; class "
+            f"{ways}-way {shots}-shot with {queries} queries needs {items_per_class} images per class; class "
             f"{class_name(int(classes[smallest]), words or class_names)} has {size}{several}. "
             f"{fewer} {'these classes' if too_small > 1 else 'the class'}."
         )
@@ -334,9 +334,9 @@ def split_episode(
     classes, counts = torch.unique(labels, return_counts=True)
     size = int(counts[0])
     if bool((counts != size).any()):
-        fewest = int(counts.argmin())
-        most = int(counts.argmax())
-        uneven = [f"class {class_name(int(classes[i]), names)} has {int(counts[i])}" for i in (fewest, most)]
+        smallest = int(counts.argmin())
+        largest = int(counts.argmax())
+        uneven = [f"class {class_name(int(classes[i]), names)} has {int(counts[i])}" for i in (smallest, largest)]
         raise ValueError(
             f"An episode has equally many rows of each class; {' and '.join(uneven)}. Pass a batch drawn by an "
             "EpisodicBatchSampler."

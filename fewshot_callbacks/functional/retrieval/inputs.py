@@ -255,7 +255,7 @@ class RetrievalInputs:
 
 def collect_inputs(
     call: str,
-    held: Share,
+    share: Share,
     queries: Any,
     query_labels: Any,
     gallery: Any,
@@ -271,7 +271,7 @@ def collect_inputs(
 
     Args:
         call: The public function, for messages.
-        held: The share of this process; it may hold nothing of a set, but must say whether there is a gallery.
+        share: The share of this process; it may hold nothing of a set, but must say whether there is a gallery.
         queries: Queries of this process.
         query_labels: Labels of the queries.
         gallery: Gallery items of this process; None for one set.
@@ -295,9 +295,9 @@ def collect_inputs(
         query_labels = _no_labels(queries)
         gallery_labels = None if gallery is None else _no_labels(gallery)
     _check_gallery_labels(call, gallery, gallery_labels)
-    processes = held.processes
+    processes = share.processes
     reader = _Reader(call, processes, memory, as_codes=as_codes)
-    sets = _read_sets(reader, held, queries, query_labels, gallery, gallery_labels)
+    sets = _read_sets(reader, share, queries, query_labels, gallery, gallery_labels)
     same_set = sets.same_set
     labels, names = _label_codes(call, processes, sets)
     codes = _codes_of_all(call, processes, sets, arrays)
@@ -332,13 +332,13 @@ def collect_inputs(
 
 
 def _read_sets(
-    reader: _Reader, held: Share, queries: Any, query_labels: Any, gallery: Any, gallery_labels: Any
+    reader: _Reader, share: Share, queries: Any, query_labels: Any, gallery: Any, gallery_labels: Any
 ) -> _Sets:
     """Return the queries and the gallery of this process, which are one set without a gallery. *Collective*."""
-    query_share = reader.read("queries", queries, query_labels, held.query_places)
+    query_share = reader.read("queries", queries, query_labels, share.query_places)
     if gallery is None:
         return _Sets(query_share, query_share, True)
-    gallery_share = reader.read("gallery", gallery, gallery_labels, held.gallery_places)
+    gallery_share = reader.read("gallery", gallery, gallery_labels, share.gallery_places)
     dims = (query_share.rows.shape[1], gallery_share.rows.shape[1])
     _check_dims(reader.call, *dims, as_codes=reader.as_codes)
     return _Sets(query_share, gallery_share, False)
@@ -556,35 +556,35 @@ def with_stored_arrays(
         is_query = queries.queries
         queries = ChosenRows(shards, is_query)
         gallery = ChosenRows(shards, ~is_query)
-    found = dict(passed)
+    merged = dict(passed)
     for prefix, rows in (("query", queries), ("gallery", gallery)):
         if isinstance(rows, Shards | ChosenRows):
             stored = {f"{prefix}_ids": rows.ids, f"{prefix}_groups": rows.groups}
             if labelled:
                 stored[f"{prefix}_labels"] = rows.labels
-            found = stored | found
+            merged = stored | merged
     if gallery is not None:
-        _refuse_groups_of_one(found, passed)
+        _refuse_groups_of_one(merged, passed)
         for kind in ("ids", "groups"):
             pair = {f"query_{kind}", f"gallery_{kind}"}
-            if not pair & passed.keys() and any(found.get(name) is None for name in pair):
-                found = {name: array for name, array in found.items() if name not in pair}
-    return queries, gallery, found
+            if not pair & passed.keys() and any(merged.get(name) is None for name in pair):
+                merged = {name: array for name, array in merged.items() if name not in pair}
+    return queries, gallery, merged
 
 
-def _refuse_groups_of_one(found: Mapping[str, Any], passed: Mapping[str, Any]) -> None:
+def _refuse_groups_of_one(merged: Mapping[str, Any], passed: Mapping[str, Any]) -> None:
     """Refuse groups that the files of one of two sets hold, if the other set has none."""
     prefixes = {"query", "gallery"}
-    with_groups = {prefix for prefix in prefixes if found.get(f"{prefix}_groups") is not None}
+    with_groups = {prefix for prefix in prefixes if merged.get(f"{prefix}_groups") is not None}
     if len(with_groups) != 1:
         return
     [grouped] = with_groups
-    [other] = prefixes - with_groups
+    [other_prefix] = prefixes - with_groups
     if f"{grouped}_groups" not in passed:
         names = {"query": "queries", "gallery": "gallery"}
         raise ValueError(
             f"Only the files of the {names[grouped]} hold groups: they would exclude nobody. Pass groups= to the Shards of "
-            f"both sets, or {other}_groups=."
+            f"both sets, or {other_prefix}_groups=."
         )
 
 
@@ -712,16 +712,16 @@ class _Reader:
     memory: float
     as_codes: bool
 
-    def read(self, name: str, given: Any, labels: Any, places: Any) -> _SetShare:
+    def read(self, name: str, source: Any, labels: Any, places: Any) -> _SetShare:
         """Return the share of one set. *Collective*.
 
         Args:
             name: `queries` or `gallery`, for messages.
-            given: Rows of this process.
+            source: Rows of this process.
             labels: Their labels.
             places: Their indices among all; None if those of a process follow those of the one before.
         """
-        rows = self._rows(name, given)
+        rows = self._rows(name, source)
         items = len(rows) if rows.ndim else 0
         if items or self.processes.count == 1:  # one of several processes may hold nothing
             rows = self._checked(name, rows)
@@ -735,22 +735,22 @@ class _Reader:
             places = torch.arange(first, first + items)
         places = check_labels(places, items, "places", name, self.call)
         check_places(self.call, name, torch.cat(self.processes.gather(places)))
-        bad, hashes = _checked_rows(rows, as_codes=self.as_codes)
-        where = ""
-        if len(bad) and isinstance(given, Shards | ChosenRows):
-            where = f", which is {given.where(int(bad[0]))}"
+        non_finite, hashes = _checked_rows(rows, as_codes=self.as_codes)
+        location = ""
+        if len(non_finite) and isinstance(source, Shards | ChosenRows):
+            location = f", which is {source.where(int(non_finite[0]))}"
         length = sum(sizes)
-        bad_of_all = torch.cat(self.processes.gather(places[bad])).sort().values
-        refuse_non_finite(bad_of_all, length, name, self.call, where)
+        non_finite_of_all = torch.cat(self.processes.gather(places[non_finite])).sort().values
+        refuse_non_finite(non_finite_of_all, length, name, self.call, location)
         return _SetShare(rows, own_labels, places, length, hashes)
 
-    def _rows(self, name: str, given: Any) -> Tensor | StoredRows:
+    def _rows(self, name: str, source: Any) -> Tensor | StoredRows:
         """Return rows in memory, or rows that stay where they are, since they take much of the budget. *Collective*."""
-        is_read = is_source(given) and not self.as_codes
-        rows = given
+        is_read = is_source(source) and not self.as_codes
+        rows = source
         if not is_read:
-            rows = as_tensor(given[:] if is_source(given) else given, name, self.call).cpu()
-        in_memory = isinstance(given, Tensor) or type(given) is np.ndarray or not is_read
+            rows = as_tensor(source[:] if is_source(source) else source, name, self.call).cpu()
+        in_memory = isinstance(source, Tensor) or type(source) is np.ndarray or not is_read
         # Queries in memory are copied block by block anyway.
         may_stay = (name == "gallery" or not in_memory) and not self.as_codes and len(rows.shape) == 2
         size = 4.0 * math.prod(rows.shape) if may_stay else 0.0
@@ -800,8 +800,8 @@ def _checked_rows(rows: Tensor | StoredRows, *, as_codes: bool) -> tuple[Int[Ten
         return nothing if as_codes else non_finite_rows(rows), None
     bad = [nothing]
     hashes = [np.empty(0, np.int64)]
-    for some, values in rows.chunks():
-        bad.append(some.start + non_finite_rows(values))
+    for chunk, values in rows.chunks():
+        bad.append(chunk.start + non_finite_rows(values))
         hashes.append(hashes_of(values, rows.dtype))
     return torch.cat(bad), np.concatenate(hashes)
 
@@ -834,11 +834,11 @@ def _check_dims(call: str, queries: int, gallery: int, *, as_codes: bool) -> Non
 def refuse_other_dims(call: str, name: str, dims: Mapping[int, int]) -> None:
     """Refuse vectors of different dimensions, given that of each process that holds some."""
     first, dim = next(iter(dims.items()))
-    for rank, other in dims.items():
-        if other != dim:
+    for rank, dim_of_rank in dims.items():
+        if dim_of_rank != dim:
             raise ValueError(
-                f"{call}: {name} have dimension {dim} in process {first}, {other} in process {rank}. All must come from the "
-                "same model."
+                f"{call}: {name} have dimension {dim} in process {first}, {dim_of_rank} in process {rank}. All must "
+                "come from the same model."
             )
 
 

@@ -477,7 +477,7 @@ class RetrievalReport(Values):
         if self.pooled is not None:
             stored |= _stored_decisions(self.pooled)
         stored["classes_wanting_another_threshold"] = {
-            f"{rate:g}": {str(label): list(wanted) for label, wanted in of_rate.wanting().items()}
+            f"{rate:g}": {str(label): list(pair) for label, pair in of_rate.wanting().items()}
             for rate, of_rate in self.consistency.items()
         }
         stored["label_names"] = None if self.label_names is None else list(self.label_names)

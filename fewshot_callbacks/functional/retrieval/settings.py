@@ -280,15 +280,15 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fix = "Pass 'cpu', 'cuda' or 'auto'."
     try:
-        chosen = torch.device(device)
+        torch_device = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"{call}: device={device!r} is not a device ({error}). {fix}") from error
-    if chosen.type not in ("cpu", "cuda"):
+    if torch_device.type not in ("cpu", "cuda"):
         raise ValueError(f"{call}: device={device!r} has no float64, which exact counts need. {fix}")
     count = torch.cuda.device_count()
-    if chosen.type == "cuda" and (chosen.index or 0) >= count:
+    if torch_device.type == "cuda" and (torch_device.index or 0) >= count:
         raise ValueError(f"{call}: device={device!r}, but torch sees {count} CUDA devices. Pass 'cpu' or 'auto'.")
-    return chosen
+    return torch_device
 
 
 def memory_bytes(call: str, memory_mb: Any) -> int:

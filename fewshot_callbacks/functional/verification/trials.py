@@ -51,7 +51,7 @@ class _Value(NamedTuple):
     weights: tuple[float, float] | None
     """derivative by the mean over genuine trials, and by that over impostor trials; None if too few mistakes were seen for
     an interval"""
-    parts: Float[np.ndarray, "trials"] | None = None
+    contributions: Float[np.ndarray, "trials"] | None = None
     """contribution of each trial to these means; by default 1 for a mistake at the threshold"""
     folds: Mapping[int | str, tuple[float, float]] = MappingProxyType({})
     """name -> accuracy and threshold"""
@@ -93,16 +93,16 @@ def _accuracy(trials: _Trials) -> _Value:
     """Return the mean over folds of the share of right decisions, at the threshold that is best on the other folds."""
     curve = trials.curve
     folds: dict[int | str, tuple[float, float]] = {}
-    parts = np.zeros(len(curve.same))
+    contributions = np.zeros(len(curve.same))
     for name, in_fold in trials.folds.items():
         threshold = best_threshold(curve.scores[~in_fold], curve.same[~in_fold])
         is_right = (curve.scores[in_fold] >= threshold) == curve.same[in_fold]
         folds[name] = int(np.count_nonzero(is_right)) / len(is_right), threshold
         # The mean over folds as a mean over trials: a trial of a small fold has a larger weight.
-        parts[in_fold] = is_right * (len(parts) / len(trials.folds) / len(is_right))
+        contributions[in_fold] = is_right * (len(contributions) / len(trials.folds) / len(is_right))
     mean = math.fsum(accuracy for accuracy, _ in folds.values()) / len(folds)
-    weights = (curve.genuine / len(parts), curve.impostor / len(parts))
-    return _Value(mean, math.nan, weights, parts, folds)
+    weights = (curve.genuine / len(contributions), curve.impostor / len(contributions))
+    return _Value(mean, math.nan, weights, contributions, folds)
 
 
 def _likelihood_cost(trials: _Trials) -> _Value:
@@ -202,7 +202,9 @@ class TrialReport(Values):
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
         return self.tables() | {
             "thresholds": {name: or_none(value) for name, value in self.thresholds.items()},
-            "folds": {str(fold): [or_none(number) for number in found] for fold, found in self.folds.items()},
+            "folds": {
+                str(fold): [or_none(accuracy), or_none(threshold)] for fold, (accuracy, threshold) in self.folds.items()
+            },
             "accuracy_error": or_none(self.accuracy_error),
             **{name: getattr(self, name) for name in ("trials", "same", "different", "identities")},
             "notes": list(self.notes),
@@ -311,12 +313,12 @@ def _interval(
     """Return the interval of a value; NaN if too few mistakes were seen for one."""
     if value.weights is None:
         return UNKNOWN
-    parts = value.parts
-    if parts is None:
+    contributions = value.contributions
+    if contributions is None:
         is_wrong = (curve.scores >= value.threshold) != curve.same
-        parts = is_wrong.astype(np.float64)
+        contributions = is_wrong.astype(np.float64)
     top = math.inf if requested.metric.range is None else requested.metric.range[1]
-    return people.interval(value.value, parts, value.weights, top, confidence)
+    return people.interval(value.value, contributions, value.weights, top, confidence)
 
 
 def _standard_error(values: Sequence[float]) -> float:
@@ -362,9 +364,9 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
             f"{_CALL}: {len(bad)} of {len(values)} scores are NaN, infinite or beyond {LARGEST:g}, the first at index "
             f"{int(bad[0])}. Find what made them, or drop these trials from all arguments."
         )
-    other = ((kinds != 0) & (kinds != 1)).nonzero()
-    if len(other):
-        index = int(other[0])
+    other_kinds = ((kinds != 0) & (kinds != 1)).nonzero()
+    if len(other_kinds):
+        index = int(other_kinds[0])
         raise ValueError(
             f"{_CALL}: same holds {kinds[index].item()} at index {index}. Pass True, or 1, for genuine trials, whose "
             "sides are of one identity, and False, or 0, for impostor trials."
@@ -392,18 +394,18 @@ def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) 
     sides = {"first": first, "second": second}
     identities = {name: read_labels(side, len(same), name, "scores", _CALL) for name, side in sides.items()}
     names, number = np.unique(torch.cat(encode(_CALL, identities)[0]).numpy(), return_inverse=True)
-    left = number[: len(same)]
-    right = number[len(same) :]
-    wrong = np.flatnonzero((left == right) != same)
+    first_numbers = number[: len(same)]
+    second_numbers = number[len(same) :]
+    wrong = np.flatnonzero((first_numbers == second_numbers) != same)
     if len(wrong):
         index = int(wrong[0])
-        number_of_identities = "one" if left[index] == right[index] else "two"
+        number_of_identities = "one" if first_numbers[index] == second_numbers[index] else "two"
         raise ValueError(
             f"{_CALL}: in {len(wrong)} of {len(same)} trials `same` and the identities disagree, the first at index "
             f"{index}: same is {bool(same[index])}, and the identities are {number_of_identities}. Pass identities, such "
             "as names, not items."
         )
-    return Identities(left, right, same, len(names))
+    return Identities(first_numbers, second_numbers, same, len(names))
 
 
 def _folds(
