@@ -239,7 +239,7 @@ def _expand(left, right, of_differences, partials):
 
 @kernel
 def _rounded_sum(partials, count):
-    """Return the sum of numbers that do not overlap, rounded once, and about what is missing."""
+    """Return the sum of numbers that do not overlap, rounded once, and about the error of this rounding."""
     if count == 0:
         return 0.0, 0.0
     last = count - 1
@@ -437,7 +437,7 @@ def columns_of(rows, items, first_item, out):
 
 @kernel
 def exact_scores_beside(pairs, i, items, first_item, members, first, out, work):
-    """Write the exact scores of a query with the items `items[first:]`, whose rows are the columns of `members`."""
+    """Write the exact scores of a query with the items `items[first:]`. Their rows are the columns of `members`."""
     left = pairs.queries[i]
     # Rounded up to whole vectors of `LANES` columns, since the rest of one would be added up number by number. `members`
     # has room for it.

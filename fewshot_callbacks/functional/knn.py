@@ -275,7 +275,7 @@ class _Items(NamedTuple):
 
 
 def _read(name: str, prefix: str, rows: Any, labels: Any, ids: Any, places: Any) -> _Side:
-    """Return what this process was given of the queries or of the gallery.
+    """Return the queries, or the gallery items, of this process.
 
     Args:
         name: Name of the vectors, for messages.

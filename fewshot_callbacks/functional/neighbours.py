@@ -307,7 +307,7 @@ class _Rules(NamedTuple):
         return _positions(self.query_ids[index], self.query_ids[self.first_items])
 
     def exclusions_of(self, index: Int[Tensor, "queries"]) -> list[tuple[Ints, Ints]]:
-        """Return the codes of some queries and of all candidates, for ids and for groups, as far as there are any."""
+        """Return the codes of some queries and of all candidates, for ids and for groups; none without these."""
         exclusions = []
         for kind in ("ids", "groups"):
             of_queries = self.codes[f"query_{kind}"]

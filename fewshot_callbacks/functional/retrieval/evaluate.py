@@ -429,7 +429,7 @@ def _grouped(
 
 
 def _note_of_few_classes(settings: RetrievalSettings, size: int, distinct: int) -> str:
-    """Return why there is no Grouped Recall, and what gives one.
+    """Return a note: Grouped Recall needs more classes, or smaller groups.
 
     Args:
         settings: Settings of the evaluation.

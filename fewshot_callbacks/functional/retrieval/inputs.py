@@ -155,7 +155,7 @@ class RetrievalInputs:
         return Relevance(of_labels, self._itself(), kinds, symmetric=self.is_one_set), None, None
 
     def exclusions(self) -> list[tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]]]:
-        """Return the codes of all queries and gallery items, for ids and for groups, as far as there are any."""
+        """Return the codes of all queries and gallery items, for ids and for groups; none without these."""
         pairs = []
         for kind in ("ids", "groups"):
             of_queries = self.codes[f"query_{kind}"]
@@ -465,7 +465,7 @@ def _copies(
 def _counted_items(
     processes: Processes, sets: _Sets, labels: tuple[Tensor, Tensor], codes: Mapping[str, Tensor | None]
 ) -> tuple[_Counted, list[str]]:
-    """Return the queries and gallery items that are counted, and what is wrong with the ids. *Collective*."""
+    """Return the queries and gallery items that are counted, and notes on wrong ids. *Collective*."""
     query_ids = codes["query_ids"]
     gallery_ids = codes["gallery_ids"]
     notes = _notes_on_ids_of_both(*labels, query_ids, gallery_ids)
@@ -517,7 +517,7 @@ def _notes_on_repeated_ids(
     ids: Int[Tensor, "items"] | None,
     first: Int[Tensor, "counted"] | None,
 ) -> list[str]:
-    """Return what is wrong with the ids of a set, of which only the first item of each is counted. *Collective*.
+    """Return notes on wrong ids of a set: only the first item of each id is counted. *Collective*.
 
     Args:
         processes: All that hold a share of the set.
@@ -628,7 +628,7 @@ class _SetShare:
     hashes: NDArray[np.int64] | None = None
 
     def of_all(self, processes: Processes, values: Shaped[Tensor, "*rows own"]) -> Shaped[Tensor, "*rows items"]:
-        """Return the values of the items of all processes, given those of this one. *Collective*."""
+        """Return the values of the items of all processes, in the order of their places. *Collective*."""
         return processes.placed(values, self.places, self.length)
 
     def only(self, counted: Int[Tensor, "counted"], memory: float) -> _SetShare:
@@ -832,7 +832,7 @@ def _check_dims(call: str, queries: int, gallery: int, *, as_codes: bool) -> Non
 
 
 def refuse_other_dims(call: str, name: str, dims: Mapping[int, int]) -> None:
-    """Refuse vectors of different dimensions, given that of each process that holds some."""
+    """Refuse vectors of different dimensions, given rank -> dimension of each process with items."""
     first, dim = next(iter(dims.items()))
     for rank, dim_of_rank in dims.items():
         if dim_of_rank != dim:

@@ -449,7 +449,7 @@ class PooledRequest:
     """whether the area under the precision-recall curve is requested exactly; it is always enclosed by bounds"""
 
     def questions(self, low: float = -math.inf, high: float = math.inf) -> list[Question]:
-        """Return what is asked of relevant scores: best F1, precisions, false match rates, equal error rate.
+        """Return the questions about relevant scores: best F1, precisions, false match rates, equal error rate.
 
         Args:
             low: The smallest exact score that may be the threshold of a precision.
@@ -828,7 +828,7 @@ class ThresholdSearch:
         return _area_between(self.grid, fewest, most, self.negatives.total)
 
     def _exact_area(self) -> Enclosure:
-        """Return the area with all counts closed, by groups of cells with as many relevant pairs as there is room for."""
+        """Return the area with all counts closed. Cells are closed in groups whose relevant pairs fit the grid."""
         grid = self.grid
         _, most = self.negatives.bounds(grid.scores)
         # No negative reaches the lower end of this cell. The precision of all higher relevant pairs is 1.

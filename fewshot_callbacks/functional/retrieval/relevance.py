@@ -574,7 +574,7 @@ def _listed(ids: Any) -> list[Any]:
 
 
 def _rows_of_ids(call: str, name: str, ids: Iterable[Any], judged: Iterable[Any]) -> dict[Any, int]:
-    """Return the row of each id that is judged, as far as there is one.
+    """Return judged id -> its row, for the ids that have a row.
 
     Args:
         call: The public function, for messages.

@@ -270,7 +270,7 @@ def _report(
 
 
 def _notes(requested: Sequence[RequestedMetric], non_mated: int) -> tuple[str, ...]:
-    """Return notes on rates that so many non-mated queries cannot show."""
+    """Return notes on false positive rates that cannot be measured with this number of non-mated queries."""
     rates = [request.parameters["p"] for request in requested if "p" in request.parameters]
     if rates and not non_mated:
         return _NO_NON_MATED

@@ -269,17 +269,39 @@ def evaluate_trials(
     false_match_cost = positive_number(_CALL, "false_match_cost", false_match_cost, "Pass a cost such as 1.0.")
     values, kinds = _read(scores, same)
     people = _read_identities(first, second, kinds)
-    of_fold = None if folds is None else read_labels(folds, len(values), "folds", "scores", _CALL)
-    if metrics is None:
-        metrics = DEFAULT_TRIAL_METRICS if of_fold is None else (*DEFAULT_TRIAL_METRICS, "accuracy")
-    requested = requested_metrics(_CALL, metrics, TRIAL_METRICS)
-    if of_fold is None and "accuracy" in metrics:
-        raise ValueError(f"{_CALL}: accuracy needs folds, and there are none. Pass folds= with the fold of each trial.")
+    fold_labels = None if folds is None else read_labels(folds, len(values), "folds", "scores", _CALL)
+    requested = _requested(metrics, has_folds=fold_labels is not None)
     order = np.argsort(values)  # the only sort: the order of equal scores changes no count
     curve = Curve(values[order], kinds[order])
-    trials = _Trials(curve, miss_cost, false_match_cost, {} if of_fold is None else _folds(of_fold, order, curve.same))
+    masks_of_folds = {} if fold_labels is None else _folds(fold_labels, order, curve.same)
+    trials = _Trials(curve, miss_cost, false_match_cost, masks_of_folds)
     if people is not None:
         people = replace(people, first=people.first[order], second=people.second[order], same=curve.same)
+    return _report(requested, trials, people, confidence)
+
+
+def _requested(metrics: Sequence[str] | None, *, has_folds: bool) -> list[RequestedMetric]:
+    """Return the metrics that are reported; by default all that can be."""
+    if metrics is None:
+        metrics = (*DEFAULT_TRIAL_METRICS, "accuracy") if has_folds else DEFAULT_TRIAL_METRICS
+    requested = requested_metrics(_CALL, metrics, TRIAL_METRICS)
+    if not has_folds and "accuracy" in metrics:
+        raise ValueError(f"{_CALL}: accuracy needs folds, and there are none. Pass folds= with the fold of each trial.")
+    return requested
+
+
+def _report(
+    requested: Sequence[RequestedMetric], trials: _Trials, people: Identities | None, confidence: float
+) -> TrialReport:
+    """Return the report of some metrics.
+
+    Args:
+        requested: The metrics.
+        trials: The trials, in the order of their scores.
+        people: The identities of both sides of each trial; None if they were not given.
+        confidence: Confidence level of the intervals.
+    """
+    curve = trials.curve
     values_of_metrics: dict[str, _Value] = {}
     intervals: dict[str, Interval] = {}
     for request in requested:
@@ -296,7 +318,7 @@ def evaluate_trials(
         },
         intervals=intervals,
         confidence=confidence,
-        trials=len(values),
+        trials=len(curve.scores),
         same=curve.genuine,
         different=curve.impostor,
         identities=0 if people is None else people.count,
