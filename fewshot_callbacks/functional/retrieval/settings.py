@@ -208,9 +208,9 @@ def _check_groups(call: str, settings: RetrievalSettings) -> None:
         return
     smallest, fact = _smallest_group(call, settings)
     if sets_groups(settings) and not grouped_k(settings):
-        shown = f"={settings.label_groups}" if isinstance(settings.label_groups, int) else ""
+        size = f"={settings.label_groups}" if isinstance(settings.label_groups, int) else ""
         raise ValueError(
-            f"{call}: label_groups{shown} is for Grouped Recall, which metrics does not ask for. Add 'grouped_recall@1' to "
+            f"{call}: label_groups{size} is for Grouped Recall, which metrics does not ask for. Add 'grouped_recall@1' to "
             "metrics, or leave out label_groups."
         )
     if max(grouped_k(settings), default=1) >= smallest:

@@ -189,7 +189,7 @@ def _table(path: Path, lines: list[Line]) -> TrialList:
         )
     scores: list[float] = []
     same: list[bool] = []
-    others: dict[str, list[str]] = {}
+    optional: dict[str, list[str]] = {}
     for line in rows:
         row = line.cells(separator)
         if len(row) < len(names) or any(row[len(names) :]):
@@ -198,8 +198,8 @@ def _table(path: Path, lines: list[Line]) -> TrialList:
         scores.append(_score(path, line, cells["score"]))
         same.append(_is_same(path, line, cells["same"]))
         for name in {"first", "second", "fold"} & set(names):
-            others.setdefault(name, []).append(cells[name])
-    first, second, folds = (tuple(others[name]) if name in others else None for name in ("first", "second", "fold"))
+            optional.setdefault(name, []).append(cells[name])
+    first, second, folds = (tuple(optional[name]) if name in optional else None for name in ("first", "second", "fold"))
     return TrialList(tuple(same), first, second, folds, scores=tuple(scores))
 
 
