@@ -154,6 +154,36 @@ class Shard(NamedTuple):
         )
 
 
+def rows_of_shard(
+    shard: Shard, is_kept: Bool[Tensor, "items"], spill_to: str | os.PathLike[str] | None = None
+) -> Shard:
+    """Return some items of a shard; their places count the items that all processes keep. *Collective*.
+
+    Args:
+        shard: The items of this process.
+        is_kept: Whether each of them is kept.
+        spill_to: A folder in which the rows of the new shard are written to a file, see `EmbeddingStore`; None keeps them in
+            memory.
+    """
+    processes = all_processes()
+    positions = shard.positions[is_kept]
+    all_positions = torch.cat(processes.gather(positions)).sort().values
+    if spill_to is None:
+        embeddings = shard.embeddings[is_kept]
+    else:
+        embeddings = _SpilledRows(spill_to).copy_rows(shard.embeddings, is_kept)
+    return Shard(
+        embeddings,
+        shard.labels[is_kept],
+        torch.searchsorted(all_positions, positions),
+        shard.dropped,
+        positions,
+        shard.note,
+        _rows_of(shard.groups, is_kept),
+        _rows_of(shard.ids, is_kept),
+    )
+
+
 class EmbeddingStore:
     """Collects embeddings and labels batch by batch on the CPU, and returns the whole set.
 
@@ -419,6 +449,9 @@ class _SpilledRows:
     def copy_rows(self, rows: Tensor, is_kept: Bool[Tensor, "items"]) -> Tensor:
         """Copy the rows that are kept to another file in the same folder, and map them into memory."""
         kept = _SpilledRows(self._folder)
+        # Rows without items have no type that a file could keep.
+        if not len(rows):
+            return rows
         for block, is_kept_in_block in zip(rows.split(4096), is_kept.split(4096), strict=True):
             kept.append(block[is_kept_in_block])
         return kept.rows()
