@@ -37,7 +37,7 @@ class ItemSet:
     labels: Sequence[Label]
     """label of each item; a tuple of columns if items have several, empty if they have none"""
     positions: Int[Tensor, "items"]
-    """index of each item in the pass of all processes over their data"""
+    """index of each item in the pass of all processes over their data, in which dropped items count, too"""
     source: str
     """name of the loader of these items"""
     loader: Any

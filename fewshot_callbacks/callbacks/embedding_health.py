@@ -17,7 +17,7 @@ from fewshot_callbacks.distributed.torch_distributed import all_processes, gathe
 from fewshot_callbacks.functional import EmbeddingHealth, Moments, Share, embedding_health
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._reading import non_finite_rows, refuse_non_finite
-from fewshot_callbacks.functional.health import collapse_of, names_of
+from fewshot_callbacks.functional.health import better_values, collapse_of, names_of
 from fewshot_callbacks.metrics.embedding_store import Shard
 
 
@@ -63,10 +63,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
     """
 
     _training_keys = "train/rankme", "train/effective_rank"
-    _better: Mapping[str, Better] = {
-        **dict.fromkeys(("rankme", "effective_rank"), "higher"),
-        **dict.fromkeys(("uniformity", "nc1", "cdnv", "alignment", "hubness", "antihubs"), "lower"),
-    }
+    _better: Mapping[str, Better] = better_values()
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import SetSides
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
-from fewshot_callbacks.functional.knn import PLACES, KnnReport, knn_accuracy
+from fewshot_callbacks.functional.knn import LAST_RANKS, KnnReport, knn_accuracy
 from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval import Share, Similarity
 from fewshot_callbacks.functional.retrieval.settings import several
@@ -88,7 +88,7 @@ class KnnMonitor(BankMonitor):
         self.k = [positive_whole("KnnMonitor", "k", neighbours, fix) for neighbours in several(k)]
         self.confidence = confidence
         self.memory_mb = memory_mb
-        self._accuracies = [f"knn@{k}{place}" for k in dict.fromkeys(self.k) for place in PLACES]
+        self._accuracies = [f"knn@{k}{place}" for k in dict.fromkeys(self.k) for place in LAST_RANKS]
         self._better = dict.fromkeys(self._accuracies, "higher")
         self.reports: dict[str, KnnReport] = {}
 

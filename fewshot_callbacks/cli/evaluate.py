@@ -312,7 +312,7 @@ def ids_of(arrays: Arrays) -> Arrays:
     return {"query_ids": arrays.get("ids", arrays.get("query_ids"))}
 
 
-def first_of_each_id(arrays: Arrays) -> Arrays:
+def without_repetitions(arrays: Arrays) -> Arrays:
     """Return the arrays of one set with the first item of each id, without the ids; those of two sets as they are."""
     ids = ids_of(arrays)["query_ids"]
     if ids is None or arrays.get("gallery") is not None:

@@ -17,9 +17,9 @@ from fewshot_callbacks.cli.evaluate import (
     Arrays,
     check_same_items,
     evaluate_arrays,
-    first_of_each_id,
     have_several_labels,
     load_arrays,
+    without_repetitions,
 )
 from fewshot_callbacks.cli.options import in_shell
 from fewshot_callbacks.files.names import paths_on_disk
@@ -42,7 +42,7 @@ def run(options: Namespace) -> None:
     # The evaluation may take minutes, so a mistake is reported before it.
     refuse_input(_output(options), "-o", (options.file, options.against, options.train))
     check_writable(_output(options))
-    arrays = first_of_each_id(load_arrays(options.file))
+    arrays = without_repetitions(load_arrays(options.file))
     if have_several_labels(arrays):
         raise ValueError(
             f"a report shows items with one label each, and the labels of {options.file} have shape "
@@ -55,7 +55,7 @@ def run(options: Namespace) -> None:
             load_arrays(options.train), options.train, options.train_images, None, settings, "training items"
         )
         _check_same_dim(arrays, train, options)
-    others = None if options.against is None else first_of_each_id(load_arrays(options.against))
+    others = None if options.against is None else without_repetitions(load_arrays(options.against))
     if others is not None:
         check_same_items(arrays, others, options)
     report = evaluate_arrays(arrays, options)

@@ -31,13 +31,18 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.compiled import any_order, inlined, kernel
 
-# Kinds of a score, as the compiled loops read them.
-COSINE, DOT, EUCLIDEAN = 0, 1, 2
+# The kind of a score, as the compiled loops read it: the cosine of two rows.
+COSINE = 0
+# The dot product of two rows.
+DOT = 1
+# Minus the squared distance of two rows.
+EUCLIDEAN = 2
 # Four vector registers of AVX2, two of AVX-512: enough additions at once that none waits for the one before.
 LANES = 16
-# Items whose scores with a query are computed at the same time, at most; and the bytes that their components may take of
-# the cache of a core.
-MEMBERS, MEMBERS_BYTES = 64, 2**18
+# Most items whose scores with a query are computed at the same time.
+MEMBERS = 64
+# Most bytes that the components of these items may take of the cache of a core.
+MEMBERS_BYTES = 2**18
 # Room for a sum without rounding: float64 spans 2,100 bits, which are at most 40 numbers that do not overlap.
 PARTIALS = 64
 
@@ -122,9 +127,9 @@ def _single_product(x, y):
 @inlined
 def _squared_difference(x, y):
     """Return a term of a squared distance as square + rest; what the rest lacks is below 2**-104 of it."""
-    difference, beyond = two_sum(x, -y)
+    difference, error = two_sum(x, -y)
     square, rest = two_product(difference, difference)
-    return square, rest + 2.0 * difference * beyond
+    return square, rest + 2.0 * difference * error
 
 
 def _summing(term):
@@ -139,16 +144,19 @@ def _summing(term):
     @kernel
     def sum_of_terms(left, right, work):
         """Return the sum of the terms of two rows as high + low. Lane n sums components n, n + LANES, n + 2 LANES ..."""
-        total, low, dim = work[0, :LANES], work[1, :LANES], left.shape[0]
+        total = work[0, :LANES]
+        low = work[1, :LANES]
+        dim = left.shape[0]
         total[:] = 0.0
         low[:] = 0.0
-        whole = dim // LANES * LANES
-        for k in range(0, whole, LANES):
-            one, two = left[k : k + LANES], right[k : k + LANES]
+        full = dim // LANES * LANES  # components that fill all lanes
+        for k in range(0, full, LANES):
+            left_lanes = left[k : k + LANES]
+            right_lanes = right[k : k + LANES]
             for lane in range(LANES):
-                total[lane], low[lane] = add(total[lane], low[lane], one[lane], two[lane])
-        for k in range(whole, dim):
-            total[k - whole], low[k - whole] = add(total[k - whole], low[k - whole], left[k], right[k])
+                total[lane], low[lane] = add(total[lane], low[lane], left_lanes[lane], right_lanes[lane])
+        for k in range(full, dim):
+            total[k - full], low[k - full] = add(total[k - full], low[k - full], left[k], right[k])
         width = LANES
         # Halves of the lanes are added: with one lane after the other, each addition would wait for the one before.
         while width > 1:
@@ -162,7 +170,8 @@ def _summing(term):
     def sums_of_terms(left, members, first, last, work):
         """Write the sums of a row with the columns of `members` from `first` to `last`, as high + low, into rows 0 and 1."""
         number = last - first
-        total, low = work[0, :number], work[1, :number]
+        total = work[0, :number]
+        low = work[1, :number]
         total[:] = 0.0
         low[:] = 0.0
         for k in range(left.shape[0]):
@@ -196,14 +205,14 @@ def _bound(pairs, i, j, high):
 @kernel
 def _grow(partials, count, value):
     """Add a number to an exact sum: `count` numbers that do not overlap, the smallest first."""
-    kept = 0
+    filled = 0
     for n in range(count):
         value, low = two_sum(value, partials[n])
         if low != 0.0:
-            partials[kept] = low
-            kept += 1
-    partials[kept] = value
-    return kept + 1
+            partials[filled] = low
+            filled += 1
+    partials[filled] = value
+    return filled + 1
 
 
 @kernel
@@ -214,12 +223,14 @@ def _expand(left, right, of_differences, partials):
     """
     count = 0
     for k in range(left.shape[0]):
-        x, y, beyond = np.float64(left[k]), np.float64(right[k]), 0.0
+        x = np.float64(left[k])
+        y = np.float64(right[k])
+        error = 0.0
         if of_differences:
-            x, beyond = two_sum(x, -y)
+            x, error = two_sum(x, -y)
             y = x
-        for one, two in ((x, y), (2.0 * x, beyond), (beyond, beyond)):
-            product, rest = two_product(one, two)
+        for factor, other_factor in ((x, y), (2.0 * x, error), (error, error)):
+            product, rest = two_product(factor, other_factor)
             if product != 0.0:
                 count = _grow(partials, count, rest)
                 count = _grow(partials, count, product)
@@ -228,11 +239,12 @@ def _expand(left, right, of_differences, partials):
 
 @kernel
 def _rounded_sum(partials, count):
-    """Return the sum of numbers that do not overlap, rounded once, and about what is missing."""
+    """Return the sum of numbers that do not overlap, rounded once, and about the error of this rounding."""
     if count == 0:
         return 0.0, 0.0
     last = count - 1
-    high, low = partials[last], 0.0
+    high = partials[last]
+    low = 0.0
     while last > 0 and low == 0.0:
         last -= 1
         high, low = two_sum(high, partials[last])
@@ -240,10 +252,10 @@ def _rounded_sum(partials, count):
     for k in range(last):
         rest += partials[k]
     if last > 0 and (low < 0.0) == (rest < 0.0):  # a half goes to even only if nothing follows
-        twice = 2.0 * low
-        beyond = high + twice
-        if twice == beyond - high:
-            return beyond, low - twice + rest
+        double_low = 2.0 * low
+        neighbour = high + double_low
+        if double_low == neighbour - high:
+            return neighbour, low - double_low + rest
     return high, low + rest
 
 
@@ -255,8 +267,8 @@ def _above_square(partials, count, number, half):
     """
     sign = 0.0
     for direction in (-1.0, 1.0):  # the square is taken away, and added again
-        for one, two in ((number, number), (2.0 * number, half), (half, half)):
-            product, rest = two_product(one, two)
+        for factor, other_factor in ((number, number), (2.0 * number, half), (half, half)):
+            product, rest = two_product(factor, other_factor)
             count = _grow(partials, count, direction * rest)
             count = _grow(partials, count, direction * product)
         if direction < 0.0:
@@ -277,7 +289,8 @@ def _rounded_root(partials, count):
     nearest = root + rest
     if nearest == 0.0:
         return 0.0
-    above, below = np.nextafter(nearest, np.inf), np.nextafter(nearest, 0.0)
+    above = np.nextafter(nearest, np.inf)
+    below = np.nextafter(nearest, 0.0)
     sign, count = _above_square(partials, count, nearest, 0.5 * (above - nearest))
     if sign > 0.0:
         return above
@@ -293,7 +306,8 @@ def _nearest(high, low, error):
     high, low = two_sum(high, low)
     if error > 0.0:
         error = 1.01 * error + abs(high) * 2.0**-104
-    upper, lower = high + (low + error), high + (low - error)
+    upper = high + (low + error)
+    lower = high + (low - error)
     return upper if upper == lower else np.nan
 
 
@@ -329,12 +343,14 @@ def _round(pairs, i, j, high, low, error, finish):
         bound = root * 2.0**-98 + (0.6 * error / root if root > 0.0 else 0.0)
         distance = _nearest(root, rest, 0.0 if error == 0.0 and root == 0.0 else bound)
         return 0.0 - distance * distance * pairs.unit  # sqrt(x * x) = x, so that the distance can be read back
-    norm, norm_low = pairs.query_norm[i, 0], pairs.query_norm[i, 1]
-    other, other_low = pairs.gallery_norm[j, 0], pairs.gallery_norm[j, 1]
-    if norm == 0.0 or other == 0.0:
+    query_norm = pairs.query_norm[i, 0]
+    query_norm_low = pairs.query_norm[i, 1]
+    item_norm = pairs.gallery_norm[j, 0]
+    item_norm_low = pairs.gallery_norm[j, 1]
+    if query_norm == 0.0 or item_norm == 0.0:
         return 0.0  # the cosine with a row of zeros
-    product, rest = two_product(norm, other)
-    norms, norms_low = two_sum(product, rest + (norm * other_low + norm_low * other))
+    product, rest = two_product(query_norm, item_norm)
+    norms, norms_low = two_sum(product, rest + (query_norm * item_norm_low + query_norm_low * item_norm))
     first = high / norms
     back, back_low = two_product(first, norms)
     second = ((((high - back) - back_low) + low) - first * norms_low) / norms
@@ -347,7 +363,9 @@ def _round(pairs, i, j, high, low, error, finish):
 @kernel
 def exact_score(pairs, i, j, work):
     """Return the exact score of one pair."""
-    left, right, of_differences = pairs.queries[i], pairs.gallery[j], pairs.kind == EUCLIDEAN
+    left = pairs.queries[i]
+    right = pairs.gallery[j]
+    of_differences = pairs.kind == EUCLIDEAN
     high, low = _sum(left, right, of_differences, pairs.single, work)
     score = _round(pairs, i, j, high, low, _bound(pairs, i, j, high), False)
     if math.isnan(score):
@@ -393,14 +411,18 @@ def float64_score(pairs, i, j):
 @kernel
 def exact_scores(pairs, rows, columns, out, work):
     """Write the exact scores of the pairs (rows[p], columns[p]). Pairs of equal rows that follow each other take one."""
-    last_query, last_item, score = np.int64(-1), np.int64(-1), 0.0
+    last_query = np.int64(-1)
+    last_item = np.int64(-1)
+    score = 0.0
     for p in range(rows.shape[0]):
-        query, item = pairs.query_first_duplicate[rows[p]], pairs.gallery_first_duplicate[columns[p]]
+        query = pairs.query_first_duplicate[rows[p]]
+        item = pairs.gallery_first_duplicate[columns[p]]
         if query != last_query or item != last_item:
             score = exact_score(
                 pairs, np.int64(rows[p]), np.int64(columns[p]), work
             )  # compiled for one type of numbers
-            last_query, last_item = query, item
+            last_query = query
+            last_item = item
         out[p] = score
 
 
@@ -415,7 +437,7 @@ def columns_of(rows, items, first_item, out):
 
 @kernel
 def exact_scores_beside(pairs, i, items, first_item, members, first, out, work):
-    """Write the exact scores of a query with the items `items[first:]`, whose rows are the columns of `members`."""
+    """Write the exact scores of a query with the items `items[first:]`. Their rows are the columns of `members`."""
     left = pairs.queries[i]
     # Rounded up to whole vectors of `LANES` columns, since the rest of one would be added up number by number. `members`
     # has room for it.

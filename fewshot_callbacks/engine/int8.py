@@ -24,13 +24,13 @@ class Int8Operand(NamedTuple):
     operand: Operand
     remainder_norms: NDArray[np.float64]  # (rows,) upper bound of the norm of the remainder, row - scale * integers
 
-    def part(self, chosen: slice | NDArray[np.int64]) -> Int8Operand:
+    def take(self, index: slice | NDArray[np.int64]) -> Int8Operand:
         """Return some of its rows.
 
         Args:
-            chosen: A slice, or an array of row numbers.
+            index: A slice, or an array of row numbers.
         """
-        return Int8Operand(self.operand.part(chosen), self.remainder_norms[chosen])
+        return Int8Operand(self.operand.take(index), self.remainder_norms[index])
 
 
 def int8_error_bounds(
@@ -76,7 +76,10 @@ def round_rows(values, centre, divisors, largest, weight, has_offsets, tables, w
     """
     integers, scales, offsets, remainder_norms = tables
     for r in range(values.shape[0]):
-        row, rounded, divisor, top = values[r], integers[r], divisors[r], 0.0
+        row = values[r]
+        rounded = integers[r]
+        divisor = divisors[r]
+        top = 0.0
         for k in range(row.shape[0]):
             work[k] = (np.float64(row[k]) - centre[k]) / divisor
         for k in range(row.shape[0]):
@@ -87,14 +90,18 @@ def round_rows(values, centre, divisors, largest, weight, has_offsets, tables, w
             nearest = min(max(np.rint(work[k] / scale), -largest), largest)
             rounded[k] = np.int8(nearest)
             work[k] -= nearest * scale
-        scales[r], remainder_norms[r] = weight * scale, np.sqrt(exact.plain_sum(work, work, False))
+        scales[r] = weight * scale
+        remainder_norms[r] = np.sqrt(exact.plain_sum(work, work, False))
 
 
 @kernel
 def scale_product(product, scales, offsets, item_scales, item_offsets, out):
     """Write into `out` the estimates that a product of integers stands for."""
     for r in range(product.shape[0]):
-        row, estimates, scale, offset = product[r], out[r], scales[r], offsets[r]
+        row = product[r]
+        estimates = out[r]
+        scale = scales[r]
+        offset = offsets[r]
         for c in range(row.shape[0]):
             estimates[c] = np.float32(row[c]) * (scale * item_scales[c]) + (offset + item_offsets[c])
 
@@ -109,9 +116,11 @@ def largest_exact_int8() -> int:
     if not torch.backends.mkldnn.is_available():
         return 0  # torch then multiplies in a plain loop
     signs = torch.ones(64, 64, dtype=torch.int8)
-    signs[::2], signs[::3, ::5] = -1, 1
+    signs[::2] = -1
+    signs[::3, ::5] = 1
     for largest in (127, 63):
-        left, right = largest * signs, largest * signs.flip(1)
+        left = largest * signs
+        right = largest * signs.flip(1)
         try:
             product = torch._int_mm(left, right.T)
         except (AttributeError, RuntimeError):  # a private function of torch, 2.6 to 2.15 at least

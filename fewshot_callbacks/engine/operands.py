@@ -17,8 +17,12 @@ from fewshot_callbacks.engine.options import Precision
 DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 # Largest relative error of one rounded operation.
 ROUNDOFF: dict[str, float] = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
-# Columns that `place_rows` adds to a row. Those of a query and of an item give minus the squared distance in one product.
-NO_COLUMNS, QUERY_COLUMNS, ITEM_COLUMNS = 0, 1, 2
+# What `place_rows` adds to a row: no column.
+NO_COLUMNS = 0
+# Two columns of a query. With those of an item, one product gives minus the squared distance.
+QUERY_COLUMNS = 1
+# Two columns of an item.
+ITEM_COLUMNS = 2
 
 
 class Operand(NamedTuple):
@@ -32,17 +36,17 @@ class Operand(NamedTuple):
     scale: NDArray[np.float32] | None = None  # (rows,) of int8
     offset: NDArray[np.float32] | None = None  # (rows,) of int8
 
-    def part(self, chosen: Any) -> Operand:
+    def take(self, index: Any) -> Operand:
         """Return some of its rows.
 
         Args:
-            chosen: A slice, or an array of row numbers.
+            index: A slice, or an array of row numbers.
         """
-        is_slice = isinstance(chosen, slice)
-        rows = self.rows[chosen] if is_slice else self.rows.index_select(0, torch.from_numpy(chosen))
+        is_slice = isinstance(index, slice)
+        rows = self.rows[index] if is_slice else self.rows.index_select(0, torch.from_numpy(index))
         if self.scale is None or self.offset is None:
             return Operand(rows)
-        return Operand(rows, self.scale[chosen], self.offset[chosen])
+        return Operand(rows, self.scale[index], self.offset[index])
 
 
 def float_error_bounds(
@@ -85,7 +89,8 @@ def place_rows(values, centre, divisors, extra, out):
     """
     dim = values.shape[1]
     for r in range(values.shape[0]):
-        square, divisor = 0.0, divisors[r]
+        square = 0.0
+        divisor = divisors[r]
         for k in range(dim):
             value = (np.float64(values[r, k]) - centre[k]) / divisor
             square += value * value

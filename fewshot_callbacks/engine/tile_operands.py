@@ -81,7 +81,7 @@ class CachedOperands:
 
     def query_rows(self, rows: slice, room: Operand | None) -> Operand:
         """Return the operand of some queries."""
-        return self._queries.part(rows)
+        return self._queries.take(rows)
 
     def items_of(self, vectors: Vectors) -> ItemRows:
         """Return a function that returns the operand of some items of a chunk. It is computed here if it is not cached."""
@@ -89,7 +89,7 @@ class CachedOperands:
         items = self._items if in_memory else self._backend.place(vectors.operand(GALLERY, self._precision))
 
         def item_rows(rows: slice, room: Operand | None) -> Operand:
-            return items.part(rows)
+            return items.take(rows)
 
         return item_rows
 
@@ -133,6 +133,6 @@ class RecomputedOperands:
         number = rows.stop - rows.start
         if room is None:
             room = self.new_room(number)
-        computed = room.part(slice(0, number))
+        computed = room.take(slice(0, number))
         vectors.fill(side, rows, computed)
         return self._backend.place(computed)

@@ -213,27 +213,27 @@ def on_cpu(labels: Labels) -> Labels:
     return labels
 
 
-def join(call: str, parts: Sequence[Labels], name: str = "labels") -> Labels:
-    """Return the labels of all parts, one part after the other.
+def join(call: str, batches: Sequence[Labels], name: str = "labels") -> Labels:
+    """Return the labels of all batches, one after the other.
 
     Args:
         call: The public function, for messages.
-        parts: Labels of one form; what is empty has no form. Integers are on one device.
+        batches: Labels of one form; what is empty has no form. Integers are on one device.
         name: What they are, for messages.
 
     Raises:
-        ValueError: If two parts have different forms.
+        ValueError: If two batches have different forms.
     """
-    non_empty = [part for part in parts if len(part)]
+    non_empty = [batch for batch in batches if len(batch)]
     if not non_empty:
-        return parts[0] if parts else no_labels()
-    forms = sorted({part.form for part in non_empty}, reverse=True)
+        return batches[0] if batches else no_labels()
+    forms = sorted({batch.form for batch in non_empty}, reverse=True)
     refuse_other_forms(call, {f"some {name}": forms[0], "others": forms[-1]})
     if non_empty[0].are_targets:
-        return Labels(torch.cat([part.values for part in non_empty if isinstance(part.values, Tensor)]))
+        return Labels(torch.cat([batch.values for batch in non_empty if isinstance(batch.values, Tensor)]))
     if forms == ["integers"]:
-        return Labels(torch.cat([_integers_in(part) for part in non_empty]))
-    return Labels(np.concatenate([part.values for part in non_empty]), non_empty[0].columns)
+        return Labels(torch.cat([_integers_in(batch) for batch in non_empty]))
+    return Labels(np.concatenate([batch.values for batch in non_empty]), non_empty[0].columns)
 
 
 # --------------------------------------------------------------------------------------------------------------- encoding
@@ -261,16 +261,16 @@ def encode(
         >>> encode("example", {"a": queries, "b": gallery})
         ([tensor([1]), tensor([0, 1])], ('heron', 'owl'))
     """
-    everyone = processes.gather((_forms(labels), _distinct_objects(labels.values())))
-    forms = [of_process for of_process, _ in everyone]
+    by_rank = processes.gather((_forms(labels), _distinct_objects(labels.values())))
+    forms = [of_rank for of_rank, _ in by_rank]
     refuse_other_forms(call, _forms_of_all(forms))
     if not _are_objects(forms):
-        return [_integers_in(part) for part in labels.values()], None
+        return [_integers_in(column) for column in labels.values()], None
     # A dictionary of the sorted words, and not `np.unique`, which compares objects with objects: a million words of 1,000
     # classes take 0.05 s in place of 1.7 s.
-    names = sorted(set().union(*(of_process for _, of_process in everyone)))
+    names = sorted(set().union(*(of_rank for _, of_rank in by_rank)))
     code_of = {label: code for code, label in enumerate(names)}
-    return [_looked_up(part, code_of) for part in labels.values()], tuple(names)
+    return [_looked_up(column, code_of) for column in labels.values()], tuple(names)
 
 
 def encode_ids(call: str, labels: Mapping[str, Labels], processes: Processes = ALONE) -> list[Int[Tensor, "_"]]:
@@ -291,11 +291,11 @@ def encode_ids(call: str, labels: Mapping[str, Labels], processes: Processes = A
     forms = processes.gather(_forms(labels))
     refuse_other_forms(call, _forms_of_all(forms))
     if not _are_objects(forms):
-        return [_integers_in(part) for part in labels.values()]
+        return [_integers_in(column) for column in labels.values()]
     words = _distinct_objects(labels.values())
     codes = range(len(words)) if processes.count == 1 else _codes_of_digests(words, processes)
     code_of = dict(zip(words, codes, strict=True))
-    return [_looked_up(part, code_of) for part in labels.values()]
+    return [_looked_up(column, code_of) for column in labels.values()]
 
 
 def refuse_other_forms(call: str, forms: Mapping[str, str]) -> None:
@@ -308,10 +308,10 @@ def refuse_other_forms(call: str, forms: Mapping[str, str]) -> None:
     Raises:
         ValueError: With the names of two that differ.
     """
-    for (name, form), (other, other_form) in pairwise(forms.items()):
+    for (name, form), (other_name, other_form) in pairwise(forms.items()):
         if form != other_form:
             raise ValueError(
-                f"{call}: {name} are {form}, {other} {other_form}. Pass the same form in all arguments, batches and "
+                f"{call}: {name} are {form}, {other_name} {other_form}. Pass the same form in all arguments, batches and "
                 "processes: integers, strings as list(map(str, ...)), or zeros and ones whose column j is the same label."
             )
 
@@ -372,20 +372,24 @@ def exclusion_codes(
 
 def _forms(labels: Mapping[str, Labels]) -> dict[str, str]:
     """Return the form of each argument that has an item."""
-    return {name: part.form for name, part in labels.items() if len(part)}
+    return {name: column.form for name, column in labels.items() if len(column)}
 
 
 def _forms_of_all(forms: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return the form of each argument of each process; the process is named where there are several."""
     if len(forms) == 1:
         return dict(forms[0])
-    return {f"{name} in process {rank}": form for rank, given in enumerate(forms) for name, form in given.items()}
+    return {
+        f"{name} in process {rank}": form
+        for rank, forms_of_rank in enumerate(forms)
+        for name, form in forms_of_rank.items()
+    }
 
 
 def _are_objects(forms: Iterable[Mapping[str, str]]) -> bool:
     """Return whether labels, which have one form, are words or sets."""
     are_numbers = ("integers", "targets of a regression")
-    return any(form not in are_numbers for of_process in forms for form in of_process.values())
+    return any(form not in are_numbers for forms_of_rank in forms for form in forms_of_rank.values())
 
 
 def _integers_in(labels: Labels) -> Int[Tensor, "items"]:
@@ -400,15 +404,15 @@ def _integers_in(labels: Labels) -> Int[Tensor, "items"]:
 
 def _distinct_objects(labels: Iterable[Labels]) -> list[Any]:
     """Return the distinct words or sets of labels in the order in which they come; none of integers."""
-    objects = (label for part in labels if not isinstance(part.values, Tensor) for label in part.tolist())
+    objects = (label for column in labels if not isinstance(column.values, Tensor) for label in column.tolist())
     return list(dict.fromkeys(objects))
 
 
 def _codes_of_digests(words: Sequence[str], processes: Processes) -> list[int]:
     """Return a code for each distinct word, the same in all processes. *Collective*."""
-    everyone = processes.gather(_digests(words))
-    codes = _numbered_rows(np.concatenate(everyone))
-    first = sum(len(digests) for digests in everyone[: processes.rank])
+    digests_by_rank = processes.gather(_digests(words))
+    codes = _numbered_rows(np.concatenate(digests_by_rank))
+    first = sum(len(digests) for digests in digests_by_rank[: processes.rank])
     codes_of_words: list[int] = codes[first : first + len(words)].tolist()
     return codes_of_words
 

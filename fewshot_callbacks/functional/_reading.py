@@ -256,9 +256,9 @@ def _refuse_other_values(codes: Tensor, other_values: Tensor, name: str, call: s
     """Refuse codes of more than two values. For bytes that hold 8 bits each, the message says how to unpack them."""
     if codes.dtype == torch.uint8:
         values = codes.unique().tolist()
-        shown = " and ".join(map(str, values)) if len(values) == 2 else f"{len(values)} values up to {values[-1]}"
+        examples = " and ".join(map(str, values)) if len(values) == 2 else f"{len(values)} values up to {values[-1]}"
         raise ValueError(
-            f"{call}: {name} hold {shown}; binary codes hold 0 and 1. Pass {name} > 0 if each value is a bit, or "
+            f"{call}: {name} hold {examples}; binary codes hold 0 and 1. Pass {name} > 0 if each value is a bit, or "
             f"np.unpackbits({name}, axis=1) if each is a byte of 8 bits."
         )
     fix = f"Pass {name} > 0."
@@ -268,10 +268,10 @@ def _refuse_other_values(codes: Tensor, other_values: Tensor, name: str, call: s
             f"np.unpackbits(np.asarray({name}).view(np.uint8) ^ 128, axis=1) if each is a byte of 8 bits, as "
             'quantize_embeddings(precision="binary") makes them.'
         )
-    shown = ", ".join(f"{value:g}" for value in other_values[:3].tolist())
+    examples = ", ".join(f"{value:g}" for value in other_values[:3].tolist())
     if len(other_values) > 3:
-        shown += ", ..."
+        examples += ", ..."
     raise ValueError(
         f"{call}: binary codes hold -1 and +1, or 0 and 1; {len(other_values):,} of {codes.numel():,} values of {name} are "
-        f"neither ({shown}). {fix}"
+        f"neither ({examples}). {fix}"
     )

@@ -203,7 +203,9 @@ def count_coarse(rows: Tensor | StoredRows, labels: Ints, hashes: Ints) -> Int[n
     """
     if isinstance(rows, StoredRows):
         first_chunk = slice(0, min(len(rows), rows.chunk_rows))
-        rows, labels, hashes = rows.read(first_chunk), labels[first_chunk], hashes[first_chunk]
+        rows = rows.read(first_chunk)
+        labels = labels[first_chunk]
+        hashes = hashes[first_chunk]
     order = np.lexsort((hashes, labels))
     # places in this order after which another row follows, of the same class or of any
     different = np.flatnonzero(hashes[order][1:] != hashes[order][:-1])

@@ -62,7 +62,8 @@ def ratios(
         for k in range(dim):
             deviation = np.float64(items[i, k]) - np.float64(items[o, k]) - offset[o, k]
             within += deviation * deviation
-    classes, squares = 0.0, 0.0
+    classes = 0.0
+    squares = 0.0
     for i in range(n):
         classes += count[i] > 0
         squares += count[i] * count[i]
@@ -80,7 +81,8 @@ def ratios(
 @_kernel
 def _first_of_class(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the first item of each item's class, by a hash table with linear probing."""
-    n, bits = len(labels), 1
+    n = len(labels)
+    bits = 1
     while (1 << bits) < 2 * n:
         bits += 1
     table = np.full(1 << bits, -1)
@@ -123,7 +125,8 @@ def lengths(rows: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return the Euclidean length of each row, without an overflow or underflow of its squares; 1 for a row of zeros."""
     lengths_of_rows = np.ones(len(rows))
     for i in range(len(rows)):
-        largest, total = 0.0, 0.0
+        largest = 0.0
+        total = 0.0
         for value in rows[i]:
             largest = max(largest, np.float64(abs(value)))
         if largest > 0:
@@ -145,9 +148,12 @@ def class_sums(
         number: (items,) number of the class of each item.
         origin: (classes,) index of an item of each class, from which the others are measured.
     """
-    sums, squares = np.zeros((len(origin), rows.shape[1])), np.zeros(len(origin))
+    sums = np.zeros((len(origin), rows.shape[1]))
+    squares = np.zeros(len(origin))
     for i in range(len(rows)):
-        c, o, total = number[i], origin[number[i]], 0.0
+        c = number[i]
+        o = origin[number[i]]
+        total = 0.0
         for k in range(rows.shape[1]):
             difference = np.float64(rows[i, k]) / lengths[i] - np.float64(rows[o, k]) / lengths[o]
             sums[c, k] += difference

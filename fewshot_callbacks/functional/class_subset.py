@@ -54,17 +54,17 @@ def class_subset(
     is_drawn_class[torch.randperm(len(distinct), generator=generator)[:classes]] = True
     is_drawn = is_drawn_class[class_of_item]
     if items_per_class is not None:
-        is_drawn &= _places_in_class(class_of_item, generator) < items_per_class
+        is_drawn &= _positions_in_class(class_of_item, generator) < items_per_class
     return is_drawn.nonzero().flatten()
 
 
-def _places_in_class(class_of_item: Int[Tensor, "items"], generator: torch.Generator) -> Int[Tensor, "items"]:
-    """Return the place of each item, from 0 on, in a random order of the items of its class."""
+def _positions_in_class(class_of_item: Int[Tensor, "items"], generator: torch.Generator) -> Int[Tensor, "items"]:
+    """Return the position of each item, from 0 on, in a random order of the items of its class."""
     shuffled = torch.randperm(len(class_of_item), generator=generator)
     # The sort is stable, so that the items of each class stay shuffled.
     by_class = shuffled[class_of_item[shuffled].argsort(stable=True)]
     sizes = torch.bincount(class_of_item)
-    first_place = sizes.cumsum(0) - sizes
-    places = torch.empty_like(by_class)
-    places[by_class] = torch.arange(len(by_class)) - first_place[class_of_item[by_class]]
-    return places
+    first_position = sizes.cumsum(0) - sizes
+    positions = torch.empty_like(by_class)
+    positions[by_class] = torch.arange(len(by_class)) - first_position[class_of_item[by_class]]
+    return positions

@@ -86,8 +86,8 @@ def batch_ratios(
         skip_singletons: See `discriminant_ratio`; the variance ratio has no need of it.
         call: The public function, for messages.
     """
-    rows, read = read_batch(embeddings, labels, call)
-    codes = read.codes.to(rows.device)
+    rows, item_labels = read_batch(embeddings, labels, call)
+    codes = item_labels.codes.to(rows.device)
     if _suits_kernel(rows):
         items = rows.detach().float().contiguous()
         if normalize:
@@ -116,18 +116,18 @@ def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Lab
         ValueError: If shapes or types do not fit. Values are not checked, since that would wait for the device.
     """
     embeddings = as_tensor(embeddings, "embeddings", function)
-    read = as_labels(labels, "labels", function)
+    item_labels = as_labels(labels, "labels", function)
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
         raise ValueError(
             f"{function} needs floating-point embeddings of shape (items, dim); got {embeddings.dtype} of shape "
             f"{tuple(embeddings.shape)}. Flatten what belongs to one item: embeddings.flatten(1)."
         )
-    if len(read) != len(embeddings):
+    if len(item_labels) != len(embeddings):
         raise ValueError(
-            f"{function} needs one label for each of the {len(embeddings)} embeddings; got {len(read)} labels. Both must "
-            "come from the same items in the same order."
+            f"{function} needs one label for each of the {len(embeddings)} embeddings; got {len(item_labels)} labels. "
+            "Both must come from the same items in the same order."
         )
-    return embeddings, read
+    return embeddings, item_labels
 
 
 @dataclass(frozen=True)
@@ -300,9 +300,9 @@ class ClassMoments:
         Raises:
             ValueError: If embeddings are not (items, dim) or labels are not one integer or string for each item.
         """
-        rows, read = read_batch(embeddings, labels, "ClassMoments.of")
+        rows, item_labels = read_batch(embeddings, labels, "ClassMoments.of")
         items = rows.double()
-        classes, number = read.distinct()
+        classes, number = item_labels.distinct()
         number = number.to(items.device)
         counts = number.bincount(minlength=len(classes))
         origins = items[number.sort(stable=True).indices[counts.cumsum(0) - counts]]  # the first item of each class
@@ -362,9 +362,9 @@ class ClassMoments:
             moments = moments.merge(ClassMoments(Labels(received[0]), *received[1:]))
         return moments
 
-    def _of(self, chosen: Bool[Tensor, "classes"]) -> ClassMoments:
+    def _of(self, mask: Bool[Tensor, "classes"]) -> ClassMoments:
         """Return the moments of the classes that a mask chooses."""
-        return ClassMoments(self.labels[chosen], *(tensor[chosen] for tensor in self.values()))
+        return ClassMoments(self.labels[mask], *(tensor[mask] for tensor in self.values()))
 
     def values(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return all fields but the labels, in the order of the constructor."""
@@ -399,8 +399,8 @@ class ClassMoments:
         origin, offset = references[0]
         means = (moments.origins - origin) + (moments.offsets - offset)
         centre = torch.stack(processes.gather((counts / total) @ means)).sum(dim=0)
-        own = torch.stack([counts, _lengths(means - centre), moments.spread])  # (3, classes)
-        return ClassScatter(*torch.cat(processes.gather(own), dim=1))
+        scatter = torch.stack([counts, _lengths(means - centre), moments.spread])  # (3, classes of this process)
+        return ClassScatter(*torch.cat(processes.gather(scatter), dim=1))
 
 
 @dataclass(frozen=True)
@@ -441,16 +441,16 @@ def ratio_of_set(
     """
     with processes.together():
         processes.refuse_other_calls("ratio_of_set", {"eps": eps, "skip_singletons": skip_singletons})
-        everyone = processes.gather(None if mine is None else mine.means.shape[1])
-        dims = {rank: dim for rank, dim in enumerate(everyone) if dim is not None}
+        dims_by_rank = processes.gather(None if mine is None else mine.means.shape[1])
+        dims = {rank: dim for rank, dim in enumerate(dims_by_rank) if dim is not None}
         if not dims:
             raise ValueError("The set is empty: no step gave an embedding.")
         first, dim = next(iter(dims.items()))
-        for rank, other in dims.items():
-            if other != dim:
+        for rank, dim_of_rank in dims.items():
+            if dim_of_rank != dim:
                 raise ValueError(
-                    f"ratio_of_set: embeddings have dimension {dim} in process {first}, {other} in process {rank}. All must "
-                    "come from the same model."
+                    f"ratio_of_set: embeddings have dimension {dim} in process {first}, {dim_of_rank} in process "
+                    f"{rank}. All must come from the same model."
                 )
         moments = (ClassMoments.nothing(dim) if mine is None else mine).shared(processes)
         scatter = moments.class_scatter(processes=processes)

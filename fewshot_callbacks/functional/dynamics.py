@@ -260,8 +260,8 @@ def episode_in(labels: Int[Tensor, "items"], shots: int) -> tuple[Int[Tensor, "c
     order = classes.argsort(stable=True)  # by class, in the order of the batch
     class_of_item = classes[order]
     number_in_class = torch.arange(len(order), device=labels.device) - (counts.cumsum(0) - counts)[class_of_item]
-    chosen = is_large[class_of_item] & (number_in_class < size)
-    return order[chosen].sort().values, size, ways
+    is_used = is_large[class_of_item] & (number_in_class < size)
+    return order[is_used].sort().values, size, ways
 
 
 # The four measures that the paper compares, and where a step counts as good.
@@ -577,17 +577,17 @@ def p_value(p: float | None) -> str:
     if math.isnan(p):
         return "nan"
     if p >= 1e-4:
-        shown = f"{p:.5f}"
+        text = f"{p:.5f}"
     else:
         exponent = -300 if p == 0 else math.ceil(math.log10(p))
-        shown = f"<1e{exponent}"
-    return f"[bold]{shown}*[/]" if p < SIGNIFICANT else shown
+        text = f"<1e{exponent}"
+    return f"[bold]{text}*[/]" if p < SIGNIFICANT else text
 
 
 def without_nan(value: Any) -> Any:
     """Return plain values with None in the place of NaN, which JSON does not know."""
     if isinstance(value, dict):
-        return {name: without_nan(part) for name, part in value.items()}
+        return {name: without_nan(entry) for name, entry in value.items()}
     if isinstance(value, tuple | list):
-        return [without_nan(part) for part in value]
+        return [without_nan(entry) for entry in value]
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -139,8 +139,8 @@ class EpisodeList:
         """
         sizes = torch.tensor([len(self), self.ways, self.shots, self.queries], device="cpu")
         digest = hashlib.sha256()
-        for part in (sizes, self.indices):
-            digest.update(part.cpu().contiguous().numpy().astype("<i8").tobytes())
+        for numbers in (sizes, self.indices):
+            digest.update(numbers.cpu().contiguous().numpy().astype("<i8").tobytes())
         return digest.hexdigest()[:12]
 
 
@@ -275,7 +275,8 @@ def check_classes_suffice(
             else "Pass the labels of the data set."
         )
         raise ValueError(f"{ways}-way episodes need {ways} classes; the labels hold {len(classes)}. {fix}")
-    needed, too_small = shots + queries, int((counts < shots + queries).sum())
+    items_per_class = shots + queries
+    too_small = int((counts < shots + queries).sum())
     if too_small:
         smallest = int(counts.argmin())
         size = int(counts[smallest])
@@ -284,7 +285,7 @@ def check_classes_suffice(
         if size <= shots:
             fewer = f"Use {prefix}shots 1 with {prefix}queries <= {size - 1} or drop" if size > 1 else "Drop"
         raise ValueError(
-            f"{ways}-way {shots}-shot with {queries} queries needs {needed} images per class; class "
+            f"{ways}-way {shots}-shot with {queries} queries needs {items_per_class} images per class; class "
             f"{class_name(int(classes[smallest]), words or class_names)} has {size}{several}. "
             f"{fewer} {'these classes' if too_small > 1 else 'the class'}."
         )
@@ -333,8 +334,9 @@ def split_episode(
     classes, counts = torch.unique(labels, return_counts=True)
     size = int(counts[0])
     if bool((counts != size).any()):
-        fewest, most = int(counts.argmin()), int(counts.argmax())
-        uneven = [f"class {class_name(int(classes[i]), names)} has {int(counts[i])}" for i in (fewest, most)]
+        smallest = int(counts.argmin())
+        largest = int(counts.argmax())
+        uneven = [f"class {class_name(int(classes[i]), names)} has {int(counts[i])}" for i in (smallest, largest)]
         raise ValueError(
             f"An episode has equally many rows of each class; {' and '.join(uneven)}. Pass a batch drawn by an "
             "EpisodicBatchSampler."
@@ -377,20 +379,23 @@ def split_episodes(
         ([[1.0, 0.0], [4.0, 6.0]], [[3.0, 2.0], [5.0, 7.0]])
     """
     check_episode_sizes(shots=shots, episodes=episodes)
-    rows, read = len(embeddings), as_labels(labels, "labels", "split_episodes")
-    if rows % episodes or len(read) != rows:
+    rows = len(embeddings)
+    item_labels = as_labels(labels, "labels", "split_episodes")
+    if rows % episodes or len(item_labels) != rows:
         raise ValueError(
-            f"{rows} embeddings with labels of shape {(len(read),)} do not form a batch of {episodes} episodes "
+            f"{rows} embeddings with labels of shape {(len(item_labels),)} do not form a batch of {episodes} episodes "
             f"of the same size. Pass as many rows for each episode, and one label per row."
         )
-    read = on_cpu(read)  # an accelerator is waited for once, not in each episode
+    item_labels = on_cpu(item_labels)  # an accelerator is waited for once, not in each episode
     size = rows // episodes
     support = []
     queries = []
     for number in range(episodes):
         episode = slice(number * size, (number + 1) * size)
         try:
-            support_of_episode, queries_of_episode = split_episode(embeddings[episode], read[episode], shots=shots)
+            support_of_episode, queries_of_episode = split_episode(
+                embeddings[episode], item_labels[episode], shots=shots
+            )
         except ValueError as error:
             if number == 0:
                 raise

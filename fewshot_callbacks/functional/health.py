@@ -12,17 +12,21 @@
 | `hubness` | skewness of N_k, how often an item is among the k nearest of others | Radovanović et al., JMLR 2010 |
 | `intrinsic_dimension` | (n - 1) / sum of log(r2 / r1), r1 and r2 the distances of the two nearest | Facco et al., "TwoNN", 2017 |
 
-All but the last three come from moments, which can be merged over disjoint sets in any order, and `uniformity` from pairs of
-a sample. `hubness` and `intrinsic_dimension` come from one search of neighbours.
+`uniformity` comes from the pairs of a sample, `hubness` and `intrinsic_dimension` from one search of neighbours, and all
+others from moments, which can be merged over disjoint sets in any order.
+
+To add a number, add a field with `_logged` to `EmbeddingHealth`: its row in the printed table and its key in a monitor follow.
+Compute it in one of the functions that return `_Findings`. Two tables for readers are written by hand: the one above, and that
+of `docs/metrics.md`.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property, reduce
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -174,6 +178,25 @@ def _entropy_rank(values: Float[Tensor, "n"], floor: float) -> float:
     return math.exp(-float(torch.special.xlogy(share, share).sum()))
 
 
+class _Logged(NamedTuple):
+    """How a number of `EmbeddingHealth` is logged."""
+
+    better: Literal["higher", "lower"] | None
+    needs: Literal["labels", "neighbours"] | None
+
+
+def _logged(
+    better: Literal["higher", "lower"] | None = None, needs: Literal["labels", "neighbours"] | None = None
+) -> dict[str, _Logged]:
+    """Return the metadata of a field that is a number of an embedding.
+
+    Args:
+        better: Which values are better; None where neither are.
+        needs: What the number needs beside embeddings.
+    """
+    return {"logged": _Logged(better, needs)}
+
+
 @equal_with_nan
 @dataclass(frozen=True)
 class EmbeddingHealth:
@@ -192,37 +215,37 @@ class EmbeddingHealth:
     dim: int
     k: int | None
     """neighbours that were searched"""
-    rankme: float
+    rankme: float = field(metadata=_logged("higher"))
     """how many directions the embeddings fill evenly, from 1 to the smaller of items and dim; larger is less collapsed. A
     mean far from the origin lowers it"""
-    effective_rank: float
+    effective_rank: float = field(metadata=_logged("higher"))
     """the same of the covariance, which does not see the mean"""
-    spectral_decay: float
+    spectral_decay: float = field(metadata=_logged())
     """how fast the eigenvalues of the covariance fall: near 1 they fall slowly, far above few directions hold all"""
     spread: float
     """length of the deviations from the mean relative to that of the embeddings, from 0 to 1; below 1e-6 all are equal but
     for rounding"""
-    uniformity: float
+    uniformity: float = field(metadata=_logged("lower"))
     """at most 0, and at least about -4; lower is more evenly spread over the sphere. Of all pairs of up to 1,024 items,
     else of all pairs of 1,024 drawn whatever their order"""
     uniformity_interval: Interval
     """95 % interval of the uniformity of all pairs; without width where they are all taken"""
     classes: int | None = None
     """classes with two items and more, which the next three numbers are of; None without labels"""
-    nc1: float = math.nan
+    nc1: float = field(default=math.nan, metadata=_logged("lower", "labels"))
     """scatter within classes in units of that between them, at least 0; smaller is more collapsed onto the class means"""
-    cdnv: float = math.nan
+    cdnv: float = field(default=math.nan, metadata=_logged("lower", "labels"))
     """variance of two classes over the squared distance of their means, at least 0; smaller is easier for a classifier
     by the nearest class mean"""
-    alignment: float = math.nan
+    alignment: float = field(default=math.nan, metadata=_logged("lower", "labels"))
     """mean squared distance of two items of a class as unit vectors, from 0 to 4; smaller is closer"""
-    hubness: float = math.nan
+    hubness: float = field(default=math.nan, metadata=_logged("lower", "neighbours"))
     """skewness of how often an item is among the k nearest of others: 0 where all are alike; some are hubs above about 1"""
-    antihubs: float = math.nan
+    antihubs: float = field(default=math.nan, metadata=_logged("lower", "neighbours"))
     """share of items that are nobody's neighbour"""
     hubs: tuple[tuple[int, float], ...] = ()
     """index of the five largest hubs, and how often each is a neighbour; k on average"""
-    intrinsic_dimension: float = math.nan
+    intrinsic_dimension: float = field(default=math.nan, metadata=_logged(needs="neighbours"))
     """dimension of the surface that the items lie on, by their two nearest neighbours"""
     duplicates: int | None = None
     """items with another one that is equal, which are left out of the intrinsic dimension; None without neighbours"""
@@ -257,12 +280,22 @@ class EmbeddingHealth:
 
 def names_of(*, labels: bool, k: int | None) -> list[str]:
     """Return the names of the numbers that there are, with or without labels, with or without neighbours."""
-    names = ["rankme", "effective_rank", "spectral_decay", "uniformity"]
-    if labels:
-        names += ["nc1", "cdnv", "alignment"]
-    if k is not None:
-        names += ["hubness", "antihubs", "intrinsic_dimension"]
-    return names
+    absent = set()
+    if not labels:
+        absent.add("labels")
+    if k is None:
+        absent.add("neighbours")
+    return [name for name, logged in _logged_numbers().items() if logged.needs not in absent]
+
+
+def better_values() -> dict[str, Literal["higher", "lower"] | None]:
+    """Return name of a number -> which of its values are better; None where neither are."""
+    return {name: logged.better for name, logged in _logged_numbers().items()}
+
+
+def _logged_numbers() -> dict[str, _Logged]:
+    """Return name -> how it is logged, for each number of `EmbeddingHealth`."""
+    return {number.name: number.metadata["logged"] for number in fields(EmbeddingHealth) if "logged" in number.metadata}
 
 
 def collapse_of(
@@ -306,7 +339,7 @@ def embedding_health(
         embeddings: (items, dim) finite floating-point rows of any scale.
         labels: (items,) integers or strings; without them there are no `nc1`, `cdnv` and `alignment`.
         k: Neighbours of the hubness, at least 2, by their Euclidean distance; items as near as the last of them share the
-            places that are left. None leaves out what needs neighbours, which takes most of the time and, with several
+            count that remains. None leaves out what needs neighbours, which takes most of the time and, with several
             processes, all embeddings in each of them.
         normalize: Scale each embedding to length 1 first; neighbours are then those of the cosine.
         share: Which part of the items this process holds, see `Share`.
@@ -360,22 +393,24 @@ class _Findings(NamedTuple):
 
 def _read(embeddings: Any, labels: Any, share: Share) -> tuple[Tensor, Tensor | None]:
     """Return rows that can be computed with, and codes of their labels. A process of several may have none. Collective."""
-    rows, processes = as_tensor(embeddings, "embeddings", _CALL).cpu(), share.processes
+    processes = share.processes
+    rows = as_tensor(embeddings, "embeddings", _CALL).cpu()
     items = len(rows) if rows.ndim else 0
     if items or processes.count == 1:
         check_embeddings(rows, "embeddings", _CALL)
-    read = None if labels is None else read_labels(labels, items, "labels", "embeddings", _CALL)
+    item_labels = None if labels is None else read_labels(labels, items, "labels", "embeddings", _CALL)
     places = share.query_places
     if places is not None:
         places = check_labels(places, items, "places", "embeddings", _CALL)
-    everyone = processes.gather((rows.shape[-1] if rows.ndim else 0, items, places))
-    dims = {rank: dim for rank, (dim, number, _) in enumerate(everyone) if number}
+    by_rank = processes.gather((rows.shape[-1] if rows.ndim else 0, items, places))
+    dims = {rank: dim for rank, (dim, number, _) in enumerate(by_rank) if number}
     if not dims:
         raise ValueError(f"{_CALL}: embeddings is empty (shape (0, 0)) in every process. Pass at least one item.")
     refuse_other_dims(_CALL, "embeddings", dims)
-    codes = None if read is None else encode(_CALL, {"labels": read}, processes)[0][0]
+    codes = None if item_labels is None else encode(_CALL, {"labels": item_labels}, processes)[0][0]
     if places is not None:
-        check_places(_CALL, "embeddings", torch.cat([held for *_, held in everyone if held is not None]))
+        places_by_rank = [places_of_rank for *_, places_of_rank in by_rank if places_of_rank is not None]
+        check_places(_CALL, "embeddings", torch.cat(places_by_rank))
     return computable(rows), codes
 
 
@@ -396,12 +431,12 @@ def _moments_of_all(
     # Float64 is scaled, since its squares may overflow; a power of two costs no digit.
     largest = float(rows.abs().max()) if rows.dtype == torch.float64 and rows.numel() else 0.0
     unit = 2.0 ** math.frexp(max(processes.gather(largest)))[1]
-    everyone = processes.gather(_own_moments(rows, codes, unit, normalize=normalize))
-    moments, of_items, of_units = (_merged(parts) for parts in zip(*everyone, strict=True))
+    by_rank = processes.gather(_moments_here(rows, codes, unit, normalize=normalize))
+    moments, of_items, of_units = (_merged(moments_by_rank) for moments_by_rank in zip(*by_rank, strict=True))
     return moments, None if of_items is None else _MomentsOfClasses(of_items, of_units)
 
 
-def _own_moments(
+def _moments_here(
     rows: Tensor, codes: Tensor | None, unit: float, *, normalize: bool
 ) -> tuple[Moments | None, ClassMoments | None, ClassMoments | None]:
     """Return the moments of the rows of this process, of each class, and of each class as unit vectors; None without rows.
@@ -438,10 +473,10 @@ def _class_moments(
     return ClassMoments(Labels(present.long()), counts, origins, offsets, scatter.sqrt())
 
 
-def _merged(parts: Sequence[Any]) -> Any:
+def _merged(moments_by_rank: Sequence[Any]) -> Any:
     """Return the merged moments of the processes that have some; None for none."""
-    present = [part for part in parts if part is not None]
-    return reduce(lambda merged, part: merged.merge(part), present) if present else None
+    present = [moments for moments in moments_by_rank if moments is not None]
+    return reduce(lambda merged, moments: merged.merge(moments), present) if present else None
 
 
 def _from_moments(moments: Moments) -> _Findings:
@@ -601,7 +636,7 @@ def _sampled(rows: Float[Tensor, "items dim"], items: int, processes: Processes)
     if items <= SAMPLE:
         return rows
     keys = processes.gather(_keys(rows))
-    first = sum(len(of_process) for of_process in keys[: processes.rank])
+    first = sum(len(keys_of_rank) for keys_of_rank in keys[: processes.rank])
     drawn = torch.randperm(items, generator=torch.Generator().manual_seed(0))[:SAMPLE]
     number = torch.cat(keys).argsort(stable=True)[drawn] - first
     return rows[number[(number >= 0) & (number < len(rows))].sort().values]
@@ -649,22 +684,22 @@ def _from_neighbours(rows: Float[Tensor, "items dim"], items: int, share: Share,
         )
         return _Findings({}, [note])
     rows_of_all = _rows_of_all(rows, share)
-    found = _search_neighbours(rows_of_all, share.processes, k)
+    counts = _search_neighbours(rows_of_all, share.processes, k)
     notes = []
-    dimension = _intrinsic_dimension(found.log_ratios)
+    dimension = _intrinsic_dimension(counts.log_ratios)
     if math.isnan(dimension):
         notes.append(
             "intrinsic_dimension is NaN: no item has two nearest neighbours at different distances other than 0."
         )
-    hubness = _skewness(found.times_named)
+    hubness = _skewness(counts.times_named)
     if math.isnan(hubness):
         notes.append("hubness is NaN: all items are neighbours equally often.")
-    largest = found.times_named.argsort(descending=True, stable=True)[:SHOWN_HUBS].tolist()
+    largest = counts.times_named.argsort(descending=True, stable=True)[:SHOWN_HUBS].tolist()
     fields = {
-        "duplicates": found.duplicates,
+        "duplicates": counts.duplicates,
         "intrinsic_dimension": dimension,
-        "antihubs": float((found.times_named == 0).double().mean()),
-        "hubs": tuple((item, float(found.times_named[item])) for item in largest),
+        "antihubs": float((counts.times_named == 0).double().mean()),
+        "hubs": tuple((item, float(counts.times_named[item])) for item in largest),
         "hubness": hubness,
     }
     return _Findings(fields, notes)
@@ -672,11 +707,11 @@ def _from_neighbours(rows: Float[Tensor, "items dim"], items: int, share: Share,
 
 def _rows_of_all(rows: Float[Tensor, "items dim"], share: Share) -> Float[Tensor, "all_items dim"]:
     """Return the rows of all processes, in the order of their places. Collective."""
-    parts = share.processes.gather((rows, share.query_places))
-    rows_of_all = torch.cat([part for part, _ in parts]) + 0.0  # so that -0.0 equals 0.0 bit for bit
+    by_rank = share.processes.gather((rows, share.query_places))
+    rows_of_all = torch.cat([rows_of_rank for rows_of_rank, _ in by_rank]) + 0.0  # so that -0.0 equals 0.0 bit for bit
     if share.query_places is None:
         return rows_of_all
-    places = torch.cat([torch.as_tensor(places) for _, places in parts])
+    places = torch.cat([torch.as_tensor(places_of_rank) for _, places_of_rank in by_rank])
     return rows_of_all[places.argsort()]
 
 
@@ -702,19 +737,19 @@ def _search_neighbours(rows: Float[Tensor, "items dim"], processes: Processes, k
         first, row_of_item, copies = np.unique(
             vectors.pairs.query_first_duplicate, return_inverse=True, return_counts=True
         )
-        own_rows = np.arange(processes.rank, len(first), processes.count)
+        rows_here = np.arange(processes.rank, len(first), processes.count)
         times_named = np.zeros(len(first))
-        for part, votes in search.votes(vectors, first[own_rows], k) if len(own_rows) else ():
+        for positions, votes in search.votes(vectors, first[rows_here], k) if len(rows_here) else ():
             [portion] = votes.portions([k])
-            copies_of_query = copies[own_rows[part]]
+            copies_of_query = copies[rows_here[positions]]
             times_named += np.bincount(votes.row, portion * votes.items * copies_of_query[votes.query], len(first))
             log_ratios += _log_ratios(votes, copies_of_query)
-    everyone = processes.gather((times_named, log_ratios))
-    # The copies of a row share its places.
-    times_named_of_item = sum(part for part, _ in everyone) / copies
+    by_rank = processes.gather((times_named, log_ratios))
+    # Equal items share the count of their row.
+    times_named_of_item = sum(times_of_rank for times_of_rank, _ in by_rank) / copies
     return _NeighbourCounts(
         times_named=torch.from_numpy(times_named_of_item[row_of_item]),
-        log_ratios=[ratio for _, ratios in everyone for ratio in ratios],
+        log_ratios=[ratio for _, ratios_of_rank in by_rank for ratio in ratios_of_rank],
         duplicates=int((copies[row_of_item] > 1).sum()),
     )
 

@@ -35,8 +35,8 @@ from fewshot_callbacks.functional.statistics import SAME, Interval, clustered_me
 from fewshot_callbacks.settings import Similarity
 
 _CALL = "knn_accuracy"
-# Suffix of a metric, and among how many classes with the most votes the right one has to be.
-PLACES = {"": 1, "_top5": 5}
+# Suffix of a metric, and the last rank of the right class, by its votes, that is a hit.
+LAST_RANKS = {"": 1, "_top5": 5}
 # Votes that are in memory at the same time, with some 150 bytes each.
 VOTES_AT_ONCE = 2**20
 
@@ -62,7 +62,7 @@ class KnnReport(Values):
     """confidence level of the intervals"""
     queries: int
     """queries that the means are of"""
-    left_out: int
+    queries_without_match: int
     """queries that are left out, since no candidate has their label"""
     gallery: int
     """items that may vote for a query"""
@@ -80,8 +80,13 @@ class KnnReport(Values):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
-        sizes = {"queries": self.queries, "left_out": self.left_out, "gallery": self.gallery, "notes": list(self.notes)}
-        return self.tables() | {"confidence": or_none(self.confidence)} | sizes
+        return self.tables() | {
+            "confidence": or_none(self.confidence),
+            "queries": self.queries,
+            "queries_without_match": self.queries_without_match,
+            "gallery": self.gallery,
+            "notes": list(self.notes),
+        }
 
 
 class Votes(NamedTuple):
@@ -106,9 +111,9 @@ class Votes(NamedTuple):
         return np.append(True, self.query[1:] != self.query[:-1])
 
     def portions(self, ks: Sequence[int]) -> Iterator[Float[np.ndarray, "votes"]]:
-        """Yield, for each k, the share of one of the k places that each item gets.
+        """Yield, for each k, the share of one of the k slots of a query that each item fills.
 
-        It is 1 for the nearest items. Items that tie for the last places share these, and all others get 0.
+        It is 1 for the nearest items. Items that tie for the last slots share these, and all others fill none.
         """
         begins = self.begins
         is_new_score = begins | np.append(True, self.score[1:] != self.score[:-1])
@@ -142,8 +147,8 @@ def knn_accuracy(
     Each of the k items votes for its label with the weight exp(score / temperature), or with equal weights (Wu et al.,
     "Unsupervised feature learning via non-parametric instance discrimination", CVPR 2018; Caron et al., "Emerging
     properties in self-supervised vision transformers", ICCV 2021, and the evaluation of DINOv2). All values of k come
-    from one exact search. Nothing depends on the order of the data: items that tie for the last of the k places share
-    those that are left, and classes that tie in votes share the hit. A class without a vote is never among the first.
+    from one exact search. Nothing depends on the order of the data: items that tie as the last of the k share the votes
+    that remain, and classes that tie in votes share the hit. A class without a vote is never among the first.
 
     Args:
         queries: (queries, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
@@ -181,23 +186,25 @@ def knn_accuracy(
     """
     with share.processes.together():
         ks, temperature = _checked(k, temperature, confidence, memory_mb)
-        settings: dict[str, object] = {"k": ks, "temperature": temperature, "similarity": similarity}
-        settings |= {"confidence": confidence, "memory_mb": memory_mb}
-        arrays = {"gallery": gallery, "query_ids": query_ids, "gallery_ids": gallery_ids}
-        arrays |= {"query_places": share.query_places, "gallery_places": share.gallery_places}
-        present = {name: presence(array) for name, array in arrays.items()}
-        share.processes.refuse_other_calls(_CALL, settings | present)
+        arguments: dict[str, object] = {
+            "k": ks,
+            "temperature": temperature,
+            "similarity": similarity,
+            "confidence": confidence,
+            "memory_mb": memory_mb,
+            "gallery": presence(gallery),
+            "query_ids": presence(query_ids),
+            "gallery_ids": presence(gallery_ids),
+            "query_places": presence(share.query_places),
+            "gallery_places": presence(share.gallery_places),
+        }
+        share.processes.refuse_other_calls(_CALL, arguments)
         _check_gallery(gallery, gallery_labels, query_ids, gallery_ids)
         sides = [_read("queries", "query", queries, query_labels, query_ids, share.query_places)]
         if gallery is not None:
             sides.append(_read("gallery", "gallery", gallery, gallery_labels, gallery_ids, share.gallery_places))
-        wholes = _wholes(share.processes, sides)
-        counted_queries, notes = _counted(wholes[0])
-        voters = None
-        if gallery is not None:
-            voters, notes_on_gallery = _counted(wholes[1])
-            notes += notes_on_gallery
-        neighbours = _neighbour_search(counted_queries, voters, similarity, memory_bytes(_CALL, memory_mb))
+        sets, notes = _counted_sets(share.processes, sides)
+        neighbours = _neighbour_search(sets, similarity, memory_bytes(_CALL, memory_mb))
         has_match = neighbours.candidates_of_own_class() > 0
         if not has_match.any():
             raise ValueError(
@@ -262,13 +269,13 @@ class _Items(NamedTuple):
     ids: Int[Tensor, "items"] | None
     """codes that queries and gallery share"""
 
-    def only(self, index: Int[Tensor, "chosen"]) -> _Items:
+    def only(self, index: Int[Tensor, "items"]) -> _Items:
         """Return the items with these indices, in their order."""
         return _Items(self.rows[index], self.labels[index], None if self.ids is None else self.ids[index])
 
 
 def _read(name: str, prefix: str, rows: Any, labels: Any, ids: Any, places: Any) -> _Side:
-    """Return what this process was given of the queries or of the gallery.
+    """Return the queries, or the gallery items, of this process.
 
     Args:
         name: Name of the vectors, for messages.
@@ -293,39 +300,52 @@ def _read(name: str, prefix: str, rows: Any, labels: Any, ids: Any, places: Any)
     )
 
 
-def _wholes(processes: Processes, sides: Sequence[_Side]) -> list[_Items]:
-    """Return the items of all processes, for each side. Collective."""
+def _counted_sets(processes: Processes, sides: Sequence[_Side]) -> tuple[list[_Items], list[str]]:
+    """Return the items of all processes that are counted, for each side, and notes on their ids. Collective."""
     codes, _ = encode(_CALL, {side.labels_name: side.labels for side in sides}, processes)
     ids = {side.ids_name: side.ids for side in sides if side.ids is not None}
     id_codes = dict(zip(ids, encode_ids(_CALL, ids, processes), strict=True)) if ids else {}
-    return [
-        _whole(processes, side, of_side, id_codes.get(side.ids_name))
-        for side, of_side in zip(sides, codes, strict=True)
+    items_of_sides = [
+        _joined(processes, side, labels, id_codes.get(side.ids_name)) for side, labels in zip(sides, codes, strict=True)
     ]
+    sets: list[_Items] = []
+    notes: list[str] = []
+    for items in items_of_sides:
+        counted, notes_on_ids = _counted(items)
+        sets.append(counted)
+        notes += notes_on_ids
+    return sets, notes
 
 
-def _whole(processes: Processes, side: _Side, labels: Int[Tensor, "own"], ids: Int[Tensor, "own"] | None) -> _Items:
-    """Return the items of all processes, in the order of their places. Collective."""
+def _joined(processes: Processes, side: _Side, labels: Int[Tensor, "own"], ids: Int[Tensor, "own"] | None) -> _Items:
+    """Return the items of all processes, in the order of their places. Collective.
+
+    Args:
+        processes: All processes.
+        side: The items of this process.
+        labels: Codes of their labels.
+        ids: Codes of their ids; None without ids.
+    """
     if processes.count == 1 and side.places is None:
         return _Items(side.rows, labels, ids)
     if len(labels) and side.rows.ndim != 2:
         raise ValueError(f"{_CALL} needs {side.name} of shape (items, dim); got shape {tuple(side.rows.shape)}.")
-    parts = processes.gather((side.rows, labels, ids, side.places))
-    filled = {rank: part for rank, (part, *_) in enumerate(parts) if len(part)}
+    by_rank = processes.gather((side.rows, labels, ids, side.places))
+    filled = {rank: rows for rank, (rows, *_) in enumerate(by_rank) if len(rows)}
     if not filled:
         raise ValueError(f"{_CALL}: {side.name} is empty (shape (0, 0)) in every process. Pass at least one item.")
-    refuse_other_dims(_CALL, side.name, {rank: part.shape[1] for rank, part in filled.items()})
-    whole = _Items(
+    refuse_other_dims(_CALL, side.name, {rank: rows.shape[1] for rank, rows in filled.items()})
+    items = _Items(
         torch.cat([*filled.values()]),
-        torch.cat([part for _, part, *_ in parts]),
-        None if ids is None else torch.cat([part for *_, part, _ in parts if part is not None]),
+        torch.cat([labels_of_rank for _, labels_of_rank, *_ in by_rank]),
+        None if ids is None else torch.cat([ids_of_rank for *_, ids_of_rank, _ in by_rank if ids_of_rank is not None]),
     )
-    places = [part for *_, part in parts if part is not None]
-    if not places:
-        return whole
-    joined = torch.cat(places)
-    check_places(_CALL, side.name, joined)
-    return whole.only(joined.argsort())
+    places_by_rank = [places_of_rank for *_, places_of_rank in by_rank if places_of_rank is not None]
+    if not places_by_rank:
+        return items
+    places = torch.cat(places_by_rank)
+    check_places(_CALL, side.name, places)
+    return items.only(places.argsort())
 
 
 def _counted(items: _Items) -> tuple[_Items, list[str]]:
@@ -339,31 +359,33 @@ def _counted(items: _Items) -> tuple[_Items, list[str]]:
     return items.only(first), [] if note is None else [note]
 
 
-def _neighbour_search(queries: _Items, voters: _Items | None, similarity: Similarity, memory: float) -> NeighbourSearch:
+def _neighbour_search(sets: Sequence[_Items], similarity: Similarity, memory: float) -> NeighbourSearch:
     """Return the search of queries among the items that vote.
 
     Args:
-        queries: The queries.
-        voters: The gallery; None for the queries themselves.
+        sets: The queries and the gallery; the queries alone if they vote themselves.
         similarity: How they are compared.
         memory: Budget of the search, in bytes.
     """
-    rows = queries.rows
-    gallery = queries if voters is None else voters
-    compared = compared_sets(_CALL, rows, None if voters is None else gallery.rows, similarity)
+    queries = sets[0]
+    gallery = sets[-1]
+    is_one_set = len(sets) == 1
+    rows, gallery_rows = compared_sets(_CALL, queries.rows, None if is_one_set else gallery.rows, similarity)
     numbers = torch.cat([queries.labels, gallery.labels]).unique(return_inverse=True)[1]
     classes, gallery_classes = numbers.split([len(queries.labels), len(gallery.labels)])
-    itself = torch.arange(len(rows)) if voters is None else _places_of(queries.ids, gallery.ids, len(rows))
-    return NeighbourSearch(*compared, classes.numpy(), gallery_classes.numpy(), itself.numpy(), similarity, memory)
+    self_match = torch.arange(len(rows)) if is_one_set else _items_of_ids(queries.ids, gallery.ids, len(rows))
+    return NeighbourSearch(
+        rows, gallery_rows, classes.numpy(), gallery_classes.numpy(), self_match.numpy(), similarity, memory
+    )
 
 
-def _places_of(query_ids: Tensor | None, gallery_ids: Tensor | None, queries: int) -> Int[Tensor, "queries"]:
+def _items_of_ids(query_ids: Tensor | None, gallery_ids: Tensor | None, queries: int) -> Int[Tensor, "queries"]:
     """Return the index of the gallery item with the id of each query; -1 if there is none, or no ids."""
     if query_ids is None or gallery_ids is None:
         return torch.full((queries,), -1)
     ordered, order = gallery_ids.sort()
-    place = torch.searchsorted(ordered, query_ids).clamp(max=len(gallery_ids) - 1)
-    return torch.where(ordered[place] == query_ids, order[place], -1)
+    position = torch.searchsorted(ordered, query_ids).clamp(max=len(gallery_ids) - 1)
+    return torch.where(ordered[position] == query_ids, order[position], -1)
 
 
 def _cure(gallery: Any) -> str:
@@ -384,16 +406,18 @@ def _values_of_all(
     Each process searches the neighbours of its share of the queries.
     """
     queries = len(neighbours.rows)
-    own_queries = np.arange(processes.rank, queries, processes.count)
-    hits = neighbours.hits(own_queries, [k for k in ks if k <= neighbours.candidates], temperature)
-    places = torch.cat([torch.from_numpy(part) for part in processes.gather(own_queries)])
+    queries_here = np.arange(processes.rank, queries, processes.count)
+    hits = neighbours.hits(queries_here, [k for k in ks if k <= neighbours.candidates], temperature)
+    query_of_value = torch.cat(
+        [torch.from_numpy(queries_of_rank) for queries_of_rank in processes.gather(queries_here)]
+    )
     per_query = {}
     for k in dict.fromkeys(ks):
-        for suffix in PLACES:
+        for suffix in LAST_RANKS:
             key = f"knn@{k}{suffix}"
             values = torch.full((queries,), math.nan, dtype=torch.float64)
             if k <= neighbours.candidates:
-                values[places] = torch.from_numpy(np.concatenate(processes.gather(hits[key])))
+                values[query_of_value] = torch.from_numpy(np.concatenate(processes.gather(hits[key])))
             per_query[key] = values
     return per_query
 
@@ -417,9 +441,9 @@ def _report(
     candidates = neighbours.candidates
     classes = torch.from_numpy(neighbours.classes)
     per_query = {key: values.masked_fill(~has_match, math.nan) for key, values in per_query.items()}
-    left_out = int((~has_match).sum())
-    if left_out:
-        notes.append(f"{left_out} of {len(has_match)} queries are left out: no candidate has their label.")
+    without_match = int((~has_match).sum())
+    if without_match:
+        notes.append(f"{without_match} of {len(has_match)} queries are left out: no candidate has their label.")
     undefined = [key for key, values in per_query.items() if values.isnan().all()]
     too_large = [key.removeprefix("knn@") for key in undefined if "_" not in key]
     if too_large:
@@ -432,7 +456,7 @@ def _report(
         intervals={key: clustered_mean_interval(values, classes, confidence) for key, values in per_query.items()},
         confidence=confidence,
         queries=int(has_match.sum()),
-        left_out=left_out,
+        queries_without_match=without_match,
         gallery=candidates,
         notes=tuple(notes),
         per_query=per_query,
@@ -448,7 +472,7 @@ class NeighbourSearch:
         gallery: (gallery, dim) items; None for the queries themselves.
         classes: Class of each query, numbered from 0 on together with those of the gallery.
         gallery_classes: Class of each gallery item.
-        itself: Index of the gallery item that each query is, and that does not vote for it; -1 for none.
+        self_match: Index of the gallery item that each query is, and that does not vote for it; -1 for none.
         similarity: How they are compared.
         memory: Budget of a search, in bytes.
     """
@@ -457,18 +481,18 @@ class NeighbourSearch:
     gallery: Tensor | None
     classes: Int[np.ndarray, "queries"]
     gallery_classes: Int[np.ndarray, "gallery"]
-    itself: Int[np.ndarray, "queries"]
+    self_match: Int[np.ndarray, "queries"]
     similarity: Similarity
     memory: float
 
     @property
     def candidates(self) -> int:
         """Number of items that may vote for a query."""
-        return len(self.gallery_classes) - int(bool((self.itself >= 0).any()))
+        return len(self.gallery_classes) - int(bool((self.self_match >= 0).any()))
 
     def candidates_of_own_class(self) -> Int[np.ndarray, "queries"]:
         """Return the number of candidates of each query that have its class."""
-        is_own = (self.itself >= 0) & (self.gallery_classes[self.itself] == self.classes)
+        is_own = (self.self_match >= 0) & (self.gallery_classes[self.self_match] == self.classes)
         of_class = np.bincount(self.gallery_classes, minlength=int(self.classes.max()) + 1)
         candidates: Int[np.ndarray, "queries"] = of_class[self.classes] - is_own
         return candidates
@@ -476,18 +500,19 @@ class NeighbourSearch:
     def copies(self) -> Copies:
         """Return the copies of each query in the gallery."""
         gallery = self.rows if self.gallery is None else self.gallery
-        places = np.arange(len(gallery))
+        indices = np.arange(len(gallery))
+        gallery_rows = (gallery, indices)
+        as_codes = self.similarity == "hamming"
         dtype = torch.promote_types(self.rows.dtype, gallery.dtype)
         queries = Side(hashes_of(self.rows, dtype), self.classes)
-        own, as_codes = (gallery, places), self.similarity == "hamming"
         if self.gallery is None:
-            return Copies.among(queries, queries, self.itself, [], own, ALONE, as_codes=as_codes)
+            return Copies.among(queries, queries, self.self_match, [], gallery_rows, ALONE, as_codes=as_codes)
         items = Side(hashes_of(gallery, dtype), self.gallery_classes)
-        return Copies.among(queries, items, None, [(self.itself, places)], own, ALONE, as_codes=as_codes)
+        return Copies.among(queries, items, None, [(self.self_match, indices)], gallery_rows, ALONE, as_codes=as_codes)
 
     def hits(
-        self, queries: Int[np.ndarray, "chosen"], ks: list[int], temperature: float | None
-    ) -> dict[str, Float[np.ndarray, "chosen"]]:
+        self, queries: Int[np.ndarray, "searched"], ks: list[int], temperature: float | None
+    ) -> dict[str, Float[np.ndarray, "searched"]]:
         """Return the value of some queries, by metric.
 
         Args:
@@ -495,37 +520,38 @@ class NeighbourSearch:
             ks: Numbers of neighbours that vote, each at most the number of candidates.
             temperature: Of the weights of the votes; None for equal weights.
         """
-        hits = {f"knn@{k}{suffix}": np.zeros(len(queries)) for k in ks for suffix in PLACES}
+        hits = {f"knn@{k}{suffix}": np.zeros(len(queries)) for k in ks for suffix in LAST_RANKS}
         if not hits or not len(queries):
             return hits
         with computing() as threads:
             vectors = Vectors(self.rows, self.gallery, self.similarity, threads=threads)
-            _, first, inverse = np.unique(self._kinds(vectors, queries), return_index=True, return_inverse=True)
+            kinds = self._kinds(vectors, queries)
+            _, first, kind_of_query = np.unique(kinds, return_index=True, return_inverse=True)
             searched = queries[first]
-            for part, votes in self.votes(vectors, searched, max(ks)):
-                for key, values in _hits(votes, self.classes[searched[part]], ks, temperature).items():
-                    hits[key][part] = values
-        return {key: values[inverse] for key, values in hits.items()}
+            for positions, votes in self.votes(vectors, searched, max(ks)):
+                for key, values in _hits(votes, self.classes[searched[positions]], ks, temperature).items():
+                    hits[key][positions] = values
+        return {key: values[kind_of_query] for key, values in hits.items()}
 
-    def _kinds(self, vectors: Vectors, queries: Int[np.ndarray, "chosen"]) -> Int[np.ndarray, "chosen"]:
+    def _kinds(self, vectors: Vectors, queries: Int[np.ndarray, "searched"]) -> Int[np.ndarray, "searched"]:
         """Return a number for each query; queries with equal numbers have equal values, and one of them is searched.
 
         So the items of a model that has collapsed are searched once, not each on its own.
         """
         duplicates = vectors.pairs.query_first_duplicate[queries]
-        kinds: Int[np.ndarray, "chosen"] = duplicates * (self.classes.max() + 1) + self.classes[queries]
+        kinds: Int[np.ndarray, "searched"] = duplicates * (self.classes.max() + 1) + self.classes[queries]
         if self.gallery is not None:
             # A gallery item that does not vote for one of two equal queries may vote for the other.
-            kinds = kinds * (len(self.gallery_classes) + 1) + self.itself[queries] + 1
+            kinds = kinds * (len(self.gallery_classes) + 1) + self.self_match[queries] + 1
         return kinds
 
     def votes(
-        self, vectors: Vectors, queries: Int[np.ndarray, "chosen"], k: int
-    ) -> Iterator[tuple[Int[np.ndarray, "part"], Votes]]:
+        self, vectors: Vectors, queries: Int[np.ndarray, "searched"], k: int
+    ) -> Iterator[tuple[Int[np.ndarray, "block"], Votes]]:
         """Yield positions among the queries, and the votes of their k nearest neighbours and of all that tie with the last.
 
-        Equal rows of the gallery are searched once. Where more rows tie than there is room for, one more search has room for
-        all of them.
+        Equal rows of the gallery are searched once. If more rows tie with the last one than are listed, one more search
+        lists all of them.
 
         Args:
             vectors: Queries and gallery.
@@ -533,44 +559,44 @@ class NeighbourSearch:
             k: Number of neighbours.
         """
         distinct = _DistinctRows.of(vectors.pairs.gallery_first_duplicate, self.gallery_classes)
-        own_items = self.itself[queries]
-        self_match = distinct.self_matches(own_items)
-        waiting = np.arange(len(queries))
-        room = k
+        self_match = self.self_match[queries]
+        row_of_self = distinct.self_matches(self_match)
+        remaining = np.arange(len(queries))
+        listed = k  # rows that are listed for each query
         step = len(queries)
-        while len(waiting):
-            # number of rows of each query that tie with its last neighbour, and that there is no room for
-            beyond = np.zeros(len(queries), np.int64)
-            for part in _split(waiting, step):
-                rows, scores, beyond[part] = search(
+        while len(remaining):
+            # number of rows of each query that tie with its last neighbour and are not listed
+            unlisted_ties = np.zeros(len(queries), np.int64)
+            for batch in _split(remaining, step):
+                rows, scores, unlisted_ties[batch] = search(
                     vectors,
-                    queries[part],
+                    queries[batch],
                     distinct.searched(),
-                    self_match[part],
+                    row_of_self[batch],
                     [],
-                    min(room, distinct.number),
+                    min(listed, distinct.number),
                     self.memory,
                 )
-                complete = np.flatnonzero(beyond[part] == 0)
-                for block in _split(complete, VOTES_AT_ONCE // distinct.most_votes(room)):
-                    own_item = own_items[part[block]]
-                    yield part[block], self._votes_of(distinct, own_item, rows[block], scores.numpy()[block])
-            waiting = np.flatnonzero(beyond)
-            room += int(beyond.max())
-            step = VOTES_AT_ONCE // room
+                complete = np.flatnonzero(unlisted_ties[batch] == 0)
+                for block in _split(complete, VOTES_AT_ONCE // distinct.most_votes(listed)):
+                    positions = batch[block]
+                    yield positions, self._votes_of(distinct, self_match[positions], rows[block], scores.numpy()[block])
+            remaining = np.flatnonzero(unlisted_ties)
+            listed += int(unlisted_ties.max())
+            step = VOTES_AT_ONCE // listed
 
     def _votes_of(
         self,
         distinct: _DistinctRows,
-        own_items: Int[np.ndarray, "chosen"],
-        rows: Int[np.ndarray, "chosen k"],
-        scores: Float[np.ndarray, "chosen k"],
+        self_match: Int[np.ndarray, "block"],
+        rows: Int[np.ndarray, "block k"],
+        scores: Float[np.ndarray, "block k"],
     ) -> Votes:
         """Return the votes of the neighbours of some queries.
 
         Args:
             distinct: The distinct rows of the gallery.
-            own_items: Gallery item that each query is; -1 for none.
+            self_match: Gallery item that each query is; -1 for none.
             rows: Neighbours of each query, the nearest first; -1 where there are fewer.
             scores: Similarity of each neighbour.
         """
@@ -578,10 +604,10 @@ class NeighbourSearch:
         neighbours = rows[is_neighbour]
         entry, length = distinct.entries_of(neighbours)
         query = np.repeat(np.nonzero(is_neighbour)[0], length)
-        itself = own_items[query]
-        is_own_row = distinct.rows[entry] == distinct.row_of_item[itself]
-        is_own_class = distinct.classes[entry] == self.gallery_classes[itself]
-        items = distinct.items[entry] - (is_own_row & is_own_class & (itself >= 0))
+        item_of_query = self_match[query]
+        has_row = distinct.rows[entry] == distinct.row_of_item[item_of_query]
+        has_class = distinct.classes[entry] == self.gallery_classes[item_of_query]
+        items = distinct.items[entry] - (has_row & has_class & (item_of_query >= 0))
         score = np.repeat(scores[is_neighbour], length)
         return Votes(query, distinct.rows[entry], distinct.classes[entry], score, items)
 
@@ -647,38 +673,60 @@ def _split(positions: Int[np.ndarray, "queries"], step: int) -> list[Int[np.ndar
     return [positions[first : first + step] for first in range(0, len(positions), step)]
 
 
+class _Tallies(NamedTuple):
+    """The tallies of the votes for some queries. A tally is the sum of the votes for one class in one query."""
+
+    of_vote: Int[np.ndarray, "votes"]
+    """number of the tally that each vote counts for"""
+    query: Int[np.ndarray, "tallies"]
+    """query of each tally"""
+    right: Int[np.ndarray, "queries"]
+    """number of the tally for the class of each query; any number if it has no vote"""
+    has_right: Bool[np.ndarray, "queries"]
+    """whether the class of each query has a vote"""
+
+    @classmethod
+    def of(cls, votes: Votes, classes: Int[np.ndarray, "queries"]) -> _Tallies:
+        """Return the tallies of some votes, given the class of each query."""
+        number_of_classes = int(max(classes.max(), votes.voted.max())) + 1
+        codes, tally_of_vote = np.unique(votes.query * number_of_classes + votes.voted, return_inverse=True)
+        right_codes = np.arange(len(classes)) * number_of_classes + classes
+        right = np.minimum(np.searchsorted(codes, right_codes), len(codes) - 1)
+        return cls(tally_of_vote, codes // number_of_classes, right, codes[right] == right_codes)
+
+
 def _hits(
-    votes: Votes, own: Int[np.ndarray, "queries"], ks: list[int], temperature: float | None
+    votes: Votes, classes: Int[np.ndarray, "queries"], ks: list[int], temperature: float | None
 ) -> dict[str, Float[np.ndarray, "queries"]]:
     """Return the share of the orders of ties in which the class of each query is among the first, by metric.
 
     Args:
         votes: Votes for these queries, each of which has some.
-        own: Class of each query.
+        classes: Class of each query.
         ks: Numbers of neighbours that vote.
         temperature: Of the weights of the votes; None for equal weights.
     """
-    query = votes.query
-    weight = np.ones(len(query))
-    if temperature is not None:
-        # Relative to the nearest neighbour a weight is at most 1, and nothing overflows.
-        nearest = votes.score[votes.begins][query]
-        weight = np.exp((votes.score - nearest) / temperature)
-    # A tally is the sum of the votes for one class in one query.
-    classes = int(max(own.max(), votes.voted.max())) + 1
-    tallies, tally_of_vote = np.unique(query * classes + votes.voted, return_inverse=True)
-    query_of_tally = tallies // classes
-    wanted = np.arange(len(own)) * classes + own
-    own_tally = np.minimum(np.searchsorted(tallies, wanted), len(tallies) - 1)
-    has_votes = tallies[own_tally] == wanted
+    weights = _weights(votes, temperature)
+    tallies = _Tallies.of(votes, classes)
+    queries = len(classes)
     hits = {}
     for k, portion in zip(ks, votes.portions(ks), strict=True):
-        total = np.bincount(tally_of_vote, portion * votes.items * weight)
-        own_total = np.where(has_votes, total[own_tally], 0.0)
-        compared = own_total[query_of_tally]
-        more = np.bincount(query_of_tally, total > compared * (1 + SAME), len(own))
-        equal = np.bincount(query_of_tally, np.abs(total - compared) <= compared * SAME, len(own))
-        for suffix, places in PLACES.items():
-            chance = np.clip((places - more) / np.maximum(equal, 1), 0, 1)
-            hits[f"knn@{k}{suffix}"] = np.where(own_total > 0, chance, 0.0)
+        totals = np.bincount(tallies.of_vote, portion * votes.items * weights)
+        right_totals = np.where(tallies.has_right, totals[tallies.right], 0.0)
+        compared = right_totals[tallies.query]
+        more = np.bincount(tallies.query, totals > compared * (1 + SAME), queries)
+        equal = np.bincount(tallies.query, np.abs(totals - compared) <= compared * SAME, queries)
+        for suffix, last_rank in LAST_RANKS.items():
+            chance = np.clip((last_rank - more) / np.maximum(equal, 1), 0, 1)
+            hits[f"knn@{k}{suffix}"] = np.where(right_totals > 0, chance, 0.0)
     return hits
+
+
+def _weights(votes: Votes, temperature: float | None) -> Float[np.ndarray, "votes"]:
+    """Return the weight of each vote; 1 without a temperature."""
+    if temperature is None:
+        return np.ones(len(votes.query))
+    # Relative to the nearest neighbour a weight is at most 1, and nothing overflows.
+    nearest = votes.score[votes.begins][votes.query]
+    weights: Float[np.ndarray, "votes"] = np.exp((votes.score - nearest) / temperature)
+    return weights

@@ -68,16 +68,16 @@ class Neighbours:
     def __str__(self) -> str:
         """Return a table of the first queries with their neighbours, the closest first, and the score of each."""
         k = self.indices.shape[1]
-        shown = min(k, SHOWN_NEIGHBOURS)
+        columns = min(k, SHOWN_NEIGHBOURS)
         rows = []
         for row, query in enumerate(self.query_indices.tolist()[:SHOWN_ROWS]):
-            rows.append((str(query), *(self._cell(row, rank) for rank in range(shown))))
+            rows.append((str(query), *(self._cell(row, rank) for rank in range(columns))))
         head = f"{len(self):,} queries with {k:,} neighbours each, and the score of each in brackets"
         if k > SHOWN_NEIGHBOURS:
             head += f"; the first {SHOWN_NEIGHBOURS} are shown"
         if self.relevant is not None:
             head += "; * has the query's label"
-        ranks = [str(rank) for rank in range(1, 1 + shown)]
+        ranks = [str(rank) for rank in range(1, 1 + columns)]
         return "\n".join([head, *table(("query", *ranks), rows, len(self))])
 
     def _cell(self, row: int, rank: int) -> str:
@@ -178,31 +178,77 @@ def nearest(
     exclusions |= {"query_groups": query_groups, "gallery_groups": gallery_groups}
     rules = _read_rules(exclusions, sizes, one_set=gallery is None)
     index = rules.chosen_queries(query_indices, len(rows))
-    label_codes, item_label_codes = _labels(query_labels, gallery, gallery_labels, sizes)
-    query_rows = index.numpy()
-    self_match = rules.self_matches(index)
-    if gallery_rows is not None:
+    labels = _read_labels(query_labels, gallery, gallery_labels, sizes)
+    indices, scores, unlisted_ties = _search_candidates(rows, gallery_rows, similarity, rules, index, k, memory)
+    return Neighbours(
+        query_indices=index,
+        indices=indices,
+        scores=scores,
+        tied=_tied(scores, unlisted_ties),
+        left_out=unlisted_ties,
+        relevant=None if labels is None else labels.are_equal(index, indices),
+    )
+
+
+def _search_candidates(
+    rows: Tensor,
+    gallery_rows: Tensor | None,
+    similarity: Similarity,
+    rules: _Rules,
+    index: Int[Tensor, "queries"],
+    k: int,
+    memory: float,
+) -> tuple[Int[Tensor, "queries k"], Float[Tensor, "queries k"], Int[Tensor, "queries"]]:
+    """Return the gallery indices of the first k candidates of some queries, their scores, and how many more tie.
+
+    Args:
+        rows: (all queries, dim).
+        gallery_rows: (gallery, dim); None for one set.
+        similarity: How they are compared.
+        rules: Which items are candidates.
+        index: Index of each query that is searched for.
+        k: Number of candidates.
+        memory: Budget in bytes.
+    """
+    if gallery_rows is None:
+        query_rows = index.numpy()
+        self_match = rules.self_matches(index)
+    else:
         rows = rows[index]
         query_rows = np.arange(len(index))
         self_match = np.full(len(index), -1)
-    codes = rules.exclusions_of(index)
+    exclusions = rules.exclusions_of(index)
     with computing() as threads:
         vectors = Vectors(rows, gallery_rows, similarity, threads=threads)
-        found, scores, left_out = search(vectors, query_rows, rules.candidates(), self_match, codes, k, memory)
-    if not bool((found >= 0).any()):
-        fix = "Ids or groups exclude the whole gallery." if codes else "Pass a second item, or a gallery."
+        positions, scores, unlisted_ties = search(
+            vectors, query_rows, rules.candidates(), self_match, exclusions, k, memory
+        )
+    if not bool((positions >= 0).any()):
+        fix = "Ids or groups exclude the whole gallery." if exclusions else "Pass a second item, or a gallery."
         raise ValueError(f"{_CALL}: none of the {len(index)} queries has a candidate. {fix}")
-    indices = rules.gallery_indices(torch.from_numpy(found).long())
-    relevant = None
-    if label_codes is not None and item_label_codes is not None:
-        relevant = (indices >= 0) & (item_label_codes[indices] == label_codes[index][:, None])
-    tied_beyond = torch.from_numpy(left_out)
-    return Neighbours(index, indices, scores, _tied(scores, tied_beyond), tied_beyond, relevant)
+    indices = rules.gallery_indices(torch.from_numpy(positions).long())
+    return indices, scores, torch.from_numpy(unlisted_ties)
 
 
-def _labels(
-    query_labels: Any, gallery: Any, gallery_labels: Any, sizes: tuple[int, int]
-) -> tuple[Int[Tensor, "queries"] | None, Int[Tensor, "gallery"] | None]:
+class _LabelCodes(NamedTuple):
+    """The labels of queries and gallery items as numbers."""
+
+    queries: Int[Tensor, "queries"]
+    gallery: Int[Tensor, "gallery"]
+
+    def are_equal(
+        self, index: Int[Tensor, "queries"], neighbours: Int[Tensor, "queries k"]
+    ) -> Bool[Tensor, "queries k"]:
+        """Return whether each neighbour has the label of its query; False for -1, no neighbour.
+
+        Args:
+            index: Index of each query among all.
+            neighbours: Gallery index of each neighbour.
+        """
+        return (neighbours >= 0) & (self.gallery[neighbours] == self.queries[index][:, None])
+
+
+def _read_labels(query_labels: Any, gallery: Any, gallery_labels: Any, sizes: tuple[int, int]) -> _LabelCodes | None:
     """Return the labels of queries and gallery items as numbers; None without labels.
 
     Args:
@@ -217,14 +263,14 @@ def _labels(
             "and gallery_labels, or neither. Without a gallery, pass query_labels alone."
         )
     if query_labels is None:
-        return None, None
+        return None
     of_queries: Labels = read_labels(query_labels, sizes[0], "query_labels", "queries", _CALL)
     if gallery is None:
         codes = of_queries.codes
-        return codes, codes
+        return _LabelCodes(codes, codes)
     of_items = read_labels(gallery_labels, sizes[1], "gallery_labels", "gallery items", _CALL)
     [query_codes, item_codes], _ = encode(_CALL, {"query_labels": of_queries, "gallery_labels": of_items})
-    return query_codes, item_codes
+    return _LabelCodes(query_codes, item_codes)
 
 
 class _Rules(NamedTuple):
@@ -261,7 +307,7 @@ class _Rules(NamedTuple):
         return _positions(self.query_ids[index], self.query_ids[self.first_items])
 
     def exclusions_of(self, index: Int[Tensor, "queries"]) -> list[tuple[Ints, Ints]]:
-        """Return the codes of some queries and of all candidates, for ids and for groups, as far as there are any."""
+        """Return the codes of some queries and of all candidates, for ids and for groups; none without these."""
         exclusions = []
         for kind in ("ids", "groups"):
             of_queries = self.codes[f"query_{kind}"]
@@ -293,17 +339,17 @@ def _positions(ids: Int[Tensor, "queries"], distinct: Int[Tensor, "items"]) -> I
     return positions
 
 
-def _tied(scores: Float[Tensor, "queries k"], left_out: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
+def _tied(scores: Float[Tensor, "queries k"], unlisted_ties: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
     """Return whether another candidate has the same score.
 
     Args:
         scores: Descending for each query.
-        left_out: Number of candidates that are not listed and have the last score.
+        unlisted_ties: Number of candidates that are not listed and have the last score.
     """
     equals_next = scores.diff(dim=1) == 0
     no_neighbour = torch.zeros(len(scores), 1, dtype=torch.bool)
     tied = torch.cat([equals_next, no_neighbour], dim=1) | torch.cat([no_neighbour, equals_next], dim=1)
-    return tied | ((scores == scores[:, -1:]) & (left_out > 0)[:, None])
+    return tied | ((scores == scores[:, -1:]) & (unlisted_ties > 0)[:, None])
 
 
 # Lowest and highest threshold of each similarity, and advice for another one.
@@ -348,8 +394,8 @@ class NearDuplicates:
             head += f", of which {len(self):,} are listed"
         if not len(self):
             return head
-        shown = slice(SHOWN_ROWS)
-        columns = (self.first[shown].tolist(), self.second[shown].tolist(), self.scores[shown].tolist())
+        first_rows = slice(SHOWN_ROWS)
+        columns = (self.first[first_rows].tolist(), self.second[first_rows].tolist(), self.scores[first_rows].tolist())
         rows = [(str(first), str(second), f"{score:.4f}") for first, second, score in zip(*columns, strict=True)]
         return "\n".join([head, *table(("first", "second", "score"), rows, len(self))])
 
@@ -507,8 +553,8 @@ def search(
     if not is_whole:
         # Two sets, since only `self_match` excludes: a row that stands for several items is a candidate of itself.
         vectors = vectors.take(queries, items, may_be_one_set=False)
-    found, scores, left_out = nearest_items(vectors, self_match.astype(np.int32), exclusions, k, memory)
-    return found, scores_of(vectors, scores), left_out
+    positions, scores, unlisted_ties = nearest_items(vectors, self_match.astype(np.int32), exclusions, k, memory)
+    return positions, scores_of(vectors, scores), unlisted_ties
 
 
 def positive_whole(
@@ -528,12 +574,12 @@ def positive_whole(
         ValueError: If the value is no whole number, or out of range.
     """
     is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    whole = value.__index__() if is_whole else None
-    if whole is None or whole < least:
+    number = value.__index__() if is_whole else None
+    if number is None or number < least:
         raise ValueError(f"{call}: {name}={value!r} must be a whole number of at least {least}. {fix}")
-    if most is not None and whole > most:
+    if most is not None and number > most:
         raise ValueError(f"{call}: {name}={value!r} must be at most {most}. {fix}")
-    return int(whole)
+    return int(number)
 
 
 def positive_number(call: str, name: str, value: Any, fix: str) -> float:
@@ -576,10 +622,10 @@ def chosen_indices(call: str, name: str, value: Any, items: int, of: str = "embe
             f"{tuple(index.shape)} of {index.dtype}. Pass a list of indices, such as [0, 5]."
         )
     index = index.long()
-    outside = index[(index < 0) | (index >= items)]
-    if len(outside):
+    out_of_range = index[(index < 0) | (index >= items)]
+    if len(out_of_range):
         raise ValueError(
-            f"{call}: {name} holds {int(outside[0])}, but {of} has {items} items. Pass indices from 0 to {items - 1}."
+            f"{call}: {name} holds {int(out_of_range[0])}, but {of} has {items} items. Pass indices from 0 to {items - 1}."
         )
     if not len(index):
         raise ValueError(f"{call}: {name} chooses none of the {items} {of}. Pass at least one index.")

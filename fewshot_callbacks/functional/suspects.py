@@ -118,6 +118,10 @@ def suspects(
     own class is therefore no suspect. An item among neighbours of a class that is never confused with its own is a
     suspect, even if its neighbours disagree with each other.
 
+    Exactly k neighbours vote. Of items that tie as the last of them, those with the lowest indices do, unlike in
+    `knn_accuracy`, where all of them share the votes that remain. So where many scores are equal, as among binary codes or
+    in a collapsed embedding, the result depends on the order of the items: `nearest(...).left_out` counts such ties.
+
     A likelihood ratio is the most powerful test between two labels (Neyman and Pearson 1933); the likelihood is multinomial
     with a table of confusion (Dawid and Skene 1979). Zhu, Dong and Liu, "Detecting corrupted labels without training a
     model to predict", ICML 2022, use labels of neighbours in an embedding as evidence. docs/data_quality.md compares with
@@ -171,17 +175,17 @@ def suspects(
     ratio, suggested = _odds_of_classes(classes, votes, len(distinct))
     log_odds, rate = _with_prior(ratio, len(distinct))
     probability = log_odds.sigmoid()
-    chosen = ((probability >= min_probability) & log_odds.isfinite()).nonzero().flatten()
-    chosen = chosen[log_odds[chosen].argsort(descending=True, stable=True)]
+    suspicious = ((probability >= min_probability) & log_odds.isfinite()).nonzero().flatten()
+    suspicious = suspicious[log_odds[suspicious].argsort(descending=True, stable=True)]
     label_of_class = torch.cat([distinct, distinct.new_tensor([-1])])  # the last entry is that of class -1, no vote
     return Suspects(
-        index=chosen,
-        given=given[chosen],
-        suggested=distinct[suggested[chosen]],
-        log_odds=log_odds[chosen],
-        probability=probability[chosen],
-        neighbours=neighbours.indices[chosen],
-        votes=label_of_class[votes[chosen]],
+        index=suspicious,
+        given=given[suspicious],
+        suggested=distinct[suggested[suspicious]],
+        log_odds=log_odds[suspicious],
+        probability=probability[suspicious],
+        neighbours=neighbours.indices[suspicious],
+        votes=label_of_class[votes[suspicious]],
         noise_rate=rate,
         label_names=names,
     )
@@ -248,8 +252,8 @@ class _VoteCounts:
     def of_pairs(self, classes: Int[Tensor, "*#pairs"], votes: Int[Tensor, "*#pairs"]) -> Int[Tensor, "..."]:
         """Return how many votes for a class the items of a class have, for each pair of the two."""
         codes = classes * self.number + votes
-        places = torch.searchsorted(self.codes, codes).clamp(max=len(self.codes) - 1)
-        return torch.where(self.codes[places] == codes, self.counts[places], 0)
+        positions = torch.searchsorted(self.codes, codes).clamp(max=len(self.codes) - 1)
+        return torch.where(self.codes[positions] == codes, self.counts[positions], 0)
 
 
 def _odds_of_votes(
@@ -271,15 +275,15 @@ def _odds_of_votes(
     are_equal = votes[:, :, None] == votes[:, None, :]  # (items, k, k)
 
     # The likelihood of the votes in the class of the item, from the votes of its other items.
-    seen = counts.of_pairs(classes[:, None], votes) - are_equal.sum(dim=2)
+    class_votes = counts.of_pairs(classes[:, None], votes) - are_equal.sum(dim=2)
     total = counts.totals[classes] - is_vote.sum(dim=1) + PSEUDO_VOTES
-    shares = (seen.clamp(min=0) + pseudo_votes) / total[:, None]
+    shares = (class_votes.clamp(min=0) + pseudo_votes) / total[:, None]
     own_likelihood = torch.where(is_vote, shares.log(), 0.0).sum(dim=1)
 
     # The likelihood of the votes in the class of each vote.
-    seen = counts.of_pairs(candidates[:, :, None], votes[:, None, :])  # (items, candidates, votes)
+    class_votes = counts.of_pairs(candidates[:, :, None], votes[:, None, :])  # (items, candidates, votes)
     total = counts.totals[candidates] + PSEUDO_VOTES
-    shares = (seen + pseudo_votes[:, None]) / total[:, :, None]
+    shares = (class_votes + pseudo_votes[:, None]) / total[:, :, None]
     likelihoods = torch.where(is_vote[:, None, :], shares.log(), 0.0).sum(dim=2)
 
     odds = likelihoods / DEPENDENCE

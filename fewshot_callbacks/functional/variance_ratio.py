@@ -130,8 +130,8 @@ def variance_ratio_of_set(
             raise ValueError(
                 "variance_ratio_of_set(embeddings) needs labels. Pass one integer or string for each embedding."
             )
-        rows, read = read_batch(embeddings, labels, "variance_ratio_of_set")
-        embeddings = ClassMoments.of(unit_rows(rows.double()) if normalize else rows, read)
+        rows, item_labels = read_batch(embeddings, labels, "variance_ratio_of_set")
+        embeddings = ClassMoments.of(unit_rows(rows.double()) if normalize else rows, item_labels)
     scatter = embeddings.class_scatter() if isinstance(embeddings, ClassMoments) else embeddings
     counts = scatter.counts
     classes = len(counts)

@@ -110,7 +110,8 @@ def refuse_another_form(call: str, form: str, labels: Labels, name: str = "label
 class _Batch:
     embeddings: Tensor  # (items, dim), on the CPU; (0, dim) if the rows are in a file
     labels: Labels
-    positions: Tensor  # (items,) index of each item in this rank's pass over the data
+    # (items,) index of each item in this rank's pass over the data, in which items that are dropped later count, too
+    positions: Tensor
     ids: Labels | None
     groups: Labels | None
 
@@ -339,7 +340,7 @@ class EmbeddingStore:
             is_kept &= positions < dataset_size
         note = None
         if any(True in call.ids for call in calls):
-            first_positions, note = _first_of_each_id(processes, everything, positions, is_kept)
+            first_positions, note = _first_positions(processes, everything, positions, is_kept)
             is_kept &= torch.isin(positions, first_positions)
 
         all_kept = torch.cat(processes.gather(positions[is_kept])).sort().values
@@ -526,7 +527,7 @@ def _rows_of(column: Labels | None, is_kept: Bool[Tensor, "items"]) -> Labels | 
     return None if column is None else column[is_kept]
 
 
-def _first_of_each_id(
+def _first_positions(
     processes: Processes, items: _Batch, positions: Int[Tensor, "items"], is_kept: Bool[Tensor, "items"]
 ) -> tuple[Int[Tensor, "first"], str | None]:
     """Return the position of the first item of each id in all processes, and a note on ids of different items. *Collective*.

@@ -265,7 +265,7 @@ class RetrievalEvaluation(Metric):
         if len(is_gallery) == items:
             sides = [(~is_gallery).nonzero()[:, 0], is_gallery.nonzero()[:, 0]]
         if len(ids) == items:
-            sides = [rows[_first_of_each_id(embeddings[rows], labels[rows], ids[rows])] for rows in sides]
+            sides = [rows[_first_rows(embeddings[rows], labels[rows], ids[rows])] for rows in sides]
 
         arguments: dict[str, Any] = {}
         for rows, name, side in zip(sides, ("queries", "gallery"), ("query", "gallery"), strict=False):
@@ -334,7 +334,7 @@ def _read_flags(is_gallery: Any, items: int, call: str) -> Bool[Tensor, "items"]
     return flags.expand(items).clone()
 
 
-def _first_of_each_id(embeddings: Tensor, labels: Labels, ids: Labels) -> Int[Tensor, "first"]:
+def _first_rows(embeddings: Tensor, labels: Labels, ids: Labels) -> Int[Tensor, "first"]:
     """Return the index of the first item of each id; warn of dropped items that differ from it in embedding or label."""
     codes = ids.codes
     note = note_on_ids(codes, labels.codes, sketches(embeddings.cpu()))

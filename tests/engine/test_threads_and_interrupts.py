@@ -129,20 +129,31 @@ def test_an_interrupt_between_tasks_or_while_others_end_theirs(threads, interrup
     assert len(ended) == (2 if threads == 2 else 0)
 
 
-def test_an_interrupt_before_all_threads_have_started_stays_one(monkeypatch):
-    started, begun, start = [], [], threading.Thread.start
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_an_interrupt_while_threads_start_stays_one_and_leaves_none_at_work(monkeypatch, has_begun):
+    """Ctrl-C may come before the second thread has begun, or after it, while `start` waits to hear of it."""
+    started, begun, ended, start = [], [], [], threading.Thread.start
 
     def interrupted(self):
-        if started:
+        if started and not has_begun:
             raise KeyboardInterrupt
         started.append(self)
         start(self)
+        if len(started) == 2:
+            time.sleep(0.02)  # by now it works on a task
+            raise KeyboardInterrupt
+
+    def work(number, space):
+        begun.append(number)
+        time.sleep(0.2 if threading.current_thread() in started[1:] else 0.05)
+        ended.append(number)
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_tasks(range(200), lambda number, space: (begun.append(number), time.sleep(0.001)), 3)
+        run_tasks(range(200), work, 3)
+    assert sorted(begun) == sorted(ended)
     assert len(begun) < 100
-    assert not started[0].is_alive()
+    assert not any(thread.is_alive() for thread in started)
 
 
 # ------------------------------------------------------------------------------------------------- whole evaluations

@@ -20,6 +20,15 @@ NUMBERS = ["rankme", "effective_rank", "spectral_decay", "uniformity", "nc1", "c
 NUMBERS += ["hubness", "antihubs", "intrinsic_dimension"]
 
 
+def test_each_number_is_declared_once_with_what_is_better() -> None:
+    assert health.names_of(labels=True, k=2) == NUMBERS
+    assert health.names_of(labels=False, k=None) == NUMBERS[:4]
+    higher = ["rankme", "effective_rank"]
+    lower = ["uniformity", "nc1", "cdnv", "alignment", "hubness", "antihubs"]
+    neither = dict.fromkeys(["spectral_decay", "intrinsic_dimension"])
+    assert health.better_values() == dict.fromkeys(higher, "higher") | dict.fromkeys(lower, "lower") | neither
+
+
 def items(number: int = 90, dim: int = 12, classes: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Classes of different sizes and widths, far from the origin."""
     generator = torch.Generator().manual_seed(seed)

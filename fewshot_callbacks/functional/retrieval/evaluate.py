@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Unpack
 
@@ -200,8 +200,9 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         sets = sample.as_one_set()
         vectors = sets.vectors(settings.similarity, threads)
         relevance, grades, absent = sets.relevance()
-        copies = _own_copies(sample, settings)
-        per_query = _PerQuery(relevance, grades, absent, len(sets.gallery_labels), settings, copies)
+        per_query = _PerQuery(
+            relevance, grades, absent, len(sets.gallery_labels), settings, _copies_of_queries(sample, settings)
+        )
         request = _request(settings)
         evaluation = Evaluation(
             vectors,
@@ -215,20 +216,14 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             forecast=request.foresee if _needs_all_pairs(settings) else None,
             places=per_query.graded,
         )
-        matches = result.matches
-        pairs = result.pooled
-        del result
         if any(requested.metric.source == "prototypes" for requested in reported_metrics(settings)):
             per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, sample, settings)
         per_query.gather(processes, sample.share.queries, len(sample.query_labels))
         if not bool(per_query.has_candidate.any()):
             raise NothingToRetrieveError(_no_match(sample))
-        pooled = None
-        consistency: dict[float, ThresholdConsistency] = {}
-        if pairs is not None:
-            pooled = decide(pairs, request)
-            consistency = _consistency(pairs, sample, consistency_rates(settings))
-        del pairs  # collected pairs and cached scores take most of the budget
+        pooled, consistency = _decide_pooled(result.pooled, request, sample, settings)
+        matches = result.matches
+        del result  # collected pairs and cached scores take most of the budget
         notes = _notes_on_sample(inputs, sample, settings)
         notes += sample.notes_on_repeated_items(per_query.effect_of_copies())
         notes += notes_on(vectors, sample.share.gallery, per_query.relevant, per_query.tied)
@@ -256,13 +251,27 @@ def _needs_all_pairs(settings: RetrievalSettings) -> bool:
     )
 
 
-def _consistency(
-    pairs: PooledPairs, sample: RetrievalInputs, rates: Sequence[float]
-) -> dict[float, ThresholdConsistency]:
-    """Return the threshold consistency for each largest false match rate. Collective."""
-    own = sample.own_query_labels.numpy()
+def _decide_pooled(
+    pairs: PooledPairs | None, request: PooledRequest, sample: RetrievalInputs, settings: RetrievalSettings
+) -> tuple[PooledDecisions | None, dict[float, ThresholdConsistency]]:
+    """Return the pooled metrics, and the threshold consistency for each largest false match rate. Collective.
+
+    Args:
+        pairs: Counts of all pairs; None if no metric needs them.
+        request: Settings of the pooled metrics.
+        sample: The queries that are evaluated.
+        settings: Settings of the evaluation.
+    """
+    if pairs is None:
+        return None, {}
+    pooled = decide(pairs, request)
+    labels = sample.own_query_labels.numpy()
     classes = sample.query_labels.unique().numpy()
-    return {rate: threshold_consistency(pairs, own, classes, sample.label_names, rate) for rate in rates}
+    consistency = {
+        rate: threshold_consistency(pairs, labels, classes, sample.label_names, rate)
+        for rate in consistency_rates(settings)
+    }
+    return pooled, consistency
 
 
 def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInputs:
@@ -279,11 +288,11 @@ def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInpu
     shuffled = torch.randperm(len(labels), generator=generator)
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
     start = float(torch.rand(1, generator=generator))
-    places = ((torch.arange(count) + start) * (len(labels) / count)).long().clamp(max=len(labels) - 1)
-    return inputs.sample(by_class[places].sort().values)
+    drawn = ((torch.arange(count) + start) * (len(labels) / count)).long().clamp(max=len(labels) - 1)
+    return inputs.sample(by_class[drawn].sort().values)
 
 
-def _own_copies(sample: RetrievalInputs, settings: RetrievalSettings) -> Int[Tensor, "own"] | None:
+def _copies_of_queries(sample: RetrievalInputs, settings: RetrievalSettings) -> Int[Tensor, "own"] | None:
     """Return the number of copies of each query of this process; None if no note will say how they change values.
 
     By an inner product, a longer vector may score higher than the copy of a query, so that ranks do not show the copies.
@@ -420,7 +429,7 @@ def _grouped(
 
 
 def _note_of_few_classes(settings: RetrievalSettings, size: int, distinct: int) -> str:
-    """Return why there is no Grouped Recall, and what gives one.
+    """Return a note: Grouped Recall needs more classes, or smaller groups.
 
     Args:
         settings: Settings of the evaluation.
@@ -539,28 +548,28 @@ class _PerQuery:
         gains, gains_of_absent = gains_of(grades, GAINS[requested.metric.pattern]).tensor_split([columns], dim=1)
         k = min(requested.parameters["k"], items)
         values = []
-        for part in torch.arange(len(gains)).split(max(1, RANKS_AT_ONCE // k)):
-            ranks_of_part = RankBlock(*(getattr(ranks, field.name)[part] for field in fields(ranks)))
-            values.append(graded_ndcg(ranks_of_part, gains[part], k, self.ties, gains_of_absent[part]))
+        for batch in torch.arange(len(gains)).split(max(1, RANKS_AT_ONCE // k)):
+            ranks_of_batch = RankBlock(*(getattr(ranks, field.name)[batch] for field in fields(ranks)))
+            values.append(graded_ndcg(ranks_of_batch, gains[batch], k, self.ties, gains_of_absent[batch]))
         return torch.cat(values)
 
-    def gather(self, processes: Processes, own: Int[Tensor, "own"], length: int) -> None:
+    def gather(self, processes: Processes, places: Int[Tensor, "own"], length: int) -> None:
         """Gather the values of the queries of all processes, in their order. Collective.
 
         Args:
             processes: All processes.
-            own: Index of each query of this process among all queries.
+            places: Index of each query of this process among all queries.
             length: Number of all queries.
         """
-        others = [self.relevant.double(), self.has_candidate.double(), self.tied.double()]
-        columns = processes.placed(torch.stack([*self.values.values(), *others]), own, length)
+        counts = [self.relevant.double(), self.has_candidate.double(), self.tied.double()]
+        columns = processes.placed(torch.stack([*self.values.values(), *counts]), places, length)
         *values, relevant, has_candidate, tied = columns
         self.values = dict(zip(self.values, values, strict=True))
         self.relevant = relevant.long()
         self.has_candidate = has_candidate.bool()
         self.tied = tied.bool()
         if self.recalls_of_copies is not None:
-            self.recalls_of_copies = processes.placed(self.recalls_of_copies, own, length)
+            self.recalls_of_copies = processes.placed(self.recalls_of_copies, places, length)
 
 
 def _prototype_accuracy(

@@ -81,13 +81,13 @@ def label_groups(
         >>> label_groups(torch.arange(7), group_size=3).shape
         torch.Size([1, 2, 3])
     """
-    read = as_labels(labels, "labels", "label_groups")
-    if read.form == "strings":
+    item_labels = as_labels(labels, "labels", "label_groups")
+    if item_labels.form == "strings":
         raise ValueError(
             "label_groups: labels are strings, which a tensor cannot hold. Number them first: "
             "np.unique(labels, return_inverse=True)[1]."
         )
-    distinct = read.codes.unique()
+    distinct = item_labels.codes.unique()
     if group_size < 2:
         raise ValueError(f"group_size={group_size}: Recall@K inside a group needs at least 2 labels in it.")
     if repeats < 1:
@@ -299,21 +299,24 @@ def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSetting
         ValueError: If a given group has a label that no query has, one are words and the others integers, or there are
             fewer labels than a group needs.
     """
-    labels, names = inputs.query_labels, inputs.label_names
+    labels = inputs.query_labels
+    names = inputs.label_names
     size = group_size(settings)
     if size is not None:
         return [list(split) for split in label_groups(labels, size, settings.seed, repeats)]
     checked = checked_groups(call, settings.label_groups)
-    given = join(call, checked, "label_groups")
-    refuse_other_forms(call, {"label_groups": given.form, "query_labels": "integers" if names is None else "strings"})
+    labels_in_groups = join(call, checked, "label_groups")
+    refuse_other_forms(
+        call, {"label_groups": labels_in_groups.form, "query_labels": "integers" if names is None else "strings"}
+    )
     code_of = {code if names is None else names[code]: code for code in labels.unique().tolist()}
-    unknown = [label for label in given.tolist() if label not in code_of]
+    unknown = [label for label in labels_in_groups.tolist() if label not in code_of]
     if unknown:
         raise ValueError(
-            f"{call}: {len(unknown)} of the {len(given)} labels in label_groups are those of no query, the first is "
-            f"{unknown[0]!r}. Give groups of the labels that this set has."
+            f"{call}: {len(unknown)} of the {len(labels_in_groups)} labels in label_groups are those of no query, the "
+            f"first is {unknown[0]!r}. Give groups of the labels that this set has."
         )
-    codes = torch.tensor([code_of[label] for label in given.tolist()])
+    codes = torch.tensor([code_of[label] for label in labels_in_groups.tolist()])
     return [list(codes.split([*map(len, checked)]))]
 
 
@@ -394,12 +397,12 @@ class _GroupedSides(NamedTuple):
     # (items,) items of one process after those of the other, each by group
     item_order: Ints
 
-    def members(self, chosen: Bool[np.ndarray, "groups"]) -> tuple[Ints, Ints]:
+    def members(self, mask: Bool[np.ndarray, "groups"]) -> tuple[Ints, Ints]:
         """Return the numbers of the queries and of the items of some groups, as `Relevance.groups` orders them."""
         # The last entry is that of -1, of no group.
-        is_chosen = np.append(chosen, [False])
-        queries = self.query_order[is_chosen[self.group_of_query[self.query_order]]]
-        items = self.item_order[is_chosen[self.group_of_item[self.item_order]]]
+        is_meant = np.append(mask, [False])
+        queries = self.query_order[is_meant[self.group_of_query[self.query_order]]]
+        items = self.item_order[is_meant[self.group_of_item[self.item_order]]]
         return queries, items
 
 
@@ -528,9 +531,9 @@ def _without_match(
     number: int, queries: int, labels: Int[Tensor, "group_size"], names: tuple[str, ...] | None
 ) -> GroupWithoutMatchError:
     """Return the error for the group of this number and these labels."""
-    shown = labels.tolist() if names is None else [names[label] for label in labels.tolist()]
+    words = labels.tolist() if names is None else [names[label] for label in labels.tolist()]
     return GroupWithoutMatchError(
-        f"grouped_recall: none of the {queries} queries of group {number} (labels {shown}) has a match. Use a "
+        f"grouped_recall: none of the {queries} queries of group {number} (labels {words}) has a match. Use a "
         f"larger label_groups than {len(labels)} (or larger groups), or drop the labels that have one item only."
     )
 
@@ -544,7 +547,7 @@ def _summary(
     are_given = group_size(settings) is None
     confidence = settings.confidence
     # Classes that were put together for a reason, such as those of one family, are not independent: a group is one part.
-    parts = 1 if are_given else max(sizes)
+    classes_per_group = 1 if are_given else max(sizes)
     if groups < 2:
         warnings.warn(
             f"Grouped recall over {groups} group of {min(sizes)} labels has no interval: at least two groups are "
@@ -554,7 +557,7 @@ def _summary(
     per_group = {k: values[:, :, position] for position, k in enumerate(grouped_k(settings))}
     intervals = {}
     for k, of_groups in per_group.items():
-        intervals[k] = over_splits(mean_interval(split, confidence, parts) for split in of_groups)
+        intervals[k] = over_splits(mean_interval(split, confidence, classes_per_group) for split in of_groups)
     return GroupedRecall(
         at={k: exact_mean(of_groups.flatten()) for k, of_groups in per_group.items()},
         intervals=intervals,

@@ -74,7 +74,8 @@ class Share:
     """the processes that make the call together, see `metrics.TorchProcesses`"""
     query_places: Any | None = None
     """(queries,) index of each query in the whole set, which determines the order of `per_query` and the random draws; by
-    default, the queries of each process follow those of the previous process"""
+    default, the queries of each process follow those of the previous process. A dropped repetition has no place, so that the
+    places are 0, 1, 2, ... (a position in the data would count it)"""
     gallery_places: Any | None = None
     """(gallery,) index of each gallery item in the whole gallery"""
 
@@ -154,7 +155,7 @@ class RetrievalInputs:
         return Relevance(of_labels, self._itself(), kinds, symmetric=self.is_one_set), None, None
 
     def exclusions(self) -> list[tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]]]:
-        """Return the codes of all queries and gallery items, for ids and for groups, as far as there are any."""
+        """Return the codes of all queries and gallery items, for ids and for groups; none without these."""
         pairs = []
         for kind in ("ids", "groups"):
             of_queries = self.codes[f"query_{kind}"]
@@ -254,7 +255,7 @@ class RetrievalInputs:
 
 def collect_inputs(
     call: str,
-    held: Share,
+    share: Share,
     queries: Any,
     query_labels: Any,
     gallery: Any,
@@ -270,7 +271,7 @@ def collect_inputs(
 
     Args:
         call: The public function, for messages.
-        held: The share of this process; it may hold nothing of a set, but must say whether there is a gallery.
+        share: The share of this process; it may hold nothing of a set, but must say whether there is a gallery.
         queries: Queries of this process.
         query_labels: Labels of the queries.
         gallery: Gallery items of this process; None for one set.
@@ -294,13 +295,13 @@ def collect_inputs(
         query_labels = _no_labels(queries)
         gallery_labels = None if gallery is None else _no_labels(gallery)
     _check_gallery_labels(call, gallery, gallery_labels)
-    processes = held.processes
+    processes = share.processes
     reader = _Reader(call, processes, memory, as_codes=as_codes)
-    sets = _read_sets(reader, held, queries, query_labels, gallery, gallery_labels)
+    sets = _read_sets(reader, share, queries, query_labels, gallery, gallery_labels)
     same_set = sets.same_set
     labels, names = _label_codes(call, processes, sets)
     codes = _codes_of_all(call, processes, sets, arrays)
-    counted, notes = _first_of_each_id(processes, sets, labels, codes)
+    counted, notes = _counted_items(processes, sets, labels, codes)
     codes = _codes_of_counted(codes, counted, same_set=same_set)
     sets = sets.only(call, counted, relevance, memory)
     labels = counted.of(labels)  # the number of each set of labels where items have several
@@ -331,13 +332,13 @@ def collect_inputs(
 
 
 def _read_sets(
-    reader: _Reader, held: Share, queries: Any, query_labels: Any, gallery: Any, gallery_labels: Any
+    reader: _Reader, share: Share, queries: Any, query_labels: Any, gallery: Any, gallery_labels: Any
 ) -> _Sets:
     """Return the queries and the gallery of this process, which are one set without a gallery. *Collective*."""
-    query_share = reader.read("queries", queries, query_labels, held.query_places)
+    query_share = reader.read("queries", queries, query_labels, share.query_places)
     if gallery is None:
         return _Sets(query_share, query_share, True)
-    gallery_share = reader.read("gallery", gallery, gallery_labels, held.gallery_places)
+    gallery_share = reader.read("gallery", gallery, gallery_labels, share.gallery_places)
     dims = (query_share.rows.shape[1], gallery_share.rows.shape[1])
     _check_dims(reader.call, *dims, as_codes=reader.as_codes)
     return _Sets(query_share, gallery_share, False)
@@ -461,10 +462,10 @@ def _copies(
     return Copies.among(query_side, gallery_side, self_match, exclusions, gallery_rows, processes, as_codes=as_codes)
 
 
-def _first_of_each_id(
+def _counted_items(
     processes: Processes, sets: _Sets, labels: tuple[Tensor, Tensor], codes: Mapping[str, Tensor | None]
 ) -> tuple[_Counted, list[str]]:
-    """Return the queries and gallery items that are counted, and what is wrong with the ids. *Collective*."""
+    """Return the queries and gallery items that are counted, and notes on wrong ids. *Collective*."""
     query_ids = codes["query_ids"]
     gallery_ids = codes["gallery_ids"]
     notes = _notes_on_ids_of_both(*labels, query_ids, gallery_ids)
@@ -516,7 +517,7 @@ def _notes_on_repeated_ids(
     ids: Int[Tensor, "items"] | None,
     first: Int[Tensor, "counted"] | None,
 ) -> list[str]:
-    """Return what is wrong with the ids of a set, of which only the first item of each is counted. *Collective*.
+    """Return notes on wrong ids of a set: only the first item of each id is counted. *Collective*.
 
     Args:
         processes: All that hold a share of the set.
@@ -551,37 +552,39 @@ def with_stored_arrays(
     """
     passed = {name: array for name, array in arrays.items() if array is not None}
     if isinstance(queries, Shards) and queries.queries is not None and gallery is None:
-        shards, is_query = queries, queries.queries
-        queries, gallery = ChosenRows(shards, is_query), ChosenRows(shards, ~is_query)
-    found = dict(passed)
+        shards = queries
+        is_query = queries.queries
+        queries = ChosenRows(shards, is_query)
+        gallery = ChosenRows(shards, ~is_query)
+    merged = dict(passed)
     for prefix, rows in (("query", queries), ("gallery", gallery)):
         if isinstance(rows, Shards | ChosenRows):
             stored = {f"{prefix}_ids": rows.ids, f"{prefix}_groups": rows.groups}
             if labelled:
                 stored[f"{prefix}_labels"] = rows.labels
-            found = stored | found
+            merged = stored | merged
     if gallery is not None:
-        _refuse_groups_of_one(found, passed)
+        _refuse_groups_of_one(merged, passed)
         for kind in ("ids", "groups"):
             pair = {f"query_{kind}", f"gallery_{kind}"}
-            if not pair & passed.keys() and any(found.get(name) is None for name in pair):
-                found = {name: array for name, array in found.items() if name not in pair}
-    return queries, gallery, found
+            if not pair & passed.keys() and any(merged.get(name) is None for name in pair):
+                merged = {name: array for name, array in merged.items() if name not in pair}
+    return queries, gallery, merged
 
 
-def _refuse_groups_of_one(found: Mapping[str, Any], passed: Mapping[str, Any]) -> None:
+def _refuse_groups_of_one(merged: Mapping[str, Any], passed: Mapping[str, Any]) -> None:
     """Refuse groups that the files of one of two sets hold, if the other set has none."""
     prefixes = {"query", "gallery"}
-    with_groups = {prefix for prefix in prefixes if found.get(f"{prefix}_groups") is not None}
+    with_groups = {prefix for prefix in prefixes if merged.get(f"{prefix}_groups") is not None}
     if len(with_groups) != 1:
         return
     [grouped] = with_groups
-    [other] = prefixes - with_groups
+    [other_prefix] = prefixes - with_groups
     if f"{grouped}_groups" not in passed:
         names = {"query": "queries", "gallery": "gallery"}
         raise ValueError(
             f"Only the files of the {names[grouped]} hold groups: they would exclude nobody. Pass groups= to the Shards of "
-            f"both sets, or {other}_groups=."
+            f"both sets, or {other_prefix}_groups=."
         )
 
 
@@ -617,7 +620,7 @@ class _SetShare:
     rows: Tensor | StoredRows
     # as they were given
     labels: Labels
-    # index of each item among those of all processes
+    # index of each item among those of all processes, without items that were dropped
     places: Int[Tensor, "own"]
     # number of items of all processes
     length: int
@@ -625,7 +628,7 @@ class _SetShare:
     hashes: NDArray[np.int64] | None = None
 
     def of_all(self, processes: Processes, values: Shaped[Tensor, "*rows own"]) -> Shaped[Tensor, "*rows items"]:
-        """Return the values of the items of all processes, given those of this one. *Collective*."""
+        """Return the values of the items of all processes, in the order of their places. *Collective*."""
         return processes.placed(values, self.places, self.length)
 
     def only(self, counted: Int[Tensor, "counted"], memory: float) -> _SetShare:
@@ -709,16 +712,16 @@ class _Reader:
     memory: float
     as_codes: bool
 
-    def read(self, name: str, given: Any, labels: Any, places: Any) -> _SetShare:
+    def read(self, name: str, source: Any, labels: Any, places: Any) -> _SetShare:
         """Return the share of one set. *Collective*.
 
         Args:
             name: `queries` or `gallery`, for messages.
-            given: Rows of this process.
+            source: Rows of this process.
             labels: Their labels.
             places: Their indices among all; None if those of a process follow those of the one before.
         """
-        rows = self._rows(name, given)
+        rows = self._rows(name, source)
         items = len(rows) if rows.ndim else 0
         if items or self.processes.count == 1:  # one of several processes may hold nothing
             rows = self._checked(name, rows)
@@ -732,22 +735,22 @@ class _Reader:
             places = torch.arange(first, first + items)
         places = check_labels(places, items, "places", name, self.call)
         check_places(self.call, name, torch.cat(self.processes.gather(places)))
-        bad, hashes = _checked_rows(rows, as_codes=self.as_codes)
-        where = ""
-        if len(bad) and isinstance(given, Shards | ChosenRows):
-            where = f", which is {given.where(int(bad[0]))}"
+        non_finite, hashes = _checked_rows(rows, as_codes=self.as_codes)
+        location = ""
+        if len(non_finite) and isinstance(source, Shards | ChosenRows):
+            location = f", which is {source.where(int(non_finite[0]))}"
         length = sum(sizes)
-        bad_of_all = torch.cat(self.processes.gather(places[bad])).sort().values
-        refuse_non_finite(bad_of_all, length, name, self.call, where)
+        non_finite_of_all = torch.cat(self.processes.gather(places[non_finite])).sort().values
+        refuse_non_finite(non_finite_of_all, length, name, self.call, location)
         return _SetShare(rows, own_labels, places, length, hashes)
 
-    def _rows(self, name: str, given: Any) -> Tensor | StoredRows:
+    def _rows(self, name: str, source: Any) -> Tensor | StoredRows:
         """Return rows in memory, or rows that stay where they are, since they take much of the budget. *Collective*."""
-        is_read = is_source(given) and not self.as_codes
-        rows = given
+        is_read = is_source(source) and not self.as_codes
+        rows = source
         if not is_read:
-            rows = as_tensor(given[:] if is_source(given) else given, name, self.call).cpu()
-        in_memory = isinstance(given, Tensor) or type(given) is np.ndarray or not is_read
+            rows = as_tensor(source[:] if is_source(source) else source, name, self.call).cpu()
+        in_memory = isinstance(source, Tensor) or type(source) is np.ndarray or not is_read
         # Queries in memory are copied block by block anyway.
         may_stay = (name == "gallery" or not in_memory) and not self.as_codes and len(rows.shape) == 2
         size = 4.0 * math.prod(rows.shape) if may_stay else 0.0
@@ -795,9 +798,10 @@ def _checked_rows(rows: Tensor | StoredRows, *, as_codes: bool) -> tuple[Int[Ten
     nothing = torch.empty(0, dtype=torch.int64)
     if not isinstance(rows, StoredRows):
         return nothing if as_codes else non_finite_rows(rows), None
-    bad, hashes = [nothing], [np.empty(0, np.int64)]
-    for some, values in rows.chunks():
-        bad.append(some.start + non_finite_rows(values))
+    bad = [nothing]
+    hashes = [np.empty(0, np.int64)]
+    for chunk, values in rows.chunks():
+        bad.append(chunk.start + non_finite_rows(values))
         hashes.append(hashes_of(values, rows.dtype))
     return torch.cat(bad), np.concatenate(hashes)
 
@@ -828,13 +832,13 @@ def _check_dims(call: str, queries: int, gallery: int, *, as_codes: bool) -> Non
 
 
 def refuse_other_dims(call: str, name: str, dims: Mapping[int, int]) -> None:
-    """Refuse vectors of different dimensions, given that of each process that holds some."""
+    """Refuse vectors of different dimensions, given rank -> dimension of each process with items."""
     first, dim = next(iter(dims.items()))
-    for rank, other in dims.items():
-        if other != dim:
+    for rank, dim_of_rank in dims.items():
+        if dim_of_rank != dim:
             raise ValueError(
-                f"{call}: {name} have dimension {dim} in process {first}, {other} in process {rank}. All must come from the "
-                "same model."
+                f"{call}: {name} have dimension {dim} in process {first}, {dim_of_rank} in process {rank}. All must "
+                "come from the same model."
             )
 
 

@@ -124,10 +124,10 @@ class PairCounts:
         if not number:
             return head
         ascending = np.argsort(self.thresholds, kind="stable")
-        shown = ascending[np.linspace(0, number - 1, min(SHOWN_ROWS, number)).round().astype(np.int64)]
+        positions = ascending[np.linspace(0, number - 1, min(SHOWN_ROWS, number)).round().astype(np.int64)]
         names = ("threshold", "recall", "precision", "false match rate")
         columns = (self.thresholds, self.recall, self.precision, self.false_match_rate)
-        rows = [[f"{column[index]:.4f}" for column in columns] for index in shown]
+        rows = [[f"{column[index]:.4f}" for column in columns] for index in positions]
         return "\n".join([head, *table(names, rows, number)])
 
     def __repr__(self) -> str:
@@ -325,20 +325,24 @@ def count_pairs(pooled: PooledPairs, points: Sequence[OperatingPoint] = ()) -> P
     edge_positions = np.searchsorted(scores, edge_scores)
     recall_positions = _first_with_at_most(true_positives, recall_steps)
     match_positions = _first_with_at_most(false_positives, match_steps)
-    chosen = np.unique(np.concatenate([edge_positions, recall_positions, match_positions]))
-    shown = [point for point in points if math.isfinite(point.threshold)]
-    thresholds = np.concatenate([vectors.to_user(scores[chosen]), [point.threshold for point in shown]])
+    positions = np.unique(np.concatenate([edge_positions, recall_positions, match_positions]))
+    finite_points = [point for point in points if math.isfinite(point.threshold)]
+    thresholds = np.concatenate([vectors.to_user(scores[positions]), [point.threshold for point in finite_points]])
     order = np.argsort(thresholds, kind="stable")
     return PairCounts(
         thresholds=thresholds[order],
-        true_positives=_with_points(true_positives[chosen], [point.true_positives for point in shown])[order],
-        false_positives=_with_points(false_positives[chosen], [point.false_positives for point in shown])[order],
+        true_positives=_with_points(true_positives[positions], [point.true_positives for point in finite_points])[
+            order
+        ],
+        false_positives=_with_points(false_positives[positions], [point.false_positives for point in finite_points])[
+            order
+        ],
         relevant=pooled.grid.total,
         irrelevant=negatives.total,
         edges=edges,
         relevant_counts=-np.diff(true_positives[edge_positions]),
         irrelevant_counts=-np.diff(false_positives[edge_positions]),
-        tolerance=_tolerance(vectors, scores[chosen], negatives.error_bound),
+        tolerance=_tolerance(vectors, scores[positions], negatives.error_bound),
         sampled_below=_to_user(vectors, negatives.cutoff) if math.isfinite(negatives.cutoff) else -math.inf,
     )
 
@@ -445,7 +449,7 @@ class PooledRequest:
     """whether the area under the precision-recall curve is requested exactly; it is always enclosed by bounds"""
 
     def questions(self, low: float = -math.inf, high: float = math.inf) -> list[Question]:
-        """Return what is asked of relevant scores: best F1, precisions, false match rates, equal error rate.
+        """Return the questions about relevant scores: best F1, precisions, false match rates, equal error rate.
 
         Args:
             low: The smallest exact score that may be the threshold of a precision.
@@ -681,15 +685,15 @@ class ThresholdSearch:
                 question = questions[number]
                 at_grid = bounds[question.counts_above]
                 findings = question.find(self.grid, at_grid)
-                inside = int(self.grid.inside_cells[findings.cells].sum())
+                scores_inside = int(self.grid.inside_cells[findings.cells].sum())
                 is_closed = not len(findings.open_positions)
-                if is_closed and inside == 0:
+                if is_closed and scores_inside == 0:
                     answers[number] = self._accepted_at(findings.position)
                     continue
                 unsettled.append(number)
                 # Scores inside cells come first, if all of them fit: they take no pass over the pairs, and once they are
                 # known, one pass can close all counts.
-                if is_closed or 0 < inside <= self.grid_size:
+                if is_closed or 0 < scores_inside <= self.grid_size:
                     cells |= findings.cells
                 else:
                     scores_to_close.append(at_grid.scores[self._to_close(findings.open_positions)])
@@ -824,7 +828,7 @@ class ThresholdSearch:
         return _area_between(self.grid, fewest, most, self.negatives.total)
 
     def _exact_area(self) -> Enclosure:
-        """Return the area with all counts closed, by groups of cells with as many relevant pairs as there is room for."""
+        """Return the area with all counts closed. Cells are closed in groups whose relevant pairs fit the grid."""
         grid = self.grid
         _, most = self.negatives.bounds(grid.scores)
         # No negative reaches the lower end of this cell. The precision of all higher relevant pairs is 1.
@@ -846,9 +850,9 @@ class ThresholdSearch:
         grid = self.grid
         cells = np.zeros(len(grid.inside_cells), bool)
         cells[first : last + 1] = grid.inside_cells[first : last + 1] > 0
-        inside = int(grid.inside_cells[cells].sum())
-        if inside:
-            grid = grid.refined(cells, self.pooled.relevant.ascending, inside, self.processes)
+        scores_inside = int(grid.inside_cells[cells].sum())
+        if scores_inside:
+            grid = grid.refined(cells, self.pooled.relevant.ascending, scores_inside, self.processes)
         ends = np.concatenate([[-np.inf], self.grid.scores, [np.inf]])
         in_cells = (grid.scores > ends[first]) & (grid.scores <= ends[last + 1])
         scores = grid.scores[in_cells]
@@ -866,12 +870,12 @@ class ThresholdSearch:
         if not grid.total:
             return ()
         recall = grid.reaching / grid.total
-        chosen = np.unique(_first_with_at_most(recall, np.linspace(1, 0, CURVE_POINTS)))
-        fewest, most = self.negatives.bounds(grid.scores[chosen])
-        precision = grid.reaching[chosen] / (grid.reaching[chosen] + (fewest + most) / 2)
-        thresholds = self.vectors.to_user(grid.scores[chosen])
+        positions = np.unique(_first_with_at_most(recall, np.linspace(1, 0, CURVE_POINTS)))
+        fewest, most = self.negatives.bounds(grid.scores[positions])
+        precision = grid.reaching[positions] / (grid.reaching[positions] + (fewest + most) / 2)
+        thresholds = self.vectors.to_user(grid.scores[positions])
         # from the highest threshold down, so by ascending recall
-        columns = (thresholds[::-1].tolist(), precision[::-1].tolist(), recall[chosen][::-1].tolist())
+        columns = (thresholds[::-1].tolist(), precision[::-1].tolist(), recall[positions][::-1].tolist())
         return tuple(zip(*columns, strict=True))
 
 

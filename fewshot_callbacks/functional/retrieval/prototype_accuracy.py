@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine.evaluation import Matches, rank_of_best
 from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.thresholds import BestMatches
 from fewshot_callbacks.engine.vectors import Vectors
@@ -93,100 +94,100 @@ def prototype_accuracy(
     means = _ClassMeans(gallery, item_class, len(classes), similarity, memory_bytes, processes)
     has_prototype = (classes[query_class] == query_labels) & (means.counts[query_class] > int(same_set))
     with computing() as threads:
-        better, equal = _count_others(
-            computable(queries),
-            torch.where(has_prototype, query_class, -1),
-            means,
-            memory_bytes // 2,
-            threads,
-            same_set=same_set,
+        comparison = _Comparison(
+            computable(queries), torch.where(has_prototype, query_class, -1), means, threads, same_set=same_set
         )
+        better, equal = comparison.count_others(memory_bytes // 2)
     return ((better == 0).double() / (1 + equal)).masked_fill(~has_prototype, torch.nan)
 
 
-def _count_others(
-    queries: Float[Tensor, "queries dim"],
-    query_class: Int[Tensor, "queries"],
-    means: _ClassMeans,
-    memory_bytes: int,
-    threads: int,
-    *,
-    same_set: bool,
-) -> tuple[Int[Tensor, "queries"], Int[Tensor, "queries"]]:
-    """Return how many prototypes of other classes are more similar to each query than its own, and how many as similar.
+@dataclass(frozen=True)
+class _Comparison:
+    """The comparison of the queries of this process with all prototypes."""
 
-    Collective.
+    queries: Float[Tensor, "queries dim"]
+    # class number of each query; -1 where it has no prototype
+    query_class: Int[Tensor, "queries"]
+    means: _ClassMeans
+    threads: int
+    _: KW_ONLY
+    # whether each query is left out of the mean of its class
+    same_set: bool
+
+    def count_others(self, memory_bytes: int) -> tuple[Int[Tensor, "queries"], Int[Tensor, "queries"]]:
+        """Return how many prototypes of other classes are more similar to each query than its own, and how many as similar.
+
+        Collective.
+
+        Args:
+            memory_bytes: Budget of the pass over all pairs.
+        """
+        means = self.means
+        # All blocks of sums, if they fit into the budget; else they are computed once for each of the two loops.
+        cached = list(means.blocks()) if len(means.counts) <= means.classes_at_once else None
+        scores = np.full(len(self.queries), -np.inf)
+        for sums in cached or means.blocks():
+            for batch in sums.members(self.query_class).split(means.rows_at_once):
+                scores[batch.numpy()] = self._scores_of_own_class(batch, sums)
+        better = torch.zeros_like(self.query_class)
+        equal = torch.zeros_like(self.query_class)
+        for sums in cached or means.blocks():
+            prototypes = sums.means(slice(None))
+            for batch in torch.arange(len(self.queries)).split(means.rows_at_once):
+                ranks = self._rank(batch, prototypes, sums.first, scores[batch.numpy()], memory_bytes)
+                better[batch] += ranks.negatives_above[:, 0]
+                equal[batch] += ranks.negatives_tied[:, 0]
+        return better, equal
+
+    def _scores_of_own_class(self, batch: Int[Tensor, "batch"], sums: _Sums) -> Float[np.ndarray, "batch"]:
+        """Return the exact score of some queries with the prototype of their class, in the units of the data.
+
+        Args:
+            batch: Indices of queries whose classes are in the block.
+            sums: A block of classes.
+        """
+        held_out = self.means.prepared(self.queries[batch]) if self.same_set else None
+        prototypes = sums.means(self.query_class[batch] - sums.first, held_out)
+        vectors = Vectors(self.queries[batch], prototypes, self.means.similarity, threads=self.threads)
+        rows = np.arange(len(batch))
+        return vectors.to_user(vectors.exact(rows, rows))
+
+    def _rank(
+        self,
+        batch: Int[Tensor, "batch"],
+        prototypes: Float[Tensor, "classes dim"],
+        first_class: int,
+        scores: Float[np.ndarray, "batch"],
+        memory_bytes: int,
+    ) -> RankBlock:
+        """Return the rank that a score of each query has among the prototypes of a block of classes, without its own class.
+
+        Args:
+            batch: Indices of queries.
+            prototypes: The prototypes of the block.
+            first_class: Number of its first class.
+            scores: The score of each query with the prototype of its class, in the units of the data.
+            memory_bytes: Budget of the pass over all pairs.
+        """
+        vectors = Vectors(self.queries[batch], prototypes, self.means.similarity, threads=self.threads)
+        query_class = self.query_class[batch].numpy()
+        thresholds = np.where(query_class >= 0, vectors.from_user(scores), -np.inf)
+        relevance = _relevance_of_class(query_class - first_class, len(prototypes))
+        best = BestMatches(thresholds, np.ones(len(batch), np.int64))
+        return rank_of_best(Matches(vectors, relevance, best, "float32", None, memory_bytes))
+
+
+def _relevance_of_class(prototype: Int[np.ndarray, "queries"], prototypes: int) -> Relevance:
+    """Return the relevance in which the only relevant item of a query is the prototype of its class, if it is among these.
 
     Args:
-        queries: All queries of this process.
-        query_class: The class number of each; -1 where it has no prototype.
-        means: The prototypes.
-        memory_bytes: Budget of the pass over all pairs.
-        threads: Number of threads to compute with.
-        same_set: Whether each query is left out of the mean of its class.
-    """
-    # All blocks of sums, if they fit into the budget; else they are computed once for each of the two loops.
-    cached = list(means.blocks()) if len(means.counts) <= means.classes_at_once else None
-    own_scores = np.full(len(queries), -np.inf)
-    for sums in cached or means.blocks():
-        for part in sums.members(query_class).split(means.rows_at_once):
-            own_scores[part.numpy()] = _own_scores(queries, query_class, part, sums, means, threads, same_set=same_set)
-    better = torch.zeros_like(query_class)
-    equal = torch.zeros_like(query_class)
-    for sums in cached or means.blocks():
-        prototypes = sums.means(slice(None))
-        for part in torch.arange(len(queries)).split(means.rows_at_once):
-            vectors = Vectors(queries[part], prototypes, means.similarity, threads=threads)
-            own = (query_class[part] - sums.first).numpy()
-            has_prototype = query_class[part].numpy() >= 0
-            thresholds = np.where(has_prototype, vectors.from_user(own_scores[part.numpy()]), -np.inf)
-            relevance = _own_prototypes(own, len(prototypes))
-            best = BestMatches(thresholds, np.ones(len(part), np.int64))
-            ranks = rank_of_best(Matches(vectors, relevance, best, "float32", None, memory_bytes))
-            better[part] += ranks.negatives_above[:, 0]
-            equal[part] += ranks.negatives_tied[:, 0]
-    return better, equal
-
-
-def _own_scores(
-    queries: Float[Tensor, "queries dim"],
-    query_class: Int[Tensor, "queries"],
-    part: Int[Tensor, "part"],
-    sums: _Sums,
-    means: _ClassMeans,
-    threads: int,
-    *,
-    same_set: bool,
-) -> Float[np.ndarray, "part"]:
-    """Return the exact score of some queries with the prototype of their class, in the units of the data.
-
-    Args:
-        queries: All queries.
-        query_class: The class number of each.
-        part: Indices of queries whose classes are in the block.
-        sums: A block of classes.
-        means: All prototypes.
-        threads: Number of threads to compute with.
-        same_set: Whether each query is left out of the mean of its class.
-    """
-    left_out = means.prepared(queries[part]) if same_set else None
-    prototypes = sums.means(query_class[part] - sums.first, left_out)
-    vectors = Vectors(queries[part], prototypes, means.similarity, threads=threads)
-    rows = np.arange(len(part))
-    return vectors.to_user(vectors.exact(rows, rows))
-
-
-def _own_prototypes(own: Int[np.ndarray, "queries"], prototypes: int) -> Relevance:
-    """Return the relevance in which the only relevant item of a query is its own prototype, if it is among these.
-
-    Args:
-        own: Number of the prototype of each query; other numbers are those of other blocks.
+        prototype: Number of the prototype of each query's class; other numbers are those of other blocks.
         prototypes: Number of prototypes.
     """
-    is_present = (own >= 0) & (own < prototypes)
-    first = np.where(is_present, own, 0)
+    is_present = (prototype >= 0) & (prototype < prototypes)
+    first = np.where(is_present, prototype, 0)
     lists = Lists(first, first + is_present, np.arange(prototypes, dtype=np.int32))
-    return Relevance(lists, np.full(len(own), -1, np.int32))
+    return Relevance(lists, np.full(len(prototype), -1, np.int32))
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ class _Sums:
         return is_member.nonzero().flatten()
 
     def means(
-        self, index: Int[Tensor, "rows"] | slice, left_out: Float[Tensor, "rows dim"] | None = None
+        self, index: Int[Tensor, "rows"] | slice, held_out: Float[Tensor, "rows dim"] | None = None
     ) -> Float[Tensor, "rows dim"]:
         """Return the means of some classes, rounded to float64.
 
@@ -216,17 +217,17 @@ class _Sums:
 
         Args:
             index: Positions of the classes in this block.
-            left_out: An item of each class that its mean leaves out.
+            held_out: An item of each class that its mean leaves out.
         """
         sums = self.sums[index]
         unit = self.unit[index]
         counts = self.counts[index].unsqueeze(1)
-        if left_out is not None:
-            sums = sums - _on_grid(left_out, unit, self.bits)
+        if held_out is not None:
+            sums = sums - _on_grid(held_out, unit, self.bits)
             counts = counts - 1
-        whole = torch.div(sums, counts, rounding_mode="trunc").double()
-        rest = sums - whole.long() * counts  # exact, since no mean lies beyond 2**(bits + 1), which float64 holds
-        return (whole + rest.double() / counts.double()) * 2.0**-self.bits * unit
+        quotient = torch.div(sums, counts, rounding_mode="trunc").double()
+        rest = sums - quotient.long() * counts  # exact, since no mean lies beyond 2**(bits + 1), which float64 holds
+        return (quotient + rest.double() / counts.double()) * 2.0**-self.bits * unit
 
 
 class _ClassMeans:
@@ -296,11 +297,11 @@ class _ClassMeans:
             yield _Sums(first, self._everywhere(sums, np.sum), unit, counts, self.bits)
 
     def _items(self, first: int, classes: int) -> Iterator[tuple[Float[Tensor, "items dim"], Int[Tensor, "items"]]]:
-        """Yield the items of some neighbouring classes in parts, with the number of each item's class from `first` on."""
+        """Yield the items of some neighbouring classes in batches, with the number of each item's class from `first` on."""
         ends = self.item_class.new_tensor([first, first + classes])
         start, stop = torch.searchsorted(self.item_class, ends).tolist()
-        for part in torch.arange(start, stop).split(self.rows_at_once):
-            yield self.prepared(self.gallery[self.order[part]]), self.item_class[part] - first
+        for batch in torch.arange(start, stop).split(self.rows_at_once):
+            yield self.prepared(self.gallery[self.order[batch]]), self.item_class[batch] - first
 
 
 def _power_of_two(values: Tensor) -> Tensor:

@@ -180,8 +180,8 @@ class Relevance:
             gallery_ids = None if gallery_ids is None else [str(item) for item in _listed(gallery_ids)]
         judged_queries, judged_items, grades = read_judgements(call, judgements)
         items_of_rows = query_ids if gallery_ids is None else gallery_ids
-        row_of_query = _places(call, "query_ids", query_ids, judged_queries)
-        row_of_item = _places(call, "gallery_ids", items_of_rows, judged_items)
+        row_of_query = _rows_of_ids(call, "query_ids", query_ids, judged_queries)
+        row_of_item = _rows_of_ids(call, "gallery_ids", items_of_rows, judged_items)
         _refuse_unknown(call, unknown, (("query", judged_queries, row_of_query), ("item", judged_items, row_of_item)))
         # for each judgement the row of its query, -1 for none, and the number of its item
         row = np.array([row_of_query.get(query, -1) for query in judged_queries], np.int64)
@@ -231,8 +231,10 @@ class Relevance:
         call = "Relevance.from_label_sets"
         one_set = gallery_targets is None
         query_sets, width = _label_sets(call, "targets", targets)
-        item_sets, item_width = query_sets, width
-        if not one_set:
+        if one_set:
+            item_sets = query_sets
+            item_width = width
+        else:
             item_sets, item_width = _label_sets(call, "gallery_targets", gallery_targets)
         if None not in (width, item_width) and width != item_width:
             raise ValueError(
@@ -368,7 +370,8 @@ def _lists(call: str, name: str, lists: Sequence[Any], items: int) -> Lists:
             continue
         if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
             raise ValueError(f"{call}: {name}[{query}] holds {numbers.dtype}. Pass indices of gallery items.")
-        lowest, highest = numbers.min(), numbers.max()
+        lowest = numbers.min()
+        highest = numbers.max()
         if lowest < 0 or highest >= items:
             wrong = lowest if lowest < 0 else highest
             raise ValueError(
@@ -422,9 +425,9 @@ def _number_of_items(call: str, gallery: Any) -> int:
     """Return the number of gallery items."""
     number = gallery.__index__() if isinstance(gallery, int | np.integer) and not isinstance(gallery, bool) else 0
     if number < 1:
-        shown = repr(gallery) if np.ndim(gallery) == 0 else f"a {type(gallery).__name__}"
+        words = repr(gallery) if np.ndim(gallery) == 0 else f"a {type(gallery).__name__}"
         raise ValueError(
-            f"{call}: gallery is {shown}, but must be the number of gallery items. Pass gallery=len(...), or None if "
+            f"{call}: gallery is {words}, but must be the number of gallery items. Pass gallery=len(...), or None if "
             "queries and gallery are one set."
         )
     return int(number)
@@ -511,7 +514,9 @@ def read_judgements(call: str, judgements: Any) -> tuple[list[Any], list[Any], F
         queries, items = sides[:2]
         values = sides[2] if len(sides) == 3 else [1] * len(queries)
     else:
-        queries, items, values = [], [], []
+        queries = []
+        items = []
+        values = []
         for query, judged in judgements.items():
             grade_of_item = judged if isinstance(judged, Mapping) else dict.fromkeys(judged, 1)
             for item, grade in grade_of_item.items():
@@ -568,8 +573,8 @@ def _listed(ids: Any) -> list[Any]:
     return [name.item() if hasattr(name, "item") and np.ndim(name) == 0 else name for name in listed]
 
 
-def _places(call: str, name: str, ids: Iterable[Any], judged: Iterable[Any]) -> dict[Any, int]:
-    """Return the row of each id that is judged, as far as there is one.
+def _rows_of_ids(call: str, name: str, ids: Iterable[Any], judged: Iterable[Any]) -> dict[Any, int]:
+    """Return judged id -> its row, for the ids that have a row.
 
     Args:
         call: The public function, for messages.
@@ -577,20 +582,20 @@ def _places(call: str, name: str, ids: Iterable[Any], judged: Iterable[Any]) -> 
         ids: Id of each row.
         judged: Ids of the judgements.
     """
-    wanted = set(judged)
+    judged_ids = set(judged)
     row_of_id: dict[Any, int] = {}
     for row, row_id in enumerate(_listed(ids)):
-        if row_id not in wanted:
+        if row_id not in judged_ids:
             continue
         if row_id in row_of_id:
             raise ValueError(
                 f"{call}: {name} holds {row_id!r} in rows {row_of_id[row_id]} and {row}. Each id names one row."
             )
         row_of_id[row_id] = row
-    return row_of_id | _places_in_other_forms(ids, wanted - row_of_id.keys())
+    return row_of_id | _rows_in_other_forms(ids, judged_ids - row_of_id.keys())
 
 
-def _places_in_other_forms(ids: Iterable[Any], missing: set[Any]) -> dict[Any, int]:
+def _rows_in_other_forms(ids: Iterable[Any], missing: set[Any]) -> dict[Any, int]:
     """Return the row of each word that only one id spells, in the other normal form of Unicode."""
     word_of_form = {composed_form(word): word for word in missing if isinstance(word, str) and not word.isascii()}
     if not word_of_form:
@@ -615,12 +620,12 @@ def _refuse_unknown(call: str, unknown: str, sides: Iterable[tuple[str, list[Any
     for name, judged, row_of_id in sides:
         missing = [judged_id for judged_id in dict.fromkeys(judged) if judged_id not in row_of_id]
         if missing:
-            shown = ", ".join(map(repr, missing[:SHOWN]))
+            examples = ", ".join(map(repr, missing[:SHOWN]))
             if len(missing) > SHOWN:
-                shown += ", ..."
+                examples += ", ..."
             raise ValueError(
-                f"{call}: no {name} has the ids {shown} ({len(missing)} in all) of the judgements. Pass the ids of the rows "
-                f"as the judgements write them (strings or integers), or unknown='ignore' to {IGNORED[name]}."
+                f"{call}: no {name} has the ids {examples} ({len(missing)} in all) of the judgements. Pass the ids of the "
+                f"rows as the judgements write them (strings or integers), or unknown='ignore' to {IGNORED[name]}."
             )
 
 
@@ -742,23 +747,23 @@ def _labels_of_item(call: str, name: str, labels: Any) -> list[str | int]:
             f"{call}: {name} is {labels!r}, but must be a set or a list with the labels of an item. Pass [{labels!r}] for "
             "one label, or [] for none."
         )
-    found: list[str | int] = []
+    plain_labels: list[str | int] = []
     for label in _listed(labels):
         if isinstance(label, str):
-            found.append(str(label))
+            plain_labels.append(str(label))
         elif isinstance(label, int):
-            found.append(int(label))
+            plain_labels.append(int(label))
         else:
             raise ValueError(
                 f"{call}: {name} holds {label!r}. A label is a word or an integer: leave out what is missing, and write "
                 "others as words, str(label)."
             )
-    if len(set(found)) < len(found):
+    if len(set(plain_labels)) < len(plain_labels):
         raise ValueError(
             f"{call}: {name} holds a label twice. A list holds the labels of each item; pass a table of zeros and ones as a "
             "tensor or an array."
         )
-    return found
+    return plain_labels
 
 
 def _numbered(call: str, sides: Mapping[str, Sequence[Sequence[Any] | NDArray[np.integer]]]) -> list[Lists]:

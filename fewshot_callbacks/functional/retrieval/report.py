@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -179,7 +179,8 @@ def _are_packed(vectors: Vectors) -> bool:
     rows = vectors.pairs.queries[:PACKED_ROWS]
     looks = False
     if vectors.similarity != "hamming" and rows.size >= LEAST_BYTES and bool((rows == np.rint(rows)).all()):
-        lowest, highest = float(rows.min()), float(rows.max())
+        lowest = float(rows.min())
+        highest = float(rows.max())
         middle = -0.5 if lowest < 0 else 127.5
         is_byte = middle - 127.5 <= lowest and highest <= middle + 127.5
         share = float((np.abs(rows - middle) > 96).mean())
@@ -193,17 +194,27 @@ def _have_collapsed(vectors: Vectors) -> bool:
     """Return whether all queries are equal, and all items, and there are several of either. Collective."""
     pairs = vectors.pairs
     sides = ((pairs.queries, pairs.query_first_duplicate), (pairs.gallery, pairs.gallery_first_duplicate))
-    own = [(len(rows), bool((first == first[:1]).all()), rows[:1].tobytes()) for rows, first in sides]
-    by_side = zip(*vectors.processes.gather(own), strict=True)
+    summaries = [_RowSummary(len(rows), bool((first == first[:1]).all()), rows[:1].tobytes()) for rows, first in sides]
+    by_side = zip(*vectors.processes.gather(summaries), strict=True)
     if vectors.are_read:
         return False
     has_several = False
-    for parts in by_side:
-        filled = [part for part in parts if part[0]]
-        if not all(are_equal for _, are_equal, _ in filled) or len({row for *_, row in filled}) != 1:
+    for summaries_of_side in by_side:
+        filled = [summary for summary in summaries_of_side if summary.rows]
+        if not all(summary.are_equal for summary in filled) or len({summary.first_row for summary in filled}) != 1:
             return False
-        has_several |= sum(rows for rows, *_ in filled) > 1
+        has_several |= sum(summary.rows for summary in filled) > 1
     return has_several
+
+
+class _RowSummary(NamedTuple):
+    """What tells whether the rows of all processes are equal, from one process."""
+
+    rows: int
+    """number of rows"""
+    are_equal: bool
+    """whether all of them are equal"""
+    first_row: bytes
 
 
 def _note_of_longest(vectors: Vectors, places: Int[Tensor, "own"]) -> list[str]:
@@ -466,7 +477,7 @@ class RetrievalReport(Values):
         if self.pooled is not None:
             stored |= _stored_decisions(self.pooled)
         stored["classes_wanting_another_threshold"] = {
-            f"{rate:g}": {str(label): list(wanted) for label, wanted in of_rate.wanting().items()}
+            f"{rate:g}": {str(label): list(pair) for label, pair in of_rate.wanting().items()}
             for rate, of_rate in self.consistency.items()
         }
         stored["label_names"] = None if self.label_names is None else list(self.label_names)

@@ -168,7 +168,8 @@ def check_settings(settings: RetrievalSettings) -> None:
 
 
 def _check_thresholds(call: str, settings: RetrievalSettings) -> None:
-    threshold, bounds = settings.threshold, settings.threshold_bounds
+    threshold = settings.threshold
+    bounds = settings.threshold_bounds
     if threshold is not None and not (_is_number(threshold) and math.isfinite(threshold)):
         raise ValueError(
             f"{call}: threshold={threshold!r} must be a finite score; None takes the threshold of the best F1."
@@ -207,9 +208,9 @@ def _check_groups(call: str, settings: RetrievalSettings) -> None:
         return
     smallest, fact = _smallest_group(call, settings)
     if sets_groups(settings) and not grouped_k(settings):
-        shown = f"={settings.label_groups}" if isinstance(settings.label_groups, int) else ""
+        size = f"={settings.label_groups}" if isinstance(settings.label_groups, int) else ""
         raise ValueError(
-            f"{call}: label_groups{shown} is for Grouped Recall, which metrics does not ask for. Add 'grouped_recall@1' to "
+            f"{call}: label_groups{size} is for Grouped Recall, which metrics does not ask for. Add 'grouped_recall@1' to "
             "metrics, or leave out label_groups."
         )
     if max(grouped_k(settings), default=1) >= smallest:
@@ -279,15 +280,15 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fix = "Pass 'cpu', 'cuda' or 'auto'."
     try:
-        chosen = torch.device(device)
+        torch_device = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"{call}: device={device!r} is not a device ({error}). {fix}") from error
-    if chosen.type not in ("cpu", "cuda"):
+    if torch_device.type not in ("cpu", "cuda"):
         raise ValueError(f"{call}: device={device!r} has no float64, which exact counts need. {fix}")
     count = torch.cuda.device_count()
-    if chosen.type == "cuda" and (chosen.index or 0) >= count:
+    if torch_device.type == "cuda" and (torch_device.index or 0) >= count:
         raise ValueError(f"{call}: device={device!r}, but torch sees {count} CUDA devices. Pass 'cpu' or 'auto'.")
-    return chosen
+    return torch_device
 
 
 def memory_bytes(call: str, memory_mb: Any) -> int:

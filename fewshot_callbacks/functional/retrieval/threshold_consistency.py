@@ -59,7 +59,7 @@ class ThresholdConsistency:
     """classes with pairs of both kinds, as they were given, ascending"""
     utility: Float[np.ndarray, "classes thresholds"]
     """utility of each class at each threshold, in [0, 1]"""
-    left_out: int = 0
+    classes_without_pairs: int = 0
     """classes without a pair of one kind or the other, which have no utility"""
 
     @property
@@ -120,18 +120,20 @@ class ThresholdConsistency:
         if not self._is_defined:
             needed = "two classes with pairs of both kinds, and a threshold at which so many other pairs match"
             return (f"Threshold consistency at {rate / 10:g} to {rate:g} is NaN: it needs {needed}.",)
-        if not self.left_out:
+        if not self.classes_without_pairs:
             return ()
-        classes = self.left_out + len(self.labels)
-        return (f"Threshold consistency leaves out {self.left_out} of {classes} classes: no two items are a pair.",)
+        classes = self.classes_without_pairs + len(self.labels)
+        return (
+            f"Threshold consistency leaves out {self.classes_without_pairs} of {classes} classes: no two items are a pair.",
+        )
 
     def __str__(self) -> str:
         """Return both values, and a table of the classes that gain the most by a threshold of their own."""
         sizes = f"{len(self.labels):,} classes at {len(self.thresholds)} thresholds"
         head = f"{sizes}: OPIS {self.opis:.4f}, gap {self.gap():.4f}"
-        if self.left_out:
-            subject = "class without a pair is" if self.left_out == 1 else "classes without a pair are"
-            head += f"; {self.left_out:,} {subject} left out"
+        if self.classes_without_pairs:
+            subject = "class without a pair is" if self.classes_without_pairs == 1 else "classes without a pair are"
+            head += f"; {self.classes_without_pairs:,} {subject} left out"
         if not self._is_defined:
             return head
         common = f"common threshold {self.common_threshold:.4f}"
@@ -194,7 +196,7 @@ def threshold_consistency(
         thresholds=counts.step * counts.multiples[in_grid],
         labels=tuple(present) if names is None else tuple(names[label] for label in present),
         utility=utility,
-        left_out=int((~has_pairs).sum()),
+        classes_without_pairs=int((~has_pairs).sum()),
     )
 
 

@@ -62,15 +62,15 @@ class Identities:
         self,
         side: Int[np.ndarray, "trials"],
         values: Float[np.ndarray, "trials"],
-        chosen: Bool[np.ndarray, "trials"],
+        mask: Bool[np.ndarray, "trials"],
     ) -> Float[np.ndarray, "identities"]:
-        """Return the sum of values over the chosen trials that have each identity on one side."""
-        return np.bincount(side[chosen], weights=values[chosen], minlength=self.count)
+        """Return the sum of values over the trials of a mask that have each identity on one side."""
+        return np.bincount(side[mask], weights=values[mask], minlength=self.count)
 
     def interval(
         self,
         value: float,
-        parts: Float[np.ndarray, "trials"],
+        contributions: Float[np.ndarray, "trials"],
         weights: tuple[float, float],
         top: float,
         confidence: float,
@@ -79,13 +79,15 @@ class Identities:
 
         Args:
             value: The number, at least 0.
-            parts: Contribution of each trial to the mean over its kind.
+            contributions: Contribution of each trial to the mean over its kind.
             weights: Derivative of the number by the mean over genuine trials, and by that over impostor trials.
             top: The largest value: 1, or infinite.
             confidence: Confidence level, in (0, 1).
         """
         totals = np.array([np.count_nonzero(self.same), np.count_nonzero(~self.same)])
-        deviations = parts - np.where(self.same, float(parts[self.same].mean()), float(parts[~self.same].mean()))
+        deviations = contributions - np.where(
+            self.same, float(contributions[self.same].mean()), float(contributions[~self.same].mean())
+        )
         remaining = totals[:, None] - self._trials
         if self.count < FEWEST or not (remaining > 0).all():
             return UNKNOWN

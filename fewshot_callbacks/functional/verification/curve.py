@@ -108,13 +108,13 @@ class Curve:
         recall_positions = np.searchsorted(-genuine, -recall_steps)
         match_positions = np.searchsorted(-impostor, -match_steps)
         edge_positions = np.searchsorted(self.thresholds, edges)
-        chosen = np.unique(np.concatenate([edge_positions, recall_positions, match_positions]))
-        chosen = chosen.clip(max=len(genuine) - 1)
+        positions = np.unique(np.concatenate([edge_positions, recall_positions, match_positions]))
+        positions = positions.clip(max=len(genuine) - 1)
         genuine_counts, impostor_counts = -np.diff(self.accepted[:, edge_positions])
         return PairCounts(
-            thresholds=self.thresholds[chosen],
-            true_positives=genuine[chosen],
-            false_positives=impostor[chosen],
+            thresholds=self.thresholds[positions],
+            true_positives=genuine[positions],
+            false_positives=impostor[positions],
             relevant=self.genuine,
             irrelevant=self.impostor,
             edges=edges,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.engine.options import computing
@@ -34,35 +34,35 @@ PAIRS_AT_ONCE = 2**20
 class _QueryScores(NamedTuple):
     """Scores of the queries with the gallery."""
 
-    own: Float[Tensor, "mated"]
+    best_match: Float[Tensor, "mated"]
     """the best score with an item of the query's label"""
+    equal_matches: Int[Tensor, "mated"]
+    """number of items of the query's label that have its best score"""
     nearest: Float[Tensor, "mated k"]
     """scores of the nearest items of any label; NaN where there are no more"""
-    beyond: Int[Tensor, "mated"]
+    unlisted_ties: Int[Tensor, "mated"]
     """number of items that tie with the last of these and are not among them"""
-    equal: Int[Tensor, "mated"]
-    """number of items of the query's label that have its best score"""
     non_mated: Float[Tensor, "non_mated"]
     """the best score of each non-mated query, ascending"""
 
-    def is_found(self, k: int) -> Float[Tensor, "mated"]:
+    def recall(self, k: int) -> Float[Tensor, "mated"]:
         """Return the probability that an item of the label is among the first k, over the orders of equal scores."""
-        above = (self.nearest > self.own[:, None]).sum(1)
-        tied = (self.nearest == self.own[:, None]).sum(1)
-        tied += torch.where(self.own == self.nearest[:, -1], self.beyond, 0)
-        chance_of_none = torch.ones(len(self.own), dtype=torch.float64)
-        places = (k - above).clamp(min=0)
-        # Each place is taken by an item of another label: the hypergeometric distribution.
-        for place in range(k):
-            remaining = tied - place
-            others = (remaining - self.equal).clamp(min=0).double()  # integers divide to float32
-            chance = others / remaining.clamp(min=1)
-            chance_of_none = torch.where(place < places, chance_of_none * chance, chance_of_none)
+        above = (self.nearest > self.best_match[:, None]).sum(1)
+        tied = (self.nearest == self.best_match[:, None]).sum(1)
+        tied += torch.where(self.best_match == self.nearest[:, -1], self.unlisted_ties, 0)
+        chance_of_none = torch.ones(len(self.best_match), dtype=torch.float64)
+        free_ranks = (k - above).clamp(min=0)
+        # Each of these ranks is taken by an item of another label: the hypergeometric distribution.
+        for taken_ranks in range(k):
+            remaining = tied - taken_ranks
+            of_other_labels = (remaining - self.equal_matches).clamp(min=0).double()  # integers divide to float32
+            chance = of_other_labels / remaining.clamp(min=1)
+            chance_of_none = torch.where(taken_ranks < free_ranks, chance_of_none * chance, chance_of_none)
         return 1 - chance_of_none
 
     def threshold(self, rate: float) -> float:
         """Return the lowest best score of any query that keeps a false positive rate; infinite if there is none."""
-        scores = torch.cat([self.own, self.non_mated]).unique()
+        scores = torch.cat([self.best_match, self.non_mated]).unique()
         accepted = len(self.non_mated) - torch.searchsorted(self.non_mated, scores)
         keeping = scores[accepted.double() / len(self.non_mated) <= rate]
         return float(keeping[0]) if len(keeping) else math.inf
@@ -74,13 +74,13 @@ class _QueryScores(NamedTuple):
             requested: The metric.
             gallery: Number of gallery items.
         """
-        found = self.is_found(min(requested.parameters.get("k", 1), gallery))
+        recall = self.recall(min(requested.parameters.get("k", 1), gallery))
         if "p" not in requested.parameters:
-            return found, None
+            return recall, None
         if not len(self.non_mated):
-            return torch.full_like(found, math.nan), math.nan
+            return torch.full_like(recall, math.nan), math.nan
         threshold = self.threshold(requested.parameters["p"])
-        return found * (self.own >= threshold), threshold
+        return recall * (self.best_match >= threshold), threshold
 
 
 IDENTIFICATION_METRICS = (
@@ -200,54 +200,84 @@ def evaluate_identification(
     requested = requested_metrics(_CALL, metrics, IDENTIFICATION_METRICS)
     rows, items = compared_sets(_CALL, queries, gallery, similarity)
     assert items is not None
-    read = {
+    labels = {
         "query_labels": read_labels(query_labels, len(rows), "query_labels", "queries", _CALL),
         "gallery_labels": read_labels(gallery_labels, len(items), "gallery_labels", "gallery items", _CALL),
     }
-    (query_codes, gallery_codes), _ = encode(_CALL, read)
-    mated = torch.isin(query_codes, gallery_codes)
-    if not bool(mated.any()):
+    (query_codes, gallery_codes), _ = encode(_CALL, labels)
+    is_mated = torch.isin(query_codes, gallery_codes)
+    if not bool(is_mated.any()):
         raise ValueError(
             f"{_CALL}: none of the {len(rows)} queries has an item of its label in the gallery, so nobody can be "
             "identified. Pass labels of both in one form, and enrol items of some of the queries' labels."
         )
     k = min(max(request.parameters.get("k", 1) for request in requested), len(items))
-    near = nearest(rows, gallery=items, k=k, similarity=similarity, memory_mb=memory_mb)
-    own, equal = _own_scores(rows[mated], query_codes[mated], items, gallery_codes, similarity)
-    non_mated = near.scores[~mated, 0].sort().values
-    scores = _QueryScores(own, near.scores[mated], near.left_out[mated], equal, non_mated)
-    values, thresholds, intervals, per_query = {}, {}, {}, {}
+    neighbours = nearest(rows, gallery=items, k=k, similarity=similarity, memory_mb=memory_mb)
+    best_match, equal_matches = _best_matches(rows[is_mated], query_codes[is_mated], items, gallery_codes, similarity)
+    scores = _QueryScores(
+        best_match=best_match,
+        equal_matches=equal_matches,
+        nearest=neighbours.scores[is_mated],
+        unlisted_ties=neighbours.left_out[is_mated],
+        non_mated=neighbours.scores[~is_mated, 0].sort().values,
+    )
+    return _report(requested, scores, is_mated, query_codes, gallery_codes, confidence)
+
+
+def _report(
+    requested: Sequence[RequestedMetric],
+    scores: _QueryScores,
+    is_mated: Bool[Tensor, "queries"],
+    query_labels: Int[Tensor, "queries"],
+    gallery_labels: Int[Tensor, "gallery"],
+    confidence: float,
+) -> IdentificationReport:
+    """Return the report of some metrics.
+
+    Args:
+        requested: The metrics.
+        scores: Scores of the queries with the gallery.
+        is_mated: Whether the gallery has an item of each query's label.
+        query_labels: The label of each query.
+        gallery_labels: The label of each gallery item.
+        confidence: Confidence level of the intervals.
+    """
+    items = len(gallery_labels)
+    values: dict[str, float] = {}
+    thresholds: dict[str, float] = {}
+    intervals: dict[str, Interval] = {}
+    per_query: dict[str, Float[Tensor, "queries"]] = {}
     for request in requested:
-        values_of_mated, threshold = scores.value(request, len(items))
+        values_of_mated, threshold = scores.value(request, items)
         if threshold is not None:
             thresholds[request.key] = threshold
         values[request.key] = exact_mean(values_of_mated)
-        intervals[request.key] = clustered_mean_interval(values_of_mated, query_codes[mated], confidence)
-        undefined = torch.full((len(rows),), math.nan, dtype=torch.float64)
-        per_query[request.key] = undefined.masked_scatter(mated, values_of_mated)
+        intervals[request.key] = clustered_mean_interval(values_of_mated, query_labels[is_mated], confidence)
+        undefined = torch.full((len(query_labels),), math.nan, dtype=torch.float64)
+        per_query[request.key] = undefined.masked_scatter(is_mated, values_of_mated)
     return IdentificationReport(
         values=values,
         thresholds=thresholds,
         intervals=intervals,
         confidence=confidence,
-        mated=len(own),
-        non_mated=len(non_mated),
-        gallery=len(items),
-        identities=len(gallery_codes.unique()),
-        notes=_notes(requested, len(non_mated)),
+        mated=len(scores.best_match),
+        non_mated=len(scores.non_mated),
+        gallery=items,
+        identities=len(gallery_labels.unique()),
+        notes=_notes(requested, len(scores.non_mated)),
         per_query=per_query,
     )
 
 
 def _notes(requested: Sequence[RequestedMetric], non_mated: int) -> tuple[str, ...]:
-    """Return notes on rates that so many non-mated queries cannot show."""
+    """Return notes on false positive rates that cannot be measured with this number of non-mated queries."""
     rates = [request.parameters["p"] for request in requested if "p" in request.parameters]
     if rates and not non_mated:
         return _NO_NON_MATED
     return note_of_rates("positive", rates, non_mated, "non-mated queries")
 
 
-def _own_scores(
+def _best_matches(
     queries: Float[Tensor, "mated dim"],
     query_labels: Int[Tensor, "mated"],
     gallery: Float[Tensor, "gallery dim"],
@@ -272,11 +302,11 @@ def _own_scores(
         best = torch.empty(len(query_labels), dtype=torch.float64)
         equal = torch.empty(len(query_labels), dtype=torch.int64)
         vectors = Vectors(queries, gallery, similarity, threads=threads)
-        for part in torch.arange(len(query_labels)).split(max(1, PAIRS_AT_ONCE // int(count.max()))):
+        for batch in torch.arange(len(query_labels)).split(max(1, PAIRS_AT_ONCE // int(count.max()))):
             # pairs of a query and an item, query by query
-            row = torch.arange(len(part)).repeat_interleave(count[part])
-            position = torch.arange(len(row)) - (count[part].cumsum(0) - count[part])[row]
-            scores = scores_of_pairs(vectors, part[row], order[start[part][row] + position])
-            best[part] = torch.full_like(best[part], -math.inf).scatter_reduce(0, row, scores, "amax")
-            equal[part] = torch.zeros_like(part).index_add(0, row, (scores == best[part][row]).long())
+            row = torch.arange(len(batch)).repeat_interleave(count[batch])
+            position = torch.arange(len(row)) - (count[batch].cumsum(0) - count[batch])[row]
+            scores = scores_of_pairs(vectors, batch[row], order[start[batch][row] + position])
+            best[batch] = torch.full_like(best[batch], -math.inf).scatter_reduce(0, row, scores, "amax")
+            equal[batch] = torch.zeros_like(batch).index_add(0, row, (scores == best[batch][row]).long())
     return best, equal

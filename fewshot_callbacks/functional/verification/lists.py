@@ -61,11 +61,13 @@ class TrialList:
         scores = () if self.scores is None else [f"{score:g}" for score in self.scores[:SHOWN_ROWS]]
         columns = {"identities": kinds, "score": scores, "fold": self.folds or ()}
         columns |= dict(zip(("first", "second"), sides, strict=False))
-        shown = {name: [printable(cell) for cell in cells[:SHOWN_ROWS]] for name, cells in columns.items() if cells}
-        rows = list(zip(*shown.values(), strict=True))
+        cells_of_column = {
+            name: [printable(cell) for cell in cells[:SHOWN_ROWS]] for name, cells in columns.items() if cells
+        }
+        rows = list(zip(*cells_of_column.values(), strict=True))
         folds = "" if self.folds is None else f", {len(set(self.folds)):,} folds"
         head = f"{len(self):,} trials, {sum(self.same):,} of one identity, {len(self) - sum(self.same):,} of two{folds}"
-        return "\n".join([head, *table([*shown], rows, len(self))])
+        return "\n".join([head, *table([*cells_of_column], rows, len(self))])
 
     def __repr__(self) -> str:
         return str(self)
@@ -223,7 +225,7 @@ def _table(path: Path, lines: list[Line]) -> TrialList:
         )
     scores: list[float] = []
     same: list[bool] = []
-    others: dict[str, list[str]] = {}
+    optional: dict[str, list[str]] = {}
     for line in rows:
         row = line.cells(separator)
         if len(row) < len(names) or any(row[len(names) :]):
@@ -232,8 +234,8 @@ def _table(path: Path, lines: list[Line]) -> TrialList:
         scores.append(_score(path, line, cells["score"]))
         same.append(_is_same(path, line, cells["same"]))
         for name in {"first", "second", "fold"} & set(names):
-            others.setdefault(name, []).append(cells[name])
-    first, second, folds = (tuple(others[name]) if name in others else None for name in ("first", "second", "fold"))
+            optional.setdefault(name, []).append(cells[name])
+    first, second, folds = (tuple(optional[name]) if name in optional else None for name in ("first", "second", "fold"))
     return TrialList(tuple(same), first, second, folds, scores=tuple(scores))
 
 
@@ -269,16 +271,16 @@ def _lfw(path: Path, lines: list[Line]) -> TrialList:
     counts = [] if _is_pair(lines[0].words()) else [int(word) for word in lines[0].words()]
     for line in lines[1:] if counts else lines:
         match line.words():
-            case [name, one, two]:
+            case [name, number, number_two]:
                 name_two = name
-            case [name, one, name_two, two]:
+            case [name, number, name_two, number_two]:
                 pass
             case _:
                 _refuse(path, line)
-        if not (one.isdecimal() and two.isdecimal()):
+        if not (number.isdecimal() and number_two.isdecimal()):
             _refuse(path, line)
         people.append((name, name_two))
-        items.append((f"{name}_{int(one):04}", f"{name_two}_{int(two):04}"))
+        items.append((f"{name}_{int(number):04}", f"{name_two}_{int(number_two):04}"))
     folds = None
     if len(counts) == 2:
         if len(people) != 2 * counts[0] * counts[1]:
@@ -298,18 +300,18 @@ def _voxceleb(path: Path, lines: list[Line]) -> TrialList:
     items: list[tuple[str, str]] = []
     for line in lines:
         match line.words():
-            case [("0" | "1") as kind, one, two]:
+            case [("0" | "1") as kind, item, item_two]:
                 same.append(kind == "1")
-                items.append((one, two))
+                items.append((item, item_two))
             case _:
                 _refuse(path, line)
     # Other lists keep the recordings of all speakers in one folder, by which all trials would be genuine.
-    people = [(one.partition("/")[0], two.partition("/")[0]) for one, two in items]
-    if [one == two for one, two in people] != same:  # folders, but not those of speakers
+    people = [(item.partition("/")[0], item_two.partition("/")[0]) for item, item_two in items]
+    if [item == item_two for item, item_two in people] != same:  # folders, but not those of speakers
         return TrialList(tuple(same), items=_sides(items))
     return TrialList(tuple(same), *_sides(people), items=_sides(items))
 
 
 def _sides(pairs: list[tuple[str, str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the first and the second of each pair."""
-    return tuple(one for one, _ in pairs), tuple(two for _, two in pairs)
+    return tuple(first for first, _ in pairs), tuple(second for _, second in pairs)

@@ -42,14 +42,14 @@ def trial_scores(
         tensor([1., 0.], dtype=torch.float64)
     """
     rows = compared_vectors(_CALL, "embeddings", embeddings, similarity)
-    left = chosen_indices(_CALL, "first", first, len(rows))
-    right = chosen_indices(_CALL, "second", second, len(rows))
-    if len(left) != len(right):
+    first_items = chosen_indices(_CALL, "first", first, len(rows))
+    second_items = chosen_indices(_CALL, "second", second, len(rows))
+    if len(first_items) != len(second_items):
         raise ValueError(
-            f"{_CALL}: first has {len(left)} items, second {len(right)}. Pass one of each for every trial."
+            f"{_CALL}: first has {len(first_items)} items, second {len(second_items)}. Pass one of each for every trial."
         )
     with computing() as threads:
-        return scores_of_pairs(Vectors(rows, None, similarity, threads=threads), left, right)
+        return scores_of_pairs(Vectors(rows, None, similarity, threads=threads), first_items, second_items)
 
 
 def scores_of_pairs(

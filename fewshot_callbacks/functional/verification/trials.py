@@ -51,7 +51,7 @@ class _Value(NamedTuple):
     weights: tuple[float, float] | None
     """derivative by the mean over genuine trials, and by that over impostor trials; None if too few mistakes were seen for
     an interval"""
-    parts: Float[np.ndarray, "trials"] | None = None
+    contributions: Float[np.ndarray, "trials"] | None = None
     """contribution of each trial to these means; by default 1 for a mistake at the threshold"""
     folds: Mapping[int | str, tuple[float, float]] = MappingProxyType({})
     """name -> accuracy and threshold"""
@@ -93,16 +93,16 @@ def _accuracy(trials: _Trials) -> _Value:
     """Return the mean over folds of the share of right decisions, at the threshold that is best on the other folds."""
     curve = trials.curve
     folds: dict[int | str, tuple[float, float]] = {}
-    parts = np.zeros(len(curve.same))
+    contributions = np.zeros(len(curve.same))
     for name, in_fold in trials.folds.items():
         threshold = best_threshold(curve.scores[~in_fold], curve.same[~in_fold])
         is_right = (curve.scores[in_fold] >= threshold) == curve.same[in_fold]
         folds[name] = int(np.count_nonzero(is_right)) / len(is_right), threshold
         # The mean over folds as a mean over trials: a trial of a small fold has a larger weight.
-        parts[in_fold] = is_right * (len(parts) / len(trials.folds) / len(is_right))
+        contributions[in_fold] = is_right * (len(contributions) / len(trials.folds) / len(is_right))
     mean = math.fsum(accuracy for accuracy, _ in folds.values()) / len(folds)
-    weights = (curve.genuine / len(parts), curve.impostor / len(parts))
-    return _Value(mean, math.nan, weights, parts, folds)
+    weights = (curve.genuine / len(contributions), curve.impostor / len(contributions))
+    return _Value(mean, math.nan, weights, contributions, folds)
 
 
 def _likelihood_cost(trials: _Trials) -> _Value:
@@ -202,7 +202,9 @@ class TrialReport(Values):
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
         return self.tables() | {
             "thresholds": {name: or_none(value) for name, value in self.thresholds.items()},
-            "folds": {str(fold): [or_none(number) for number in found] for fold, found in self.folds.items()},
+            "folds": {
+                str(fold): [or_none(accuracy), or_none(threshold)] for fold, (accuracy, threshold) in self.folds.items()
+            },
             "accuracy_error": or_none(self.accuracy_error),
             **{name: getattr(self, name) for name in ("trials", "same", "different", "identities")},
             "notes": list(self.notes),
@@ -267,17 +269,39 @@ def evaluate_trials(
     false_match_cost = positive_number(_CALL, "false_match_cost", false_match_cost, "Pass a cost such as 1.0.")
     values, kinds = _read(scores, same)
     people = _read_identities(first, second, kinds)
-    of_fold = None if folds is None else read_labels(folds, len(values), "folds", "scores", _CALL)
-    if metrics is None:
-        metrics = DEFAULT_TRIAL_METRICS if of_fold is None else (*DEFAULT_TRIAL_METRICS, "accuracy")
-    requested = requested_metrics(_CALL, metrics, TRIAL_METRICS)
-    if of_fold is None and "accuracy" in metrics:
-        raise ValueError(f"{_CALL}: accuracy needs folds, and there are none. Pass folds= with the fold of each trial.")
+    fold_labels = None if folds is None else read_labels(folds, len(values), "folds", "scores", _CALL)
+    requested = _requested(metrics, has_folds=fold_labels is not None)
     order = np.argsort(values)  # the only sort: the order of equal scores changes no count
     curve = Curve(values[order], kinds[order])
-    trials = _Trials(curve, miss_cost, false_match_cost, {} if of_fold is None else _folds(of_fold, order, curve.same))
+    masks_of_folds = {} if fold_labels is None else _folds(fold_labels, order, curve.same)
+    trials = _Trials(curve, miss_cost, false_match_cost, masks_of_folds)
     if people is not None:
         people = replace(people, first=people.first[order], second=people.second[order], same=curve.same)
+    return _report(requested, trials, people, confidence)
+
+
+def _requested(metrics: Sequence[str] | None, *, has_folds: bool) -> list[RequestedMetric]:
+    """Return the metrics that are reported; by default all that can be."""
+    if metrics is None:
+        metrics = (*DEFAULT_TRIAL_METRICS, "accuracy") if has_folds else DEFAULT_TRIAL_METRICS
+    requested = requested_metrics(_CALL, metrics, TRIAL_METRICS)
+    if not has_folds and "accuracy" in metrics:
+        raise ValueError(f"{_CALL}: accuracy needs folds, and there are none. Pass folds= with the fold of each trial.")
+    return requested
+
+
+def _report(
+    requested: Sequence[RequestedMetric], trials: _Trials, people: Identities | None, confidence: float
+) -> TrialReport:
+    """Return the report of some metrics.
+
+    Args:
+        requested: The metrics.
+        trials: The trials, in the order of their scores.
+        people: The identities of both sides of each trial; None if they were not given.
+        confidence: Confidence level of the intervals.
+    """
+    curve = trials.curve
     values_of_metrics: dict[str, _Value] = {}
     intervals: dict[str, Interval] = {}
     for request in requested:
@@ -294,7 +318,7 @@ def evaluate_trials(
         },
         intervals=intervals,
         confidence=confidence,
-        trials=len(values),
+        trials=len(curve.scores),
         same=curve.genuine,
         different=curve.impostor,
         identities=0 if people is None else people.count,
@@ -311,12 +335,12 @@ def _interval(
     """Return the interval of a value; NaN if too few mistakes were seen for one."""
     if value.weights is None:
         return UNKNOWN
-    parts = value.parts
-    if parts is None:
+    contributions = value.contributions
+    if contributions is None:
         is_wrong = (curve.scores >= value.threshold) != curve.same
-        parts = is_wrong.astype(np.float64)
+        contributions = is_wrong.astype(np.float64)
     top = math.inf if requested.metric.range is None else requested.metric.range[1]
-    return people.interval(value.value, parts, value.weights, top, confidence)
+    return people.interval(value.value, contributions, value.weights, top, confidence)
 
 
 def _standard_error(values: Sequence[float]) -> float:
@@ -345,15 +369,15 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
     if isinstance(scores, list | tuple):
         with contextlib.suppress(TypeError, ValueError):  # a list of other things is refused below
             numbers = np.asarray(scores, np.float64)
-    read = as_tensor(numbers, "scores", _CALL), as_tensor(same, "same", _CALL)
-    for name, value in zip(("scores", "same"), read, strict=True):
+    arrays = as_tensor(numbers, "scores", _CALL), as_tensor(same, "same", _CALL)
+    for name, value in zip(("scores", "same"), arrays, strict=True):
         if value.is_complex():
             raise ValueError(f"{_CALL}: {name} hold complex numbers, which have no order. Pass real ones.")
         if value.ndim != 1 or not len(value):
             raise ValueError(
                 f"{_CALL} needs {name} of shape (trials,); got {tuple(value.shape)}. Pass one for each trial."
             )
-    values, kinds = (value.cpu() for value in read)
+    values, kinds = (value.cpu() for value in arrays)
     if len(values) != len(kinds):
         raise ValueError(f"{_CALL}: {len(values)} scores, but {len(kinds)} same. Pass one of each for every trial.")
     bad = (~(values.double().abs() <= LARGEST)).nonzero()
@@ -362,9 +386,9 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
             f"{_CALL}: {len(bad)} of {len(values)} scores are NaN, infinite or beyond {LARGEST:g}, the first at index "
             f"{int(bad[0])}. Find what made them, or drop these trials from all arguments."
         )
-    other = ((kinds != 0) & (kinds != 1)).nonzero()
-    if len(other):
-        index = int(other[0])
+    other_kinds = ((kinds != 0) & (kinds != 1)).nonzero()
+    if len(other_kinds):
+        index = int(other_kinds[0])
         raise ValueError(
             f"{_CALL}: same holds {kinds[index].item()} at index {index}. Pass True, or 1, for genuine trials, whose "
             "sides are of one identity, and False, or 0, for impostor trials."
@@ -390,19 +414,20 @@ def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) 
     if first is None or second is None:
         raise ValueError(f"{_CALL}: first and second belong together. Pass both, or neither.")
     sides = {"first": first, "second": second}
-    read = {name: read_labels(side, len(same), name, "scores", _CALL) for name, side in sides.items()}
-    names, number = np.unique(torch.cat(encode(_CALL, read)[0]).numpy(), return_inverse=True)
-    left, right = number[: len(same)], number[len(same) :]
-    wrong = np.flatnonzero((left == right) != same)
+    identities = {name: read_labels(side, len(same), name, "scores", _CALL) for name, side in sides.items()}
+    names, number = np.unique(torch.cat(encode(_CALL, identities)[0]).numpy(), return_inverse=True)
+    first_numbers = number[: len(same)]
+    second_numbers = number[len(same) :]
+    wrong = np.flatnonzero((first_numbers == second_numbers) != same)
     if len(wrong):
         index = int(wrong[0])
-        number_of_identities = "one" if left[index] == right[index] else "two"
+        number_of_identities = "one" if first_numbers[index] == second_numbers[index] else "two"
         raise ValueError(
             f"{_CALL}: in {len(wrong)} of {len(same)} trials `same` and the identities disagree, the first at index "
             f"{index}: same is {bool(same[index])}, and the identities are {number_of_identities}. Pass identities, such "
             "as names, not items."
         )
-    return Identities(left, right, same, len(names))
+    return Identities(first_numbers, second_numbers, same, len(names))
 
 
 def _folds(

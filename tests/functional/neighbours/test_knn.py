@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks import Share, knn_accuracy
-from fewshot_callbacks.functional.knn import PLACES
+from fewshot_callbacks.functional.knn import LAST_RANKS
 
 
 def brute(rows, labels, gallery, gallery_labels, ks, temperature):
     """Shares of all orders of equal scores and of equal votes, by dot products; the mean over queries that have a match."""
-    found = {f"knn@{k}{name}": [] for k in ks for name in PLACES}
+    found = {f"knn@{k}{name}": [] for k in ks for name in LAST_RANKS}
     for n, (row, label) in enumerate(zip(rows, labels, strict=True)):
         voters = [m for m in range(len(gallery_labels)) if gallery is not None or m != n]
         if label not in [gallery_labels[m] for m in voters]:
@@ -32,8 +32,8 @@ def brute(rows, labels, gallery, gallery_labels, ks, temperature):
                 part = 1 if each > cut else Fraction(k - above, tied) if each == cut else 0
                 votes[gallery_labels[m]] += float(part) * (1 if temperature is None else math.exp(each / temperature))
             cast = {name: round(each, 9) for name, each in votes.items() if each}
-            for name, first in PLACES.items():
-                orders = [sorted(order, key=lambda c: -cast[c])[:first] for order in itertools.permutations(cast)]
+            for name, last_rank in LAST_RANKS.items():
+                orders = [sorted(order, key=lambda c: -cast[c])[:last_rank] for order in itertools.permutations(cast)]
                 found[f"knn@{k}{name}"].append(sum(label in order for order in orders) / len(orders))
     return {key: sum(each) / len(each) for key, each in found.items()}
 
@@ -56,7 +56,7 @@ def test_agrees_with_loops(seed, queries, items, temperature, is_one):
 def dino(rows, labels, gallery, gallery_labels, ks, temperature=0.07):
     """The rule of DINOv2's eval/knn.py: a softmax over the most neighbours, its parts summed by class up to each k."""
     rows, gallery = (torch.nn.functional.normalize(each.double()) for each in (rows, gallery))
-    classes, hits = int(gallery_labels.max()) + 1, {f"knn@{k}{name}": 0 for k in ks for name in PLACES}
+    classes, hits = int(gallery_labels.max()) + 1, {f"knn@{k}{name}": 0 for k in ks for name in LAST_RANKS}
     for row, label in zip(rows, labels, strict=True):
         score, index = (gallery @ row).topk(max(ks))
         weight = (score / temperature).softmax(0)
@@ -64,8 +64,8 @@ def dino(rows, labels, gallery, gallery_labels, ks, temperature=0.07):
             votes = torch.zeros(classes, dtype=torch.float64)
             for n in range(k):
                 votes[gallery_labels[index[n]]] += weight[n]
-            for name, first in PLACES.items():
-                hits[f"knn@{k}{name}"] += label in votes.topk(first).indices
+            for name, last_rank in LAST_RANKS.items():
+                hits[f"knn@{k}{name}"] += label in votes.topk(last_rank).indices
     return {key: int(each) / len(rows) for key, each in hits.items()}
 
 
@@ -101,7 +101,7 @@ def test_order_and_names_do_not_matter(similarity):
 def test_what_cannot_vote_is_counted():
     rows, labels = clusters(30, classes=5)
     found = knn_accuracy(rows, [*labels[:28].tolist(), 77, 78], k=(5, 29, 30))
-    assert (found.queries, found.left_out, found.gallery) == (28, 2, 29)
+    assert (found.queries, found.queries_without_match, found.gallery) == (28, 2, 29)
     assert math.isnan(found["knn@30"])
     assert not math.isnan(found["knn@29"])
     assert found.per_query["knn@5"].isnan().sum() == 2

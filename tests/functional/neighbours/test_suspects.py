@@ -90,3 +90,10 @@ def test_small_and_uneven_classes_named_by_words():
     found = suspects(vectors, [f"class {label}" for label in given.tolist()], k=5)
     assert found.label_names == tuple(f"class {label}" for label in range(9))
     assert (found.index.tolist(), found.given.tolist(), found.suggested.tolist()) == ([3], [4], [0])
+
+
+def test_of_items_that_tie_as_the_last_neighbour_the_lowest_indices_vote():
+    """Unlike in `knn_accuracy`, where they share the votes that remain."""
+    found = suspects(torch.ones(6, 2), [0, 0, 0, 1, 1, 1], k=2, min_probability=0.0)
+    neighbours = {int(item): row.tolist() for item, row in zip(found.index, found.neighbours, strict=True)}
+    assert neighbours == {3: [0, 1], 4: [0, 1], 5: [0, 1]}  # the others have neighbours of their own label alone
