@@ -541,7 +541,7 @@ def with_stored_arrays(
     Ids and groups that only the files of one of two sets hold are left out: they would exclude nobody.
 
     Args:
-        queries: Rows of the queries; `Shards` that say which rows are queries are divided into queries and gallery.
+        queries: Rows of the queries; `Shards` with `is_gallery` are divided into queries and gallery.
         gallery: Rows of the gallery; None for one set.
         arrays: Labels, ids and groups by the name of the argument, such as `query_ids`; None where none are passed.
         labelled: Whether labels are used.
@@ -550,9 +550,9 @@ def with_stored_arrays(
         ValueError: If the files of one of two sets hold groups, and the other set has none.
     """
     passed = {name: array for name, array in arrays.items() if array is not None}
-    if isinstance(queries, Shards) and queries.queries is not None and gallery is None:
-        shards, is_query = queries, queries.queries
-        queries, gallery = ChosenRows(shards, is_query), ChosenRows(shards, ~is_query)
+    if isinstance(queries, Shards) and queries.is_gallery is not None and gallery is None:
+        gallery = ChosenRows(queries, queries.is_gallery)
+        queries = ChosenRows(queries, ~queries.is_gallery)
     found = dict(passed)
     for prefix, rows in (("query", queries), ("gallery", gallery)):
         if isinstance(rows, Shards | ChosenRows):
