@@ -12,7 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fewshot_callbacks.cli.evaluate import comparison_table, differences_as_dict
+from fewshot_callbacks.cli.evaluate import differences_as_dict
+from fewshot_callbacks.cli.tables import comparison_table
 from fewshot_callbacks.files.names import is_system_name
 from fewshot_callbacks.functional.dynamics import DynamicsComparison, compare_dynamics, without_nan
 from fewshot_callbacks.functional.episodes import EpisodeAccuracy

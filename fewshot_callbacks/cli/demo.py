@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fewshot_callbacks.cli.compare import Tested, result_of
-from fewshot_callbacks.cli.evaluate import NARROW
 from fewshot_callbacks.cli.fit import command, quiet_lightning
+from fewshot_callbacks.cli.tables import NARROW
 from fewshot_callbacks.data import Glyphs
 from fewshot_callbacks.plots.style import BAND, GREY, METHODS, MethodStyle, draw_band, in_house_style, new_figure, save
 from fewshot_callbacks.system.terminal import as_text

@@ -9,7 +9,7 @@ from dataclasses import MISSING
 from typing import Any, get_args, get_type_hints
 
 import docstring_parser
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from fewshot_callbacks.cli.mistakes import MistypedError, kinds_of, reason, unknown_option, values_of
 from fewshot_callbacks.cli.options import OPTIONS, classes_of, options_of
@@ -24,6 +24,17 @@ AS_TYPED: dict[str, dict[str, Any]] = {
 SHORT = {"output": ["-o"]}
 # Words that YAML spells in another way.
 YAML = {"none": "null", "auto": "auto", "inf": ".inf", "infinity": ".inf", "-inf": "-.inf", "nan": ".nan"}
+
+
+class HelpFormatter(DefaultHelpFormatter):
+    """jsonargparse's, with the paragraphs of a description. The lines of a table, which are indented, stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = []
+        for paragraph in text.split("\n\n"):
+            is_table = paragraph.startswith(" ")
+            filled.append(paragraph if is_table else super()._fill_text(paragraph, width, indent))
+        return "\n\n".join(filled)
 
 
 def parse(command: str, words: Sequence[str]) -> Namespace:
@@ -45,7 +56,13 @@ def parse(command: str, words: Sequence[str]) -> Namespace:
 def parser_of(command: str) -> ArgumentParser:
     """Return the parser of a command. It raises an `ArgumentError` for words that it cannot take."""
     description = docstring_parser.parse(OPTIONS[command].__doc__ or "").description
-    parser = ArgumentParser(prog=f"fewshot {command}", description=description, exit_on_error=False, allow_abbrev=False)
+    parser = ArgumentParser(
+        prog=f"fewshot {command}",
+        description=description,
+        formatter_class=HelpFormatter,
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
     for owner in classes_of(command):
         types = get_type_hints(owner)
         docstring = docstring_parser.parse(owner.__doc__ or "")

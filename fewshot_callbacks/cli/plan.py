@@ -13,6 +13,8 @@ from rich.table import Table
 
 from fewshot_callbacks.functional.retrieval import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.sources import Shards
+from fewshot_callbacks.sources.formats import array_names
+from fewshot_callbacks.sources.shard_files import find_shards
 from fewshot_callbacks.sources.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import print_notes
 
@@ -33,8 +35,9 @@ def run(options: Namespace) -> None:
     Raises:
         ValueError: Sizes are missing, or given beside files; or as `Shards` and `plan_evaluation` do.
     """
-    shards = None if options.files is None else _shards(options)
-    if shards is not None:
+    shards = None
+    if options.files is not None:
+        shards = _shards(options)
         options = _with_sizes(options, shards)
     elif options.queries is None or options.dim is None:
         raise ValueError("the number of queries or their dimension is missing. Pass --queries and --dim, or --files.")
@@ -63,18 +66,30 @@ def run(options: Namespace) -> None:
 
 
 def _shards(options: Namespace) -> Shards:
-    """Return the files of all items; print notes on them."""
+    """Return the files of all items, or of the gallery where a file holds two sets; print notes on them."""
     if options.dim is not None or options.gallery is not None:
         raise ValueError("--files says how many items of which dimension there are. Leave out --dim and --gallery.")
-    shards = Shards(options.files)
+    embeddings = options.embeddings
+    if _hold_two_sets(options):
+        embeddings = "gallery"
+    shards = Shards(options.files, embeddings=embeddings)
     print_notes(shards.notes)
     return shards
+
+
+def _hold_two_sets(options: Namespace) -> bool:
+    """Return whether the files hold vectors of queries and of a gallery, and no others are named."""
+    names = array_names(find_shards(options.files).files[0])
+    return options.embeddings is None and {"queries", "gallery"} <= set(names)
 
 
 def _with_sizes(options: Namespace, shards: Shards) -> Namespace:
     """Return the options with the number, the dimension and the number format of the items in files."""
     items, dim = shards.shape
-    sizes = {"gallery": items, "dim": dim, "queries": options.queries or items}
+    queries = options.queries
+    if queries is None:
+        queries = len(Shards(options.files, embeddings="queries")) if _hold_two_sets(options) else items
+    sizes = {"gallery": items, "dim": dim, "queries": queries}
     dtype = str(shards.dtype).removeprefix("torch.")
     return Namespace(**vars(options) | sizes | {"dtype": dtype})
 

@@ -80,7 +80,7 @@ def join_column(parts: Sequence[NDArray[Any]], argument: str, files: Sequence[Pa
             f"({files[0]} is the first). Pass one for each row, in the order of the files."
         )
     if argument == "is_gallery":
-        return _as_booleans(column)
+        return as_booleans(column)
     _refuse_two_spellings(argument, column)
     return column
 
@@ -90,7 +90,12 @@ def _copied(column: FileArray) -> NDArray[Any]:
     return np.array(column[:])
 
 
-def _as_booleans(is_gallery: NDArray[Any]) -> NDArray[np.bool_]:
+def as_booleans(is_gallery: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which rows belong to the gallery as booleans.
+
+    Raises:
+        ValueError: The column holds anything but booleans, or zeros and ones, or has several axes.
+    """
     if is_gallery.ndim != 1 or not np.isin(is_gallery, (0, 1)).all():
         raise ValueError(f"is_gallery holds {is_gallery.dtype} other than 0 and 1. Pass one boolean for each row.")
     return is_gallery.astype(bool)

@@ -517,7 +517,11 @@ def test_columns_and_indices_fit_the_rows(tmp_path):
     for error, words, work in (
         (ValueError, "labels has 7 entries for the 20 rows of 1 files", lambda: Shards(file, labels=str(short))),
         (ValueError, "a.npy has no 'label', but 'embeddings'. Pass labels=", lambda: Shards(file, labels="label")),
-        (ValueError, "is_gallery holds int64 other than 0 and 1. Pass one", lambda: Shards(file, is_gallery=np.arange(20))),
+        (
+            ValueError,
+            "is_gallery holds int64 other than 0 and 1. Pass one",
+            lambda: Shards(file, is_gallery=np.arange(20)),
+        ),
         (ValueError, "scale=2.0 and offset=0.0 are of integers, and ", lambda: Shards(file, scale=2.0)),
         (ValueError, "a.npy is listed twice, and its rows would", lambda: Shards([file, tmp_path / "a*.npy"])),
         (ValueError, "there are no files in an empty list. Pass a", lambda: Shards([])),
