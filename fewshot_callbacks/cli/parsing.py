@@ -49,7 +49,7 @@ def parse(command: str, words: Sequence[str]) -> Namespace:
         return parser_of(command).parse_args(in_yaml(words, types))
     except ArgumentError as error:
         known = [field.name for owner in classes_of(command) for field in options_of(command, owner)]
-        sentence = unknown_option(words, known) or _refused_value(words, types) or _wrong_number(command, words)
+        sentence = unknown_option(words, known) or _refused_value(words, types)
         raise MistypedError(sentence or reason(error)) from error
 
 
@@ -68,6 +68,11 @@ def parser_of(command: str) -> ArgumentParser:
         docstring = docstring_parser.parse(owner.__doc__ or "")
         meanings = {entry.arg_name: entry.description or "" for entry in docstring.params}
         for field in options_of(command, owner):
+            if field.name not in meanings:
+                raise ValueError(
+                    f"the docstring of {owner.__name__} does not say what {field.name} is. Add a line to its Args, which is "
+                    "the help of the option."
+                )
             # argparse replaces what follows a single percent sign.
             meaning = meanings[field.name].replace("%", "%%")
             if field.default is MISSING:
@@ -85,12 +90,12 @@ def _refused_value(words: Sequence[str], types: Mapping[str, Any]) -> str:
         kind = types.get(option)
         if kind is None or option in AS_TYPED:
             continue
-        if not accepts(kind, as_yaml(value, kind)):
+        if not _accepts(kind, as_yaml(value, kind)):
             return f"--{option}: {value} is not {kinds_of(kind)}."
     return ""
 
 
-def accepts(kind: Any, word: str) -> bool:
+def _accepts(kind: Any, word: str) -> bool:
     """Return whether jsonargparse reads a word as a value of a type."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--value", type=kind)
@@ -99,24 +104,6 @@ def accepts(kind: Any, word: str) -> bool:
     except ArgumentError:
         return False
     return True
-
-
-def _wrong_number(command: str, words: Sequence[str]) -> str:
-    """Return a message if words without an option are missing or too many; empty if neither is certain."""
-    if any(word in ("--metrics", "--names") for word in words):
-        return ""  # they take several words
-    required = [field.name for field in options_of(command, OPTIONS[command]) if field.default is MISSING]
-    given: list[str] = []
-    follows_option = False
-    for word in words:
-        if not word.startswith("-") and not follows_option:
-            given.append(word)
-        is_flag = AS_TYPED.get(word.removeprefix("--"), {}).get("action") == "store_true"
-        follows_option = word.startswith("-") and "=" not in word and not is_flag
-    if len(given) > len(required):
-        return f"there is an unexpected word '{given[len(required)]}'."
-    missing = required[len(given) :]
-    return f"{' and '.join(missing)} must be given." if missing else ""
 
 
 def in_yaml(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:

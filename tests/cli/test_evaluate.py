@@ -464,7 +464,7 @@ def test_an_array_of_a_file_that_was_written_anew_is_not_gone_on_with(tmp_path, 
 
 
 def test_the_state_of_another_evaluation_is_told_by_the_files_and_not_by_a_hash(stored, other, tmp_path, capsys):
-    path, embeddings, labels = stored
+    path, *_ = stored
     state = tmp_path / "state"
     killed(path, "--resume", state)
     capsys.readouterr()
