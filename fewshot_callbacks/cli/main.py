@@ -32,6 +32,8 @@ COMMANDS = {
 }
 # Commands whose result is in files, so that they can run without an output.
 WRITE_FILES = {"demo", "report", "fit"}
+# Commands that need every optional package; the others need those of the extra `cli`.
+NEED_ALL_EXTRAS = {"demo", "report", "fit", "validate", "test"}
 # The packages whose versions a bug report should name.
 COMPUTES_WITH = ("torch", "torchvision", "lightning", "torchmetrics", "numpy", "numba", "jsonargparse")
 # The environment variable that brings back the traceback of an error.
@@ -148,9 +150,7 @@ def _run_command(command: str, words: list[str]) -> int:
         print(help_of_training(command), end="")
         return 0
     try:
-        with required_extra(
-            "cli" if command in ("compare", "evaluate", "plan", "trials") else "all", f"fewshot {command}"
-        ):
+        with required_extra("all" if command in NEED_ALL_EXTRAS else "cli", f"fewshot {command}"):
             options = _options(command, words)
             module = import_module(f"fewshot_callbacks.cli.{command if command in OPTIONS else 'fit'}")
         module.run(options)

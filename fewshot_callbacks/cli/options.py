@@ -218,7 +218,14 @@ class Demo:
     accelerator: str = "auto"
 
 
-OPTIONS: dict[str, type] = {made.__name__.lower(): made for made in (Evaluate, Report, Trials, Plan, Compare, Demo)}
+OPTIONS: dict[str, type] = {
+    "evaluate": Evaluate,
+    "report": Report,
+    "trials": Trials,
+    "plan": Plan,
+    "compare": Compare,
+    "demo": Demo,
+}
 """Command -> the class of its own options."""
 OFFERED_SETTINGS: dict[str, dict[type, set[str]]] = {
     "evaluate": {RetrievalSettings: {"confidence"}},

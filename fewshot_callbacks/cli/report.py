@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fewshot_callbacks.cli.evaluate import check_same_items, evaluate_sets
 from fewshot_callbacks.cli.options import in_shell
-from fewshot_callbacks.cli.stored_sets import StoredSets, first_of_each_id, load_sets
+from fewshot_callbacks.cli.stored_sets import StoredSets, first_of_each_id, load_one_set, load_sets
 from fewshot_callbacks.files.names import paths_on_disk
 from fewshot_callbacks.files.outputs import free_path, is_report, refuse_input
 from fewshot_callbacks.functional.retrieval import RetrievalReport
@@ -118,11 +118,7 @@ def _training_items(sets: StoredSets, options: Namespace, settings: ReportSettin
     Raises:
         ValueError: The file holds two sets, or embeddings of another dim.
     """
-    train = load_sets(options.train)
-    if train.gallery is not None:
-        raise ValueError(
-            f"{options.train} holds queries and a gallery, and --train takes one set. Save it as embeddings and labels."
-        )
+    train = load_one_set(options.train)
     dim = np.shape(sets.queries)[-1]
     train_dim = np.shape(train.queries)[-1]
     if dim != train_dim:

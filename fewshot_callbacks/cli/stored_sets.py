@@ -174,6 +174,21 @@ def load_sets(file: Path, needed: Sequence[str] = ("labels",), *, has_options: b
     return StoredSets(file, arrays, has_names_of_two, held.get(LABEL_NAMES))
 
 
+def load_one_set(file: Path, needed: Sequence[str] = ("labels",)) -> StoredSets:
+    """Return the set of an .npz file.
+
+    Raises:
+        ValueError: The file holds queries and a gallery, or as `load_sets` does.
+    """
+    sets = load_sets(file, needed)
+    if sets.gallery is not None:
+        raise ValueError(
+            f"{file} holds queries and a gallery, and one set is needed. Write it with "
+            f"numpy.savez(path, {', '.join(f'{name}=...' for name in ('embeddings', *needed))})."
+        )
+    return sets
+
+
 def first_of_each_id(sets: StoredSets) -> StoredSets:
     """Return one set with the first item of each id, without the ids; two sets as they are.
 

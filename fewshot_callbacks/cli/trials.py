@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fewshot_callbacks.cli.options import in_shell, metric_keys
-from fewshot_callbacks.cli.stored_sets import load_sets
+from fewshot_callbacks.cli.stored_sets import load_one_set
 from fewshot_callbacks.files.outputs import is_picture, refuse_input
 from fewshot_callbacks.functional.retrieval import requested_metric
 from fewshot_callbacks.functional.verification import (
@@ -85,9 +85,7 @@ def _scores(trials: TrialList, options: Namespace) -> Any:
     how = "numpy.savez(path, embeddings=..., ids=...), with the id of each item as the list has it"
     if options.embeddings is None:
         raise ValueError(f"{options.file} lists items, not scores. Pass --embeddings FILE, as written by {how}.")
-    sets = load_sets(options.embeddings, ("ids",))
-    if sets.gallery is not None:
-        raise ValueError(f"{options.embeddings} holds queries and a gallery, and trials are of one set. Write {how}.")
+    sets = load_one_set(options.embeddings, ("ids",))
     embeddings = sets.queries
     ids = sets.arrays["query_ids"]
     if len(ids) != len(embeddings):

@@ -30,7 +30,7 @@ def test_an_unknown_command_names_the_nearest_or_all(capsys):
     assert main(["evalute"]) == 2
     assert capsys.readouterr().err == "fewshot: there is no command evalute. Did you mean evaluate?\n"
     assert main(["xyz"]) == 2
-    assert "There are demo, compare, evaluate, report, trials, plan, fit, validate, test." in capsys.readouterr().err
+    assert f"There are {', '.join(COMMANDS)}." in capsys.readouterr().err
 
 
 def test_version_says_what_a_bug_report_asks_for(capsys, monkeypatch):
