@@ -84,12 +84,21 @@ def _hold_two_sets(options: Namespace) -> bool:
 
 
 def _with_sizes(options: Namespace, shards: Shards) -> Namespace:
-    """Return the options with the number, the dimension and the number format of the items in files."""
+    """Return the options with the number, the dimension and the number format of the items in files.
+
+    The gallery is None if all items are queries, as one set is told to `fewshot plan` without files.
+    """
     items, dim = shards.shape
     queries = options.queries
-    if queries is None:
-        queries = len(Shards(options.files, embeddings="queries")) if _hold_two_sets(options) else items
-    sizes = {"gallery": items, "dim": dim, "queries": queries}
+    is_one_set = False
+    if _hold_two_sets(options):
+        if queries is None:
+            queries = len(Shards(options.files, embeddings="queries"))
+    else:
+        if queries is None:
+            queries = items
+        is_one_set = queries == items
+    sizes = {"queries": queries, "gallery": None if is_one_set else items, "dim": dim}
     dtype = str(shards.dtype).removeprefix("torch.")
     return Namespace(**vars(options) | sizes | {"dtype": dtype})
 
@@ -164,8 +173,7 @@ def _memory(plan: EvaluationPlan, options: Namespace) -> tuple[str, str]:
 def _embeddings(plan: EvaluationPlan, options: Namespace) -> tuple[str, str]:
     """Return the bytes of the embeddings, and a description of them. One set is counted once."""
     place = ", in the files" if options.files else ""
-    is_one_set = options.gallery is None or (options.files and options.queries == options.gallery)
-    if is_one_set:
+    if options.gallery is None:  # one set
         meaning = f"one set, of queries that are the gallery, too, in {options.dtype}{place}"
         return _bytes(plan.gallery_bytes), meaning
     sizes = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"

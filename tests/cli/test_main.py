@@ -35,7 +35,7 @@ def test_an_unknown_command_names_the_nearest_or_all(capsys):
 
 def test_version_says_what_a_bug_report_asks_for(capsys, monkeypatch):
     module = sys.modules["fewshot_callbacks.cli.main"]  # the package has a function of that name
-    monkeypatch.setattr(module, "COMPUTES_WITH", ("torch", "no-such-package"))
+    monkeypatch.setattr(module, "REPORTED_PACKAGES", ("torch", "no-such-package"))
     assert main(["--version"]) == 0
     own, system, others = capsys.readouterr().out.splitlines()
     assert own == f"fewshot_callbacks {fewshot_callbacks.__version__}"
