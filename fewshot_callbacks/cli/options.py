@@ -282,7 +282,7 @@ def in_shell(text: str, command: str) -> str:
     """
     if command not in OPTIONS:
         return text
-    known = {field.name for owner in classes_of(command) for field in options_of(command, owner)}
+    options = {field.name for owner in classes_of(command) for field in options_of(command, owner)}
     caller, colon, rest = text.partition(": ")
     if colon and caller in fewshot_callbacks.__all__:
         text = rest
@@ -291,7 +291,7 @@ def in_shell(text: str, command: str) -> str:
         # A column holds labels, ids and groups of all rows, which may be queries and gallery items.
         name = re.sub("^(query|gallery)_", "", match[1])
         value = match[2] or ""
-        if name not in known:
+        if name not in options:
             return match[0]
         words = re.findall(r"[^\s'(),]+", value)
         return " ".join([f"--{name}", *("none" if word == "None" else word for word in words)])

@@ -48,8 +48,8 @@ def parse(command: str, words: Sequence[str]) -> Namespace:
     try:
         return parser_of(command).parse_args(in_yaml(words, types))
     except ArgumentError as error:
-        known = [field.name for owner in classes_of(command) for field in options_of(command, owner)]
-        sentence = unknown_option(words, known) or _refused_value(words, types)
+        options = [field.name for owner in classes_of(command) for field in options_of(command, owner)]
+        sentence = unknown_option(words, options) or _refused_value(words, types)
         raise MistypedError(sentence or reason(error)) from error
 
 
@@ -108,16 +108,16 @@ def _accepts(kind: Any, word: str) -> bool:
 
 def in_yaml(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
     """Return the words of a command line with the numbers as YAML spells them, for the options that take numbers."""
-    written: list[str] = []
+    words_in_yaml: list[str] = []
     option = ""
     for word in words:
         name, equals, value = word.partition("=")
         if name.startswith("--") and equals:
-            written.append(f"{name}={as_yaml(value, types.get(name.removeprefix('--')))}")
+            words_in_yaml.append(f"{name}={as_yaml(value, types.get(name.removeprefix('--')))}")
         else:
-            written.append(as_yaml(word, types.get(option.removeprefix("--"))))
+            words_in_yaml.append(as_yaml(word, types.get(option.removeprefix("--"))))
         option = word
-    return written
+    return words_in_yaml
 
 
 def as_yaml(word: str, kind: Any) -> str:
@@ -137,7 +137,9 @@ def as_yaml(word: str, kind: Any) -> str:
     if int in parts and re.fullmatch(r"\d{1,3}(,\d{3})+", word):
         word = word.replace(",", "")
     numbers = [_number_as_yaml(number) for number in re.findall(r"[^\s,()]+", word)]
-    return numbers[0] if len(numbers) == 1 else f"[{', '.join(numbers)}]"
+    if len(numbers) == 1:
+        return numbers[0]
+    return f"[{', '.join(numbers)}]"
 
 
 def _parts(kind: Any) -> Iterator[Any]:

@@ -71,7 +71,7 @@ def part_of_process(queries: Any, arguments: dict[str, Any], processes: Processe
 
 
 def _rows_of_process(rows: int, processes: Processes) -> slice:
-    """Return the rows that this process holds of so many."""
+    """Return the rows of this process: neighbours, and about as many as other processes hold."""
     return slice(rows * processes.rank // processes.count, rows * (processes.rank + 1) // processes.count)
 
 

@@ -199,26 +199,29 @@ def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
     Raises:
         ValueError: A path leads out of the folder: it is absolute, or has `..`, or a link on it does.
     """
-    named = [os.fsdecode(name) if isinstance(name, bytes) else str(name) for name in paths.tolist()]
-    outside = [path for path in named if not _lies_in(base, path)]
-    if outside:
-        raise ValueError(
-            f"{file} names the image {outside[0]!r}, which does not lie in {base}. Pass the folder that holds all of "
-            "them with --images, --gallery_images or --train_images."
-        )
-    files = [base / path for path in named]
-    spelt = {
-        name: there for name, there in paths_on_disk(files, base).items() if _lies_in(base, there.relative_to(base))
+    names = [os.fsdecode(name) if isinstance(name, bytes) else str(name) for name in paths.tolist()]
+    for name in names:
+        if not _lies_in(base, name):
+            raise ValueError(
+                f"{file} names the image {name!r}, which does not lie in {base}. Pass the folder that holds all of them "
+                "with --images, --gallery_images or --train_images."
+            )
+    files = [base / name for name in names]
+    # A disk may spell a name in another way, and have a link under that name.
+    on_disk = {
+        path: spelling
+        for path, spelling in paths_on_disk(files, base).items()
+        if _lies_in(base, spelling.relative_to(base))
     }
-    return [spelt.get(name, name) for name in files]
+    return [on_disk.get(path, path) for path in files]
 
 
 def _lies_in(base: Path, path: str | Path) -> bool:
     """Return whether a path leads to something in a folder; links on it are followed."""
-    top = os.path.realpath(base)
+    folder = os.path.realpath(base)
     try:
-        real = os.path.realpath(os.path.join(top, path))
-        return real != top and os.path.commonpath([top, real]) == top
+        target = os.path.realpath(os.path.join(folder, path))
+        return target != folder and os.path.commonpath([folder, target]) == folder
     except ValueError:  # a name that no file can have, or that of another drive
         return False
 

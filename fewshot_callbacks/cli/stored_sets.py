@@ -125,11 +125,22 @@ def read_sets(file: Path, options: Namespace, needed: Sequence[str]) -> StoredSe
     is_glob = glob.has_magic(str(file)) and not file.is_file()
     if file.suffix.lower() == ".npz" and not columns and not is_glob:
         return load_sets(file, needed, has_options=True)
+    return _read_columns(file, columns, needed)
+
+
+def _read_columns(file: Path, columns: Mapping[str, str], needed: Sequence[str]) -> StoredSets:
+    """Return the sets of files with one set, whose vectors stay in the files.
+
+    Args:
+        file: The file, a folder or a glob.
+        columns: Option -> the name of an array or column, where one is passed. Others have their usual names.
+        needed: What each item needs beside its vector, such as "labels".
+    """
     names = array_names(find_shards(str(file)).files[0])
     if file.suffix.lower() == ".npz":
         _refuse_two_sets(file, names, columns)
     usual_columns = {name: name for name in COLUMNS if name in names}
-    shards = Shards(str(file), **usual_columns | columns)
+    shards = Shards(str(file), **{**usual_columns, **columns})
     if "labels" in needed and shards.labels is None:
         raise ValueError(
             f"{file}: nothing says where the labels are. Pass --labels with the name of an array or column, or "
@@ -139,8 +150,8 @@ def read_sets(file: Path, options: Namespace, needed: Sequence[str]) -> StoredSe
     _print_on_first_process([*shards.notes, *_notes_on_unread(file, unread, ONE_SET, has_options=True)])
     queries, gallery, arrays = with_stored_arrays(shards, None, {}, labelled=True)
     arrays |= {"queries": queries, "gallery": gallery}
-    held = {name: values for name, values in arrays.items() if values is not None}
-    return StoredSets(file, held, has_names_of_two=False)
+    stored = {name: values for name, values in arrays.items() if values is not None}
+    return StoredSets(file, stored, has_names_of_two=False)
 
 
 def load_sets(file: Path, needed: Sequence[str] = ("labels",), *, has_options: bool = False) -> StoredSets:
@@ -161,9 +172,11 @@ def load_sets(file: Path, needed: Sequence[str] = ("labels",), *, has_options: b
     has_names_of_two = any(name in TWO_SETS for name in held)
     known_names = TWO_SETS if has_names_of_two else ONE_SET
     _refuse_missing(file, held, _needed_names(needed, has_names_of_two=has_names_of_two), how, has_options=has_options)
-    single = [name for name in (*known_names, LABEL_NAMES) if name in held and held[name].ndim == 0]
-    if single:
-        raise ValueError(f"{' and '.join(map(repr, single))} of {file} is a single value, not one for each item. {how}")
+    single_values = [name for name in (*known_names, LABEL_NAMES) if name in held and held[name].ndim == 0]
+    if single_values:
+        raise ValueError(
+            f"{' and '.join(map(repr, single_values))} of {file} is a single value, not one for each item. {how}"
+        )
     _print_on_first_process(_notes_on_unread(file, held, known_names, has_options=has_options))
     if has_names_of_two:
         arrays = {name: held[name] for name in TWO_SETS if name in held}
@@ -257,21 +270,36 @@ def _refuse_mixed_names(file: Path, names: Iterable[str]) -> None:
     if not of_one or not of_two:
         return
     if any(name in GALLERY_NAMES.values() for name in of_two):
-        new_names = {name: QUERY_NAMES.get(name) for name in of_one}
+        fix = _renames({name: QUERY_NAMES.get(name) for name in of_one}, held=names)
     else:
         names_of_one = {other: usual for usual, other in QUERY_NAMES.items()}
-        new_names = {name: names_of_one.get(name) for name in of_two}
-    renames = [f"{old!r} to {new!r}" for old, new in new_names.items() if new is not None and new not in names]
-    doubles = [repr(old) for old, new in new_names.items() if new is None or new in names]
-    fixes = []
-    if renames:
-        fixes.append(f"Rename {' and '.join(renames)}.")
-    if doubles:
-        fixes.append(f"Leave out {' and '.join(doubles)}.")
+        fix = _renames({name: names_of_one[name] for name in of_two}, held=names)
     raise ValueError(
         f"{file} mixes names of a file with one set ({', '.join(map(repr, of_one))}) and names of a file with two "
-        f"({', '.join(map(repr, of_two))}). {' '.join(fixes)}"
+        f"({', '.join(map(repr, of_two))}). {fix}"
     )
+
+
+def _renames(new_names: Mapping[str, str | None], held: Iterable[str]) -> str:
+    """Return sentences on what to rename, and on what to leave out.
+
+    Args:
+        new_names: Name of an array -> its name in the other form; None if that has none.
+        held: The names of all arrays. A new name that is among them is taken.
+    """
+    renames = []
+    superfluous = []
+    for name, new_name in new_names.items():
+        if new_name is None or new_name in held:
+            superfluous.append(repr(name))
+        else:
+            renames.append(f"{name!r} to {new_name!r}")
+    sentences = []
+    if renames:
+        sentences.append(f"Rename {' and '.join(renames)}.")
+    if superfluous:
+        sentences.append(f"Leave out {' and '.join(superfluous)}.")
+    return " ".join(sentences)
 
 
 def _refuse_two_sets(file: Path, names: Sequence[str], columns: Mapping[str, str]) -> None:

@@ -46,22 +46,32 @@ def as_number(value: float) -> str:
 def class_tables(report: RetrievalReport, width: int) -> list[Table]:
     """Return tables of the means of each class for a screen of this width: as many metrics as fit in each."""
     per_class = report.per_class()
-    classes = sorted({label for values in per_class.values() for label in values})
-    labels = max((as_text(label).cell_len for label in (*classes, "class")), default=0)
+    classes = sorted({label for means in per_class.values() for label in means})
+    label_width = max(as_text(label).cell_len for label in (*classes, "class"))
     # A value such as 0.1234 takes six characters, and each column two more to keep it from the next.
-    beside = max(1, (width - labels - 2) // max((max(len(name), 6) + 2 for name in per_class), default=8))
-    names = list(per_class)
-    tables = []
-    for start in range(0, len(names), beside):
-        metrics = names[start : start + beside]
-        table = Table(title=f"means of {len(classes):,} classes", **NARROW)
-        for name in ("class", *metrics):
-            table.add_column(name, justify="right", no_wrap=True)
-        for label in classes:
-            values = (per_class[metric].get(label, math.nan) for metric in metrics)
-            table.add_row(as_text(label), *("" if math.isnan(value) else f"{value:.4f}" for value in values))
-        tables.append(table)
-    return tables
+    column_width = max((max(len(name), 6) + 2 for name in per_class), default=8)
+    columns = max(1, (width - label_width - 2) // column_width)
+    metrics = list(per_class)
+    return [
+        _class_table(classes, {name: per_class[name] for name in metrics[start : start + columns]})
+        for start in range(0, len(metrics), columns)
+    ]
+
+
+def _class_table(classes: Sequence[Any], means: Mapping[str, Mapping[Any, float]]) -> Table:
+    """Return a table with a row for each class.
+
+    Args:
+        classes: The labels of the classes.
+        means: Metric -> label -> the mean of the class; a class without a value is no key.
+    """
+    table = Table(title=f"means of {len(classes):,} classes", **NARROW)
+    for name in ("class", *means):
+        table.add_column(name, justify="right", no_wrap=True)
+    for label in classes:
+        values = [of_classes.get(label, math.nan) for of_classes in means.values()]
+        table.add_row(as_text(label), *("" if math.isnan(value) else f"{value:.4f}" for value in values))
+    return table
 
 
 def comparison_table(
@@ -91,27 +101,31 @@ def comparison_table(
     )
     table.add_column("metric", overflow="fold")
     order = (1, 0) if earlier_first else (0, 1)
-    for name in (*(names[side] for side in order), "difference"):
-        table.add_column(as_text(name), justify="right", style="bold" if name == "difference" else "", overflow="fold")
+    for side in order:
+        table.add_column(as_text(names[side]), justify="right", overflow="fold")
+    table.add_column("difference", justify="right", style="bold", overflow="fold")
     table.add_column("its 95 % interval", justify="right", overflow="fold")
     table.add_column("beyond\nchance", overflow="fold")
     for name, difference in differences.items():
-        *values, gain, interval, beyond = difference.in_words()
-        cells = (*(values[side] for side in order), gain)
-        table.add_row(name, *("n/a" if "nan" in cell else cell for cell in cells), interval, beyond)
+        *values, gain, interval, is_beyond_chance = difference.in_words()
+        cells = [*(values[side] for side in order), gain]
+        table.add_row(name, *("n/a" if "nan" in cell else cell for cell in cells), interval, is_beyond_chance)
     return table
 
 
 def without_interval(differences: Mapping[str, Difference]) -> str:
     """Return a sentence on the metrics without an interval, and why they have none; nothing if each has one."""
-    rows: dict[str, list[str]] = {}
+    names_by_reason: dict[str, list[str]] = {}
     for name, difference in differences.items():
         if math.isnan(difference.interval.low):
-            rows.setdefault(_why_without_interval(name, difference), []).append(name)
-    if not rows:
+            names_by_reason.setdefault(_why_without_interval(name, difference), []).append(name)
+    if not names_by_reason:
         return ""
-    said = [f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {why}" for why, names in rows.items()]
-    return f"No interval: {'; '.join(said)}."
+    parts = []
+    for reason, names in names_by_reason.items():
+        verb = "are" if len(names) > 1 else "is"
+        parts.append(f"{', '.join(names)} {verb} {reason}")
+    return f"No interval: {'; '.join(parts)}."
 
 
 def _why_without_interval(name: str, difference: Difference) -> str:
@@ -121,22 +135,24 @@ def _why_without_interval(name: str, difference: Difference) -> str:
         return "one value of all rows"
     if name in EPISODIC:
         return EPISODIC[name]
-    pooled = requested_metric(name).metric.source in ("pairs", "classes")
-    return "one value of all pairs" if pooled else "of too few queries, classes or groups"
+    if requested_metric(name).metric.source in ("pairs", "classes"):
+        return "one value of all pairs"
+    return "of too few queries, classes or groups"
 
 
 def _meaning(name: str, report: RetrievalReport) -> str:
     """Return the meaning of a metric, and the threshold at which it was measured."""
     requested = requested_metric(name)
-    where = ""
+    threshold_text = ""
     if requested.metric.source == "classes":
         wanting = report.consistency[requested.parameters["p"]].wanting(3).items()
-        named = ", ".join(f"{label} {threshold:.4f} (+{gain:.3f})" for label, (threshold, gain) in wanting)
-        where = f" Classes that want another threshold: {named}." if named else ""
+        classes = ", ".join(f"{label} {threshold:.4f} (+{gain:.3f})" for label, (threshold, gain) in wanting)
+        if classes:
+            threshold_text = f" Classes that want another threshold: {classes}."
     elif "p" in requested.parameters:
         points: dict[float, Any] = {**report.at_precision, **report.at_false_match_rate}
-        where = f" Threshold {points[requested.parameters['p']].threshold:.4f}."
-    return report.meaning(name) + where
+        threshold_text = f" Threshold {points[requested.parameters['p']].threshold:.4f}."
+    return report.meaning(name) + threshold_text
 
 
 def _caption(report: RetrievalReport) -> str:
