@@ -139,8 +139,9 @@ def _read_columns(file: Path, columns: Mapping[str, str], needed: Sequence[str])
     names = array_names(find_shards(str(file)).files[0])
     if file.suffix.lower() == ".npz":
         _refuse_two_sets(file, names, columns)
-    usual_columns = {name: name for name in COLUMNS if name in names}
-    shards = Shards(str(file), **{**usual_columns, **columns})
+    arguments: dict[str, Any] = {name: name for name in COLUMNS if name in names}
+    arguments |= columns
+    shards = Shards(str(file), **arguments)
     if "labels" in needed and shards.labels is None:
         raise ValueError(
             f"{file}: nothing says where the labels are. Pass --labels with the name of an array or column, or "
