@@ -12,7 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fewshot_callbacks.cli.evaluate import comparison_table, differences_as_dict
+from fewshot_callbacks.cli.evaluate import differences_as_dict
+from fewshot_callbacks.cli.tables import comparison_table
 from fewshot_callbacks.files.names import is_system_name
 from fewshot_callbacks.functional.dynamics import DynamicsComparison, compare_dynamics, without_nan
 from fewshot_callbacks.functional.episodes import EpisodeAccuracy
@@ -73,10 +74,10 @@ def notes_on_lengths(names: Sequence[str], records: Sequence[TrainingRecord | No
     notes = []
     for name, record in zip(names, records, strict=True):
         if record is not None and not record.ended:
-            # Lightning's words for no limit.
-            most = "" if record.max_epochs in (None, -1) else f" of {record.max_epochs:,}"
+            # None and -1 are Lightning's words for no limit.
+            limit = "" if record.max_epochs in (None, -1) else f" of {record.max_epochs:,}"
             notes.append(
-                f"{name} stopped after epoch {record.epochs:,}{most}: its numbers are those of an unfinished training."
+                f"{name} stopped after epoch {record.epochs:,}{limit}: its numbers are those of an unfinished training."
             )
     first, second = records
     if first is not None and second is not None and (first.epochs, first.steps) != (second.epochs, second.steps):
@@ -116,7 +117,7 @@ SHOWN = ("mAP", "recall@1", "pair_f1", "grouped_recall@1")
 
 
 @dataclass(frozen=True)
-class Tested:
+class NetworkResults:
     """The results of a network on the test set."""
 
     checkpoint: str
@@ -126,17 +127,19 @@ class Tested:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        accuracy, report = self.accuracy, self.report
-        return {
-            "checkpoint": self.checkpoint,
-            "accuracy": None if accuracy is None else accuracy.mean,
-            "accuracy_ci95": None if accuracy is None else accuracy.ci95,
-            "accuracy_ci95_open": None if accuracy is None else accuracy.open_interval.half_width,
-            "episodes": None if accuracy is None else accuracy.n,
-            "episodes_hash": None if accuracy is None else accuracy.episodes_hash,
-            "J": self.j,
-            "retrieval": None if report is None else report.to_dict(),
-        }
+        names_of_accuracy = ("accuracy", "accuracy_ci95", "accuracy_ci95_open", "episodes", "episodes_hash")
+        values: dict[str, Any] = {"checkpoint": self.checkpoint, **dict.fromkeys(names_of_accuracy)}
+        if self.accuracy is not None:
+            values["accuracy"] = self.accuracy.mean
+            values["accuracy_ci95"] = self.accuracy.ci95
+            values["accuracy_ci95_open"] = self.accuracy.open_interval.half_width
+            values["episodes"] = self.accuracy.n
+            values["episodes_hash"] = self.accuracy.episodes_hash
+        values["J"] = self.j
+        values["retrieval"] = None
+        if self.report is not None:
+            values["retrieval"] = self.report.to_dict()
+        return values
 
 
 def run(options: Namespace) -> None:
@@ -155,19 +158,19 @@ def run(options: Namespace) -> None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs, and what was found of them."""
+    """Two runs, their results on the test set, and their steps."""
 
     folders: Sequence[Path]
     names: tuple[str, str]
     records: Sequence[TrainingRecord | None]
     # results on the test set; none if nothing was tested
-    tests: Sequence[Tested]
+    tests: Sequence[NetworkResults]
     # why nothing was tested; empty if both runs were
-    untested: str
+    why_untested: str
     # None without measured steps of both runs
     dynamics: DynamicsComparison | None
-    # the file with the steps of a run that is not there
-    missing: Path | None
+    # the file of the steps of a run that does not exist; None if both do
+    missing_file: Path | None
 
     @property
     def notes(self) -> list[str]:
@@ -176,8 +179,10 @@ class Comparison:
 
     @property
     def differences(self) -> dict[str, Difference]:
-        """Metrics of the second run minus those of the first; none if nothing was tested."""
-        return differences_of(*self.tests) if self.tests else {}
+        """Metric -> the second run minus the first; none if nothing was tested."""
+        if not self.tests:
+            return {}
+        return differences_of(*self.tests)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -185,8 +190,8 @@ class Comparison:
             {"name": name, "folder": str(folder), "epochs": record and record.epochs, "steps": record and record.steps}
             for name, folder, record in zip(self.names, self.folders, self.records, strict=True)
         ]
-        for described, test in zip(runs, self.tests, strict=False):  # none if nothing was tested
-            described["test"] = test.to_dict()
+        for description, results in zip(runs, self.tests, strict=False):  # none if nothing was tested
+            description["test"] = results.to_dict()
         return {
             "runs": runs,
             "notes": self.notes,
@@ -199,8 +204,8 @@ class Comparison:
         console = Console()
         for sentence in self.notes:
             console.print(as_text(sentence), soft_wrap=True)
-        if self.untested:
-            console.print(as_text(f"Not tested: {self.untested}."), soft_wrap=True)
+        if self.why_untested:
+            console.print(as_text(f"Not tested: {self.why_untested}."), soft_wrap=True)
         else:
             first, second = self.names
             caption = f"difference: {second} minus {first}. Intervals, and ±: 95 %. {_episodes(self.tests)}".rstrip()
@@ -209,7 +214,7 @@ class Comparison:
         if self.dynamics is not None:
             console.print(self.dynamics.table())
         else:
-            console.print(as_text(f"No steps to compare: there is no {self.missing}."), soft_wrap=True)
+            console.print(as_text(f"No steps to compare: there is no {self.missing_file}."), soft_wrap=True)
 
 
 def compare_runs(runs: tuple[Path, Path], names: Sequence[str] | None, *, test: bool) -> Comparison:
@@ -226,39 +231,44 @@ def compare_runs(runs: tuple[Path, Path], names: Sequence[str] | None, *, test: 
                 f"There is no {run}. Give the folder of a run of 'fewshot fit', such as runs/version_0."
             )
     files = [run / DYNAMICS if run.is_dir() else run for run in runs]
-    missing = next((file for file in files if not file.is_file()), None)
-    untested = _why_untested(runs) if test else "as requested"
-    if untested and missing is not None:
+    missing_file = next((file for file in files if not file.is_file()), None)
+    why_untested = _why_untested(runs) if test else "as requested"
+    if why_untested and missing_file is not None:
         raise ValueError(
-            f"{missing.parent} holds no {missing.name}, and nothing can be tested ({untested}). Give the folder of a run of "
-            f"'fewshot fit', such as runs/version_0; TrainingDynamicsMonitor writes {DYNAMICS} once it has measured a step."
+            f"{missing_file.parent} holds no {missing_file.name}, and nothing can be tested ({why_untested}). Give the "
+            f"folder of a run of 'fewshot fit', such as runs/version_0; TrainingDynamicsMonitor writes {DYNAMICS} once it "
+            "has measured a step."
         )
     folders = [file.parent for file in files]
     records = [TrainingRecord.of(folder) for folder in folders]
     first, second = names or names_of(folders, records)
     dynamics = None
-    if missing is None:
+    if missing_file is None:
         dynamics = compare_dynamics(files[0], files[1], names=(first, second))
-    tests = [] if untested else [tested(run) for run in runs]
-    return Comparison(runs, (first, second), records, tests, untested, dynamics, missing)
+    tests = [] if why_untested else [results_of_run(run) for run in runs]
+    return Comparison(runs, (first, second), records, tests, why_untested, dynamics, missing_file)
 
 
 def _why_untested(runs: Sequence[Path]) -> str:
     """Return why two runs cannot be tested; nothing if they can."""
-    without = [run for run in runs if not (run / CONFIGURATION).is_file()]
-    return f"{without[0]} holds no {CONFIGURATION}" if without else ""
+    for run in runs:
+        if not (run / CONFIGURATION).is_file():
+            return f"{run} holds no {CONFIGURATION}"
+    return ""
 
 
 def names_of(folders: Sequence[Path], records: Sequence[TrainingRecord | None]) -> tuple[str, str]:
     """Return the names of two runs: their heads if these differ, or else their folders."""
-    heads = [None if record is None else record.head for record in records]
-    if heads[0] and heads[1] and heads[0] != heads[1]:
+    heads = [record.head for record in records if record is not None and record.head]
+    if len(set(heads)) == 2:
         return heads[0], heads[1]
     first, second = (folder.name for folder in folders)
-    return (first, second) if first != second else ("A", "B")
+    if first == second:
+        return "A", "B"
+    return first, second
 
 
-def tested(run: Path) -> Tested:
+def results_of_run(run: Path) -> NetworkResults:
     """Return the results of the best checkpoint of a run, with the data of its configuration.
 
     Raises:
@@ -269,10 +279,10 @@ def tested(run: Path) -> Tested:
         raise FileNotFoundError(
             f"{run} holds no checkpoint, so it cannot be tested. --test false compares only the steps."
         )
-    return result_of("--config", str(run / CONFIGURATION), "--ckpt_path", str(checkpoint))
+    return results_of_test("--config", str(run / CONFIGURATION), "--ckpt_path", str(checkpoint))
 
 
-def result_of(*words: str, as_prototypes: bool = False) -> Tested:
+def results_of_test(*words: str, as_prototypes: bool = False) -> NetworkResults:
     """Return the results of `fewshot test` with these words.
 
     Args:
@@ -293,7 +303,7 @@ def result_of(*words: str, as_prototypes: bool = False) -> Tested:
             trainer.test(model, cli.datamodule, verbose=False)
     reports = [getattr(callback, "report", None) for callback in trainer.callbacks]
     j = trainer.callback_metrics.get("test/J")
-    return Tested(
+    return NetworkResults(
         checkpoint=words[words.index("--ckpt_path") + 1],
         accuracy=getattr(model, "evaluation_results", {}).get("test"),
         report=next((report for report in reports if isinstance(report, RetrievalReport)), None),
@@ -301,7 +311,7 @@ def result_of(*words: str, as_prototypes: bool = False) -> Tested:
     )
 
 
-def differences_of(first: Tested, second: Tested) -> dict[str, Difference]:
+def differences_of(first: NetworkResults, second: NetworkResults) -> dict[str, Difference]:
     """Return what the second gains over the first by metric; none that one lacks, or if the test sets differ."""
     differences: dict[str, Difference] = {}
     if first.accuracy is not None and second.accuracy is not None:
@@ -309,25 +319,25 @@ def differences_of(first: Tested, second: Tested) -> dict[str, Difference]:
         differences[OTHER_CLASSES] = second.accuracy.minus(first.accuracy, over_classes=True)
     if first.report is not None and second.report is not None:
         try:
-            of_reports = compare_reports(second.report, first.report)
+            in_retrieval = compare_reports(second.report, first.report)
         except ValueError:  # the queries differ
-            of_reports = {}
-        differences |= {name: of_reports[name] for name in SHOWN if name in of_reports}
+            in_retrieval = {}
+        differences |= {name: in_retrieval[name] for name in SHOWN if name in in_retrieval}
     if first.j is not None and second.j is not None:
         # J has no interval, so that its difference has none either.
         differences["J"] = Difference(second.j, first.j, UNKNOWN)
     return differences
 
 
-def _episodes(tests: Sequence[Tested]) -> str:
+def _episodes(tests: Sequence[NetworkResults]) -> str:
     """Return a sentence on the episodes of both runs and the intervals of their accuracies; nothing without accuracies."""
-    known = [test.accuracy for test in tests if test.accuracy]
-    if not known:
+    accuracies = [results.accuracy for results in tests if results.accuracy]
+    if not accuracies:
         return ""
-    first, second = (_episodes_of(test.accuracy) for test in tests)
-    closed = " and ".join(half_width(accuracy.ci95, "a single episode") for accuracy in known)
+    first, second = (_episodes_of(results.accuracy) for results in tests)
+    closed = " and ".join(half_width(accuracy.ci95, "a single episode") for accuracy in accuracies)
     too_few = "too few episodes or classes"
-    opened = " and ".join(half_width(accuracy.open_interval.half_width, too_few) for accuracy in known)
+    opened = " and ".join(half_width(accuracy.open_interval.half_width, too_few) for accuracy in accuracies)
     lists = f"{first}, the same for both" if first == second else f"{first}, and {second}"
     return f"Accuracy: {closed} over other episodes of these classes, {opened} over another set of classes; {lists}."
 
@@ -338,11 +348,11 @@ def _episodes_of(accuracy: EpisodeAccuracy | None) -> str:
     return f"{accuracy.ways}-way {accuracy.shots}-shot, {accuracy.n} episodes, list {accuracy.episodes_hash}"
 
 
-def half_width(value: float, why_not: str) -> str:
+def half_width(value: float, reason: str) -> str:
     """Return half of an interval after ±; for NaN, that it is unknown, and why.
 
     Examples:
         >>> half_width(0.0125, "a single episode"), half_width(float("nan"), "a single episode")
         ('±0.0125', 'unknown (a single episode)')
     """
-    return f"unknown ({why_not})" if math.isnan(value) else f"±{value:.4f}"
+    return f"unknown ({reason})" if math.isnan(value) else f"±{value:.4f}"

@@ -21,9 +21,9 @@ from matplotlib.patches import Patch
 from rich.console import Console
 from rich.table import Table
 
-from fewshot_callbacks.cli.compare import Tested, result_of
-from fewshot_callbacks.cli.evaluate import NARROW
+from fewshot_callbacks.cli.compare import NetworkResults, results_of_test
 from fewshot_callbacks.cli.fit import command, quiet_lightning
+from fewshot_callbacks.cli.tables import NARROW
 from fewshot_callbacks.data import Glyphs
 from fewshot_callbacks.plots.style import BAND, GREY, METHODS, MethodStyle, draw_band, in_house_style, new_figure, save
 from fewshot_callbacks.system.terminal import as_text
@@ -55,17 +55,16 @@ def run(options: Namespace) -> None:
     started = time.perf_counter()
     target = checked(options.output)
     # The demo is written beside its folder, so that one that fails leaves an earlier one as it was.
-    with tempfile.TemporaryDirectory(prefix=".demo", dir=target.parent) as beside, quiet_lightning():
-        folder = Path(beside) / target.name
+    with tempfile.TemporaryDirectory(prefix=".demo", dir=target.parent) as temporary, quiet_lightning():
+        folder = Path(temporary) / target.name
         rows = train_and_test(options, folder, console)
         curves = training_curves({name: [read_curves(folder / name / "metrics.csv")] for name in TRAINED}, TITLES)
         save(curves, folder / "curves.png")
-        results = json.dumps([{"name": name, **row.to_dict()} for name, row in rows.items()], indent=2)
-        # The results name checkpoints by the folder in which they were written.
-        written, final = (json.dumps(place)[1:-1] for place in (beside, str(target.parent)))
-        (folder / RESULTS).write_text(results.replace(written, final) + "\n")
+        _write_results(rows, folder / RESULTS, temporary, str(target.parent))
         sign(folder)
-        output = options.output if put(folder, target) else put_beside(folder, target)
+        output = options.output
+        if not put(folder, target):
+            output = put_under_free_name(folder, target)
     console.print()
     console.print(comparison(rows))
     dr = output / "dr"
@@ -79,7 +78,23 @@ def run(options: Namespace) -> None:
     )
 
 
-def train_and_test(options: Namespace, folder: Path, console: Console) -> dict[str, Tested]:
+def _write_results(rows: Mapping[str, NetworkResults], file: Path, temporary: str, final: str) -> None:
+    """Write the results as JSON, with the checkpoints where they will be.
+
+    Args:
+        rows: Network -> its results, which name its checkpoint.
+        file: The file to write.
+        temporary: The folder in which the demo is written.
+        final: The folder to which it is moved.
+    """
+    results = json.dumps([{"name": name, **row.to_dict()} for name, row in rows.items()], indent=2)
+    # Both as they stand inside a string of JSON.
+    temporary_in_json = json.dumps(temporary)[1:-1]
+    final_in_json = json.dumps(final)[1:-1]
+    file.write_text(results.replace(temporary_in_json, final_in_json) + "\n")
+
+
+def train_and_test(options: Namespace, folder: Path, console: Console) -> dict[str, NetworkResults]:
     """Train each network of `TRAINED`, and return its results on the test set, after those of random weights."""
     console.print("[bold]fewshot demo[/]: a class is a character, its images are the typefaces that draw it.")
     with console.status("Drawing the glyphs (once; they are cached) ..."):
@@ -91,7 +106,7 @@ def train_and_test(options: Namespace, folder: Path, console: Console) -> dict[s
         f"--data.evaluation.episodes={options.test_episodes}",
         f"--trainer.accelerator={options.accelerator}",
     ]
-    results = {"random": result_of(*TRAINED["softmax"], *common, "--ckpt_path", "none")}
+    results = {"random": results_of_test(*TRAINED["softmax"], *common, "--ckpt_path", "none")}
     for name in TRAINED:
         results[name] = _train_and_test_one(name, common, options, folder / name, glyphs, console)
     return results
@@ -109,23 +124,27 @@ def _print_splits(glyphs: Glyphs, console: Console) -> None:
 
 def _train_and_test_one(
     name: str, common: Sequence[str], options: Namespace, folder: Path, glyphs: Glyphs, console: Console
-) -> Tested:
+) -> NetworkResults:
     """Train a network of `TRAINED` into a folder, and return the results of its best weights.
 
     `common` are the words of the command line that all networks share.
     """
     has_episodes = name != "soft_ap"
-    description = "episodes, 20-way 1-shot" if has_episodes else "batches of 20 classes x 4 images"
+    setting = "episodes"
+    description = "episodes, 20-way 1-shot"
+    if not has_episodes:
+        setting = "batches"
+        description = "batches of 20 classes x 4 images"
     console.print(f"\n[bold]{TITLES[name]}[/]: {options.epochs} epochs of {options.episodes} {description}")
     words = TRAINED[name]
-    size = f"--data.train.{'episodes' if has_episodes else 'batches'}={options.episodes}"
+    size = f"--data.train.{setting}={options.episodes}"
     epochs = f"--trainer.max_epochs={options.epochs}"
     cli = command(["fit", *words, *common, size, *_output_words(folder), epochs])
     best_score = cli.trainer.checkpoint_callback.best_model_score  # type: ignore[union-attr]
     console.print(f"  best validation mAP {math.nan if best_score is None else float(best_score):.3f}")
     report = _report_words(folder / "report.html", glyphs) if name == "dr" else []
     weights = ("--ckpt_path", str(folder / "best.ckpt"))
-    return result_of(*words, *common, *report, *weights, as_prototypes=not has_episodes)
+    return results_of_test(*words, *common, *report, *weights, as_prototypes=not has_episodes)
 
 
 def _output_words(folder: Path) -> list[str]:
@@ -165,12 +184,14 @@ def foreign_file(target: Path) -> str | None:
     """Return the name of a file that no demo has written, or that was changed since; None if there is none."""
     if not target.is_dir():
         return target.name if target.exists() else None
-    signed = _signed(target / SIGNATURE)
+    digests = _signed_digests(target / SIGNATURE)
     for path in sorted(target.rglob("*")):
         name = path.relative_to(target).as_posix()
         if path.is_dir() and not path.is_symlink():
             continue
-        if (name != SIGNATURE or not signed) and (path.is_symlink() or signed.get(name) != _digest(path)):
+        if name == SIGNATURE and digests:
+            continue
+        if path.is_symlink() or digests.get(name) != _digest(path):
             return name
     return None
 
@@ -178,11 +199,11 @@ def foreign_file(target: Path) -> str | None:
 def sign(folder: Path) -> None:
     """Write the hashes of the files of a demo, so that a later one can replace them."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    signed = {path.relative_to(folder).as_posix(): _digest(path) for path in files}
-    (folder / SIGNATURE).write_text(json.dumps({"fewshot_demo": signed}) + "\n")
+    digests = {path.relative_to(folder).as_posix(): _digest(path) for path in files}
+    (folder / SIGNATURE).write_text(json.dumps({"fewshot_demo": digests}) + "\n")
 
 
-def _signed(file: Path) -> Mapping[str, str]:
+def _signed_digests(file: Path) -> Mapping[str, str]:
     """Return the files of an earlier demo with their hashes; none if the signature is damaged or missing."""
     try:
         return dict(json.loads(file.read_text(encoding="utf-8"))["fewshot_demo"].items())
@@ -213,20 +234,21 @@ def put(folder: Path, target: Path) -> bool:
     return True
 
 
-def put_beside(folder: Path, target: Path) -> Path:
+def put_under_free_name(folder: Path, target: Path) -> Path:
     """Move a finished demo to the next free name and return that: its own name was taken while it trained."""
     numbered = (target.with_name(f"{target.name}-{number}") for number in itertools.count(2))
-    free = next(path for path in numbered if not path.exists())
-    folder.rename(free)
-    return free
+    free_path = next(path for path in numbered if not path.exists())
+    folder.rename(free_path)
+    return free_path
 
 
-def comparison(rows: Mapping[str, Tested]) -> Table:
+def comparison(rows: Mapping[str, NetworkResults]) -> Table:
     """Return the table that compares the networks."""
     first = rows["random"]
     if first.report is None or first.accuracy is None:
         raise ValueError("The test set could not be evaluated; the warnings above say why.")
-    [precision], size = first.report.at_precision, first.report.grouped.group_size if first.report.grouped else 0
+    [precision] = first.report.at_precision
+    size = first.report.grouped.group_size if first.report.grouped else 0
     accuracies = [row.accuracy for row in rows.values() if row.accuracy]
     spans = ", ".join(_half_width(accuracy.open_interval.half_width, "unknown") for accuracy in accuracies)
     table = Table(
@@ -244,7 +266,8 @@ def comparison(rows: Mapping[str, Tested]) -> Table:
     for column in ("accuracy %", "mAP", "R@1", f"GR@1 of {size}", f"R@P{precision:g}".replace("0.", "."), "F1", "J"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, row in rows.items():
-        report, accuracy = row.report, row.accuracy
+        report = row.report
+        accuracy = row.accuracy
         if report is None or accuracy is None or row.j is None:
             raise ValueError(f"{TITLES[name]} could not be evaluated; the warnings above say why.")
         low, high = report.intervals.get("grouped_recall@1", (math.nan, math.nan))

@@ -142,8 +142,8 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
     """
     suggested: object = "runs/version_0/checkpoints/best.ckpt"
     if given is None and command != "fit":
-        beside = [best_checkpoint(Path(str(file)).parent / "checkpoints") for file in configuration_files]
-        suggested = next((file for file in beside if file), suggested)
+        of_runs = [best_checkpoint(Path(str(file)).parent / "checkpoints") for file in configuration_files]
+        suggested = next((file for file in of_runs if file), suggested)
         raise ValueError(
             f"there are no weights to {command}. Give --ckpt_path {suggested}, or --ckpt_path {UNTRAINED} for the "
             "untrained network."
@@ -156,9 +156,11 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
     path = Path(given)
     if not path.is_file():
         folder = path if path.is_dir() else path.parent
-        others = ", ".join(file.name for file in checkpoints_below(folder) if file.parent == folder)
-        there = f"{folder} holds {others}" if others else f"Give a file, such as {best_checkpoint(folder) or suggested}"
-        raise ValueError(f"There is no checkpoint {path}. {there}.")
+        checkpoints = ", ".join(file.name for file in checkpoints_below(folder) if file.parent == folder)
+        fix = f"Give a file, such as {best_checkpoint(folder) or suggested}"
+        if checkpoints:
+            fix = f"{folder} holds {checkpoints}"
+        raise ValueError(f"There is no checkpoint {path}. {fix}.")
     try:
         # Making data and network may take a while, so a mistake is reported before.
         torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
@@ -187,16 +189,16 @@ def check_folder(folder: str, *, goes_on: bool) -> None:
         ValueError: With the names of the files.
     """
     files = get_filesystem(folder)
-    written_by_a_run = {CONFIGURATION: _is_written_configuration, RECORD: TrainingRecord.is_one}
-    found = []
-    for name, is_written_by_a_run in written_by_a_run.items():
+    is_of_a_run = {CONFIGURATION: _is_written_configuration, RECORD: TrainingRecord.is_one}
+    refused = []
+    for name, is_written in is_of_a_run.items():
         path = os.path.join(folder, name)
-        if files.exists(path) and not (goes_on and is_written_by_a_run(files.cat_file(path))):
-            found.append(name)
-    if found:
+        if files.exists(path) and not (goes_on and is_written(files.cat_file(path))):
+            refused.append(name)
+    if refused:
         raise ValueError(
-            f"{folder.rstrip('/')} already holds {' and '.join(found)}, and a new training would replace "
-            f"{'it' if len(found) == 1 else 'them'}. Give the run another folder (name and version of its logger), or "
+            f"{folder.rstrip('/')} already holds {' and '.join(refused)}, and a new training would replace "
+            f"{'it' if len(refused) == 1 else 'them'}. Give the run another folder (name and version of its logger), or "
             "continue the training in it with --ckpt_path."
         )
 
@@ -238,15 +240,16 @@ class ConfigKeeper(SaveConfigCallback):
         folder = run_folder(trainer)
         if stage == "fit":
             check_folder(folder, goes_on=_goes_on(trainer, self.config))
-        files, path = get_filesystem(folder), os.path.join(folder, CONFIGURATION)
+        files = get_filesystem(folder)
+        path = os.path.join(folder, CONFIGURATION)
         content = self.parser.dump(self.config, skip_none=False).encode()
         if files.exists(path):
             if stage != "fit" or files.cat_file(path) == content:
                 return
-            earlier = (f"config-{number}.yaml" for number in itertools.count(1))
-            free = next(name for name in earlier if not files.exists(os.path.join(folder, name)))
-            files.mv(path, os.path.join(folder, free))
-            print(f"The configuration of the training so far is kept as {free}.")
+            numbered = (f"config-{number}.yaml" for number in itertools.count(1))
+            free_name = next(name for name in numbered if not files.exists(os.path.join(folder, name)))
+            files.mv(path, os.path.join(folder, free_name))
+            print(f"The configuration of the training so far is kept as {free_name}.")
         files.makedirs(folder, exist_ok=True)
         files.pipe_file(path, content)
 
@@ -259,7 +262,8 @@ def keeps_a_run(trainer: Trainer) -> bool:
 class Recorder(Callback):
     """Keeps the record of a training in the folder of its run, and notes what an interrupted one has kept."""
 
-    kept = ""
+    # what an interrupted training has kept
+    sentence = ""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write how far the training has come."""
@@ -272,8 +276,8 @@ class Recorder(Callback):
     def _write(self, trainer: Trainer, pl_module: LightningModule, epochs: int, *, ended: bool) -> None:
         head = pl_module.hparams.get("head")
         if trainer.is_global_zero and keeps_a_run(trainer):
-            named = head if isinstance(head, str) else None
-            record = TrainingRecord(epochs, trainer.global_step, trainer.max_epochs, ended, named)
+            head_name = head if isinstance(head, str) else None
+            record = TrainingRecord(epochs, trainer.global_step, trainer.max_epochs, ended, head_name)
             record.save(Path(run_folder(trainer)))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -285,10 +289,10 @@ class Recorder(Callback):
             for checkpoint in trainer.checkpoint_callbacks
             for which in ("best", "last")
         ]
-        kept = list(dict.fromkeys(file for file in files if file and Path(file).is_file()))
-        self.kept = "No checkpoint was kept: the first is written when a validation ends."
-        if kept:
-            self.kept = f"Kept: {' and '.join(kept)}; --ckpt_path {kept[-1]} continues from there."
+        checkpoints = list(dict.fromkeys(file for file in files if file and Path(file).is_file()))
+        self.sentence = "No checkpoint was kept: the first is written when a validation ends."
+        if checkpoints:
+            self.sentence = f"Kept: {' and '.join(checkpoints)}; --ckpt_path {checkpoints[-1]} continues from there."
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -311,19 +315,19 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
         ValueError: The settings, the checkpoint or the data cannot be used; Lightning's own refusals included.
         KeyboardInterrupt: The run was interrupted, or ended by SIGTERM; says what a training has kept.
     """
-    words = with_paths(arguments)
-    before = sys.argv
+    words = with_paths(["--help" if word == "--help=full" else word for word in arguments])
+    earlier_words = sys.argv
     # LightningCLI reads the words there, and starts further processes with them.
     sys.argv = [sys.argv[0], *words]
     recorder = Recorder()
-    named = names_a_model(words)
+    has_own_model = names_a_model(words)
     try:
         if words[:1] != ["fit"]:
             warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved
         return FewshotCLI(
-            LightningModule if named else ProtoNet,
+            LightningModule if has_own_model else ProtoNet,
             LightningDataModule,
-            subclass_mode_model=named,
+            subclass_mode_model=has_own_model,
             subclass_mode_data=True,
             seed_everything_default=0,
             parser_class=FewshotParser,
@@ -338,19 +342,19 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
         # PyTorch begins so if weights do not fit. Any other RuntimeError is no mistake of the user.
         if "loading state_dict" not in str(error):
             raise
-        what = textwrap.shorten(str(error).partition("\n")[2], 300, placeholder=" ...")
+        mismatch = textwrap.shorten(str(error).partition("\n")[2], 300, placeholder=" ...")
         fix = "Give the config.yaml of its run with --config."
-        raise ValueError(f"The checkpoint holds the weights of another network: {what} {fix}") from error
+        raise ValueError(f"The checkpoint holds the weights of another network: {mismatch} {fix}") from error
     except SystemExit as stop:
-        raise signal_behind(stop, recorder.kept) from None
+        raise signal_behind(stop, recorder.sentence) from None
     finally:
-        sys.argv = before
+        sys.argv = earlier_words
 
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Keep Lightning's remarks about hardware and workers off the screen."""
-    before = logging.root.manager.disable  # one of these blocks may stand inside another
+    earlier_level = logging.root.manager.disable  # one of these blocks may stand inside another
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         for words in ("does not have many workers", "Checkpoint directory", "LeafSpec", "GPU available but not used"):
@@ -362,7 +366,7 @@ def quiet_lightning() -> Iterator[None]:
         try:
             yield
         finally:
-            logging.disable(before)
+            logging.disable(earlier_level)
 
 
 def signal_behind(stop: SystemExit, text: str = "") -> BaseException:
@@ -420,8 +424,8 @@ def _model_of(file: Path) -> Any:
     except OSError:  # a file that is missing is reported with the other mistakes
         return None
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        what = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{file} is damaged: it is no YAML ({what}). Give another configuration.") from error
+        cause = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{file} is damaged: it is no YAML ({cause}). Give another configuration.") from error
     if not isinstance(content, Mapping):
         raise ValueError(f"{file} is no configuration: it should hold settings of model, data and trainer by name.")
     return content.get("model")
@@ -429,12 +433,19 @@ def _model_of(file: Path) -> Any:
 
 def where_it_is_kept(trainer: Trainer) -> str:
     """Return two or three lines: the folder of the run, its best checkpoint, and how to test that."""
-    folder = run_folder(trainer) if keeps_a_run(trainer) else None
-    lines = [] if folder is None else [f"The run is kept in {folder}."]
-    best = getattr(trainer.checkpoint_callback, "best_model_path", "")
-    if best:
-        score, monitor = trainer.checkpoint_callback.best_model_score, trainer.checkpoint_callback.monitor  # type: ignore[union-attr]
-        lines.append(f"Best checkpoint: {best}" + ("" if score is None else f" ({monitor} {float(score):.4f})"))
-        if folder is not None and (Path(folder) / CONFIGURATION).exists():
-            lines.append(f"Test it: fewshot test --config {Path(folder) / CONFIGURATION} --ckpt_path {best}")
+    lines = []
+    configuration: Path | None = None
+    if keeps_a_run(trainer):
+        folder = run_folder(trainer)
+        configuration = Path(folder) / CONFIGURATION
+        lines.append(f"The run is kept in {folder}.")
+    checkpoints: Any = trainer.checkpoint_callback
+    best_path = getattr(checkpoints, "best_model_path", "")
+    if not best_path:
+        return "\n".join(lines)
+    score = checkpoints.best_model_score
+    value = "" if score is None else f" ({checkpoints.monitor} {float(score):.4f})"
+    lines.append(f"Best checkpoint: {best_path}{value}")
+    if configuration is not None and configuration.exists():
+        lines.append(f"Test it: fewshot test --config {configuration} --ckpt_path {best_path}")
     return "\n".join(lines)

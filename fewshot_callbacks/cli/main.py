@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from traceback import walk_tb
@@ -22,7 +22,7 @@ from fewshot_callbacks.system.terminal import printable
 COMMANDS = {
     "demo": "train both heads and soft AP on the glyphs, and compare them",
     "compare": "compare two runs of fit: results on the test set, and how their steps moved the embeddings",
-    "evaluate": "retrieval metrics of embeddings stored in an .npz file",
+    "evaluate": "retrieval metrics of embeddings in files: .npz, .npy, .parquet, .arrow, .feather, .safetensors",
     "report": "the same with failures, suspects, near duplicates and images, as one HTML file",
     "trials": "verification of pairs that someone listed, such as those of LFW and VoxCeleb",
     "plan": "compute what an evaluation will cost, before it is started",
@@ -32,8 +32,10 @@ COMMANDS = {
 }
 # Commands whose result is in files, so that they can run without an output.
 WRITE_FILES = {"demo", "report", "fit"}
+# Commands that need every optional package; the others need those of the extra `cli`.
+NEED_ALL_EXTRAS = {"demo", "report", "fit", "validate", "test"}
 # The packages whose versions a bug report should name.
-COMPUTES_WITH = ("torch", "torchvision", "lightning", "torchmetrics", "numpy", "numba", "jsonargparse")
+REPORTED_PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "numpy", "numba", "jsonargparse")
 # The environment variable that brings back the traceback of an error.
 DEBUG = "FEWSHOT_DEBUG"
 # The exit statuses of a shell for a command that a signal has ended: 128 plus SIGINT, SIGPIPE and SIGTERM.
@@ -46,18 +48,18 @@ class Terminated(KeyboardInterrupt):
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the first word; each command parses the other words itself."""
-    first = argparse.ArgumentParser(
+    first_word = argparse.ArgumentParser(
         prog="fewshot",
         description="Train few-shot embeddings and evaluate them exactly.",
         epilog=f"'fewshot COMMAND --help' describes each command. With {DEBUG}=1 an error shows its traceback.",
     )
     help_ = "show the versions that a bug report should include, and exit"
-    first.add_argument("--version", action="store_true", help=help_)
-    commands = first.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    first_word.add_argument("--version", action="store_true", help=help_)
+    commands = first_word.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
         # `--help` after a command is for its own parser.
         commands.add_parser(name, help=text, add_help=False)
-    return first
+    return first_word
 
 
 def _versions() -> str:
@@ -65,14 +67,14 @@ def _versions() -> str:
     import platform  # noqa: PLC0415 - not needed otherwise
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 
-    others = []
-    for package in COMPUTES_WITH:
+    packages = []
+    for package in REPORTED_PACKAGES:
         try:
-            others.append(f"{package} {version(package)}")
+            packages.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            others.append(f"{package} not installed")
+            packages.append(f"{package} not installed")
     system = f"Python {platform.python_version()}, {platform.platform()}"
-    return "\n".join((f"fewshot_callbacks {__version__}", system, ", ".join(others)))
+    return "\n".join((f"fewshot_callbacks {__version__}", system, ", ".join(packages)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,40 +89,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with 2, as argparse does.
     """
     if arguments is None:
-        arguments, warnings.formatwarning = sys.argv[1:], _words_alone
+        arguments = sys.argv[1:]
+        warnings.formatwarning = _format_warning
     words = list(arguments)
-    command = f"fewshot {words[0]}" if words[:1] and words[0] in COMMANDS else "fewshot"
+    program = "fewshot"
+    if words and words[0] in COMMANDS:
+        program = f"fewshot {words[0]}"
     if sys.stderr is None:  # it is closed, and `print` would write to the standard output
-        sys.stderr = _nowhere()
+        sys.stderr = _null_stream()
     if sys.stdout is None:
-        if not set(words[:1]) & WRITE_FILES:
+        if not words or words[0] not in WRITE_FILES:
             fix = "Leave it open, or write > /dev/null."
-            print(f"{command}: the standard output is closed, and the result would be lost. {fix}", file=sys.stderr)
+            print(f"{program}: the standard output is closed, and the result would be lost. {fix}", file=sys.stderr)
             return 1
-        sys.stdout = _nowhere()
+        sys.stdout = _null_stream()
     try:
         status = _run(words)
+        return _flush(program) or status
     except BrokenPipeError:  # such as `fewshot evaluate a.npz | head -1`
-        _give_up_output()
+        _discard_output()
         return BROKEN_PIPE
+
+
+def _flush(program: str) -> int:
+    """Write what Python still holds of the standard output; return 1 if it cannot be written, else 0."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _give_up_output()
-        return BROKEN_PIPE
+        raise
     except OSError as error:  # such as that of a full disk
-        _give_up_output()
-        print(f"{command}: the standard output cannot be written: {error.strerror}.", file=sys.stderr)
+        _discard_output()
+        print(f"{program}: the standard output cannot be written: {error.strerror}.", file=sys.stderr)
         return 1
-    return status
+    return 0
 
 
-def _nowhere() -> TextIO:
+def _null_stream() -> TextIO:
     """Return a stream that discards what is written, until the process ends."""
     return open(os.devnull, "w", encoding="utf-8")
 
 
-def _give_up_output() -> None:
+def _discard_output() -> None:
     """Discard the rest of the standard output, which Python would write at its end."""
     # A standard output that is no file raises an error.
     with suppress(OSError):
@@ -128,6 +137,7 @@ def _give_up_output() -> None:
 
 
 def _run(words: list[str]) -> int:
+    """Run a command line, and return the exit status."""
     if not words:
         parser().print_help()
         return 2
@@ -144,26 +154,26 @@ def _run(words: list[str]) -> int:
 
 
 def _run_command(command: str, words: list[str]) -> int:
+    """Run a command, report its errors in one line, and return the exit status."""
     if command not in OPTIONS and {"-h", "--help"} & set(words):
         print(help_of_training(command), end="")
         return 0
     try:
-        with required_extra(
-            "cli" if command in ("compare", "evaluate", "plan", "trials") else "all", f"fewshot {command}"
-        ):
-            options = _options(command, words)
-            module = import_module(f"fewshot_callbacks.cli.{command if command in OPTIONS else 'fit'}")
-        module.run(options)
+        with required_extra("all" if command in NEED_ALL_EXTRAS else "cli", f"fewshot {command}"):
+            run, options = _load(command, words)
+        run(options)
         return 0
     except MistypedError as mistake:
         print(f"fewshot {command}: {printable(mistake)} 'fewshot {command} --help' lists the options.", file=sys.stderr)
         raise SystemExit(2) from None
     except BrokenPipeError:  # an OSError, which would be reported as bad input below
         raise
+    except Terminated as stop:
+        print(f"\nTerminated. {printable(stop)}".rstrip(), file=sys.stderr)
+        return TERMINATED
     except KeyboardInterrupt as stop:
-        word, status = ("Terminated", TERMINATED) if isinstance(stop, Terminated) else ("Interrupted", INTERRUPTED)
-        print(f"\n{word}. {printable(stop)}".rstrip(), file=sys.stderr)
-        return status
+        print(f"\nInterrupted. {printable(stop)}".rstrip(), file=sys.stderr)
+        return INTERRUPTED
     except (ValueError, OSError, ModuleNotFoundError) as error:
         if os.environ.get(DEBUG):
             raise
@@ -172,25 +182,27 @@ def _run_command(command: str, words: list[str]) -> int:
         return 1
 
 
-def _options(command: str, words: list[str]) -> Any:
-    """Return the options of a command by name; of a training its words, which Lightning's command line reads."""
+def _load(command: str, words: list[str]) -> tuple[Callable[[Any], None], Any]:
+    """Return the function of a command and its argument: options by name, or words that Lightning's command line reads."""
     if command not in OPTIONS:
-        return ["--help" if word == "--help=full" else word for word in words]
+        return import_module("fewshot_callbacks.cli.fit").run, words
     from fewshot_callbacks.cli.parsing import parse  # noqa: PLC0415 - `fewshot --help` needs no jsonargparse
 
-    return parse(command, words[1:])
+    options = parse(command, words[1:])
+    return import_module(f"fewshot_callbacks.cli.{command}").run, options
 
 
-USUAL = warnings.formatwarning
+# Python's own, of warnings for developers.
+PYTHON_FORMAT = warnings.formatwarning
 
 
-def _words_alone(
+def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Return a warning without file and line, which say nothing to users of a command; warnings for developers keep them."""
     if category is UserWarning:
         return f"Warning: {message}\n"
-    return USUAL(message, category, filename, lineno, line)
+    return PYTHON_FORMAT(message, category, filename, lineno, line)
 
 
 def one_line(error: Exception) -> str:

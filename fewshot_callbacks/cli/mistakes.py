@@ -22,12 +22,12 @@ def unknown_option(words: Sequence[str], options: Iterable[str]) -> str:
         options: The names of all options, without dashes. Those of a class whose name is an option may be left out:
             `--data.train.ways` may belong to the class that `--data` names.
     """
-    known = {*options, "help"}
+    names = {*options, "help"}
     for word in words:
         name = word.removeprefix("--").partition("=")[0].removesuffix("+")
         owners = [name[: dot.start()] for dot in re.finditer(r"\.", name)]
-        if word.startswith("--") and known.isdisjoint([name, *owners]):
-            return f"there is no option --{name}.{similar(name, known, '--')}"
+        if word.startswith("--") and names.isdisjoint([name, *owners]):
+            return f"there is no option --{name}.{similar(name, names, '--')}"
     return ""
 
 
@@ -37,11 +37,13 @@ def values_of(words: Sequence[str]) -> list[tuple[str, str]]:
     option = ""
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and equals:
+        is_option = word.startswith("--")
+        if is_option and equals:
             pairs.append((name, value))
-        elif option and not word.startswith("--"):
+        elif option and not is_option:
             pairs.append((option, word))
-        option = name if word.startswith("--") and not equals else ""
+        # the option to which the next word may belong
+        option = name if is_option and not equals else ""
     return pairs
 
 
@@ -83,12 +85,16 @@ def kinds_of(kind: Any) -> str:
     if get_origin(kind) in (Union, UnionType):
         return ", or ".join(filter(None, map(kinds_of, get_args(kind))))
     if get_origin(kind) is Literal:
-        values = ", ".join(map(repr, get_args(kind)))
-        return f"one of {values}" if len(get_args(kind)) > 1 else values
+        values = [repr(value) for value in get_args(kind)]
+        if len(values) == 1:
+            return values[0]
+        return f"one of {', '.join(values)}"
     return NOUNS.get(kind, "")
 
 
 def similar(name: str, known: Iterable[str], before: str = "") -> str:
     """Return the question whether a similar name was meant; nothing if none is similar."""
-    names = get_close_matches(name, sorted(known), n=1)
-    return f" Did you mean {before}{names[0]}?" if names else ""
+    matches = get_close_matches(name, sorted(known), n=1)
+    if not matches:
+        return ""
+    return f" Did you mean {before}{matches[0]}?"

@@ -16,28 +16,38 @@ from fewshot_callbacks.settings import ReportSettings, RetrievalSettings, Simila
 class Evaluate:
     """Compute exact retrieval metrics of embeddings.
 
-    The .npz file holds the arrays 'embeddings' (items, dim) and 'labels' (items,); optionally 'gallery' and
-    'gallery_labels'. Without a gallery each item is a query against all others. Optional arrays: 'ids' (without a
-    gallery, the first item of each id is counted), 'query_ids' and 'gallery_ids' (an item is not a candidate for itself,
-    and the first of each id is counted), 'query_groups' and 'gallery_groups'. Labels of zeros and ones, (items, labels),
-    are those of items with several labels each. The metric J, the discriminant ratio of all rows, is computed where it
-    is named beside one of the others.
+    A file holds one set of items, or two. These are the names of its arrays or columns:
+
+        one set      two sets in one .npz file      meaning
+        embeddings   queries        gallery         vectors, (items, dim)
+        labels       query_labels   gallery_labels  (items,) or (items, labels)
+        ids          query_ids      gallery_ids     identities
+        groups       query_groups   gallery_groups  no pair within a group counts
+        paths        query_paths    gallery_paths   image files, for a report
+        is_gallery                                  true: gallery; false: query
+
+    Vectors and labels are needed. With one set each item is a query against all others, unless is_gallery says which items
+    are which. The first item of each id is counted, and no query is compared with itself, by its id, or with an item of
+    its group. Labels of several for each item are zeros and ones. label_names are the names of the labels 0, 1, 2, ... in
+    a report.
+
+    The metric J, the discriminant ratio of all rows, is computed where it is named beside one of the others.
 
     Args:
-        file: An .npz file, as numpy.savez writes it; or, with --labels, files that are read piece by piece and may be
-            larger than memory: .npy, .npz, .parquet, .arrow, .feather or .safetensors, a folder of these, or a glob in
-            quotes.
-        embeddings: Array or column of such files: the vectors. By default embeddings, or the only one with two axes.
-        labels: Array or column of such files: the label of each row; may be a .npy file of all rows, as the others may.
-        ids: Array or column of such files: the identity of each row. Without queries, the first row of each is counted.
-        groups: Array or column of such files: the group of each row.
-        queries: Array or column of such files: whether a row is a query, and no item of the gallery. By default each row
-            is both.
+        file: An .npz file, as numpy.savez writes it; or files of one set that are read piece by piece and may be larger
+            than memory: .npy, .npz, .parquet, .arrow, .feather or .safetensors, a folder of these, or a glob in quotes.
+        embeddings: Array or column of the vectors of one set. By default embeddings, or the only one with two axes.
+        labels: Array or column of the label of each row, by default labels; or a .npy file of all rows, as for the next
+            three.
+        ids: Array or column of the identity of each row, by default ids where there is one.
+        groups: Array or column of the group of each row, by default groups where there is one.
+        is_gallery: Array or column that says whether a row belongs to the gallery, and is no query; by default is_gallery.
+            Where there is none, each row is both.
         against: Embeddings of the same items in the same order, for instance by another model: shows which differences
             are beyond chance.
         judgements: Judgements of relevance (qrels), in place of labels: a file with the four columns of TREC, or with
-            query, item and grade, as BEIR has them, with or without a heading. The ids are those of 'query_ids' and
-            'gallery_ids'.
+            query, item and grade, as BEIR has them, with or without a heading. The ids are those of ids, or of query_ids
+            and gallery_ids.
         unknown: What to do with judgements of ids that no row has: error or ignore, by which a relevant item that is not
             in the gallery counts as never found.
         at_least: The smallest relevant grade of judgements, -l of trec_eval.
@@ -52,7 +62,7 @@ class Evaluate:
     labels: str | None = None
     ids: str | None = None
     groups: str | None = None
-    queries: str | None = None
+    is_gallery: str | None = None
     against: Path | None = None
     judgements: Path | None = None
     unknown: Literal["error", "ignore"] = "error"
@@ -62,7 +72,7 @@ class Evaluate:
     per_class: bool = False
 
 
-COLUMNS = ("embeddings", "labels", "ids", "groups", "queries")
+COLUMNS = ("embeddings", "labels", "ids", "groups", "is_gallery")
 """The options of `fewshot evaluate` that name an array or a column."""
 
 
@@ -73,18 +83,15 @@ class Report:
     It shows metrics with intervals, an adjustable threshold, the weakest classes, the worst queries with the items
     retrieved for them, items that may be mislabelled, and near duplicates. It opens in any browser.
 
-    The .npz file holds the arrays 'embeddings' (items, dim) and 'labels' (items,); optionally 'gallery' and
-    'gallery_labels'. Without a gallery each item is a query against all others. Optional arrays: 'ids' (without a
-    gallery, the first item of each id is counted), 'query_ids' and 'gallery_ids' (an item is not a candidate for itself,
-    and the first of each id is counted), 'query_groups' and 'gallery_groups'; 'paths' and 'gallery_paths', the image
-    files of the items; and 'label_names', the name of each label 0, 1, 2, ...
+    The .npz file holds embeddings and labels, and perhaps paths, ids, groups and label_names; or the arrays of queries and
+    of a gallery. 'fewshot evaluate --help' has the table of all names.
 
     Args:
         file: An .npz file, as numpy.savez writes it.
         output: The HTML file to write; a file of this name is replaced. By default report.html, which replaces an earlier
             report; where something else has that name, report-2.html and so on.
         title: Title of the page.
-        images: Folder of the images of the items. With 'paths' in the file, the paths are relative to this folder (by
+        images: Folder of the images of the items. With paths in the file, these are relative to this folder (by
             default to the folder of the file). Otherwise its images are taken in the order of torchvision's ImageFolder:
             folders sorted by name, files sorted in each; without folders, files sorted by name.
         gallery_images: The same as --images for the gallery.
@@ -114,7 +121,7 @@ class Trials:
 
     Args:
         file: The list of trials.
-        embeddings: An .npz file with the arrays 'embeddings' and 'ids', the name of each item as the list has it.
+        embeddings: An .npz file with the arrays embeddings and ids, the name of each item as the list has it.
         similarity: How embeddings are compared.
         metrics: The keys of the metrics. There are eer, min_dcf@{p}, tar@far{p}, accuracy and cllr. By default eer,
             min_dcf@0.01, tar@far0.01, tar@far0.001, and accuracy where there are folds.
@@ -143,8 +150,9 @@ class Plan:
 
     Args:
         queries: Number of queries, such as 158652 or 1e6.
-        files: Files of all items, a folder, or a glob in quotes: their number and dimension are found there, reading is
-            timed.
+        files: Files of all items, a folder, or a glob in quotes, as fewshot evaluate reads them: their number and dimension
+            are found there, reading is timed.
+        embeddings: Array or column of the vectors in these files. By default embeddings, or the only one with two axes.
         gallery: Number of gallery items; by default that of the queries, which are then also the gallery.
         dim: Number of components of an embedding.
         memory_mb: Memory budget beyond the embeddings, in MB; inf sets no limit.
@@ -155,6 +163,7 @@ class Plan:
 
     queries: int | None = None
     files: str | None = None
+    embeddings: str | None = None
     gallery: int | None = None
     dim: int | None = None
     memory_mb: float | None = 512
@@ -209,7 +218,14 @@ class Demo:
     accelerator: str = "auto"
 
 
-OPTIONS: dict[str, type] = {made.__name__.lower(): made for made in (Evaluate, Report, Trials, Plan, Compare, Demo)}
+OPTIONS: dict[str, type] = {
+    "evaluate": Evaluate,
+    "report": Report,
+    "trials": Trials,
+    "plan": Plan,
+    "compare": Compare,
+    "demo": Demo,
+}
 """Command -> the class of its own options."""
 OFFERED_SETTINGS: dict[str, dict[type, set[str]]] = {
     "evaluate": {RetrievalSettings: {"confidence"}},
@@ -246,6 +262,8 @@ def metric_keys(words: Iterable[str]) -> tuple[str, ...]:
 # Whatever is passed as a keyword in Python, also alone in brackets: no argument of a call, and no part of a longer name.
 _KEYWORD = re.compile(r"(?<![^\s(])(?<!\S\()(?<!, )([a-z_]+)=('[^']*'|\([^()]*\)|[\w@.+-]*\w)?")
 
+_SAME_OPTION_TWICE = re.compile(r"(--\w+) (?:and|or) \1\b")
+
 
 def in_shell(text: str, command: str) -> str:
     """Return a message of a function in the words of a shell: `k=5` becomes `--k 5`, if the command has `--k`.
@@ -255,6 +273,8 @@ def in_shell(text: str, command: str) -> str:
         '--similarity dott is unknown.'
         >>> in_shell("Pass labels= with one of these.", "evaluate")
         'Pass --labels with one of these.'
+        >>> in_shell("Pass query_ids= and gallery_ids=.", "evaluate")
+        'Pass --ids.'
         >>> in_shell("Some rows are left out (unknown='ignore').", "evaluate")
         'Some rows are left out (--unknown ignore).'
         >>> in_shell("Write it with numpy.savez(path, labels=...).", "evaluate")
@@ -262,17 +282,18 @@ def in_shell(text: str, command: str) -> str:
     """
     if command not in OPTIONS:
         return text
-    known = {field.name for owner in classes_of(command) for field in options_of(command, owner)}
+    options = {field.name for owner in classes_of(command) for field in options_of(command, owner)}
     caller, colon, rest = text.partition(": ")
     if colon and caller in fewshot_callbacks.__all__:
         text = rest
 
     def in_words(match: re.Match[str]) -> str:
-        # A file holds labels, ids and groups of all its rows, which are the queries of a function.
-        name, value = match[1].removeprefix("query_"), match[2] or ""
-        if name not in known:
+        # A column holds labels, ids and groups of all rows, which may be queries and gallery items.
+        name = re.sub("^(query|gallery)_", "", match[1])
+        value = match[2] or ""
+        if name not in options:
             return match[0]
         words = re.findall(r"[^\s'(),]+", value)
         return " ".join([f"--{name}", *("none" if word == "None" else word for word in words)])
 
-    return _KEYWORD.sub(in_words, text)
+    return _SAME_OPTION_TWICE.sub(r"\1", _KEYWORD.sub(in_words, text))

@@ -9,7 +9,7 @@ from dataclasses import MISSING
 from typing import Any, get_args, get_type_hints
 
 import docstring_parser
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from fewshot_callbacks.cli.mistakes import MistypedError, kinds_of, reason, unknown_option, values_of
 from fewshot_callbacks.cli.options import OPTIONS, classes_of, options_of
@@ -26,6 +26,17 @@ SHORT = {"output": ["-o"]}
 YAML = {"none": "null", "auto": "auto", "inf": ".inf", "infinity": ".inf", "-inf": "-.inf", "nan": ".nan"}
 
 
+class HelpFormatter(DefaultHelpFormatter):
+    """jsonargparse's, with the paragraphs of a description. The lines of a table, which are indented, stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = []
+        for paragraph in text.split("\n\n"):
+            is_table = paragraph.startswith(" ")
+            filled.append(paragraph if is_table else super()._fill_text(paragraph, width, indent))
+        return "\n\n".join(filled)
+
+
 def parse(command: str, words: Sequence[str]) -> Namespace:
     """Return the options of a command by name.
 
@@ -37,20 +48,31 @@ def parse(command: str, words: Sequence[str]) -> Namespace:
     try:
         return parser_of(command).parse_args(in_yaml(words, types))
     except ArgumentError as error:
-        known = [field.name for owner in classes_of(command) for field in options_of(command, owner)]
-        sentence = unknown_option(words, known) or _refused_value(words, types) or _wrong_number(command, words)
+        options = [field.name for owner in classes_of(command) for field in options_of(command, owner)]
+        sentence = unknown_option(words, options) or _refused_value(words, types)
         raise MistypedError(sentence or reason(error)) from error
 
 
 def parser_of(command: str) -> ArgumentParser:
     """Return the parser of a command. It raises an `ArgumentError` for words that it cannot take."""
     description = docstring_parser.parse(OPTIONS[command].__doc__ or "").description
-    parser = ArgumentParser(prog=f"fewshot {command}", description=description, exit_on_error=False, allow_abbrev=False)
+    parser = ArgumentParser(
+        prog=f"fewshot {command}",
+        description=description,
+        formatter_class=HelpFormatter,
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
     for owner in classes_of(command):
         types = get_type_hints(owner)
         docstring = docstring_parser.parse(owner.__doc__ or "")
         meanings = {entry.arg_name: entry.description or "" for entry in docstring.params}
         for field in options_of(command, owner):
+            if field.name not in meanings:
+                raise ValueError(
+                    f"the docstring of {owner.__name__} does not say what {field.name} is. Add a line to its Args, which is "
+                    "the help of the option."
+                )
             # argparse replaces what follows a single percent sign.
             meaning = meanings[field.name].replace("%", "%%")
             if field.default is MISSING:
@@ -68,12 +90,12 @@ def _refused_value(words: Sequence[str], types: Mapping[str, Any]) -> str:
         kind = types.get(option)
         if kind is None or option in AS_TYPED:
             continue
-        if not accepts(kind, as_yaml(value, kind)):
+        if not _accepts(kind, as_yaml(value, kind)):
             return f"--{option}: {value} is not {kinds_of(kind)}."
     return ""
 
 
-def accepts(kind: Any, word: str) -> bool:
+def _accepts(kind: Any, word: str) -> bool:
     """Return whether jsonargparse reads a word as a value of a type."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--value", type=kind)
@@ -84,36 +106,18 @@ def accepts(kind: Any, word: str) -> bool:
     return True
 
 
-def _wrong_number(command: str, words: Sequence[str]) -> str:
-    """Return a message if words without an option are missing or too many; empty if neither is certain."""
-    if any(word in ("--metrics", "--names") for word in words):
-        return ""  # they take several words
-    required = [field.name for field in options_of(command, OPTIONS[command]) if field.default is MISSING]
-    given: list[str] = []
-    follows_option = False
-    for word in words:
-        if not word.startswith("-") and not follows_option:
-            given.append(word)
-        is_flag = AS_TYPED.get(word.removeprefix("--"), {}).get("action") == "store_true"
-        follows_option = word.startswith("-") and "=" not in word and not is_flag
-    if len(given) > len(required):
-        return f"there is an unexpected word '{given[len(required)]}'."
-    missing = required[len(given) :]
-    return f"{' and '.join(missing)} must be given." if missing else ""
-
-
 def in_yaml(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
     """Return the words of a command line with the numbers as YAML spells them, for the options that take numbers."""
-    written: list[str] = []
+    words_in_yaml: list[str] = []
     option = ""
     for word in words:
         name, equals, value = word.partition("=")
         if name.startswith("--") and equals:
-            written.append(f"{name}={as_yaml(value, types.get(name.removeprefix('--')))}")
+            words_in_yaml.append(f"{name}={as_yaml(value, types.get(name.removeprefix('--')))}")
         else:
-            written.append(as_yaml(word, types.get(option.removeprefix("--"))))
+            words_in_yaml.append(as_yaml(word, types.get(option.removeprefix("--"))))
         option = word
-    return written
+    return words_in_yaml
 
 
 def as_yaml(word: str, kind: Any) -> str:
@@ -133,7 +137,9 @@ def as_yaml(word: str, kind: Any) -> str:
     if int in parts and re.fullmatch(r"\d{1,3}(,\d{3})+", word):
         word = word.replace(",", "")
     numbers = [_number_as_yaml(number) for number in re.findall(r"[^\s,()]+", word)]
-    return numbers[0] if len(numbers) == 1 else f"[{', '.join(numbers)}]"
+    if len(numbers) == 1:
+        return numbers[0]
+    return f"[{', '.join(numbers)}]"
 
 
 def _parts(kind: Any) -> Iterator[Any]:

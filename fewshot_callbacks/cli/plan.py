@@ -13,6 +13,8 @@ from rich.table import Table
 
 from fewshot_callbacks.functional.retrieval import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.sources import Shards
+from fewshot_callbacks.sources.formats import array_names
+from fewshot_callbacks.sources.shard_files import find_shards
 from fewshot_callbacks.sources.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import print_notes
 
@@ -33,8 +35,9 @@ def run(options: Namespace) -> None:
     Raises:
         ValueError: Sizes are missing, or given beside files; or as `Shards` and `plan_evaluation` do.
     """
-    shards = None if options.files is None else _shards(options)
-    if shards is not None:
+    shards = None
+    if options.files is not None:
+        shards = _shards(options)
         options = _with_sizes(options, shards)
     elif options.queries is None or options.dim is None:
         raise ValueError("the number of queries or their dimension is missing. Pass --queries and --dim, or --files.")
@@ -63,18 +66,39 @@ def run(options: Namespace) -> None:
 
 
 def _shards(options: Namespace) -> Shards:
-    """Return the files of all items; print notes on them."""
+    """Return the files of all items, or of the gallery where a file holds two sets; print notes on them."""
     if options.dim is not None or options.gallery is not None:
         raise ValueError("--files says how many items of which dimension there are. Leave out --dim and --gallery.")
-    shards = Shards(options.files)
+    embeddings = options.embeddings
+    if _hold_two_sets(options):
+        embeddings = "gallery"
+    shards = Shards(options.files, embeddings=embeddings)
     print_notes(shards.notes)
     return shards
 
 
+def _hold_two_sets(options: Namespace) -> bool:
+    """Return whether the files hold vectors of queries and of a gallery, and no others are named."""
+    names = array_names(find_shards(options.files).files[0])
+    return options.embeddings is None and {"queries", "gallery"} <= set(names)
+
+
 def _with_sizes(options: Namespace, shards: Shards) -> Namespace:
-    """Return the options with the number, the dimension and the number format of the items in files."""
+    """Return the options with the number, the dimension and the number format of the items in files.
+
+    The gallery is None if all items are queries, as one set is told to `fewshot plan` without files.
+    """
     items, dim = shards.shape
-    sizes = {"gallery": items, "dim": dim, "queries": options.queries or items}
+    queries = options.queries
+    is_one_set = False
+    if _hold_two_sets(options):
+        if queries is None:
+            queries = len(Shards(options.files, embeddings="queries"))
+    else:
+        if queries is None:
+            queries = items
+        is_one_set = queries == items
+    sizes = {"queries": queries, "gallery": None if is_one_set else items, "dim": dim}
     dtype = str(shards.dtype).removeprefix("torch.")
     return Namespace(**vars(options) | sizes | {"dtype": dtype})
 
@@ -149,8 +173,7 @@ def _memory(plan: EvaluationPlan, options: Namespace) -> tuple[str, str]:
 def _embeddings(plan: EvaluationPlan, options: Namespace) -> tuple[str, str]:
     """Return the bytes of the embeddings, and a description of them. One set is counted once."""
     place = ", in the files" if options.files else ""
-    is_one_set = options.gallery is None or (options.files and options.queries == options.gallery)
-    if is_one_set:
+    if options.gallery is None:  # one set
         meaning = f"one set, of queries that are the gallery, too, in {options.dtype}{place}"
         return _bytes(plan.gallery_bytes), meaning
     sizes = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"

@@ -13,15 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from fewshot_callbacks.cli.evaluate import (
-    Arrays,
-    check_same_items,
-    evaluate_arrays,
-    have_several_labels,
-    load_arrays,
-    without_repetitions,
-)
+from fewshot_callbacks.cli.evaluate import check_same_items, evaluate_sets
 from fewshot_callbacks.cli.options import in_shell
+from fewshot_callbacks.cli.stored_sets import StoredSets, first_of_each_id, load_one_set, load_sets
 from fewshot_callbacks.files.names import paths_on_disk
 from fewshot_callbacks.files.outputs import free_path, is_report, refuse_input
 from fewshot_callbacks.functional.retrieval import RetrievalReport
@@ -35,37 +29,19 @@ UNNAMED = Path("report.html")
 
 def run(options: Namespace) -> None:
     """Evaluate, and write the report."""
-    values = vars(options)
-    names = [field.name for field in fields(ReportSettings) if field.name in values]
-    settings = ReportSettings(**{name: values[name] for name in names})
-    console = Console()
+    settings = _settings(options)
     # The evaluation may take minutes, so a mistake is reported before it.
     refuse_input(_output(options), "-o", (options.file, options.against, options.train))
     check_writable(_output(options))
-    arrays = without_repetitions(load_arrays(options.file))
-    if have_several_labels(arrays):
-        raise ValueError(
-            f"a report shows items with one label each, and the labels of {options.file} have shape "
-            f"{arrays['labels'].shape}. For several labels for each item use fewshot evaluate."
-        )
-    queries, gallery = items_of(arrays, options.file, options.images, options.gallery_images, settings)
-    train = None
-    if options.train is not None:
-        train, _ = items_of(
-            load_arrays(options.train), options.train, options.train_images, None, settings, "training items"
-        )
-        _check_same_dim(arrays, train, options)
-    others = None if options.against is None else without_repetitions(load_arrays(options.against))
-    if others is not None:
-        check_same_items(arrays, others, options)
-    report = evaluate_arrays(arrays, options)
-    other = None
-    if others is not None:
-        other_report = evaluate_arrays(others, options)
-        other_queries, other_gallery = items_of(
-            others, options.against, options.images, options.gallery_images, settings
-        )
-        other = Model(other_report, other_queries, other_gallery, options.against.stem)
+    sets = first_of_each_id(load_sets(options.file))
+    _refuse_several_labels(sets)
+    queries, gallery = _items_of_both(sets, options, settings)
+    train = None if options.train is None else _training_items(sets, options, settings)
+    other_sets = None if options.against is None else first_of_each_id(load_sets(options.against))
+    if other_sets is not None:
+        check_same_items(sets, other_sets)
+    report = evaluate_sets(sets, options)
+    other = None if other_sets is None else _model(other_sets, options, settings)
     # The name is chosen again, since another program may have taken it during the evaluation.
     output = _output(options)
     written = write_report(
@@ -79,12 +55,28 @@ def run(options: Namespace) -> None:
         name=options.file.stem,
         settings=settings,
     )
+    console = Console()
     console.print(as_text(f"{_summary(report)} {written.path}, {written.size / 1e6:.1f} MB"), soft_wrap=True)
     for sentence in written.left_out:
         console.print(note(in_shell(sentence, "report")), soft_wrap=True)
     if options.output is None and output != UNNAMED:
         fact = f"{UNNAMED} holds something that this command has not written, and is left as it is."
         console.print(note(f"{fact} To replace it, pass -o {UNNAMED}."), soft_wrap=True)
+
+
+def _settings(options: Namespace) -> ReportSettings:
+    """Return the settings of the report among the options."""
+    values = vars(options)
+    names = [field.name for field in fields(ReportSettings) if field.name in values]
+    return ReportSettings(**{name: values[name] for name in names})
+
+
+def _refuse_several_labels(sets: StoredSets) -> None:
+    if sets.have_several_labels():
+        raise ValueError(
+            f"a report shows items with one label each, and the labels of {sets.file} have shape "
+            f"{sets.arrays['query_labels'].shape}. For several labels for each item use fewshot evaluate."
+        )
 
 
 def _output(options: Namespace) -> Path:
@@ -97,64 +89,106 @@ def _summary(report: RetrievalReport) -> str:
     return f"mAP {report.mAP:.4f} of {report.queries:,} queries, {classes}:"
 
 
-def items_of(
-    arrays: Arrays,
-    file: Path,
-    images: Path | None,
-    gallery_images: Path | None,
-    settings: ReportSettings,
-    name: str = "queries",
-) -> tuple[Items, Items | None]:
+def _model(sets: StoredSets, options: Namespace, settings: ReportSettings) -> Model:
+    """Return the other model of the report: its evaluation, and its embeddings of the same items."""
+    queries, gallery = _items_of_both(sets, options, settings)
+    return Model(evaluate_sets(sets, options), queries, gallery, sets.file.stem)
+
+
+def _items_of_both(sets: StoredSets, options: Namespace, settings: ReportSettings) -> tuple[Items, Items | None]:
     """Return the queries of a file with their images, and its gallery; None without a gallery.
 
     Raises:
         ValueError: If the images are not as many as the items.
     """
-    names = None
-    if "label_names" in arrays:
-        names = dict(enumerate(map(str, arrays["label_names"].tolist())))
+    if sets.gallery is None:
+        return _items(sets, "query", "items", options.images, settings), None
+    queries = _items(sets, "query", "queries", options.images, settings)
+    return queries, _items(sets, "gallery", "gallery", options.gallery_images, settings)
 
-    def items(start: str, key: str, folder: Path | None, side: str, name: str) -> Items:
-        files = _files(arrays.get(f"{start}paths"), len(arrays[key]), file, folder, start)
-        base = file.resolve().parent if folder is None else folder
-        return Items(
-            arrays[key],
-            arrays[f"{start}labels"].tolist(),
-            name,
-            None if files is None else pictures_of_files(files, settings.thumbnail, settings.background),
-            None if files is None else [_below(path, base) for path in files],
-            names,
-            arrays.get(f"{side}_ids"),
-            arrays.get(f"{side}_groups"),
+
+def _training_items(sets: StoredSets, options: Namespace, settings: ReportSettings) -> Items:
+    """Return the items of `--train`.
+
+    Args:
+        sets: The sets that are evaluated.
+        options: The options of the command.
+        settings: The settings of the report.
+
+    Raises:
+        ValueError: The file holds two sets, or embeddings of another dim.
+    """
+    train = load_one_set(options.train)
+    dim = np.shape(sets.queries)[-1]
+    train_dim = np.shape(train.queries)[-1]
+    if dim != train_dim:
+        raise ValueError(
+            f"{options.file} holds embeddings of {dim} components, {options.train} of {train_dim}. Embed both splits with "
+            "the same model."
         )
-
-    both = {"gallery", "gallery_labels"} <= arrays.keys()
-    own = "items" if name == "queries" and "gallery" not in arrays else name
-    queries = items("", "embeddings", images, "query", own)
-    return queries, items("gallery_", "gallery", gallery_images, "gallery", "gallery") if both else None
+    return _items(train, "query", "training items", options.train_images, settings)
 
 
-def _files(paths: NDArray[Any] | None, items: int, file: Path, folder: Path | None, start: str) -> list[Path] | None:
-    """Return the image file of each item; None if no files are named."""
+def _items(sets: StoredSets, side: str, name: str, images: Path | None, settings: ReportSettings) -> Items:
+    """Return the items of one set with their images.
+
+    Args:
+        sets: The sets of a file.
+        side: "query" or "gallery".
+        name: The name of the set in the report.
+        images: The folder of the images; None for that of the file.
+        settings: The settings of the report.
+    """
+    embeddings = sets.gallery if side == "gallery" else sets.queries
+    files = _files(sets, side, len(embeddings), images)
+    base = sets.file.resolve().parent if images is None else images
+    label_names = None
+    if sets.label_names is not None:
+        label_names = dict(enumerate(map(str, sets.label_names.tolist())))
+    return Items(
+        embeddings,
+        sets.arrays[f"{side}_labels"].tolist(),
+        name,
+        None if files is None else pictures_of_files(files, settings.thumbnail, settings.background),
+        None if files is None else [_below(path, base) for path in files],
+        label_names,
+        sets.get(f"{side}_ids"),
+        sets.get(f"{side}_groups"),
+    )
+
+
+def _files(sets: StoredSets, side: str, items: int, folder: Path | None) -> list[Path] | None:
+    """Return the image file of each item; None if no files are named.
+
+    Args:
+        sets: The sets of a file.
+        side: "query" or "gallery".
+        items: Number of items of this side.
+        folder: The folder of the images; None for that of the file.
+    """
     if folder is not None and not folder.is_dir():
         raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
+    name = f"{side}_paths"
+    paths = sets.get(name)
     if paths is not None:
-        found = _inside(file.parent if folder is None else folder, paths, file)
-        where = f"'{start}paths' of {file} holds {len(found):,} files"
+        files = _inside(sets.file.parent if folder is None else folder, paths, sets.file)
+        source = f"{sets.name_in_file(name)!r} of {sets.file} holds {len(files):,} files"
     elif folder is not None:
-        listed = find_images(folder)
-        found, skipped = listed.files, listed.describe_skipped()
-        where = f"{folder} holds {len(found):,} images" + (f" ({skipped})" if skipped else "")
+        images = find_images(folder)
+        files = images.files
+        skipped = images.describe_skipped()
+        source = f"{folder} holds {len(files):,} images" + (f" ({skipped})" if skipped else "")
         if skipped:
             print(f"note: {printable(folder)}: {skipped}.", file=sys.stderr)
     else:
         return None
-    if len(found) != items:
+    if len(files) != items:
+        kind = "gallery items" if side == "gallery" else "embeddings"
         raise ValueError(
-            f"{where}, and {file} {items:,} {'gallery items' if start else 'embeddings'}. Save 'paths' with the "
-            f"embeddings, the file of each in the same order."
+            f"{source}, and {sets.file} {items:,} {kind}. Save {sets.name_in_file(name)!r} with the embeddings, the file of "
+            "each in the same order."
         )
-    return found
+    return files
 
 
 def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
@@ -165,26 +199,29 @@ def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
     Raises:
         ValueError: A path leads out of the folder: it is absolute, or has `..`, or a link on it does.
     """
-    named = [os.fsdecode(name) if isinstance(name, bytes) else str(name) for name in paths.tolist()]
-    outside = [path for path in named if not _lies_in(base, path)]
-    if outside:
-        raise ValueError(
-            f"{file} names the image {outside[0]!r}, which does not lie in {base}. Pass the folder that holds all of "
-            "them with --images, --gallery_images or --train_images."
-        )
-    files = [base / path for path in named]
-    spelt = {
-        name: there for name, there in paths_on_disk(files, base).items() if _lies_in(base, there.relative_to(base))
+    names = [os.fsdecode(name) if isinstance(name, bytes) else str(name) for name in paths.tolist()]
+    for name in names:
+        if not _lies_in(base, name):
+            raise ValueError(
+                f"{file} names the image {name!r}, which does not lie in {base}. Pass the folder that holds all of them "
+                "with --images, --gallery_images or --train_images."
+            )
+    files = [base / name for name in names]
+    # A disk may spell a name in another way, and have a link under that name.
+    on_disk = {
+        path: spelling
+        for path, spelling in paths_on_disk(files, base).items()
+        if _lies_in(base, spelling.relative_to(base))
     }
-    return [spelt.get(name, name) for name in files]
+    return [on_disk.get(path, path) for path in files]
 
 
 def _lies_in(base: Path, path: str | Path) -> bool:
     """Return whether a path leads to something in a folder; links on it are followed."""
-    top = os.path.realpath(base)
+    folder = os.path.realpath(base)
     try:
-        real = os.path.realpath(os.path.join(top, path))
-        return real != top and os.path.commonpath([top, real]) == top
+        target = os.path.realpath(os.path.join(folder, path))
+        return target != folder and os.path.commonpath([folder, target]) == folder
     except ValueError:  # a name that no file can have, or that of another drive
         return False
 
@@ -192,12 +229,3 @@ def _lies_in(base: Path, path: str | Path) -> bool:
 def _below(path: Path, base: Path) -> str:
     """Return the name of a file below the folder of the images."""
     return str(path.relative_to(base)) if path.is_relative_to(base) else path.name
-
-
-def _check_same_dim(arrays: Arrays, train: Items, options: Namespace) -> None:
-    dims = [np.shape(rows)[-1] for rows in (arrays["embeddings"], train.embeddings)]
-    if dims[0] != dims[1]:
-        raise ValueError(
-            f"{options.file} holds embeddings of {dims[0]} components, {options.train} of {dims[1]}. Embed both splits with "
-            "the same model."
-        )

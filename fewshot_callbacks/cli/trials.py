@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fewshot_callbacks.cli.evaluate import load_arrays
 from fewshot_callbacks.cli.options import in_shell, metric_keys
+from fewshot_callbacks.cli.stored_sets import load_one_set
 from fewshot_callbacks.files.outputs import is_picture, refuse_input
 from fewshot_callbacks.functional.retrieval import requested_metric
 from fewshot_callbacks.functional.verification import (
@@ -85,13 +85,14 @@ def _scores(trials: TrialList, options: Namespace) -> Any:
     how = "numpy.savez(path, embeddings=..., ids=...), with the id of each item as the list has it"
     if options.embeddings is None:
         raise ValueError(f"{options.file} lists items, not scores. Pass --embeddings FILE, as written by {how}.")
-    arrays = load_arrays(options.embeddings, ("embeddings", "ids"))
-    if len(arrays["ids"]) != len(arrays["embeddings"]):
+    sets = load_one_set(options.embeddings, ("ids",))
+    embeddings = sets.queries
+    ids = sets.arrays["query_ids"]
+    if len(ids) != len(embeddings):
         raise ValueError(
-            f"{options.embeddings} has {len(arrays['embeddings'])} embeddings and {len(arrays['ids'])} ids. Write it "
-            f"with {how}."
+            f"{options.embeddings} has {len(embeddings)} embeddings and {len(ids)} ids. Write it with {how}."
         )
-    return trial_scores(arrays["embeddings"], *trials.rows(arrays["ids"].tolist()), similarity=options.similarity)
+    return trial_scores(embeddings, *trials.rows(ids.tolist()), similarity=options.similarity)
 
 
 def report_table(report: TrialReport, title: str) -> Table:

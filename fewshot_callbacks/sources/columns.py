@@ -1,4 +1,4 @@
-"""Columns beside the vectors: labels, ids, groups, and which rows are queries."""
+"""Columns beside the vectors: labels, ids, groups, and which rows belong to the gallery."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_own_files(paths: Any, argument: str) -> list[NDArray[Any]]:
 
 
 def join_column(parts: Sequence[NDArray[Any]], argument: str, files: Sequence[Path], rows: int) -> NDArray[Any]:
-    """Return a column of all rows; queries as booleans.
+    """Return a column of all rows; `is_gallery` as booleans.
 
     Args:
         parts: The column, or its parts in several files.
@@ -79,8 +79,8 @@ def join_column(parts: Sequence[NDArray[Any]], argument: str, files: Sequence[Pa
             f"{argument} has {len(column) if column.ndim else 'no'} entries for the {rows} rows of {len(files)} files "
             f"({files[0]} is the first). Pass one for each row, in the order of the files."
         )
-    if argument == "queries":
-        return _as_booleans(column)
+    if argument == "is_gallery":
+        return as_booleans(column)
     _refuse_two_spellings(argument, column)
     return column
 
@@ -90,10 +90,15 @@ def _copied(column: FileArray) -> NDArray[Any]:
     return np.array(column[:])
 
 
-def _as_booleans(queries: NDArray[Any]) -> NDArray[np.bool_]:
-    if queries.ndim != 1 or not np.isin(queries, (0, 1)).all():
-        raise ValueError(f"queries are {queries.dtype} other than 0 and 1. Pass one boolean for each row.")
-    return queries.astype(bool)
+def as_booleans(is_gallery: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which rows belong to the gallery as booleans.
+
+    Raises:
+        ValueError: The column holds anything but booleans, or zeros and ones, or has several axes.
+    """
+    if is_gallery.ndim != 1 or not np.isin(is_gallery, (0, 1)).all():
+        raise ValueError(f"is_gallery holds {is_gallery.dtype} other than 0 and 1. Pass one boolean for each row.")
+    return is_gallery.astype(bool)
 
 
 def _refuse_two_spellings(argument: str, words: NDArray[Any]) -> None:

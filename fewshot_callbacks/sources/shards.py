@@ -59,7 +59,8 @@ class Shards:
             glob of several; or an array or list.
         ids: The identity of each row, in the same forms.
         groups: The group of each row, in the same forms.
-        queries: Whether each row is a query, in the same forms: booleans, or zeros and ones.
+        is_gallery: Whether each row belongs to the gallery, in the same forms: booleans, or zeros and ones. The others are
+            queries. By default each row is both.
         scale: Of integers that stand for other numbers: what is read is `(number - offset) * scale` in float32.
         offset: The number that stands for 0.
 
@@ -70,7 +71,7 @@ class Shards:
             `torch.bfloat16`, which safetensors alone hold. With a scale or an offset NumPy's float32.
         notes: Sentences about what was passed over, and about the order of the files where it matters.
         labels: (rows,) Labels of all rows, read when the files are opened; None if not given. So are `ids`, `groups` and
-            `queries`, the last as booleans.
+            `is_gallery`, the last as booleans.
 
     Raises:
         ValueError: A path leads to no file, or to one of another format; a link leads nowhere; a file is listed twice,
@@ -103,7 +104,7 @@ class Shards:
         labels: Any | None = None,
         ids: Any | None = None,
         groups: Any | None = None,
-        queries: Any | None = None,
+        is_gallery: Any | None = None,
         scale: float = 1.0,
         offset: float = 0.0,
     ) -> None:
@@ -113,7 +114,7 @@ class Shards:
         self._lock = Lock()
         self._opened = lru_cache(_OPEN_FILES)(self._open)
 
-        arguments: dict[str, Any] = {"labels": labels, "ids": ids, "groups": groups, "queries": queries}
+        arguments: dict[str, Any] = {"labels": labels, "ids": ids, "groups": groups, "is_gallery": is_gallery}
         given = {argument: column for argument, column in arguments.items() if column is not None}
         beside = {argument: column for argument, column in given.items() if is_beside_vectors(column)}
         content = _inspect(self.files, self._opened, embeddings, beside)
@@ -128,7 +129,7 @@ class Shards:
         self.labels: NDArray[Any] | None = columns.get("labels")
         self.ids: NDArray[Any] | None = columns.get("ids")
         self.groups: NDArray[Any] | None = columns.get("groups")
-        self.queries: NDArray[Any] | None = columns.get("queries")
+        self.is_gallery: NDArray[Any] | None = columns.get("is_gallery")
 
         # A column in several files of its own has the order of these, as the vectors have that of theirs.
         whole = [argument for argument in given if argument not in beside and len(parts[argument]) == 1]

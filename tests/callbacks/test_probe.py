@@ -26,7 +26,6 @@ from tests.callbacks.models import (
     with_prefix,
 )
 
-
 QUERIES, GALLERY = items(seed=11), items(per_class=8, seed=12)
 
 

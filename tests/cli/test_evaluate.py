@@ -46,7 +46,7 @@ FORMS = {
     "another byte order": lambda rows, labels: {"embeddings": rows.astype(">f4"), "labels": labels.astype(">i4")},
     "zeros and ones": lambda rows, _: {"embeddings": rows, "labels": np.random.default_rng(0).integers(0, 2, (200, 5))},
     "a gallery": lambda rows, labels: {
-        "embeddings": rows[:40], "labels": labels[:40], "gallery": rows[40:], "gallery_labels": labels[40:] % 20,
+        "queries": rows[:40], "query_labels": labels[:40], "gallery": rows[40:], "gallery_labels": labels[40:] % 20,
     },
 }  # fmt: skip
 SETTINGS = {"similarity": "euclidean", "metrics": ("mAP", "recall@3", "recall@precision0.5")}
@@ -58,7 +58,8 @@ def test_json_is_the_report(stored, form, capsys):
     arrays = FORMS[form](embeddings, labels)
     np.savez(path, **arrays)
     native = {name: values for name, values in arrays.items() if name.startswith("gallery")}
-    native |= {"queries": arrays["embeddings"].astype(np.float32), "query_labels": arrays["labels"]}
+    vectors, of_queries = ("queries", "query_labels") if form == "a gallery" else ("embeddings", "labels")
+    native |= {"queries": arrays[vectors].astype(np.float32), "query_labels": arrays[of_queries]}
     if form in ("words", "another byte order"):
         native["query_labels"] = labels
     settings = SETTINGS | {"threshold_bounds": (-3, -2.5)} if form == "a gallery" else {}
@@ -97,7 +98,7 @@ def test_j_is_printed_when_it_is_asked_for_of_all_rows(stored, tmp_path, capsys,
     assert "200 rows" in row
     # the gallery of which the last 40 items are queries, too
     gallery = np.concatenate([shifted[:120], rows[:40]])
-    arrays = {"embeddings": rows, "labels": labels, "query_ids": np.arange(200), "gallery": gallery}
+    arrays = {"queries": rows, "query_labels": labels, "query_ids": np.arange(200), "gallery": gallery}
     ids = np.concatenate([np.arange(300, 420), np.arange(40)])
     arrays |= {"gallery_labels": np.concatenate([labels[:120], labels[:40]]), "gallery_ids": ids}
     np.savez(path, **arrays)
@@ -108,10 +109,10 @@ def test_j_is_printed_when_it_is_asked_for_of_all_rows(stored, tmp_path, capsys,
 def test_j_of_files_is_of_queries_and_gallery(stored, tmp_path, capsys):
     _, rows, labels = stored
     for part in range(2):
-        queries = np.arange(100) % 5 == 0
-        np.savez(tmp_path / f"half{part}.npz", v=rows[part::2], y=labels[part::2], q=queries)
+        is_gallery = np.arange(100) % 5 > 0
+        np.savez(tmp_path / f"half{part}.npz", v=rows[part::2], y=labels[part::2], g=is_gallery)
     order = np.concatenate([np.arange(200)[part::2] for part in range(2)])
-    words = [tmp_path / "half*.npz", "--embeddings", "v", "--labels", "y", "--queries", "q"]
+    words = [tmp_path / "half*.npz", "--embeddings", "v", "--labels", "y", "--is_gallery", "g"]
     assert evaluated(capsys, *words, "--metrics", "mAP", "J")["J"] == j_of(rows[order], labels[order])
     assert "J" not in evaluated(capsys, *words)
 
@@ -136,12 +137,12 @@ def test_j_without_one_label_a_row_is_refused(judged, stored, tmp_path, capsys):
     assert "J needs one label for each row, and 'labels' holds several. Leave J out of --metrics." in said
     file, arrays, judgements = judged
     words = [file, "--judgements", judgements, "--metrics", "mAP", "J"]
-    assert "J needs one label for each row, and the file has no 'labels' and no 'gallery_labels'" in refused(
+    assert "J needs one label for each row, and the file has no 'query_labels' and no 'gallery_labels'" in refused(
         capsys, *words
     )
-    np.savez(file, **arrays, labels=[0, 1, 2])
+    np.savez(file, **arrays, query_labels=[0, 1, 2])
     assert "J needs one label for each row, and the file has no 'gallery_labels'" in refused(capsys, *words)
-    np.savez(file, **arrays, labels=[0, 1, 2], gallery_labels=np.arange(40) % 3)
+    np.savez(file, **arrays, query_labels=[0, 1, 2], gallery_labels=np.arange(40) % 3)
     assert evaluated(capsys, *words)["J"] > 0
 
 
@@ -285,7 +286,7 @@ JUDGED = "a 0 3 2\na 0 5 1\nb 0 7 1\nc 0 39 0\n"
 def judged(tmp_path):
     """A file of embeddings with ids, its arrays, and a file of judgements."""
     queries, gallery = np.split(np.random.default_rng(0).normal(size=(43, 8)).astype(np.float32), [3])
-    arrays = {"embeddings": queries, "gallery": gallery, "query_ids": ["a", "b", "c"], "gallery_ids": np.arange(40)}
+    arrays = {"queries": queries, "gallery": gallery, "query_ids": ["a", "b", "c"], "gallery_ids": np.arange(40)}
     np.savez(tmp_path / "ids.npz", **arrays)
     (tmp_path / "judged").write_text(JUDGED)
     return tmp_path / "ids.npz", arrays, tmp_path / "judged"
@@ -295,7 +296,7 @@ def test_judgements_are_who_is_relevant_in_place_of_labels(judged, capsys):
     file, arrays, judgements = judged
     printed = evaluated(capsys, file, "--judgements", judgements)
     relevance = Relevance.from_lists([[3, 5], [7], []], grades=[[2, 1], [1], []], gallery=40)
-    expected = evaluate_retrieval(arrays["embeddings"], gallery=arrays["gallery"], relevance=relevance)
+    expected = evaluate_retrieval(arrays["queries"], gallery=arrays["gallery"], relevance=relevance)
     assert printed["metrics"] == pytest.approx(expected.metrics())
     assert "J" not in printed
     judgements.write_text(JUDGED + "d 0 7 1\n")
@@ -316,7 +317,7 @@ def test_judgements_are_who_is_relevant_in_place_of_labels(judged, capsys):
 def test_the_smallest_relevant_grade_of_judgements(judged, capsys):
     file, arrays, judgements = judged
     relevance = Relevance.from_lists([[3], [], []], grades=[[2], [], []], gallery=40)
-    expected = evaluate_retrieval(arrays["embeddings"], gallery=arrays["gallery"], relevance=relevance)
+    expected = evaluate_retrieval(arrays["queries"], gallery=arrays["gallery"], relevance=relevance)
     printed = evaluated(capsys, file, "--judgements", judgements, "--at_least", "2")
     assert printed["metrics"] == pytest.approx(expected.metrics())
     words = [file, "--judgements", judgements, "--at_least"]
@@ -422,7 +423,7 @@ def columns(tmp_path):
     rng = np.random.default_rng(0)
     np.save(tmp_path / "vectors.npy", rng.normal(size=(60, 8)).astype(np.float32))
     held = {
-        "labels": np.arange(60) % 6, "ids": np.arange(60), "groups": np.arange(60) % 4, "queries": np.arange(60) < 20,
+        "labels": np.arange(60) % 6, "ids": np.arange(60), "groups": np.arange(60) % 4, "is_gallery": np.arange(60) > 20,
     }  # fmt: skip
     for name, values in held.items():
         np.save(tmp_path / f"{name}.npy", values)
@@ -430,7 +431,7 @@ def columns(tmp_path):
     return [*words, "--resume", tmp_path / "state"]
 
 
-@pytest.mark.parametrize("name", ["labels", "ids", "groups", "queries"])
+@pytest.mark.parametrize("name", ["labels", "ids", "groups", "is_gallery"])
 def test_a_column_that_was_written_anew_is_not_gone_on_with(columns, tmp_path, capsys, name):
     killed(*columns)
     capsys.readouterr()
@@ -446,10 +447,10 @@ def test_a_column_that_was_written_anew_is_not_gone_on_with(columns, tmp_path, c
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize("name", ["labels", "query_ids", "query_groups", "embeddings"])
+@pytest.mark.parametrize("name", ["labels", "ids", "groups", "embeddings"])
 @pytest.mark.parametrize("against", [False, True])
 def test_an_array_of_a_file_that_was_written_anew_is_not_gone_on_with(tmp_path, capsys, name, against):
-    arrays = {"labels": np.arange(60) % 6, "query_ids": np.arange(60), "query_groups": np.arange(60) % 4}
+    arrays = {"labels": np.arange(60) % 6, "ids": np.arange(60), "groups": np.arange(60) % 4}
     arrays["embeddings"] = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
     one, two = tmp_path / "one.npz", tmp_path / "two.npz"
     for file in (one, two):
@@ -460,6 +461,20 @@ def test_an_array_of_a_file_that_was_written_anew_is_not_gone_on_with(tmp_path, 
     for file in (one, two) if name == "labels" else (two,) if against else (one,):
         np.savez(file, **arrays | {name: arrays[name][::-1]})
     assert "state holds the state of another evaluation, by its " in refused(capsys, *words)
+
+
+def test_the_state_of_another_evaluation_is_told_by_the_files_and_not_by_a_hash(stored, other, tmp_path, capsys):
+    path, *_ = stored
+    state = tmp_path / "state"
+    killed(path, "--resume", state)
+    capsys.readouterr()
+    said = refused(capsys, other[0], "--resume", state)
+    assert f"holds the state of another evaluation, by its files ({path}, now {other[0]}), content of {path} (" in said
+    size = path.stat().st_size
+    os.utime(path, (0, 1_700_000_000))
+    said = refused(capsys, path, "--resume", state)
+    written = f"now 1 file of {size:,} bytes, last written at 2023-11-14 22:13:20 UTC"
+    assert re.search(rf"by its content of {path} \(1 file of {size:,} bytes, last .*, {written}", said)
 
 
 def test_an_array_with_the_name_of_a_check_replaces_none(tmp_path, capsys):
@@ -514,8 +529,7 @@ def test_a_killed_process_is_named_and_the_same_command_goes_on(parts, tmp_path,
 TWICE = np.concatenate([np.arange(200), np.arange(0, 200, 3)])
 
 
-@pytest.mark.parametrize("name", ["ids", "query_ids"])
-def test_items_that_come_twice_are_noted_and_ids_leave_them_out(stored, name, capsys, tmp_path):
+def test_items_that_come_twice_are_noted_and_ids_leave_them_out(stored, capsys, tmp_path):
     path, embeddings, labels = stored
     with_j = ("--metrics", "mAP", "recall@1", "J")
     right, j = evaluated(capsys, path), evaluated(capsys, path, *with_j)["J"]
@@ -523,7 +537,7 @@ def test_items_that_come_twice_are_noted_and_ids_leave_them_out(stored, name, ca
     found = evaluated(capsys, path)
     assert found["queries_with_copies"] == 2 * 67
     assert any("134 of 267 queries" in note and "equal bit for bit" in note for note in found["notes"])
-    np.savez(path, embeddings=embeddings[TWICE], labels=labels[TWICE], **{name: TWICE.astype(str)})
+    np.savez(path, embeddings=embeddings[TWICE], labels=labels[TWICE], ids=TWICE.astype(str))
     cured = evaluated(capsys, path)
     assert cured | {"seconds": 0} == right | {"seconds": 0}
     assert evaluated(capsys, path, *with_j)["J"] == pytest.approx(j, rel=1e-12)

@@ -1,5 +1,6 @@
 """The command itself: its help, `fewshot plan`, and what importing the package loads."""
 
+import dataclasses
 import json
 import math
 import platform
@@ -14,6 +15,7 @@ import pytest
 
 import fewshot_callbacks
 from fewshot_callbacks.cli.main import COMMANDS, main
+from fewshot_callbacks.cli.options import OPTIONS
 from fewshot_callbacks.functional import plan_evaluation
 
 
@@ -28,12 +30,12 @@ def test_an_unknown_command_names_the_nearest_or_all(capsys):
     assert main(["evalute"]) == 2
     assert capsys.readouterr().err == "fewshot: there is no command evalute. Did you mean evaluate?\n"
     assert main(["xyz"]) == 2
-    assert "There are demo, compare, evaluate, report, trials, plan, fit, validate, test." in capsys.readouterr().err
+    assert f"There are {', '.join(COMMANDS)}." in capsys.readouterr().err
 
 
 def test_version_says_what_a_bug_report_asks_for(capsys, monkeypatch):
     module = sys.modules["fewshot_callbacks.cli.main"]  # the package has a function of that name
-    monkeypatch.setattr(module, "COMPUTES_WITH", ("torch", "no-such-package"))
+    monkeypatch.setattr(module, "REPORTED_PACKAGES", ("torch", "no-such-package"))
     assert main(["--version"]) == 0
     own, system, others = capsys.readouterr().out.splitlines()
     assert own == f"fewshot_callbacks {fewshot_callbacks.__version__}"
@@ -151,6 +153,7 @@ def run(*words):
     assert status in (0, None) and screen.getvalue(), words
 
 from fewshot_callbacks.cli.main import COMMANDS, main
+from fewshot_callbacks.cli.options import OPTIONS
 for words in (["--help"], *([name, "--help"] for name in COMMANDS)): run(*words)
 found("help", "torch numpy numba lightning rich")
 large = "lightning torchvision torchmetrics matplotlib tensorboard sklearn"
@@ -224,3 +227,21 @@ def test_plan_says_which_files_are_passed_over(form, tmp_path, capsys):
     assert "1 name that systems make is passed over: ._part-0.npy 1." in said.err
     assert said.err.startswith("note: ")
     assert bool(form) == said.out.startswith("{")
+
+
+def test_an_option_without_a_line_in_the_docstring_is_named(monkeypatch, capsys):
+    @dataclasses.dataclass
+    class Scale:
+        """Scale.
+
+        Args:
+            file: The file.
+        """
+
+        file: str
+        factor: float = 1.0
+
+    monkeypatch.setitem(OPTIONS, "plan", Scale)
+    assert main(["plan", "a.npy"]) == 1
+    said = capsys.readouterr().err
+    assert "the docstring of Scale does not say what factor is. Add a line to its Args" in said

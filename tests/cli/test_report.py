@@ -31,8 +31,8 @@ def folder(tmp_path_factory):
     np.savez(folder / "fewer.npz", embeddings=rows[:60], labels=labels[:60])
     np.savez(folder / "narrow.npz", embeddings=rows[:, :5], labels=labels)
     np.savez(folder / "tags.npz", embeddings=rows, labels=np.eye(12)[labels])
-    np.savez(folder / "split.npz", query_ids=np.arange(24), gallery_ids=np.arange(72), embeddings=rows[::3],
-             labels=labels[::3], gallery=rows, gallery_labels=labels)  # fmt: skip
+    np.savez(folder / "split.npz", query_ids=np.arange(24), gallery_ids=np.arange(72), queries=rows[::3],
+             query_labels=labels[::3], gallery=rows, gallery_labels=labels)  # fmt: skip
     return folder
 
 

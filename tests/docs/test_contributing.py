@@ -60,7 +60,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def test_there_is_an_example_of_each_kind() -> None:
-    kinds = ["a metric", "a setting", "a similarity", "a reader of a data set", "a head", "a picture"]
+    kinds = ["a metric", "a setting", "a similarity", "a reader of a data set", "a head", "a picture", "a command"]
     assert list(EXAMPLES) == [f"add {kind}" for kind in kinds]
 
 

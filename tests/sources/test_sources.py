@@ -109,10 +109,10 @@ def test_columns_of_numbers_and_words_are_read_beside_the_vectors(tmp_path, kind
         half = slice(10 * part, 10 * part + 10)
         label = pa.array(labels[half].tolist()).dictionary_encode() if "arrow" in kind else labels[half]
         WRITERS[kind](tmp_path / f"{part}-{kind}", rows[half], label=label, flag=flags[half])
-    shards = Shards(tmp_path, labels="label", queries="flag", ids=list(range(20)))
+    shards = Shards(tmp_path, labels="label", is_gallery="flag", ids=list(range(20)))
     assert np.array_equal(shards[:], rows)
     assert shards.labels.tolist() == labels.tolist()
-    assert (shards.queries.dtype, shards.queries.tolist()) == (bool, flags.tolist())
+    assert (shards.is_gallery.dtype, shards.is_gallery.tolist()) == (bool, flags.tolist())
     assert (shards.ids.tolist(), shards.groups) == (list(range(20)), None)
 
 
@@ -517,7 +517,11 @@ def test_columns_and_indices_fit_the_rows(tmp_path):
     for error, words, work in (
         (ValueError, "labels has 7 entries for the 20 rows of 1 files", lambda: Shards(file, labels=str(short))),
         (ValueError, "a.npy has no 'label', but 'embeddings'. Pass labels=", lambda: Shards(file, labels="label")),
-        (ValueError, "queries are int64 other than 0 and 1. Pass one", lambda: Shards(file, queries=np.arange(20))),
+        (
+            ValueError,
+            "is_gallery holds int64 other than 0 and 1. Pass one",
+            lambda: Shards(file, is_gallery=np.arange(20)),
+        ),
         (ValueError, "scale=2.0 and offset=0.0 are of integers, and ", lambda: Shards(file, scale=2.0)),
         (ValueError, "a.npy is listed twice, and its rows would", lambda: Shards([file, tmp_path / "a*.npy"])),
         (ValueError, "there are no files in an empty list. Pass a", lambda: Shards([])),

@@ -542,7 +542,7 @@ def with_stored_arrays(
     Ids and groups that only the files of one of two sets hold are left out: they would exclude nobody.
 
     Args:
-        queries: Rows of the queries; `Shards` that say which rows are queries are divided into queries and gallery.
+        queries: Rows of the queries; `Shards` with `is_gallery` are divided into queries and gallery.
         gallery: Rows of the gallery; None for one set.
         arrays: Labels, ids and groups by the name of the argument, such as `query_ids`; None where none are passed.
         labelled: Whether labels are used.
@@ -551,11 +551,11 @@ def with_stored_arrays(
         ValueError: If the files of one of two sets hold groups, and the other set has none.
     """
     passed = {name: array for name, array in arrays.items() if array is not None}
-    if isinstance(queries, Shards) and queries.queries is not None and gallery is None:
+    if isinstance(queries, Shards) and queries.is_gallery is not None and gallery is None:
         shards = queries
-        is_query = queries.queries
-        queries = ChosenRows(shards, is_query)
-        gallery = ChosenRows(shards, ~is_query)
+        is_gallery = queries.is_gallery
+        queries = ChosenRows(shards, ~is_gallery)
+        gallery = ChosenRows(shards, is_gallery)
     merged = dict(passed)
     for prefix, rows in (("query", queries), ("gallery", gallery)):
         if isinstance(rows, Shards | ChosenRows):

@@ -165,10 +165,10 @@ def test_a_large_gallery_is_compared_in_small_pieces(dtype):
     assert 0 < rows.most < ITEMS / 4
 
 
-def test_labels_ids_groups_and_queries_come_from_the_files(tmp_path):
+def test_labels_ids_groups_and_the_gallery_come_from_the_files(tmp_path):
     values, names = vectors("float16"), np.array([f"item {n // 2}" for n in range(ITEMS)])
     flags, cameras = np.arange(ITEMS) % 3 == 0, np.arange(ITEMS) % 7
-    shards = in_files(tmp_path, values, labels=LABELS.numpy(), ids=names, groups=cameras, queries=flags)
+    shards = in_files(tmp_path, values, labels=LABELS.numpy(), ids=names, groups=cameras, is_gallery=~flags)
     rows = computable(values)
     known = quiet(
         rows[flags], LABELS[flags], rows[~flags], LABELS[~flags],

@@ -1,0 +1,90 @@
+"""The state of `--resume`: it belongs to the files as they are, and to the settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fewshot_callbacks import __version__
+from fewshot_callbacks.cli.options import COLUMNS
+from fewshot_callbacks.cli.stored_sets import StoredSets
+from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.files.journal import Journal
+from fewshot_callbacks.settings import RetrievalSettings
+from fewshot_callbacks.sources.shard_files import file_stamp, find_shards
+
+# The options on which the result depends.
+SETTINGS = (*(field.name for field in fields(RetrievalSettings)), *COLUMNS, "unknown", "at_least")
+# The arrays that hold vectors, and may be larger than memory.
+VECTORS = ("queries", "gallery")
+
+
+def journal_of(options: Namespace, processes: Processes, all_sets: Sequence[StoredSets]) -> Journal:
+    """Return the journal of an evaluation: it belongs to these files as they are, and to these settings.
+
+    Vectors are known by the sizes and times of their files, since a digest of them would take as long as a pass over files
+    that are larger than memory. The other arrays are known by their content.
+
+    Args:
+        options: The options of the command.
+        processes: The processes that evaluate together.
+        all_sets: The sets of each file.
+
+    Raises:
+        ValueError: The folder holds the state of another evaluation, or anything else; of all processes.
+    """
+    settings = {name: str(vars(options)[name]) for name in SETTINGS if vars(options).get(name) is not None}
+    description: dict[str, Any] = {
+        "files": " and ".join(str(sets.file) for sets in all_sets),
+        "settings": settings,
+        "processes": processes.count,
+        "version": __version__,
+    }
+    for sets in all_sets:
+        description[f"content of {sets.file}"] = _stamps_of(find_shards(str(sets.file)).files)
+    for name in COLUMNS:
+        column = vars(options).get(name)
+        if column is not None and column.lower().endswith(".npy"):
+            description[f"--{name}"] = _digest_of_files(find_shards(column).files)
+    if options.judgements is not None:
+        description["judgements"] = _digest_of_files([options.judgements])
+    for sets in all_sets:
+        for name, values in sets.arrays.items():
+            if name not in VECTORS:
+                description[f"{sets.name_in_file(name)} in {sets.file}"] = _digest_of_array(values)
+    with processes.together():
+        return Journal(options.resume, description, processes)
+
+
+def _stamps_of(files: Sequence[Path]) -> str:
+    """Return a text that changes if one of the files is written anew: sizes, the last time, and a digest of all of them."""
+    stamps = [(str(file), *file_stamp(file)) for file in files]
+    size = sum(stamp[1] for stamp in stamps)
+    last_written = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(max(stamp[2] for stamp in stamps) / 1e9))
+    digest = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:8]
+    count = "1 file" if len(files) == 1 else f"{len(files):,} files"
+    return f"{count} of {size:,} bytes, last written at {last_written}, digest {digest}"
+
+
+def _digest_of_files(files: Sequence[Path]) -> str:
+    contents = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            contents.update(hashlib.file_digest(opened, "sha256").digest())
+    return contents.hexdigest()[:16]
+
+
+def _digest_of_array(values: Any) -> str:
+    array = np.ascontiguousarray(values)
+    content = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+    # An array of objects, such as words of any length, holds their addresses.
+    content.update(json.dumps(array.tolist(), default=str).encode() if array.dtype.hasobject else array.tobytes())
+    return content.hexdigest()[:16]

@@ -1,0 +1,413 @@
+"""Reads the queries and the gallery of files of embeddings. `docs/files.md` has the table of the names of their arrays."""
+
+from __future__ import annotations
+
+import glob
+import os
+import zipfile
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewshot_callbacks.cli.options import COLUMNS
+from fewshot_callbacks.functional.retrieval.inputs import with_stored_arrays
+from fewshot_callbacks.sources import ChosenRows, Shards
+from fewshot_callbacks.sources.columns import as_booleans
+from fewshot_callbacks.sources.formats import array_names
+from fewshot_callbacks.sources.shard_files import find_shards
+from fewshot_callbacks.system.terminal import print_notes
+
+# Array of a file with one set -> its name in a file with two, which is that of the argument of `evaluate_retrieval`. Reports
+# read the paths.
+QUERY_NAMES = {
+    "embeddings": "queries",
+    "labels": "query_labels",
+    "ids": "query_ids",
+    "groups": "query_groups",
+    "paths": "query_paths",
+}
+GALLERY_NAMES = {
+    "embeddings": "gallery",
+    "labels": "gallery_labels",
+    "ids": "gallery_ids",
+    "groups": "gallery_groups",
+    "paths": "gallery_paths",
+}
+# The array of one set that says which of its rows belong to the gallery.
+IS_GALLERY = "is_gallery"
+ONE_SET = (*QUERY_NAMES, IS_GALLERY)
+TWO_SETS = (*QUERY_NAMES.values(), *GALLERY_NAMES.values())
+# The array of both forms that holds the names of labels 0, 1, 2, ...
+LABEL_NAMES = "label_names"
+# Name that is not read -> what to do about it.
+LOOKALIKES = {
+    "query_embeddings": "rename it to 'queries'",
+    "gallery_embeddings": "rename it to 'gallery'",
+    "is_query": "write its opposite as 'is_gallery'",
+}
+# How alike two names are if one is the other with a slip: `id` and `ids` are by 0.8.
+ALIKE = 0.8
+
+
+@dataclass(frozen=True)
+class StoredSets:
+    """The queries of a file of embeddings, and its gallery.
+
+    Args:
+        file: The file, a folder or a glob.
+        arrays: Argument of `evaluate_retrieval` -> its value; paths are called `query_paths` and `gallery_paths`. An array
+            that the file lacks is no key. Vectors may be rows on disk.
+        has_names_of_two: Whether the file names its arrays as those of two sets.
+        label_names: (labels,) the name of each label 0, 1, 2, ...; None if the file has none.
+    """
+
+    file: Path
+    arrays: Mapping[str, Any]
+    has_names_of_two: bool
+    label_names: NDArray[Any] | None = None
+
+    @property
+    def queries(self) -> Any:
+        """(queries, dim) The vectors of the queries."""
+        return self.arrays["queries"]
+
+    @property
+    def gallery(self) -> Any:
+        """(items, dim) The vectors of the gallery; None for one set."""
+        return self.arrays.get("gallery")
+
+    def get(self, name: str) -> Any:
+        """Return an array by the name of the argument; None if the file lacks it."""
+        return self.arrays.get(name)
+
+    def name_in_file(self, name: str) -> str:
+        """Return the name that an array has in the file."""
+        if self.has_names_of_two:
+            return name
+        names_of_one = {other: usual for names in (QUERY_NAMES, GALLERY_NAMES) for usual, other in names.items()}
+        return names_of_one[name]
+
+    def missing(self, kind: str) -> list[str]:
+        """Return the arrays that the file lacks, by their names in the file.
+
+        Args:
+            kind: What each query and each gallery item needs, such as "labels".
+        """
+        needed = [QUERY_NAMES[kind]]
+        if self.gallery is not None:
+            needed.append(GALLERY_NAMES[kind])
+        return list(dict.fromkeys(self.name_in_file(name) for name in needed if name not in self.arrays))
+
+    def have_several_labels(self) -> bool:
+        """Return whether the items have several labels each: zeros and ones, (items, labels)."""
+        shape = np.shape(self.arrays.get("query_labels", ()))
+        return len(shape) == 2 and shape[1] > 1
+
+
+def read_sets(file: Path, options: Namespace, needed: Sequence[str]) -> StoredSets:
+    """Return the sets of an .npz file; of other files all but the vectors, which stay there.
+
+    Args:
+        file: The file, a folder or a glob.
+        options: Those of `fewshot evaluate`, some of which name columns.
+        needed: What each item needs beside its vector, such as "labels".
+
+    Raises:
+        ValueError: As `load_sets` and `Shards` do, and if there are no labels although they are needed.
+    """
+    columns = {name: vars(options)[name] for name in COLUMNS if vars(options).get(name) is not None}
+    is_glob = glob.has_magic(str(file)) and not file.is_file()
+    if file.suffix.lower() == ".npz" and not columns and not is_glob:
+        return load_sets(file, needed, has_options=True)
+    return _read_columns(file, columns, needed)
+
+
+def _read_columns(file: Path, columns: Mapping[str, str], needed: Sequence[str]) -> StoredSets:
+    """Return the sets of files with one set, whose vectors stay in the files.
+
+    Args:
+        file: The file, a folder or a glob.
+        columns: Option -> the name of an array or column, where one is passed. Others have their usual names.
+        needed: What each item needs beside its vector, such as "labels".
+    """
+    names = array_names(find_shards(str(file)).files[0])
+    if file.suffix.lower() == ".npz":
+        _refuse_two_sets(file, names, columns)
+    arguments: dict[str, Any] = {name: name for name in COLUMNS if name in names}
+    arguments |= columns
+    shards = Shards(str(file), **arguments)
+    if "labels" in needed and shards.labels is None:
+        raise ValueError(
+            f"{file}: nothing says where the labels are. Pass --labels with the name of an array or column, or "
+            "--judgements."
+        )
+    unread = [name for name in names if name not in columns.values()]
+    _print_on_first_process([*shards.notes, *_notes_on_unread(file, unread, ONE_SET, has_options=True)])
+    queries, gallery, arrays = with_stored_arrays(shards, None, {}, labelled=True)
+    arrays |= {"queries": queries, "gallery": gallery}
+    stored = {name: values for name, values in arrays.items() if values is not None}
+    return StoredSets(file, stored, has_names_of_two=False)
+
+
+def load_sets(file: Path, needed: Sequence[str] = ("labels",), *, has_options: bool = False) -> StoredSets:
+    """Return the sets of an .npz file.
+
+    Args:
+        file: The file.
+        needed: What each item needs beside its vector, such as "labels".
+        has_options: Whether the command has options for the names of arrays, such as `--labels NAME`.
+
+    Raises:
+        ValueError: The file is no such file, mixes the names of one set and of two, or lacks an array; names those that are
+            there.
+    """
+    how = f"Write one with numpy.savez(path, {', '.join(f'{name}=...' for name in ('embeddings', *needed))})."
+    held = _load_npz(file, how)
+    _refuse_mixed_names(file, held)
+    has_names_of_two = any(name in TWO_SETS for name in held)
+    known_names = TWO_SETS if has_names_of_two else ONE_SET
+    _refuse_missing(file, held, _needed_names(needed, has_names_of_two=has_names_of_two), how, has_options=has_options)
+    single_values = [name for name in (*known_names, LABEL_NAMES) if name in held and held[name].ndim == 0]
+    if single_values:
+        raise ValueError(
+            f"{' and '.join(map(repr, single_values))} of {file} is a single value, not one for each item. {how}"
+        )
+    _print_on_first_process(_notes_on_unread(file, held, known_names, has_options=has_options))
+    if has_names_of_two:
+        arrays = {name: held[name] for name in TWO_SETS if name in held}
+    elif IS_GALLERY in held:
+        arrays = _divided(file, held)
+    else:
+        arrays = {QUERY_NAMES[name]: held[name] for name in QUERY_NAMES if name in held}
+    return StoredSets(file, arrays, has_names_of_two, held.get(LABEL_NAMES))
+
+
+def load_one_set(file: Path, needed: Sequence[str] = ("labels",)) -> StoredSets:
+    """Return the set of an .npz file.
+
+    Raises:
+        ValueError: The file holds queries and a gallery, or as `load_sets` does.
+    """
+    sets = load_sets(file, needed)
+    if sets.gallery is not None:
+        raise ValueError(
+            f"{file} holds queries and a gallery, and one set is needed. Write it with "
+            f"numpy.savez(path, {', '.join(f'{name}=...' for name in ('embeddings', *needed))})."
+        )
+    return sets
+
+
+def first_of_each_id(sets: StoredSets) -> StoredSets:
+    """Return one set with the first item of each id, without the ids; two sets as they are.
+
+    Raises:
+        ValueError: There are more or fewer ids than items.
+    """
+    ids = sets.get("query_ids")
+    if ids is None or sets.gallery is not None:
+        return sets
+    if len(ids) != len(sets.queries):
+        raise ValueError(
+            f"the file holds {len(ids):,} ids and {len(sets.queries):,} embeddings. Write one id for each item."
+        )
+    mask = are_first(ids)
+    arrays = {name: take_where(values, mask) for name, values in sets.arrays.items() if name != "query_ids"}
+    return StoredSets(sets.file, arrays, sets.has_names_of_two, sets.label_names)
+
+
+def are_first(ids: Any) -> NDArray[np.bool_]:
+    """Return which items are the first of their id."""
+    mask = np.zeros(len(ids), bool)
+    mask[np.unique(ids, return_index=True)[1]] = True
+    return mask
+
+
+def take_where(values: Any, mask: NDArray[np.bool_]) -> Any:
+    """Return the chosen rows of an array, or of rows on disk, which stay there."""
+    if isinstance(values, Shards | ChosenRows):
+        return ChosenRows(values, mask)
+    return values[mask]
+
+
+def _print_on_first_process(notes: Sequence[str]) -> None:
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        print_notes(notes)
+
+
+def _needed_names(needed: Sequence[str], *, has_names_of_two: bool) -> list[str]:
+    """Return the names of the arrays that a file must hold."""
+    kinds = ("embeddings", *needed)
+    if not has_names_of_two:
+        return list(kinds)
+    return [names[kind] for names in (QUERY_NAMES, GALLERY_NAMES) for kind in kinds]
+
+
+def _refuse_missing(file: Path, held: Iterable[str], needed: Sequence[str], how: str, *, has_options: bool) -> None:
+    """Refuse a file that lacks an array."""
+    missing = [name for name in needed if name not in held]
+    if not missing:
+        return
+    if "gallery" in needed:
+        fix = "Name the arrays so when saving; a file with one set has embeddings and labels."
+    elif has_options:
+        options = " and ".join(f"--{name}" for name in needed)
+        fix = f"Pass {options} with their names, or name the arrays so when saving. {how}"
+    else:
+        fix = f"Name the arrays when saving. {how}"
+    names = ", ".join(map(repr, held)) or "nothing"
+    raise ValueError(f"{file} holds {names}, but not {' and '.join(map(repr, missing))}. {fix}")
+
+
+def _refuse_mixed_names(file: Path, names: Iterable[str]) -> None:
+    """Refuse a file that names some arrays as those of one set, and others as those of two."""
+    of_one = [name for name in names if name in ONE_SET]
+    of_two = [name for name in names if name in TWO_SETS]
+    if not of_one or not of_two:
+        return
+    if any(name in GALLERY_NAMES.values() for name in of_two):
+        fix = _renames({name: QUERY_NAMES.get(name) for name in of_one}, held=names)
+    else:
+        names_of_one = {other: usual for usual, other in QUERY_NAMES.items()}
+        fix = _renames({name: names_of_one[name] for name in of_two}, held=names)
+    raise ValueError(
+        f"{file} mixes names of a file with one set ({', '.join(map(repr, of_one))}) and names of a file with two "
+        f"({', '.join(map(repr, of_two))}). {fix}"
+    )
+
+
+def _renames(new_names: Mapping[str, str | None], held: Iterable[str]) -> str:
+    """Return sentences on what to rename, and on what to leave out.
+
+    Args:
+        new_names: Name of an array -> its name in the other form; None if that has none.
+        held: The names of all arrays. A new name that is among them is taken.
+    """
+    renames = []
+    superfluous = []
+    for name, new_name in new_names.items():
+        if new_name is None or new_name in held:
+            superfluous.append(repr(name))
+        else:
+            renames.append(f"{name!r} to {new_name!r}")
+    sentences = []
+    if renames:
+        sentences.append(f"Rename {' and '.join(renames)}.")
+    if superfluous:
+        sentences.append(f"Leave out {' and '.join(superfluous)}.")
+    return " ".join(sentences)
+
+
+def _refuse_two_sets(file: Path, names: Sequence[str], columns: Mapping[str, str]) -> None:
+    """Refuse an .npz file with two sets if it is read by the names of columns, which are those of one set.
+
+    Args:
+        file: The file, or a glob.
+        names: The names of its arrays.
+        columns: Option -> the name of an array, where one is passed.
+    """
+    of_two = [name for name in names if name in TWO_SETS and name not in columns.values()]
+    if not of_two or "embeddings" in columns:
+        return
+    if columns:
+        fix = f"Leave out {' and '.join(f'--{name}' for name in columns)}, and name the arrays as --help says."
+    else:
+        fix = f"Save one set, with {IS_GALLERY!r} true for the items of the gallery."
+    raise ValueError(
+        f"{file} holds {', '.join(map(repr, of_two))}, as a file with two sets does. Such a file is read alone, and without "
+        f"options for its arrays. {fix}"
+    )
+
+
+def _notes_on_unread(file: Path, names: Iterable[str], known: Sequence[str], *, has_options: bool) -> list[str]:
+    """Return a note on each array that is not read, and whose name is like that of one that would be.
+
+    Args:
+        file: The file.
+        names: Names of arrays.
+        known: Names of arrays that are read.
+        has_options: Whether the command has options for the names of arrays.
+    """
+    notes = []
+    for name in names:
+        if name in (*known, LABEL_NAMES):
+            continue
+        similar = get_close_matches(name.lower(), (*known, *ONE_SET, *TWO_SETS, LABEL_NAMES), n=1, cutoff=ALIKE)
+        if name in LOOKALIKES:
+            fix = LOOKALIKES[name]
+        elif not similar:
+            continue
+        elif has_options and similar[0] in COLUMNS and known == ONE_SET:
+            fix = f"pass --{similar[0]} {name}"
+        else:
+            fix = f"rename it to {similar[0]!r}"
+        notes.append(f"{file} holds {name!r}, which is not read; {fix} if it is to be")
+    return notes
+
+
+def _divided(file: Path, held: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of one set as those of queries and of a gallery, by the array `is_gallery`.
+
+    Raises:
+        ValueError: Not every array has a value for each item, or `is_gallery` holds anything but booleans.
+    """
+    is_gallery = as_booleans(held[IS_GALLERY])
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, query_name in QUERY_NAMES.items():
+        if name not in held:
+            continue
+        if len(held[name]) != len(is_gallery):
+            raise ValueError(
+                f"{file} holds {len(held[name]):,} {name} and {len(is_gallery):,} entries of {IS_GALLERY!r}. Save one for "
+                "each item."
+            )
+        arrays[query_name] = held[name][~is_gallery]
+        arrays[GALLERY_NAMES[name]] = held[name][is_gallery]
+    return arrays
+
+
+def _load_npz(file: Path, how: str) -> dict[str, NDArray[Any]]:
+    """Return all arrays of an .npz file.
+
+    Args:
+        file: The file.
+        how: How to write one, for messages.
+
+    Raises:
+        ValueError: It is no such file, or a damaged one.
+    """
+    if not file.exists():
+        raise ValueError(f"{file} does not exist. {how}")
+    # `np.load` would open a single array as well. Of any other file its message would speak of pickles.
+    if not file.is_file() or not zipfile.is_zipfile(file):
+        raise ValueError(f"{file} is not an .npz file of plain arrays. {how}")
+    arrays: dict[str, NDArray[Any]] = {}
+    try:
+        # A pickle can run any code, and files of embeddings are passed on.
+        with np.load(file, allow_pickle=False) as archive:
+            for name in archive.files:
+                arrays[name] = _plain_array(archive, name)
+    except OSError:  # the disk failed, not the content
+        raise
+    except Exception as error:  # zipfile, zlib and NumPy promise no class of error for a damaged file
+        cause = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{file} is damaged, or not an .npz file of plain arrays ({cause}). {how}") from error
+    return arrays
+
+
+def _plain_array(archive: Any, name: str) -> NDArray[Any]:
+    """Return an array in the byte order of this machine."""
+    try:
+        array = archive[name]
+    except Exception as error:
+        raise ValueError(f"{name}: {error}") from error
+    if not isinstance(array, np.ndarray):  # NumPy returns bytes if the header of an array is missing
+        raise ValueError(f"{name} is no array")
+    # PyTorch takes no other byte order.
+    native: NDArray[Any] = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return native

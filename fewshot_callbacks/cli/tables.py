@@ -1,0 +1,164 @@
+"""Tables of evaluations for a screen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from fewshot_callbacks.functional.retrieval import RetrievalReport, requested_metric
+from fewshot_callbacks.functional.statistics import Difference
+from fewshot_callbacks.system.terminal import as_text
+
+# The key of a metric of all rows, which follows from no ranking.
+DISCRIMINANT_RATIO = "J"
+# Accuracy of episodes -> why the difference of two may have no interval.
+EPISODIC = {
+    "accuracy": "of a single episode",
+    "accuracy, other classes": "of different episodes, or of too few episodes or classes",
+}
+# The form of tables that hold all their columns in 80 characters.
+NARROW: dict[str, Any] = {"title_style": "bold", "box": SIMPLE_HEAD, "collapse_padding": True}
+
+
+def report_table(report: RetrievalReport, title: str) -> Table:
+    """Return the table of a report for a screen."""
+    table = Table(title=as_text(title), caption=_caption(report), title_style="bold", caption_justify="left")
+    table.add_column("metric", overflow="fold")
+    table.add_column("value", justify="right", style="bold")
+    table.add_column("95 % interval", justify="right")
+    table.add_column("meaning", style="dim")
+    for name, value in report.metrics().items():
+        interval = report.intervals.get(name)
+        span = "" if interval is None or math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
+        table.add_row(name, as_number(value), span, as_text(_meaning(name, report)))
+    return table
+
+
+def as_number(value: float) -> str:
+    """Return a value with four digits; n/a if it is undefined."""
+    return "n/a" if math.isnan(value) else f"{value:.4f}"
+
+
+def class_tables(report: RetrievalReport, width: int) -> list[Table]:
+    """Return tables of the means of each class for a screen of this width: as many metrics as fit in each."""
+    per_class = report.per_class()
+    classes = sorted({label for means in per_class.values() for label in means})
+    label_width = max(as_text(label).cell_len for label in (*classes, "class"))
+    # A value such as 0.1234 takes six characters, and each column two more to keep it from the next.
+    column_width = max((max(len(name), 6) + 2 for name in per_class), default=8)
+    columns = max(1, (width - label_width - 2) // column_width)
+    metrics = list(per_class)
+    return [
+        _class_table(classes, {name: per_class[name] for name in metrics[start : start + columns]})
+        for start in range(0, len(metrics), columns)
+    ]
+
+
+def _class_table(classes: Sequence[Any], means: Mapping[str, Mapping[Any, float]]) -> Table:
+    """Return a table with a row for each class.
+
+    Args:
+        classes: The labels of the classes.
+        means: Metric -> label -> the mean of the class; a class without a value is no key.
+    """
+    table = Table(title=f"means of {len(classes):,} classes", **NARROW)
+    for name in ("class", *means):
+        table.add_column(name, justify="right", no_wrap=True)
+    for label in classes:
+        values = [of_classes.get(label, math.nan) for of_classes in means.values()]
+        table.add_row(as_text(label), *("" if math.isnan(value) else f"{value:.4f}" for value in values))
+    return table
+
+
+def comparison_table(
+    differences: Mapping[str, Difference],
+    names: Sequence[str],
+    title: str,
+    caption: str,
+    *,
+    earlier_first: bool = False,
+) -> Table:
+    """Return the table that compares two evaluations, for a screen.
+
+    Args:
+        differences: Metric -> the first evaluation minus the second.
+        names: The names of the first evaluation and of the second.
+        title: The line above the table.
+        caption: The text below it. Reasons why rows have no interval follow.
+        earlier_first: Show the second evaluation, which is subtracted, left of the first.
+    """
+    reasons = without_interval(differences)
+    table = Table(
+        title=as_text(title),
+        caption=as_text(f"{caption} {reasons}".rstrip()),
+        caption_justify="left",
+        pad_edge=False,
+        **NARROW,
+    )
+    table.add_column("metric", overflow="fold")
+    order = (1, 0) if earlier_first else (0, 1)
+    for side in order:
+        table.add_column(as_text(names[side]), justify="right", overflow="fold")
+    table.add_column("difference", justify="right", style="bold", overflow="fold")
+    table.add_column("its 95 % interval", justify="right", overflow="fold")
+    table.add_column("beyond\nchance", overflow="fold")
+    for name, difference in differences.items():
+        *values, gain, interval, is_beyond_chance = difference.in_words()
+        cells = [*(values[side] for side in order), gain]
+        table.add_row(name, *("n/a" if "nan" in cell else cell for cell in cells), interval, is_beyond_chance)
+    return table
+
+
+def without_interval(differences: Mapping[str, Difference]) -> str:
+    """Return a sentence on the metrics without an interval, and why they have none; nothing if each has one."""
+    names_by_reason: dict[str, list[str]] = {}
+    for name, difference in differences.items():
+        if math.isnan(difference.interval.low):
+            names_by_reason.setdefault(_why_without_interval(name, difference), []).append(name)
+    if not names_by_reason:
+        return ""
+    parts = []
+    for reason, names in names_by_reason.items():
+        verb = "are" if len(names) > 1 else "is"
+        parts.append(f"{', '.join(names)} {verb} {reason}")
+    return f"No interval: {'; '.join(parts)}."
+
+
+def _why_without_interval(name: str, difference: Difference) -> str:
+    if math.isnan(difference.value):
+        return "undefined"
+    if name == DISCRIMINANT_RATIO:
+        return "one value of all rows"
+    if name in EPISODIC:
+        return EPISODIC[name]
+    if requested_metric(name).metric.source in ("pairs", "classes"):
+        return "one value of all pairs"
+    return "of too few queries, classes or groups"
+
+
+def _meaning(name: str, report: RetrievalReport) -> str:
+    """Return the meaning of a metric, and the threshold at which it was measured."""
+    requested = requested_metric(name)
+    threshold_text = ""
+    if requested.metric.source == "classes":
+        wanting = report.consistency[requested.parameters["p"]].wanting(3).items()
+        classes = ", ".join(f"{label} {threshold:.4f} (+{gain:.3f})" for label, (threshold, gain) in wanting)
+        if classes:
+            threshold_text = f" Classes that want another threshold: {classes}."
+    elif "p" in requested.parameters:
+        points: dict[float, Any] = {**report.at_precision, **report.at_false_match_rate}
+        threshold_text = f" Threshold {points[requested.parameters['p']].threshold:.4f}."
+    return report.meaning(name) + threshold_text
+
+
+def _caption(report: RetrievalReport) -> str:
+    classes = f" of {report.classes:,} classes" if report.classes else ""
+    return (
+        f"{report.queries:,} queries{classes} against {report.gallery:,} items, {report.similarity}; "
+        f"{report.queries_without_match:,} without a match, {report.queries_with_ties:,} with ties; "
+        f"{report.seconds:.1f} s"
+    )
