@@ -121,6 +121,22 @@ def test_targets_of_what_is_left_out_are_predicted_as_by_a_fit_without_it(groups
             assert found.errors[0.1] == pytest.approx(squares.mean(), rel=1e-9)
 
 
+@pytest.mark.parametrize("strength", [1e-6, 1e-3])
+@pytest.mark.parametrize(("items", "dim", "classes"), [(60, 100, 5), (101, 100, 3), (12, 40, 12), (20, 300, 20)])
+def test_weak_penalties_of_few_items_lose_no_digits(items, dim, classes, strength):
+    """Leave-one-out errors from the inverse of the kernel matrix, by another formula for as many items as dimensions."""
+    gallery, labels = clusters(items, dim, classes, offset=1)
+    found = linear_probe(gallery, labels, gallery, labels, strengths=strength)
+    rows = gallery.numpy() - gallery.numpy().mean(axis=0)
+    kernel = rows @ rows.T + strength * mean_eigenvalue(gallery) * np.eye(items)
+    # With an intercept, the inverse without the constant vector: Cawley, "Leave-one-out cross-validation", 2006.
+    inverse = np.linalg.inv(kernel)
+    ones = inverse.sum(axis=1)
+    inverse -= np.outer(ones, ones) / ones.sum()
+    errors = inverse @ signs(labels, classes) / np.diag(inverse)[:, None]
+    assert found.errors[strength] == pytest.approx(np.square(errors).mean(), rel=1e-8)
+
+
 def test_groups_of_near_copies_are_not_hits():
     """Videos of ten frames each: a classifier that knows the other frames knows the video, and not the class."""
     generator = torch.Generator().manual_seed(1)
@@ -287,6 +303,13 @@ def test_an_embedding_that_has_collapsed_predicts_the_frequent_class():
     regression = linear_probe(torch.ones(4, 3), targets[:4], torch.ones(5, 3), targets)
     assert math.isnan(regression["probe_spearman"])
     assert regression["probe_r2"] == pytest.approx(1 - (4 * 0.5**2 + 5) / 5)
+
+
+def test_equal_items_have_collapsed_whatever_the_rounding_of_their_mean():
+    row = torch.rand(1, 50, dtype=torch.float64)
+    found = linear_probe(row.expand(4, 50), [0, 1, 1, 0], row.expand(7, 50), [0, 1, 1, 1, 1, 0, 1])
+    assert found.alpha == 0.0
+    assert found["probe"] == 0.5
 
 
 def test_constant_targets_are_undefined_and_counted():

@@ -56,7 +56,8 @@ def test_several_processes_give_what_one_gives(case, places, count, empty):
         queries, gallery = parts
         if with_groups:
             options["query_groups"], options["gallery_groups"] = GROUPS[queries], GROUPS[gallery]
-        return linear_probe(ROWS[queries], chosen(column, queries), ROWS[gallery], chosen(column, gallery), **options)
+        rows = [ROWS[index] if len(index) else torch.empty(0) for index in parts]  # without items no dimension is known
+        return linear_probe(rows[0], chosen(column, queries), rows[1], chosen(column, gallery), **options)
 
     def work(processes):
         parts = held(processes.rank, count, places, empty)
