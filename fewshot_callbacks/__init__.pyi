@@ -2,7 +2,8 @@
 
 Public here is what a user constructs or calls, and the type of what a public function, method, property or field gives.
 Plumbing goes to its layer, and whatever gives it has a name with an underscore. What only a layer exports stays there.
-`DEFAULT_METRICS` is the one constant: users add keys to it. `tests/test_public_names.py` checks all of it.
+There are two constants: `DEFAULT_METRICS`, to which users add keys, and `METRICS`, beside which they write their own.
+What a function of theirs is given, such as `RankBlock`, is public, too. `tests/test_public_names.py` checks all of it.
 """
 
 from fewshot_callbacks.callbacks import (
@@ -28,6 +29,7 @@ from fewshot_callbacks.data import (
     ImageFolder as ImageFolder,
 )
 from fewshot_callbacks.functional import (
+    METRICS as METRICS,
     Difference as Difference,
     DynamicsComparison as DynamicsComparison,
     DynamicsHistory as DynamicsHistory,
@@ -48,6 +50,7 @@ from fewshot_callbacks.functional import (
     OperatingPoint as OperatingPoint,
     PairCounts as PairCounts,
     PooledDecisions as PooledDecisions,
+    RankBlock as RankBlock,
     Relevance as Relevance,
     RetrievalOptions as RetrievalOptions,
     RetrievalReport as RetrievalReport,
@@ -66,11 +69,13 @@ from fewshot_callbacks.functional import (
     evaluate_trials as evaluate_trials,
     generalization_gap as generalization_gap,
     grouped_recall as grouped_recall,
+    hits_within as hits_within,
     knn_accuracy as knn_accuracy,
     near_duplicates as near_duplicates,
     nearest as nearest,
     plan_evaluation as plan_evaluation,
     read_trials as read_trials,
+    relevant_ranks as relevant_ranks,
     revisited_protocol as revisited_protocol,
     suspects as suspects,
     training_dynamics as training_dynamics,
@@ -99,7 +104,9 @@ from fewshot_callbacks.protonet import (
 )
 from fewshot_callbacks.settings import (
     DEFAULT_METRICS as DEFAULT_METRICS,
+    Metric as Metric,
     ReportSettings as ReportSettings,
+    RequestedMetric as RequestedMetric,
     RetrievalSettings as RetrievalSettings,
 )
 from fewshot_callbacks.sources import Shards as Shards

@@ -24,7 +24,7 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
     generalization_gap,
 )
-from fewshot_callbacks.functional.retrieval.settings import group_size, grouped_k
+from fewshot_callbacks.functional.retrieval.settings import group_size, grouped_k, reported_metrics
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 from fewshot_callbacks.settings import GapOptions, RetrievalSettings, from_keywords, takes
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
@@ -124,7 +124,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         evaluation = from_keywords(GeneralizationGapMonitor, {"metrics": METRICS, **settings}, GapOptions)
         _check_settings(evaluation, classes)
         # names of the gaps that are logged
-        self._names = evaluation.metrics
+        self._names = [requested.key for requested in reported_metrics(evaluation)]
         # Both recalls of each k are evaluated, since a `GeneralizationGap` holds both.
         self._settings = replace(evaluation, metrics=_both_recalls(grouped_k(evaluation)))
         self.embed = Embedder(embed, self._reader)
@@ -269,7 +269,8 @@ def _check_settings(settings: RetrievalSettings, classes: int | None) -> None:
     call = "GeneralizationGapMonitor"
     ks = grouped_k(settings)
     classes_in_group = group_size(settings)
-    if not ks or not set(settings.metrics) <= set(_both_recalls(ks)):
+    keys = {requested.key for requested in reported_metrics(settings)}
+    if not ks or not keys <= set(_both_recalls(ks)):
         raise ValueError(
             f"{call}(metrics={settings.metrics!r}): a gap is one of Grouped Recall@k, with Recall@k of the same k beside "
             "it. Pass keys such as ('grouped_recall@1', 'recall@1')."

@@ -47,12 +47,12 @@ from fewshot_callbacks.functional._labels import Labels, as_labels, no_labels
 from fewshot_callbacks.functional.knn import PLACES, knn_accuracy
 from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval import (
+    RequestedMetric,
     RetrievalReport,
     Share,
     evaluate_retrieval,
-    requested_metric,
 )
-from fewshot_callbacks.functional.retrieval.settings import reported_keys, several, without_classes
+from fewshot_callbacks.functional.retrieval.settings import reported_metrics, several, without_classes
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings, UnknownSettingError, from_keywords, takes
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
@@ -158,10 +158,10 @@ class SideCollector:
         self.shards: dict[SideKey, Shard] = {}
 
     @property
-    def metrics(self) -> Sequence[str]:
-        """The keys of the metrics, with or without a result."""
+    def metrics(self) -> Sequence[RequestedMetric]:
+        """The metrics, with or without a result."""
         settings = without_classes(self.reader.owner, self.settings) if self.has_label_sets else self.settings
-        return reported_keys(settings)
+        return reported_metrics(settings)
 
     @property
     def directions(self) -> tuple[str, str]:
@@ -728,7 +728,7 @@ class RetrievalMonitor(EvaluationMonitor):
         direction, suffix, sides = evaluated_set
         prefix = self._key(stage, direction)
         set_name = f"{prefix}{suffix}"
-        first_key = f"{prefix}/{self._collector.metrics[0]}{suffix}"
+        first_key = f"{prefix}/{self._collector.metrics[0].key}{suffix}"
         report = None
         with self._policy.handling(f"{first_key} and the other values of this set are NaN."):
             for key in sides:
@@ -771,7 +771,7 @@ class RetrievalMonitor(EvaluationMonitor):
 
     def _values(self, trainer: Trainer, prefix: str, suffix: str, report: RetrievalReport | None) -> dict[str, float]:
         """Return key -> value of a set; without a report NaN for the keys that its latest report had, or would have."""
-        keys = [f"{prefix}/{name}{suffix}" for name in self._collector.metrics]
+        keys = [f"{prefix}/{metric.key}{suffix}" for metric in self._collector.metrics]
         unmatched_key = f"{prefix}/{UNMATCHED}{suffix}"
         monitored_by = {watcher.key: watcher.name for watcher in watchers(trainer)}
         # Zeros alone would say nothing; a chart that has begun goes on with zeros.
@@ -799,7 +799,7 @@ class RetrievalMonitor(EvaluationMonitor):
         return values
 
     def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
-        better: dict[str, Better] = {key: requested_metric(key).metric.better for key in self._collector.metrics}
+        better: dict[str, Better] = {requested.key: requested.metric.better for requested in self._collector.metrics}
         if self._knn is not None:
             better |= dict.fromkeys(self._knn.keys, "higher")
         better[UNMATCHED] = None

@@ -13,6 +13,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -31,6 +32,7 @@ from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.dynamics import without_nan
 from fewshot_callbacks.functional.retrieval import (
     Relevance,
+    RequestedMetric,
     RetrievalReport,
     Share,
     compare_reports,
@@ -167,7 +169,8 @@ def print_both(first: Result, second: Result, options: Namespace) -> None:
         return
     console = Console()
     title = f"{options.file} against {options.against}"
-    console.print(comparison_table(differences, ("first", "second"), title, COMPARED))
+    users_metrics = first.report.users_metrics
+    console.print(comparison_table(differences, ("first", "second"), title, COMPARED, users_metrics=users_metrics))
     for file, result in ((options.file, first), (options.against, second)):
         for message in result.report.messages:
             console.print(note(f"{file}: {in_shell(message, 'evaluate')}"))
@@ -607,6 +610,7 @@ def comparison_table(
     caption: str,
     *,
     earlier_first: bool = False,
+    users_metrics: Mapping[str, RequestedMetric] = MappingProxyType({}),
 ) -> Table:
     """Return the table that compares two evaluations, for a screen.
 
@@ -616,8 +620,9 @@ def comparison_table(
         title: The line above the table.
         caption: The text below it. Reasons why rows have no interval follow.
         earlier_first: Show the second evaluation, which is subtracted, left of the first.
+        users_metrics: Key -> the metric of a user among them.
     """
-    reasons = without_interval(differences)
+    reasons = without_interval(differences, users_metrics)
     table = Table(
         title=as_text(title),
         caption=as_text(f"{caption} {reasons}".rstrip()),
@@ -638,26 +643,27 @@ def comparison_table(
     return table
 
 
-def without_interval(differences: Mapping[str, Difference]) -> str:
+def without_interval(differences: Mapping[str, Difference], users_metrics: Mapping[str, RequestedMetric]) -> str:
     """Return a sentence on the metrics without an interval, and why they have none; nothing if each has one."""
     rows: dict[str, list[str]] = {}
     for name, difference in differences.items():
         if math.isnan(difference.interval.low):
-            rows.setdefault(_why_without_interval(name, difference), []).append(name)
+            rows.setdefault(_why_without_interval(name, difference, users_metrics), []).append(name)
     if not rows:
         return ""
     said = [f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {why}" for why, names in rows.items()]
     return f"No interval: {'; '.join(said)}."
 
 
-def _why_without_interval(name: str, difference: Difference) -> str:
+def _why_without_interval(name: str, difference: Difference, users_metrics: Mapping[str, RequestedMetric]) -> str:
     if math.isnan(difference.value):
         return "undefined"
     if name == DISCRIMINANT_RATIO:
         return "one value of all rows"
     if name in EPISODIC:
         return EPISODIC[name]
-    pooled = requested_metric(name).metric.source in ("pairs", "classes")
+    requested = users_metrics.get(name) or requested_metric(name)
+    pooled = requested.metric.source in ("pairs", "classes")
     return "one value of all pairs" if pooled else "of too few queries, classes or groups"
 
 
@@ -683,13 +689,13 @@ def as_dict(report: RetrievalReport, options: Namespace) -> dict[str, Any]:
 
 def _meaning(name: str, report: RetrievalReport) -> str:
     """Return the meaning of a metric, and the threshold at which it was measured."""
-    requested = requested_metric(name)
+    requested = report.requested(name)
     where = ""
     if requested.metric.source == "classes":
         wanting = report.consistency[requested.parameters["p"]].wanting(3).items()
         named = ", ".join(f"{label} {threshold:.4f} (+{gain:.3f})" for label, (threshold, gain) in wanting)
         where = f" Classes that want another threshold: {named}." if named else ""
-    elif "p" in requested.parameters:
+    elif "p" in requested.parameters and name not in report.users_metrics:
         points: dict[float, Any] = {**report.at_precision, **report.at_false_match_rate}
         where = f" Threshold {points[requested.parameters['p']].threshold:.4f}."
     return report.meaning(name) + where

@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from traceback import walk_tb
 from typing import Any, TextIO
@@ -153,7 +153,8 @@ def _run_command(command: str, words: list[str]) -> int:
         ):
             options = _options(command, words)
             module = import_module(f"fewshot_callbacks.cli.{command if command in OPTIONS else 'fit'}")
-        module.run(options)
+        with _modules_of_working_folder():
+            module.run(options)
         return 0
     except MistypedError as mistake:
         print(f"fewshot {command}: {printable(mistake)} 'fewshot {command} --help' lists the options.", file=sys.stderr)
@@ -170,6 +171,16 @@ def _run_command(command: str, words: list[str]) -> int:
         text = in_shell(one_line(error), command)
         print(f"fewshot {command}: {printable(text)}", file=sys.stderr)
         return 1
+
+
+@contextmanager
+def _modules_of_working_folder() -> Iterator[None]:
+    """Let import paths name modules of the working folder, as they do under `python -m`. Installed ones come first."""
+    sys.path.append(os.curdir)
+    try:
+        yield
+    finally:
+        sys.path.remove(os.curdir)
 
 
 def _options(command: str, words: list[str]) -> Any:

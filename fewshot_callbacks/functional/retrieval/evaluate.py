@@ -37,7 +37,7 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import (
     with_absent,
     without_nearest,
 )
-from fewshot_callbacks.functional.retrieval.registry import RequestedMetric, requested_metric
+from fewshot_callbacks.functional.retrieval.registry import is_users, requested_metric
 from fewshot_callbacks.functional.retrieval.relevance import Absent, Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport, note_of_rates, notes_on
 from fewshot_callbacks.functional.retrieval.settings import (
@@ -55,6 +55,13 @@ from fewshot_callbacks.functional.retrieval.settings import (
     without_classes,
 )
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency, threshold_consistency
+from fewshot_callbacks.functional.retrieval.users_metrics import (
+    call_on_pairs,
+    call_on_ranks,
+    check_range,
+    notes_on_nan,
+    without_function,
+)
 from fewshot_callbacks.functional.statistics import (
     Interval,
     clustered_mean_interval,
@@ -62,7 +69,14 @@ from fewshot_callbacks.functional.statistics import (
     macro_mean,
     macro_mean_interval,
 )
-from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings, from_keywords, takes
+from fewshot_callbacks.settings import (
+    RequestedMetric,
+    RetrievalOptions,
+    RetrievalSettings,
+    Ties,
+    from_keywords,
+    takes,
+)
 from fewshot_callbacks.sources.stored_rows import as_one_tensor
 
 # The public function, for messages.
@@ -295,13 +309,14 @@ def _own_copies(sample: RetrievalInputs, settings: RetrievalSettings) -> Int[Ten
 
 def _request(settings: RetrievalSettings) -> PooledRequest:
     """Return the settings of the pooled metrics."""
+    keys = {requested.key for requested in reported_metrics(settings)}
     return PooledRequest(
         precisions=parameters(settings, "recall@precision{p}"),
         allowed_thresholds=settings.threshold_bounds or (-math.inf, math.inf),
         thresholds=() if settings.threshold is None else (settings.threshold,),
         false_match_rates=parameters(settings, "fnmr@fmr{p}"),
-        equal_error_rate="eer" in settings.metrics,
-        average_precision="auc_pr" in settings.metrics,
+        equal_error_rate="eer" in keys,
+        average_precision="auc_pr" in keys,
     )
 
 
@@ -346,31 +361,17 @@ def _summarised(
 ) -> RetrievalReport:
     """Return the report with the values that are asked for, and their intervals."""
     labels = sample.query_labels
-    confidence = settings.confidence
-    sources: dict[str, Any] = {"pairs": pooled, "classes": consistency, "groups": grouped}
-    values: dict[str, float] = {}
-    intervals: dict[str, Interval] = {}
-    for requested in reported_metrics(settings):
-        key = requested.key
-        metric = requested.metric
-        if metric.source in ("ranks", "prototypes"):
-            of_queries = per_query.values[requested.of_queries]
-            values[key], intervals[key] = mean_over_queries(requested, of_queries, labels, confidence)
-            continue
-        source = sources[metric.source]
-        if source is None:
-            continue
-        assert metric.value is not None
-        values[key] = metric.value(source, **requested.parameters)
-        if metric.source == "groups":
-            intervals[key] = source.intervals[requested.parameters["k"]]
+    sources = {"pairs": pooled, "classes": consistency, "groups": grouped}
+    values, intervals = _values_and_intervals(settings, per_query, labels, sources)
+    users_metrics = [requested for requested in reported_metrics(settings) if is_users(requested.metric)]
+    matched = int((per_query.relevant > 0).sum())
     return RetrievalReport(
         values=values,
         pooled=pooled,
         consistency=consistency,
         grouped=grouped,
         intervals=intervals,
-        confidence=confidence,
+        confidence=settings.confidence,
         queries=len(labels),
         gallery=len(sample.gallery_labels),
         classes=0 if inputs.given is not None else len(inputs.query_labels.unique()),
@@ -380,15 +381,50 @@ def _summarised(
         is_estimate=sample.drawn is not None,
         similarity=settings.similarity,
         ties=settings.ties,
-        notes=notes,
+        notes=notes + notes_on_nan(users_metrics, values, matched),
         memory_note=memory_note,
         per_query=per_query.values,
         query_labels=labels,
         drawn=sample.drawn,
         counted=sample.counted,
         label_names=sample.label_names,
+        users_metrics={requested.key: without_function(requested) for requested in users_metrics},
         seconds=math.nan,
     )
+
+
+def _values_and_intervals(
+    settings: RetrievalSettings, per_query: _PerQuery, labels: Int[Tensor, "queries"], sources: Mapping[str, Any]
+) -> tuple[dict[str, float], dict[str, Interval]]:
+    """Return the values that are asked for, and their intervals, by key.
+
+    Args:
+        settings: Settings of the evaluation.
+        per_query: The metrics of each query.
+        labels: The label of each query.
+        sources: What other metrics are computed from; None where that is missing, so that they are left out.
+    """
+    values: dict[str, float] = {}
+    intervals: dict[str, Interval] = {}
+    for requested in reported_metrics(settings):
+        key = requested.key
+        metric = requested.metric
+        source = sources.get(metric.source)
+        if metric.source in ("ranks", "prototypes"):
+            of_queries = per_query.values[requested.of_queries]
+            check_range(_CALL, requested, of_queries)
+            values[key], intervals[key] = mean_over_queries(requested, of_queries, labels, settings.confidence)
+        elif source is None:
+            continue
+        elif is_users(metric):
+            values[key] = call_on_pairs(_CALL, requested, source)
+        else:
+            assert metric.value is not None
+            values[key] = metric.value(source, **requested.parameters)
+        if metric.source == "groups":
+            assert source is not None
+            intervals[key] = source.intervals[requested.parameters["k"]]
+    return values, intervals
 
 
 def _grouped(
@@ -437,10 +473,11 @@ def mean_over_queries(
     requested: RequestedMetric, values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float
 ) -> tuple[float, Interval]:
     """Return the mean over the queries that have a value, or over the means of their classes, and its interval."""
+    bounds = requested.metric.range
     if requested.is_macro:
-        return macro_mean(values, labels), macro_mean_interval(values, labels, confidence)
+        return macro_mean(values, labels), macro_mean_interval(values, labels, confidence, bounds)
     present = ~values.isnan()
-    return exact_mean(values[present]), clustered_mean_interval(values[present], labels[present], confidence)
+    return exact_mean(values[present]), clustered_mean_interval(values[present], labels[present], confidence, bounds)
 
 
 class _PerQuery:
@@ -498,21 +535,27 @@ class _PerQuery:
             missing = torch.from_numpy(self.absent.sizes[index.numpy()])
             ranks = with_absent(ranks, missing.to(ranks.relevant.device))
         self.relevant[index] = ranks.relevant.cpu()
-        if ranks.valid.shape[1] == 0:  # no query has a relevant candidate
-            for values in self.values.values():
-                values[index] = torch.where(self.relevant[index] > 0, 0.0, torch.nan).double()
-            return
         for name, requested in self.metrics.items():
-            if self.grades is not None and requested.metric.pattern in GAINS:
-                self.values[name][index] = self._graded_ndcg(ranks, requested)
-            else:
-                assert requested.metric.value is not None
-                self.values[name][index] = requested.metric.value(ranks, ties=self.ties, **requested.parameters).cpu()
+            self.values[name][index] = self._values(ranks, requested, self.ties).cpu()
+        if ranks.valid.shape[1] == 0:  # no query has a relevant candidate
+            return
         self.tied[index] = depends_on_ties(ranks).cpu()
         if self.copies is not None and self.recalls_of_copies is not None:
             copies = self.copies[index].to(ranks.relevant.device)
             self.recalls_of_copies[0, index] = recall_at_k(ranks, 1, self.ties).cpu()
             self.recalls_of_copies[1, index] = recall_at_k(without_nearest(ranks, copies), 1, self.ties).cpu()
+
+    def _values(self, ranks: RankBlock, requested: RequestedMetric, ties: Ties) -> Float[Tensor, "queries"]:
+        """Return a metric of the queries of a block with a rule for ties."""
+        if is_users(requested.metric):
+            return call_on_ranks(_CALL, requested, ranks, ties)
+        if ranks.valid.shape[1] == 0:
+            return torch.where(ranks.relevant > 0, 0.0, torch.nan).double()
+        if self.grades is not None and requested.metric.pattern in GAINS:
+            return self._graded_ndcg(ranks, requested, ties)
+        assert requested.metric.value is not None
+        values: Float[Tensor, "queries"] = requested.metric.value(ranks, ties=ties, **requested.parameters)
+        return values
 
     def effect_of_copies(self) -> str:
         """Return the beginning of a note on copies, after the values of all processes were gathered."""
@@ -523,7 +566,7 @@ class _PerQuery:
             return f"A copy is a perfect neighbour: recall@1 is {recall:.3f}, and no query has any other match"
         return f"A copy is a perfect neighbour: recall@1 is {recall:.3f}, and {without_copies:.3f} without their copies"
 
-    def _graded_ndcg(self, ranks: RankBlock, requested: RequestedMetric) -> Float[Tensor, "queries"]:
+    def _graded_ndcg(self, ranks: RankBlock, requested: RequestedMetric, ties: Ties) -> Float[Tensor, "queries"]:
         """Return nDCG of grades, a few queries at a time, since its sums have a term for each rank up to k."""
         assert self.grades is not None
         assert ranks.places is not None
@@ -541,7 +584,7 @@ class _PerQuery:
         values = []
         for part in torch.arange(len(gains)).split(max(1, RANKS_AT_ONCE // k)):
             ranks_of_part = RankBlock(*(getattr(ranks, field.name)[part] for field in fields(ranks)))
-            values.append(graded_ndcg(ranks_of_part, gains[part], k, self.ties, gains_of_absent[part]))
+            values.append(graded_ndcg(ranks_of_part, gains[part], k, ties, gains_of_absent[part]))
         return torch.cat(values)
 
     def gather(self, processes: Processes, own: Int[Tensor, "own"], length: int) -> None:

@@ -35,10 +35,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.functional._reading import number_distinct
-from fewshot_callbacks.settings import Ties
-
-Divisor = Literal["min", "relevant", "found"]
-"""What AP@k divides by: `min` is min(R, k), `relevant` is R, `found` is the number of relevant items in the top k."""
+from fewshot_callbacks.settings import Divisor, Ties
 
 # Terms of a sum over the places of a tied group that are computed at a time.
 TERMS_AT_ONCE = 1024
@@ -61,6 +58,38 @@ def with_absent(ranks: RankBlock, absent: Int[Tensor, "queries"]) -> RankBlock:
         absent: Number of such items of each query. `relevant` of the result counts them, `valid` does not.
     """
     return replace(ranks, relevant=ranks.relevant + absent)
+
+
+def relevant_ranks(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries columns"]:
+    """Return the rank of each relevant item; rank 1 is the best. A mean of ranks is exact with every rule for ties.
+
+    Args:
+        ranks: The ranks of some queries.
+        ties: The rule for equal scores. With `"expected"` a rank is its mean over all orders of the tied group: the j-th
+            best of r relevant items in a group of s candidates has the mean place j (s + 1) / (r + 1). A function of mean
+            ranks is not the mean of the function, unless it is linear.
+
+    Returns:
+        float64, at least 1, in descending order of the columns; NaN in columns that are not valid.
+
+    Examples:
+        >>> import torch
+        >>> from fewshot_callbacks import Metric, evaluate_retrieval
+        >>> def mean_rank(ranks, ties="expected"):
+        ...     return relevant_ranks(ranks, ties).nanmean(dim=1)
+        >>> metric = Metric("mean_rank", "ranks", mean_rank, "Mean rank of relevant items.", range=None, better="lower")
+        >>> query, items = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+        >>> evaluate_retrieval(query, [1], items, [1, 0, 1], metrics=metric)["mean_rank"]  # ranks 1, and 2 or 3
+        1.75
+    """
+    found = _found_at(ranks).double()
+    rank = found + ranks.negatives_above
+    if ties == "pessimistic":
+        rank += ranks.negatives_tied
+    elif ties == "expected":
+        place = (found - ranks.relevant_above) * (ranks.relevant_tied + ranks.negatives_tied + 1)
+        rank = ranks.negatives_above + ranks.relevant_above + place / (ranks.relevant_tied + 1)
+    return rank.masked_fill(~ranks.valid, torch.nan)
 
 
 # --------------------------------------------------------------------------------------------------- average precision
@@ -267,6 +296,16 @@ def hits_within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties = "expec
 
     Returns:
         One value in [0, R] for each query; 0 for a query without a relevant candidate.
+
+    Examples:
+        >>> import torch
+        >>> from fewshot_callbacks import Metric, evaluate_retrieval
+        >>> def hits(ranks, k, ties="expected"):
+        ...     return hits_within(ranks, torch.full_like(ranks.relevant, k), ties)
+        >>> metric = Metric("hits@{k}", "ranks", hits, "Relevant items among the first {k}.", range=None)
+        >>> items, labels = torch.eye(4).repeat(3, 1), [0, 1, 2, 3] * 3
+        >>> evaluate_retrieval(items, labels, metrics=metric.at(k=5))["hits@5"]
+        2.0
     """
     inside = _is_within(ranks, k, ties) & ranks.valid
     group = _groups_to_average(ranks, ties)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -21,11 +22,11 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     PairCounts,
     PooledDecisions,
 )
-from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, is_pattern, requested_metric
+from fewshot_callbacks.functional.retrieval.registry import METRICS, is_pattern, requested_metric
 from fewshot_callbacks.functional.retrieval.settings import AUTO_GROUP_SIZE
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.statistics import Interval, class_means
-from fewshot_callbacks.settings import Similarity, Ties
+from fewshot_callbacks.settings import Metric, RequestedMetric, Similarity, Ties
 
 T = TypeVar("T")
 
@@ -45,6 +46,7 @@ class Values:
     _known: ClassVar[Sequence[Metric]] = METRICS
     values: dict[str, float]
     intervals: dict[str, Interval]
+    users_metrics: Mapping[str, RequestedMetric] = MappingProxyType({})
 
     def __getitem__(self, key: str) -> float:
         """Return the value of a metric.
@@ -54,7 +56,7 @@ class Values:
             LookupError: If it is not in this report, with what to ask for.
         """
         if key not in self.values:
-            requested_metric(key, self._known)
+            self.requested(key)
             raise LookupError(
                 f"this report has no {key!r}, but {', '.join(self.values)}. Ask for it when you evaluate, with "
                 f"metrics=({key!r}, ...); if you did, {self._why_left_out(key)}"
@@ -89,9 +91,9 @@ class Values:
         """
         by_pattern: dict[str, dict[Any, float]] = {}
         for key, value in self.values.items():
-            for key_pattern, number in requested_metric(key, self._known).patterns.items():
+            for key_pattern, number in self.requested(key).patterns.items():
                 by_pattern.setdefault(key_pattern, {})[number] = value
-        if pattern not in by_pattern and not is_pattern(pattern, self._known):
+        if pattern not in by_pattern and not is_pattern(pattern, self._all_known()):
             known = f"the patterns {', '.join(by_pattern)}" if by_pattern else "no value with a number in its key"
             raise ValueError(
                 f"there is no pattern {pattern!r}; this report has {known}. A pattern is a key with one number left "
@@ -101,7 +103,19 @@ class Values:
 
     def meaning(self, key: str) -> str:
         """Return a sentence on what a value of this report is."""
-        return requested_metric(key, self._known).meaning
+        return self.requested(key).meaning
+
+    def requested(self, key: str) -> RequestedMetric:
+        """Return the metric of a key: one of this package, or one that a user has brought to this report.
+
+        Raises:
+            ValueError: If there is no such metric.
+        """
+        return requested_metric(key, self._all_known())
+
+    def _all_known(self) -> tuple[Metric, ...]:
+        """Return all metrics that a key of this report may name."""
+        return *self._known, *(requested.metric for requested in self.users_metrics.values())
 
     def lines(self) -> list[str]:
         """Return each value with its interval, where there is one, as a line."""
@@ -275,6 +289,15 @@ class Points(dict[float, T]):
         return Points, (dict(self), self._pattern, self._kind)
 
 
+def with_known_points(pooled: PooledDecisions) -> PooledDecisions:
+    """Return operating points whose error for another precision or rate names those that there are."""
+    return replace(
+        pooled,
+        at_precision=Points(pooled.at_precision, "recall@precision{p}", "precision"),
+        at_false_match_rate=Points(pooled.at_false_match_rate, "fnmr@fmr{p}", "false match rate"),
+    )
+
+
 @equal_with_nan
 @dataclass(frozen=True)
 class RetrievalReport(Values):
@@ -345,12 +368,14 @@ class RetrievalReport(Values):
     `per_query`, `query_labels` and `drawn`; None if all were counted"""
     label_names: tuple[str, ...] | None = field(compare=False, repr=False)
     """where labels were strings: each string once, sorted; None where they were integers"""
+    users_metrics: Mapping[str, RequestedMetric] = field(compare=False, repr=False)
+    """key -> the metric of a user that was requested by it, without its function"""
     seconds: float = field(compare=False)
     """duration of the evaluation, in seconds"""
 
     def _why_left_out(self, key: str) -> str:
         words = super()._why_left_out(key)
-        is_grouped = requested_metric(key).metric.source == "groups"
+        is_grouped = self.requested(key).metric.source == "groups"
         return f"{words} {self.fact_of_classes}".rstrip() if is_grouped else words
 
     @property
@@ -374,12 +399,12 @@ class RetrievalReport(Values):
 
         It lies within the bounds on thresholds.
         """
-        return Points(self._of_pairs().at_precision, "recall@precision{p}", "precision")
+        return with_known_points(self._of_pairs()).at_precision
 
     @property
     def at_false_match_rate(self) -> dict[float, ErrorRatePoint]:
         """Return, for each false match rate, the pooled operating point at the smallest relevant score that keeps it."""
-        return Points(self._of_pairs().at_false_match_rate, "fnmr@fmr{p}", "false match rate")
+        return with_known_points(self._of_pairs()).at_false_match_rate
 
     @property
     def auc_pr(self) -> Enclosure:
@@ -432,7 +457,7 @@ class RetrievalReport(Values):
     def meaning(self, key: str) -> str:
         """Return a sentence on what a value of this report is; of Grouped Recall also among how many classes it searched."""
         meaning = super().meaning(key)
-        if requested_metric(key).metric.source == "groups" and self.grouped is not None:
+        if self.requested(key).metric.source == "groups" and self.grouped is not None:
             return f"{meaning} {self.grouped.in_words()}."
         return meaning
 
@@ -442,7 +467,7 @@ class RetrievalReport(Values):
         if self.grouped is None:
             return lines
         for position, name in enumerate(self.values):
-            if requested_metric(name).metric.source == "groups":
+            if self.requested(name).metric.source == "groups":
                 lines[position] += f"  {self.grouped.in_words()}"
         return lines
 
