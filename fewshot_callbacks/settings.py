@@ -279,8 +279,9 @@ class RetrievalSettings:
             binary codes of -1 and +1, or 0 and 1, in any dtype: minus the number of bits that differ.
         metrics: The keys of the metrics that are reported, in this order; they are logged by the same keys. There are
             mAP, map@r, r_precision, mrr, mrr@{k}, minp, ap_trapezoid, map@{k}_{divisor}, recall@{k}, ir_recall@{k},
-            precision@{k}, precision@{k}_last, ndcg@{k}, ndcg@{k}_linear, prototype_accuracy, grouped_recall@{k},
-            grouped_recall@{k}_miss, pair_precision, pair_recall, pair_f1, pair_threshold, auc_pr, recall@precision{p},
+            precision@{k}, precision@{k}_last, ndcg@{k}, ndcg@{k}_linear, auroc, prototype_accuracy, grouped_recall@{k},
+            grouped_recall@{k}_miss, pair_precision, pair_recall, pair_f1, pair_threshold, auc_pr, pair_auroc,
+            recall@precision{p},
             fnmr@fmr{p}, eer, opis@fmr{p} and opis_gap@fmr{p}; macro_ before one is its mean over classes.
             A metric of a user is passed as a `Metric`, such as F1.at(k=2), or named by its import path, such as
             my_metrics.F1@k=2.

@@ -35,6 +35,7 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import (
     graded_ndcg,
     recall_at_k,
     with_absent,
+    with_one_column,
     without_nearest,
 )
 from fewshot_callbacks.functional.retrieval.registry import is_users, requested_metric
@@ -317,6 +318,7 @@ def _request(settings: RetrievalSettings) -> PooledRequest:
         false_match_rates=parameters(settings, "fnmr@fmr{p}"),
         equal_error_rate="eer" in keys,
         average_precision="auc_pr" in keys,
+        auroc="pair_auroc" in keys,
     )
 
 
@@ -535,10 +537,10 @@ class _PerQuery:
             missing = torch.from_numpy(self.absent.sizes[index.numpy()])
             ranks = with_absent(ranks, missing.to(ranks.relevant.device))
         self.relevant[index] = ranks.relevant.cpu()
+        if ranks.valid.shape[1] == 0:  # no query has a relevant candidate
+            ranks = with_one_column(ranks)
         for name, requested in self.metrics.items():
             self.values[name][index] = self._values(ranks, requested, self.ties).cpu()
-        if ranks.valid.shape[1] == 0:  # no query has a relevant candidate
-            return
         self.tied[index] = depends_on_ties(ranks).cpu()
         if self.copies is not None and self.recalls_of_copies is not None:
             copies = self.copies[index].to(ranks.relevant.device)
@@ -549,8 +551,6 @@ class _PerQuery:
         """Return a metric of the queries of a block with a rule for ties."""
         if is_users(requested.metric):
             return call_on_ranks(_CALL, requested, ranks, ties)
-        if ranks.valid.shape[1] == 0:
-            return torch.where(ranks.relevant > 0, 0.0, torch.nan).double()
         if self.grades is not None and requested.metric.pattern in GAINS:
             return self._graded_ndcg(ranks, requested, ties)
         assert requested.metric.value is not None

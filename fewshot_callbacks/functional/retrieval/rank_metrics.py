@@ -2,8 +2,7 @@
 
 A new metric is a function of a `RankBlock`, the parameters of its key and a rule for ties, that returns one value for each
 query; `registry.py` gives it a key. Rows of a block are queries. Columns are relevant items in ascending order of their
-scores, so that the best item stands last. A block does not hold the number of candidates of a query, so no metric can depend
-on it.
+scores, so that the best item stands last.
 
 Equal scores have no order, so a metric is the mean over all orders of each tied group, in closed form
 (`ties="expected"`; McSherry and Najork, "Computing Information Retrieval Performance Measures Efficiently in the
@@ -90,6 +89,21 @@ def relevant_ranks(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "
         place = (found - ranks.relevant_above) * (ranks.relevant_tied + ranks.negatives_tied + 1)
         rank = ranks.negatives_above + ranks.relevant_above + place / (ranks.relevant_tied + 1)
     return rank.masked_fill(~ranks.valid, torch.nan)
+
+
+def with_one_column(ranks: RankBlock) -> RankBlock:
+    """Return ranks without columns with one column that is not valid, so that no metric needs a case for them."""
+    zeros = torch.zeros(len(ranks.relevant), 1, dtype=torch.int64, device=ranks.relevant.device)
+    return replace(
+        ranks,
+        valid=zeros.bool(),
+        negatives_above=zeros,
+        negatives_tied=zeros,
+        relevant_above=zeros,
+        relevant_tied=zeros,
+        position_in_tie=zeros,
+        places=None if ranks.places is None else zeros,
+    )
 
 
 # --------------------------------------------------------------------------------------------------- average precision
@@ -281,6 +295,29 @@ def _weight_ratio(
     numerator = ((relevant - lower) * (drawn - lower)).double()
     denominator = ((lower + 1) * (size - relevant - drawn + lower + 1)).double()
     return numerator / denominator if step == 1 else denominator / numerator
+
+
+def auroc(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]:
+    """Return the area under the ROC curve: the share of pairs of a relevant item and a negative in the right order.
+
+    It is the statistic of Mann and Whitney (1947), and the chance that a random relevant item scores higher than a random
+    negative (Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve",
+    Radiology 1982).
+
+    Args:
+        ranks: The ranks of some queries.
+        ties: The rule for equal scores: a tie of a relevant item and a negative is one half of a pair, or all or nothing
+            of it.
+
+    Returns:
+        One value in [0, 1] for each query; 0.5 for scores that know nothing; NaN without a relevant candidate, and without
+        a negative.
+    """
+    assert ranks.negatives is not None
+    tied_in_wrong_order = {"expected": 0.5, "optimistic": 0.0, "pessimistic": 1.0}[ties]
+    wrong = ranks.negatives_above + tied_in_wrong_order * ranks.negatives_tied
+    right = (ranks.negatives[:, None] - wrong).masked_fill(~ranks.valid, 0.0)
+    return _sum_columns(right) / _nan_for_zero(ranks.relevant * ranks.negatives)
 
 
 # ------------------------------------------------------------------------------------------------------ the first k ranks

@@ -67,6 +67,12 @@ METRICS = (
         rank_metrics.ndcg,
         "Discounted gain of the first {k}, over the best possible; n shared labels gain n.",
     ),
+    Metric(
+        "auroc",
+        "ranks",
+        rank_metrics.auroc,
+        "Share of a relevant item and an irrelevant one in the right order; ties count one half.",
+    ),
     Metric("prototype_accuracy", "prototypes", None, "Share of queries nearest to the mean of their own class."),
     Metric(
         "grouped_recall@{k}",
@@ -99,6 +105,12 @@ METRICS = (
         better=None,
     ),
     Metric("auc_pr", "pairs", attrgetter("auc_pr.value"), "Area under the pooled precision-recall curve."),
+    Metric(
+        "pair_auroc",
+        "pairs",
+        attrgetter("auroc"),
+        "Share of a relevant pair and an irrelevant one in the right order; ties count one half.",
+    ),
     Metric(
         "recall@precision{p}",
         "pairs",
@@ -227,6 +239,8 @@ _PEERS = (
     (r"(pooled|best|f1|bestf1)?threshold", "pair_threshold"),
     (r"equalerrorrate", "eer"),
     (r"aucpr|auprc|prauc|aupr|pooledap|microap", "auc_pr"),
+    (r"retrievalauroc", "auroc"),
+    (r"(pooled|micro)?(auroc|rocauc|aucroc|areaunderroc)(score|curve)?", "pair_auroc"),
     (r"(true(accept|match)rate|tar|tmr|tpr)(@|at)(far|fmr)\d*\.?\d+(e-?\d+)?", "tar@far{p}"),
     (r"mindcf(@?\d*\.?\d+)?|mincost", "min_dcf@{p}"),
 )
@@ -237,6 +251,7 @@ _EXPLANATIONS = {
     "pair_recall": "It is of all pairs at one threshold; recall@1 is of queries with a hit, grouped_recall@1 the same in "
     "groups of classes, ir_recall@10 of the relevant items of a query, recall@precision0.95 of all pairs at that precision.",
     "pair_f1": "It is of all pairs at one threshold, as pair_precision and pair_recall; recall@1 is of queries with a hit.",
+    "pair_auroc": "It is of all pairs together; auroc is of the candidates of each query, and a mean over queries.",
     "pair_threshold": "It is the score from which pairs are accepted for pair_precision, pair_recall and pair_f1.",
 }
 

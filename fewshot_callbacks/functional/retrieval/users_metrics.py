@@ -30,8 +30,6 @@ def call_on_ranks(call: str, requested: RequestedMetric, ranks: RankBlock, ties:
     Raises:
         ValueError: If the function fails, or returns anything but one value for each query.
     """
-    if ranks.valid.shape[1] == 0:
-        ranks = _with_one_column(ranks)
     queries = len(ranks.relevant)
     returned = _called(call, requested, ranks, ties=ties)
     try:
@@ -130,19 +128,3 @@ def _called(call: str, requested: RequestedMetric, argument: Any, **keywords: An
             f"{call}: the function of the metric {requested.of_queries!r} failed: {type(error).__name__}: {text}. Correct "
             "it, or leave the metric out."
         ) from error
-
-
-def _with_one_column(ranks: RankBlock) -> RankBlock:
-    """Return ranks with one column that is not valid, so that functions need no case for a block without columns."""
-    queries = len(ranks.relevant)
-    zeros = torch.zeros(queries, 1, dtype=torch.int64, device=ranks.relevant.device)
-    return replace(
-        ranks,
-        valid=zeros.bool(),
-        negatives_above=zeros,
-        negatives_tied=zeros,
-        relevant_above=zeros,
-        relevant_tied=zeros,
-        position_in_tie=zeros,
-        places=None,
-    )
