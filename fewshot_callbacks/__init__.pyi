@@ -58,6 +58,7 @@ from fewshot_callbacks.functional import (
     StepDynamics as StepDynamics,
     Suspects as Suspects,
     ThresholdConsistency as ThresholdConsistency,
+    TieRange as TieRange,
     TrialList as TrialList,
     TrialReport as TrialReport,
     compare_dynamics as compare_dynamics,

@@ -148,7 +148,8 @@ def print_result(result: Result, options: Namespace) -> None:
         meaning = f"Scatter between classes over scatter within them, of all {rows:,} rows."
         if math.isnan(result.j):
             meaning += " It is undefined where no class has two rows, or all rows are equal."
-        table.add_row(DISCRIMINANT_RATIO, as_number(result.j), "", meaning)
+        empty = [""] * (len(table.columns) - 3)
+        table.add_row(DISCRIMINANT_RATIO, as_number(result.j), *empty, meaning)
     console.print(table)
     if options.per_class:
         for classes in class_tables(report, console.width):
@@ -569,11 +570,17 @@ def report_table(report: RetrievalReport, title: str) -> Table:
     table.add_column("metric", overflow="fold")
     table.add_column("value", justify="right", style="bold")
     table.add_column("95 % interval", justify="right")
+    has_ties = any(report.ties_in_words(name) for name in report.metrics())
+    if has_ties:
+        table.add_column("by order of ties", justify="right")
     table.add_column("meaning", style="dim")
     for name, value in report.metrics().items():
         interval = report.intervals.get(name)
         span = "" if interval is None or math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
-        table.add_row(name, as_number(value), span, as_text(_meaning(name, report)))
+        cells = [name, as_number(value), span]
+        if has_ties:
+            cells.append(report.ties_in_words(name))
+        table.add_row(*cells, as_text(_meaning(name, report)))
     return table
 
 

@@ -17,7 +17,7 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
 from fewshot_callbacks.functional.retrieval.rank_metrics import hits_within, relevant_ranks
 from fewshot_callbacks.functional.retrieval.registry import METRICS, RELEVANCE_METRICS, requested_metric
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
-from fewshot_callbacks.functional.retrieval.report import RetrievalReport
+from fewshot_callbacks.functional.retrieval.report import RetrievalReport, TieRange
 from fewshot_callbacks.functional.retrieval.revisited import revisited_protocol
 from fewshot_callbacks.functional.retrieval.settings import Unmatched
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
@@ -58,6 +58,7 @@ __all__ = [
     "Share",
     "Similarity",
     "ThresholdConsistency",
+    "TieRange",
     "Ties",
     "Unmatched",
     "compare_reports",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -33,6 +33,7 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import (
     depends_on_ties,
     gains_of,
     graded_ndcg,
+    only_queries,
     recall_at_k,
     with_absent,
     with_one_column,
@@ -40,7 +41,7 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import (
 )
 from fewshot_callbacks.functional.retrieval.registry import is_users, requested_metric
 from fewshot_callbacks.functional.retrieval.relevance import Absent, Relevance
-from fewshot_callbacks.functional.retrieval.report import RetrievalReport, note_of_rates, notes_on
+from fewshot_callbacks.functional.retrieval.report import RetrievalReport, TieRange, note_of_rates, notes_on
 from fewshot_callbacks.functional.retrieval.settings import (
     chooses_group_size,
     compute_device,
@@ -373,6 +374,7 @@ def _summarised(
         consistency=consistency,
         grouped=grouped,
         intervals=intervals,
+        tie_ranges=_tie_ranges(settings, per_query, labels),
         confidence=settings.confidence,
         queries=len(labels),
         gallery=len(sample.gallery_labels),
@@ -429,6 +431,23 @@ def _values_and_intervals(
     return values, intervals
 
 
+def _tie_ranges(
+    settings: RetrievalSettings, per_query: _PerQuery, labels: Int[Tensor, "queries"]
+) -> dict[str, TieRange]:
+    """Return the metrics of ranks that are asked for, with relevant items last, and first, among equal scores."""
+    ranges: dict[str, TieRange] = {}
+    for requested in reported_metrics(settings):
+        if requested.of_queries not in per_query.values_of_tied:
+            continue
+        means = []
+        for of_tied in per_query.values_of_tied[requested.of_queries]:
+            values = per_query.values[requested.of_queries].clone()
+            values[per_query.tied] = of_tied
+            means.append(mean_of_queries(requested, values, labels))
+        ranges[requested.key] = TieRange(*means)
+    return ranges
+
+
 def _grouped(
     sets: RetrievalInputs, settings: RetrievalSettings, matches: Matches | None, threads: int
 ) -> tuple[GroupedRecall | None, list[str]]:
@@ -476,10 +495,18 @@ def mean_over_queries(
 ) -> tuple[float, Interval]:
     """Return the mean over the queries that have a value, or over the means of their classes, and its interval."""
     bounds = requested.metric.range
+    mean = mean_of_queries(requested, values, labels)
     if requested.is_macro:
-        return macro_mean(values, labels), macro_mean_interval(values, labels, confidence, bounds)
+        return mean, macro_mean_interval(values, labels, confidence, bounds)
     present = ~values.isnan()
-    return exact_mean(values[present]), clustered_mean_interval(values[present], labels[present], confidence, bounds)
+    return mean, clustered_mean_interval(values[present], labels[present], confidence, bounds)
+
+
+def mean_of_queries(
+    requested: RequestedMetric, values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]
+) -> float:
+    """Return the mean over the queries that have a value, or over the means of their classes."""
+    return macro_mean(values, labels) if requested.is_macro else exact_mean(values[~values.isnan()])
 
 
 class _PerQuery:
@@ -519,6 +546,14 @@ class _PerQuery:
         self.relevant: Int[Tensor, "queries"] = torch.zeros(queries, dtype=torch.int64)
         self.has_candidate = torch.zeros(queries, dtype=torch.bool)
         self.tied = torch.zeros(queries, dtype=torch.bool)
+        # metrics that depend on the order of equal scores, and are extreme where relevant items come last or first
+        self.ordered_by_ties = [
+            name for name, requested in self.metrics.items() if requested.parameters.get("divisor") != "found"
+        ]
+        # of each block with ties: which queries tie, and (metrics, two rules, queries) their values with the two rules
+        self.blocks_with_ties: list[tuple[Int[Tensor, "tied"], Float[Tensor, "metrics two tied"]]] = []
+        # by metric (two rules, tied queries), of all processes; empty if no query ties
+        self.values_of_tied: dict[str, Float[Tensor, "two tied"]] = {}
         # recall@1 of each query with its copies, and without them
         self.recalls_of_copies: Float[Tensor, "two queries"] | None = None
         if copies is not None:
@@ -541,7 +576,10 @@ class _PerQuery:
             ranks = with_one_column(ranks)
         for name, requested in self.metrics.items():
             self.values[name][index] = self._values(ranks, requested, self.ties).cpu()
-        self.tied[index] = depends_on_ties(ranks).cpu()
+        tied = depends_on_ties(ranks)
+        self.tied[index] = tied.cpu()
+        if bool(tied.any()):
+            self.blocks_with_ties.append((index[tied.cpu()], self._extremes(only_queries(ranks, tied))))
         if self.copies is not None and self.recalls_of_copies is not None:
             copies = self.copies[index].to(ranks.relevant.device)
             self.recalls_of_copies[0, index] = recall_at_k(ranks, 1, self.ties).cpu()
@@ -556,6 +594,16 @@ class _PerQuery:
         assert requested.metric.value is not None
         values: Float[Tensor, "queries"] = requested.metric.value(ranks, ties=ties, **requested.parameters)
         return values
+
+    def _extremes(self, ranks: RankBlock) -> Float[Tensor, "metrics two queries"]:
+        """Return metrics with relevant items last, and first, among equal scores."""
+        rules: tuple[Ties, ...] = ("pessimistic", "optimistic")
+        return torch.stack(
+            [
+                torch.stack([self._values(ranks, self.metrics[name], rule).cpu().double() for rule in rules])
+                for name in self.ordered_by_ties
+            ]
+        )
 
     def effect_of_copies(self) -> str:
         """Return the beginning of a note on copies, after the values of all processes were gathered."""
@@ -583,7 +631,7 @@ class _PerQuery:
         k = min(requested.parameters["k"], items)
         values = []
         for part in torch.arange(len(gains)).split(max(1, RANKS_AT_ONCE // k)):
-            ranks_of_part = RankBlock(*(getattr(ranks, field.name)[part] for field in fields(ranks)))
+            ranks_of_part = only_queries(ranks, part)
             values.append(graded_ndcg(ranks_of_part, gains[part], k, ties, gains_of_absent[part]))
         return torch.cat(values)
 
@@ -602,8 +650,23 @@ class _PerQuery:
         self.relevant = relevant.long()
         self.has_candidate = has_candidate.bool()
         self.tied = tied.bool()
+        self._gather_tied(processes, own)
         if self.recalls_of_copies is not None:
             self.recalls_of_copies = processes.placed(self.recalls_of_copies, own, length)
+
+    def _gather_tied(self, processes: Processes, own: Int[Tensor, "own"]) -> None:
+        """Gather the values of tied queries with both rules, in the order of all queries. Collective."""
+        if not bool(self.tied.any()):
+            return
+        blocks = [
+            block
+            for part in processes.gather([(own[index], values) for index, values in self.blocks_with_ties])
+            for block in part
+        ]
+        self.blocks_with_ties = []
+        order = torch.cat([index for index, _ in blocks]).argsort()
+        values = torch.cat([values for _, values in blocks], dim=2)[:, :, order]
+        self.values_of_tied = dict(zip(self.ordered_by_ties, values, strict=True))
 
 
 def _prototype_accuracy(

@@ -25,8 +25,8 @@ A relevant item that is not in the gallery has no rank: it counts towards R, and
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Literal, NamedTuple, get_args
+from dataclasses import fields, replace
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -89,6 +89,15 @@ def relevant_ranks(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "
         place = (found - ranks.relevant_above) * (ranks.relevant_tied + ranks.negatives_tied + 1)
         rank = ranks.negatives_above + ranks.relevant_above + place / (ranks.relevant_tied + 1)
     return rank.masked_fill(~ranks.valid, torch.nan)
+
+
+def only_queries(ranks: RankBlock, queries: Int[Tensor, "chosen"] | Bool[Tensor, "queries"]) -> RankBlock:
+    """Return the ranks of some queries of a block, by their rows or by a mask."""
+    parts: dict[str, Any] = {}
+    for field in fields(ranks):
+        values = getattr(ranks, field.name)
+        parts[field.name] = None if values is None else values[queries]
+    return RankBlock(**parts)
 
 
 def with_one_column(ranks: RankBlock) -> RankBlock:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -270,6 +270,35 @@ def or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+class TieRange(NamedTuple):
+    """What a metric is with the two extreme orders of equal scores, where its mean over all orders lies between both.
+
+    A protocol for embeddings of low precision, whose scores tie often, asks for both ends beside the mean (Yang, Jang, Jang,
+    Choi, Augenstein and Lim, "Reliable Evaluation Protocol for Low-Precision Retrieval", ACL 2026, arXiv 2508.03306).
+
+    Examples:
+        >>> import torch
+        >>> from fewshot_callbacks import evaluate_retrieval
+        >>> query, items = torch.ones(1, 2), torch.ones(4, 2)
+        >>> report = evaluate_retrieval(query, [1], items, [0, 0, 1, 1], metrics=("mAP", "recall@1"))
+        >>> lowest, highest = report.tie_ranges["mAP"]
+        >>> round(lowest, 2), round(report.mAP, 2), round(highest, 2)
+        (0.42, 0.68, 1.0)
+        >>> report.tie_ranges["recall@1"].width
+        1.0
+    """
+
+    lowest: float
+    """the value where relevant items come last among equal scores: `ties="pessimistic"`"""
+    highest: float
+    """the value where they come first: `ties="optimistic"`"""
+
+    @property
+    def width(self) -> float:
+        """How far apart both ends are."""
+        return abs(self.highest - self.lowest)
+
+
 class Points(dict[float, T]):
     """Operating points by the requested rate; the error for another rate names those that there are."""
 
@@ -332,6 +361,9 @@ class RetrievalReport(Values):
     groups need (a note says so, unless both `metrics` and `label_groups` are the default)"""
     intervals: dict[str, Interval]
     """metric -> confidence interval of its mean, robust to the dependence of queries of one class"""
+    tie_ranges: dict[str, TieRange]
+    """metric of ranks -> its values with the two extreme orders of equal scores; empty where no relevant item ties with an
+    irrelevant one. `map@k_found` has none, since other orders may give more or less"""
     confidence: float
     """confidence level of the intervals"""
     queries: int
@@ -462,14 +494,19 @@ class RetrievalReport(Values):
         return meaning
 
     def lines(self) -> list[str]:
-        """Return each value with its interval, where there is one, as a line; with the groups of Grouped Recall."""
+        """Return each value as a line: with its interval, the range that ties leave, and the groups of Grouped Recall."""
         lines = super().lines()
-        if self.grouped is None:
-            return lines
         for position, name in enumerate(self.values):
-            if self.requested(name).metric.source == "groups":
+            if self.grouped is not None and self.requested(name).metric.source == "groups":
                 lines[position] += f"  {self.grouped.in_words()}"
+            if self.ties_in_words(name):
+                lines[position] += f"  ties: {self.ties_in_words(name)}"
         return lines
+
+    def ties_in_words(self, key: str) -> str:
+        """Return the range that ties leave to a value, such as "0.4167 to 1.0000"; nothing if no digit shows it."""
+        lowest, highest = (f"{end:.4f}" for end in self.tie_ranges.get(key, (0.0, 0.0)))
+        return "" if lowest == highest else f"{lowest} to {highest}"
 
     def __str__(self) -> str:
         """Return the values of `metrics`, one in a line with its interval where there is one, and the messages."""
@@ -488,6 +525,7 @@ class RetrievalReport(Values):
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (NaN becomes None)."""
         stored = self.tables()
+        stored["tie_ranges"] = {name: [or_none(end) for end in ends] for name, ends in self.tie_ranges.items()}
         if self.pooled is not None:
             stored |= _stored_decisions(self.pooled)
         stored["classes_wanting_another_threshold"] = {
