@@ -589,7 +589,8 @@ class _PerQuery:
         """Return a metric of the queries of a block with a rule for ties."""
         if is_users(requested.metric):
             return call_on_ranks(_CALL, requested, ranks, ties)
-        if self.grades is not None and requested.metric.pattern in GAINS:
+        # Without an entry in the lists nothing has a grade.
+        if self.grades is not None and len(self.grades) and requested.metric.pattern in GAINS:
             return self._graded_ndcg(ranks, requested, ties)
         assert requested.metric.value is not None
         values: Float[Tensor, "queries"] = requested.metric.value(ranks, ties=ties, **requested.parameters)

@@ -111,7 +111,7 @@ def with_one_column(ranks: RankBlock) -> RankBlock:
         relevant_above=zeros,
         relevant_tied=zeros,
         position_in_tie=zeros,
-        places=None if ranks.places is None else zeros,
+        places=zeros,
     )
 
 
