@@ -2,7 +2,8 @@
 
 Public here is what a user constructs or calls, and the type of what a public function, method, property or field gives.
 Plumbing goes to its layer, and whatever gives it has a name with an underscore. What only a layer exports stays there.
-`DEFAULT_METRICS` is the one constant: users add keys to it. `tests/test_public_names.py` checks all of it.
+There are two constants: `DEFAULT_METRICS`, to which users add keys, and `METRICS`, beside which they write their own.
+What a function of theirs is given, such as `RankBlock`, is public, too. `tests/test_public_names.py` checks all of it.
 """
 
 from fewshot_callbacks.callbacks import (
@@ -34,6 +35,7 @@ from fewshot_callbacks.data import (
     ImageFolder as ImageFolder,
 )
 from fewshot_callbacks.functional import (
+    METRICS as METRICS,
     Difference as Difference,
     DynamicsComparison as DynamicsComparison,
     DynamicsHistory as DynamicsHistory,
@@ -55,6 +57,7 @@ from fewshot_callbacks.functional import (
     PairCounts as PairCounts,
     PooledDecisions as PooledDecisions,
     ProbeReport as ProbeReport,
+    RankBlock as RankBlock,
     Relevance as Relevance,
     RetrievalOptions as RetrievalOptions,
     RetrievalReport as RetrievalReport,
@@ -62,6 +65,7 @@ from fewshot_callbacks.functional import (
     StepDynamics as StepDynamics,
     Suspects as Suspects,
     ThresholdConsistency as ThresholdConsistency,
+    TieRange as TieRange,
     TrialList as TrialList,
     TrialReport as TrialReport,
     compare_dynamics as compare_dynamics,
@@ -73,12 +77,14 @@ from fewshot_callbacks.functional import (
     evaluate_trials as evaluate_trials,
     generalization_gap as generalization_gap,
     grouped_recall as grouped_recall,
+    hits_within as hits_within,
     knn_accuracy as knn_accuracy,
     linear_probe as linear_probe,
     near_duplicates as near_duplicates,
     nearest as nearest,
     plan_evaluation as plan_evaluation,
     read_trials as read_trials,
+    relevant_ranks as relevant_ranks,
     revisited_protocol as revisited_protocol,
     suspects as suspects,
     training_dynamics as training_dynamics,
@@ -107,7 +113,9 @@ from fewshot_callbacks.protonet import (
 )
 from fewshot_callbacks.settings import (
     DEFAULT_METRICS as DEFAULT_METRICS,
+    Metric as Metric,
     ReportSettings as ReportSettings,
+    RequestedMetric as RequestedMetric,
     RetrievalSettings as RetrievalSettings,
 )
 from fewshot_callbacks.sources import Shards as Shards

@@ -3,26 +3,35 @@
 The meaning of a setting stands in the docstring of its class. `help`, editors and the documentation show it there.
 `takes` copies it to the functions that take the settings as keywords. jsonargparse prints it as the help of an option.
 
+`Metric` and `RequestedMetric` stand here because they are types of a setting. The metrics that there are stand in
+`functional/retrieval/registry.py`.
+
 A new setting of an evaluation is a field of `RetrievalSettings` with its meaning, an entry of `RetrievalOptions`, and a
 check in `functional/retrieval/settings.py`.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
+import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from importlib import import_module
 from inspect import Parameter
 from types import ModuleType
-from typing import Any, ClassVar, Literal, TypedDict, TypeVar, cast, get_type_hints
+from typing import Any, ClassVar, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
 
 # `cosine`: cosine of the angle, 0 for a zero vector. `dot`: inner product. `euclidean`: minus the Euclidean distance.
 # `hamming`: minus the number of bits in which two codes of -1 and +1 differ.
 Similarity = Literal["cosine", "dot", "euclidean", "hamming"]
 Ties = Literal["expected", "optimistic", "pessimistic"]
 LabelGroups = int | Sequence[Sequence[int | str]] | Literal["auto"] | None
+Divisor = Literal["min", "relevant", "found"]
+"""What AP@k divides by: `min` is min(R, k), `relevant` is R, `found` is the number of relevant items in the top k."""
+MetricSource = Literal["ranks", "prototypes", "groups", "pairs", "classes"]
 
 DEFAULT_METRICS = (
     *("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "grouped_recall@1"),
@@ -37,20 +46,245 @@ class UnknownSettingError(TypeError, ValueError):
     """Raised for an unknown setting: a TypeError (an unexpected keyword) and a ValueError (a wrong setting) at once."""
 
 
+# Ranks are compared as integers of 64 bits.
+LARGEST_RANK = 2**63 - 1
+# Before the key of a metric of queries, for the mean over classes.
+MACRO = "macro_"
+
+# How the parameters of a key are written, and how each is read.
+_FIELDS = {
+    "k": r"(?P<k>[1-9]\d*)",
+    "p": r"(?P<p>\d*\.?\d+(?:e-?\d+)?)",
+    "divisor": f"(?P<divisor>{'|'.join(get_args(Divisor))})",
+}
+_TYPES: dict[str, Callable[[str], Any]] = {"k": int, "p": float, "divisor": str}
+# An example of each parameter, for messages.
+_EXAMPLES = {"k": "5", "p": "0.95", "divisor": "'min'"}
+
+
+@dataclass(frozen=True, repr=False)
+class Metric:
+    """A metric: its key, its meaning, and how it is computed.
+
+    `METRICS` are those of this package, which are asked for by their keys. A metric of a user is passed as an object
+    wherever a key is, or named by its import path, such as `my_metrics.F1@k=2`. Its function has the source `ranks` or
+    `pairs`. A function at the top of a module can be pickled, which processes that are spawned need; a lambda cannot.
+
+    Args:
+        pattern: Its key; `{k}` is a rank, from 1 on, and `{p}` a rate in (0, 1]. (`{divisor}` is that of AP@k.)
+        source: From what its value is computed: the `ranks` of a query or the `pairs` of all queries and candidates; of
+            metrics of this package also the `prototypes` of the classes, the `groups` of Grouped Recall, or the pairs of
+            each of the `classes`. Ranks and prototypes have a value for each query.
+        value: The function. Of `ranks` it is called as value(ranks, ties=ties, k=k) with a `RankBlock` and the rule for
+            ties, and returns one value for each query. Of `pairs` it is called as value(pooled, k=k) with
+            `PooledDecisions`, and returns a number. The parameters of the key are passed by name. Of `groups` it is given
+            a `GroupedRecall`, of `classes` a `ThresholdConsistency` for each rate. None for prototypes.
+        meaning: One sentence, with the parameters of the key, such as "Share of the first {k} that is relevant."
+        range: The smallest and the largest value; None for a value without bounds, such as a score. The interval of a mean
+            is a t interval on the logit scale of the range, and a plain t interval without one.
+        better: Which values are better, for `ModelCheckpoint` and others; None where neither are.
+
+    Raises:
+        ValueError: If the pattern is no key, or an argument has another form.
+
+    Examples:
+        >>> from fewshot_callbacks import hits_within
+        >>> def hits(ranks, k, ties="expected"):
+        ...     return hits_within(ranks, ranks.relevant * 0 + k, ties)
+        >>> metric = Metric("hits@{k}", "ranks", hits, "Relevant items among the first {k}.", range=None)
+        >>> metric.at(k=5).key, metric.at(k=5).meaning
+        ('hits@5', 'Relevant items among the first 5.')
+    """
+
+    pattern: str
+    source: MetricSource
+    value: Callable[..., Any] | None
+    meaning: str
+    range: tuple[float, float] | None = (0.0, 1.0)
+    better: Literal["higher", "lower"] | None = "higher"
+
+    def __post_init__(self) -> None:
+        known = _fields_of(self.pattern)
+        if self.source not in get_args(MetricSource):
+            raise ValueError(
+                f"Metric({self.pattern!r}): source={self.source!r} is unknown. Pass 'ranks' for a function of the ranks of "
+                "a query, or 'pairs' for one of all pairs."
+            )
+        if self.value is not None and not callable(self.value):
+            raise ValueError(f"Metric({self.pattern!r}): value={self.value!r} is no function. Pass one.")
+        for name in _fields_of_text(self.meaning):
+            if name not in known:
+                raise ValueError(
+                    f"Metric({self.pattern!r}): the meaning has {{{name}}}, and the pattern has not. Use the same fields."
+                )
+        if self.range is not None:
+            ends = tuple(self.range)
+            if len(ends) != 2 or not ends[0] < ends[1]:
+                raise ValueError(
+                    f"Metric({self.pattern!r}): range={self.range!r} must hold the smallest value and the largest, such as "
+                    "(0.0, 1.0); None is no range."
+                )
+            object.__setattr__(self, "range", ends)
+        if self.better not in ("higher", "lower", None):
+            raise ValueError(
+                f"Metric({self.pattern!r}): better={self.better!r} is unknown. Pass 'higher', 'lower' or None."
+            )
+
+    def __repr__(self) -> str:
+        """Return pattern and name of the function, whose address would differ between processes that compare settings."""
+        function = getattr(self.value, "__qualname__", type(self.value).__name__)
+        return f"Metric({self.pattern!r}, {self.source!r}, {function})"
+
+    @functools.cached_property
+    def keys(self) -> re.Pattern[str]:
+        """The keys that name this metric; its parameters are groups of the match."""
+        return re.compile(re.sub(r"\\{(\w+)\\}", lambda match: _FIELDS[match[1]], re.escape(self.pattern)))
+
+    @property
+    def example(self) -> str:
+        """A call of `at` with its parameters, for messages."""
+        return f".at({', '.join(f'{name}={_EXAMPLES[name]}' for name in _fields_of(self.pattern))})"
+
+    def at(self, **parameters: Any) -> RequestedMetric:
+        """Return this metric at some parameters, to be passed among `metrics`: `F1.at(k=5)`, as `recall@5` names both.
+
+        Args:
+            **parameters: The fields of the pattern, by name.
+
+        Raises:
+            ValueError: If one is missing, unknown or out of range.
+        """
+        shown = ", ".join(f"{name}={value}" for name, value in parameters.items())
+        call = f"Metric({self.pattern!r}).at({shown})"
+        needed = _fields_of(self.pattern)
+        missing = [name for name in needed if name not in parameters]
+        unknown = [name for name in parameters if name not in needed]
+        if missing:
+            raise ValueError(f"{call} lacks {' and '.join(missing)}. Pass {self.example}.")
+        if unknown:
+            raise ValueError(f"{call}: its pattern has no {' and no '.join(unknown)}. Pass {self.example}.")
+        key = self.pattern.format(**parameters)
+        match = self.keys.fullmatch(key)
+        if match is None:
+            raise ValueError(
+                f"the metric {self.pattern!r} has no key {key!r}. k is a rank, a whole number from 1 on, and p a rate in "
+                f"(0, 1]. Pass such as {self.example}."
+            )
+        return RequestedMetric(key, self, read_parameters(key, match))
+
+
+@dataclass(frozen=True)
+class RequestedMetric:
+    """A requested key, with its metric and the parameters that the key holds. `Metric.at` returns it."""
+
+    key: str
+    metric: Metric
+    parameters: Mapping[str, Any] = field(hash=False, repr=False)
+
+    @property
+    def is_macro(self) -> bool:
+        """Whether the mean over classes is requested, rather than that over queries."""
+        return self.key.startswith(MACRO)
+
+    @property
+    def of_queries(self) -> str:
+        """The key of the same metric as a mean over queries."""
+        return self.key.removeprefix(MACRO)
+
+    @property
+    def patterns(self) -> dict[str, float]:
+        """Its key with one number left open, such as `recall@{k}` -> that number; empty for a key without a number."""
+        prefix = MACRO if self.is_macro else ""
+        patterns = {}
+        for name in ("k", "p"):
+            if name in self.parameters:
+                left_open = {**self.parameters, name: f"{{{name}}}"}
+                patterns[prefix + self.metric.pattern.format(**left_open)] = self.parameters[name]
+        return patterns
+
+    @property
+    def meaning(self) -> str:
+        """A sentence on what the metric is."""
+        if self.is_macro:
+            return f"Mean over classes of {self.of_queries}, so that large classes do not dominate."
+        return self.metric.meaning.format(**self.parameters)
+
+
+def _fields_of(pattern: str) -> list[str]:
+    """Return the fields of the pattern of a key.
+
+    Raises:
+        ValueError: If it is no pattern of a key.
+    """
+    call = f"Metric({pattern!r})"
+    try:
+        names = _fields_of_text(pattern)
+    except ValueError:
+        raise ValueError(f"{call}: the braces of the pattern do not match. Write such as 'f1@{{k}}'.") from None
+    for name in names:
+        if name not in _FIELDS:
+            raise ValueError(
+                f"{call}: {{{name}}} is no field. A pattern has {{k}} for a rank and {{p}} for a rate, such as 'f1@{{k}}'."
+            )
+    if pattern.startswith(MACRO):
+        raise ValueError(
+            f"{call}: {MACRO} before the key of a metric asks for its mean over classes. Leave it out of the pattern."
+        )
+    if re.fullmatch(r"[\w@-]+", re.sub(r"{\w+}", "", pattern)) is None:
+        raise ValueError(
+            f"{call}: a key is a word of letters, digits, _, - and @, by which it is logged. Write such as 'f1@{{k}}'."
+        )
+    return names
+
+
+def _fields_of_text(text: str) -> list[str]:
+    """Return the names in braces; raises a ValueError if braces do not match."""
+    return [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+
+
+def read_parameters(key: str, match: re.Match[str]) -> dict[str, Any]:
+    """Return the parameters of a key of a metric.
+
+    Args:
+        key: The key, for messages.
+        match: The match of `Metric.keys` with it.
+
+    Raises:
+        ValueError: If a rank or a rate is out of range.
+    """
+    parameters = {name: _TYPES[name](word) for name, word in match.groupdict().items()}
+    if parameters.get("k", 1) > LARGEST_RANK:
+        raise ValueError(
+            f"metrics hold {key!r}, and ranks end at 2**63 - 1. From the number of gallery items on, all "
+            "candidates count: pass that number."
+        )
+    if not 0 < parameters.get("p", 1) <= 1:
+        raise ValueError(f"metrics hold {key!r}, but a rate lies in (0, 1], such as 0.95.")
+    return parameters
+
+
+Metrics = str | Metric | RequestedMetric | Sequence[str | Metric | RequestedMetric]
+"""Keys, import paths, and the objects of a user: one alone, or several."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RetrievalSettings:
     """The settings of `evaluate_retrieval`. The constructor refuses values that are wrong for any data.
 
-    It stores a single metric as a tuple, and numbers of NumPy and PyTorch as Python's numbers.
+    It stores metrics as a tuple of keys, and of `RequestedMetric` for those of a user; and numbers of NumPy and PyTorch as
+    Python's numbers.
 
     Args:
         similarity: How two embeddings are compared: `cosine`, `dot` or `euclidean` (minus the distance); `hamming` for
             binary codes of -1 and +1, or 0 and 1, in any dtype: minus the number of bits that differ.
         metrics: The keys of the metrics that are reported, in this order; they are logged by the same keys. There are
             mAP, map@r, r_precision, mrr, mrr@{k}, minp, ap_trapezoid, map@{k}_{divisor}, recall@{k}, ir_recall@{k},
-            precision@{k}, precision@{k}_last, ndcg@{k}, ndcg@{k}_linear, prototype_accuracy, grouped_recall@{k},
-            grouped_recall@{k}_miss, pair_precision, pair_recall, pair_f1, pair_threshold, auc_pr, recall@precision{p},
+            precision@{k}, precision@{k}_last, ndcg@{k}, ndcg@{k}_linear, auroc, prototype_accuracy, grouped_recall@{k},
+            grouped_recall@{k}_miss, pair_precision, pair_recall, pair_f1, pair_threshold, auc_pr, pair_auroc,
+            recall@precision{p},
             fnmr@fmr{p}, eer, opis@fmr{p} and opis_gap@fmr{p}; macro_ before one is its mean over classes.
+            A metric of a user is passed as a `Metric`, such as F1.at(k=2), or named by its import path, such as
+            my_metrics.F1@k=2.
         threshold: Lowest score at which a pair is accepted, for pair_precision, pair_recall and pair_f1; None takes the
             threshold of the best F1.
         threshold_bounds: Smallest and largest threshold allowed for recall at fixed precision; None sets no bounds.
@@ -87,7 +321,7 @@ class RetrievalSettings:
     """
 
     similarity: Similarity = "cosine"
-    metrics: str | Sequence[str] = DEFAULT_METRICS
+    metrics: Metrics = DEFAULT_METRICS
     threshold: float | None = None
     threshold_bounds: tuple[float, float] | None = None
     label_groups: LabelGroups = "auto"
@@ -157,12 +391,12 @@ class ReportSettings:
     def __post_init__(self) -> None:
         # It imports Pillow, which `--help` does without.
         import_module("fewshot_callbacks.files.images").parse_colour(self.background)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            smallest = 1 if field.name in ("neighbours", "thumbnail", "confusion_queries") else 0
-            is_number = field.name != "background" and value is not None
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            smallest = 1 if setting.name in ("neighbours", "thumbnail", "confusion_queries") else 0
+            is_number = setting.name != "background" and value is not None
             if is_number and not value >= smallest:  # NaN is refused, too
-                raise ValueError(f"{field.name} is {value}. Pass {smallest} or more.")
+                raise ValueError(f"{setting.name} is {value}. Pass {smallest} or more.")
 
 
 # If a function has other keywords, too, a type checker learns the settings from a TypedDict alone (PEP 692). So the types of
@@ -191,7 +425,7 @@ class GroupedOptions(SearchOptions, total=False):
 class GapOptions(GroupedOptions, total=False):
     """The settings of `GeneralizationGapMonitor`."""
 
-    metrics: str | Sequence[str]
+    metrics: Metrics
 
 
 class RetrievalOptions(GapOptions, total=False):
@@ -253,7 +487,7 @@ def from_keywords(
 def names_of(options: type) -> list[str]:
     """Return the names of the settings in a TypedDict, in the order of `RetrievalSettings`."""
     types = get_type_hints(options)
-    return [field.name for field in fields(RetrievalSettings) if field.name in types]
+    return [setting.name for setting in fields(RetrievalSettings) if setting.name in types]
 
 
 def takes(options: type, **defaults: Any) -> Callable[[Target], Target]:
@@ -283,7 +517,7 @@ def _parameters(options: type, defaults: Mapping[str, Any]) -> list[Parameter]:
     """Return the settings as parameters of a signature."""
     # The types themselves, and not their names: jsonargparse would look these up in the module of the function.
     types = get_type_hints(options)
-    usual = {field.name: field.default for field in fields(RetrievalSettings)}
+    usual = {setting.name: setting.default for setting in fields(RetrievalSettings)}
     return [
         Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name, usual[name]), annotation=types[name])
         for name in names_of(options)

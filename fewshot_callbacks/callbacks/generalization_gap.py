@@ -26,7 +26,7 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
     generalization_gap,
 )
-from fewshot_callbacks.functional.retrieval.settings import group_size, grouped_k
+from fewshot_callbacks.functional.retrieval.settings import group_size, grouped_k, reported_metrics
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.settings import GapOptions, RetrievalSettings, from_keywords, refuse_other_arguments, takes
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
@@ -120,7 +120,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
             raise ValueError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
         evaluation = from_keywords(GeneralizationGapMonitor, {"metrics": METRICS, **settings}, GapOptions)
         _check_settings(evaluation, classes)
-        self._better = _better_values(evaluation.metrics)
+        self._better = _better_values([requested.key for requested in reported_metrics(evaluation)])
         # Both recalls of each k are evaluated, since a `GeneralizationGap` holds both.
         self._settings = replace(evaluation, metrics=_both_recalls(grouped_k(evaluation)))
         self.training = TrainingClasses(training_data, classes, items_per_class, evaluation.seed, call)
@@ -276,7 +276,8 @@ def _check_settings(settings: RetrievalSettings, classes: int | None) -> None:
     call = "GeneralizationGapMonitor"
     ks = grouped_k(settings)
     classes_in_group = group_size(settings)
-    if not ks or not set(settings.metrics) <= set(_both_recalls(ks)):
+    keys = {requested.key for requested in reported_metrics(settings)}
+    if not ks or not keys <= set(_both_recalls(ks)):
         raise ValueError(
             f"{call}(metrics={settings.metrics!r}): a gap is one of Grouped Recall@k, with Recall@k of the same k beside "
             "it. Pass keys such as ('grouped_recall@1', 'recall@1')."

@@ -17,8 +17,8 @@ from fewshot_callbacks.callbacks._viewers import Viewer, show_set
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import SOURCE_ARGUMENTS, STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
-from fewshot_callbacks.functional.retrieval import RetrievalReport, Share, evaluate_retrieval, requested_metric
-from fewshot_callbacks.functional.retrieval.settings import reported_keys, without_classes
+from fewshot_callbacks.functional.retrieval import RequestedMetric, RetrievalReport, Share, evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.settings import reported_metrics, without_classes
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.settings import RetrievalOptions, from_keywords, refuse_other_arguments, takes
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
@@ -189,15 +189,15 @@ class RetrievalMonitor(CollectingMonitor):
             # A metric was asked for that needs one class for each item.
             raise UsageError(str(error)) from error
 
-    def _metrics(self) -> Sequence[str]:
-        """Return the keys of the metrics, with or without a result."""
+    def _metrics(self) -> Sequence[RequestedMetric]:
+        """Return the metrics, with or without a result."""
         settings = self._settings
         if self._collection.has_label_sets:
             settings = without_classes(self._policy.owner, settings)
-        return reported_keys(settings)
+        return reported_metrics(settings)
 
     def _names(self) -> Sequence[str]:
-        return self._metrics()
+        return [requested.key for requested in self._metrics()]
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         """Evaluate the sets one after the other. *Collective*."""
@@ -252,7 +252,7 @@ class RetrievalMonitor(CollectingMonitor):
         suffix = evaluated_set.suffix
         prefix = key.removesuffix(suffix)
         self._find_watched_unmatched(trainer, f"{prefix}/{UNMATCHED}{suffix}")
-        names = [name for name in self._metrics() if f"{prefix}/{name}{suffix}" not in self._undefined_keys]
+        names = [name for name in self._names() if f"{prefix}/{name}{suffix}" not in self._undefined_keys]
         if f"{prefix}/{UNMATCHED}{suffix}" in self._unmatched_keys:
             names.append(UNMATCHED)
         return names
@@ -273,7 +273,7 @@ class RetrievalMonitor(CollectingMonitor):
             self._unmatched_keys.add(unmatched_key)
         monitored_by = {watcher.key: watcher.name for watcher in watchers(trainer)}
         values = dict(report.metrics())
-        for name in self._metrics():
+        for name in self._names():
             key = f"{prefix}/{name}{suffix}"
             if name in values:
                 self._undefined_keys.discard(key)
@@ -292,7 +292,7 @@ class RetrievalMonitor(CollectingMonitor):
         return values
 
     def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
-        better: dict[str, Better] = {key: requested_metric(key).metric.better for key in self._metrics()}
+        better: dict[str, Better] = {requested.key: requested.metric.better for requested in self._metrics()}
         better[UNMATCHED] = None
         keys: dict[str, Better] = {}
         for evaluated_set in self._sets(trainer):

@@ -127,7 +127,8 @@ def print_result(result: Result, options: Namespace) -> None:
         meaning = f"Scatter between classes over scatter within them, of all {rows:,} rows."
         if math.isnan(result.j):
             meaning += " It is undefined where no class has two rows, or all rows are equal."
-        table.add_row(DISCRIMINANT_RATIO, as_number(result.j), "", meaning)
+        empty = [""] * (len(table.columns) - 3)
+        table.add_row(DISCRIMINANT_RATIO, as_number(result.j), *empty, meaning)
     console.print(table)
     if options.per_class:
         for classes in class_tables(report, console.width):
@@ -148,7 +149,8 @@ def print_both(first: Result, second: Result, options: Namespace) -> None:
         return
     console = Console()
     title = f"{options.file} against {options.against}"
-    console.print(comparison_table(differences, ("first", "second"), title, COMPARED))
+    users_metrics = first.report.users_metrics
+    console.print(comparison_table(differences, ("first", "second"), title, COMPARED, users_metrics=users_metrics))
     for file, result in ((options.file, first), (options.against, second)):
         for message in result.report.messages:
             console.print(note(f"{file}: {in_shell(message, 'evaluate')}"))

@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from traceback import walk_tb
 from typing import Any, TextIO
@@ -161,7 +161,8 @@ def _run_command(command: str, words: list[str]) -> int:
     try:
         with required_extra("all" if command in NEED_ALL_EXTRAS else "cli", f"fewshot {command}"):
             run, options = _load(command, words)
-        run(options)
+        with _modules_of_working_folder():
+            run(options)
         return 0
     except MistypedError as mistake:
         print(f"fewshot {command}: {printable(mistake)} 'fewshot {command} --help' lists the options.", file=sys.stderr)
@@ -180,6 +181,16 @@ def _run_command(command: str, words: list[str]) -> int:
         text = in_shell(one_line(error), command)
         print(f"fewshot {command}: {printable(text)}", file=sys.stderr)
         return 1
+
+
+@contextmanager
+def _modules_of_working_folder() -> Iterator[None]:
+    """Let import paths name modules of the working folder, as they do under `python -m`. Installed ones come first."""
+    sys.path.append(os.curdir)
+    try:
+        yield
+    finally:
+        sys.path.remove(os.curdir)
 
 
 def _load(command: str, words: list[str]) -> tuple[Callable[[Any], None], Any]:

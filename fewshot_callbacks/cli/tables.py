@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fewshot_callbacks.functional.retrieval import RetrievalReport, requested_metric
+from fewshot_callbacks.functional.retrieval import RequestedMetric, RetrievalReport, requested_metric
 from fewshot_callbacks.functional.statistics import Difference
 from fewshot_callbacks.system.terminal import as_text
 
@@ -30,11 +31,17 @@ def report_table(report: RetrievalReport, title: str) -> Table:
     table.add_column("metric", overflow="fold")
     table.add_column("value", justify="right", style="bold")
     table.add_column("95 % interval", justify="right")
+    has_ties = any(report.ties_in_words(name) for name in report.metrics())
+    if has_ties:
+        table.add_column("by order of ties", justify="right")
     table.add_column("meaning", style="dim")
     for name, value in report.metrics().items():
         interval = report.intervals.get(name)
         span = "" if interval is None or math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
-        table.add_row(name, as_number(value), span, as_text(_meaning(name, report)))
+        cells = [name, as_number(value), span]
+        if has_ties:
+            cells.append(report.ties_in_words(name))
+        table.add_row(*cells, as_text(_meaning(name, report)))
     return table
 
 
@@ -81,6 +88,7 @@ def comparison_table(
     caption: str,
     *,
     earlier_first: bool = False,
+    users_metrics: Mapping[str, RequestedMetric] = MappingProxyType({}),
 ) -> Table:
     """Return the table that compares two evaluations, for a screen.
 
@@ -90,8 +98,9 @@ def comparison_table(
         title: The line above the table.
         caption: The text below it. Reasons why rows have no interval follow.
         earlier_first: Show the second evaluation, which is subtracted, left of the first.
+        users_metrics: Key -> the metric of a user among them.
     """
-    reasons = without_interval(differences)
+    reasons = without_interval(differences, users_metrics)
     table = Table(
         title=as_text(title),
         caption=as_text(f"{caption} {reasons}".rstrip()),
@@ -113,12 +122,13 @@ def comparison_table(
     return table
 
 
-def without_interval(differences: Mapping[str, Difference]) -> str:
+def without_interval(differences: Mapping[str, Difference], users_metrics: Mapping[str, RequestedMetric]) -> str:
     """Return a sentence on the metrics without an interval, and why they have none; nothing if each has one."""
     names_by_reason: dict[str, list[str]] = {}
     for name, difference in differences.items():
         if math.isnan(difference.interval.low):
-            names_by_reason.setdefault(_why_without_interval(name, difference), []).append(name)
+            reason = _why_without_interval(name, difference, users_metrics)
+            names_by_reason.setdefault(reason, []).append(name)
     if not names_by_reason:
         return ""
     parts = []
@@ -128,28 +138,29 @@ def without_interval(differences: Mapping[str, Difference]) -> str:
     return f"No interval: {'; '.join(parts)}."
 
 
-def _why_without_interval(name: str, difference: Difference) -> str:
+def _why_without_interval(name: str, difference: Difference, users_metrics: Mapping[str, RequestedMetric]) -> str:
     if math.isnan(difference.value):
         return "undefined"
     if name == DISCRIMINANT_RATIO:
         return "one value of all rows"
     if name in EPISODIC:
         return EPISODIC[name]
-    if requested_metric(name).metric.source in ("pairs", "classes"):
+    requested = users_metrics.get(name) or requested_metric(name)
+    if requested.metric.source in ("pairs", "classes"):
         return "one value of all pairs"
     return "of too few queries, classes or groups"
 
 
 def _meaning(name: str, report: RetrievalReport) -> str:
     """Return the meaning of a metric, and the threshold at which it was measured."""
-    requested = requested_metric(name)
+    requested = report.requested(name)
     threshold_text = ""
     if requested.metric.source == "classes":
         wanting = report.consistency[requested.parameters["p"]].wanting(3).items()
         classes = ", ".join(f"{label} {threshold:.4f} (+{gain:.3f})" for label, (threshold, gain) in wanting)
         if classes:
             threshold_text = f" Classes that want another threshold: {classes}."
-    elif "p" in requested.parameters:
+    elif "p" in requested.parameters and name not in report.users_metrics:
         points: dict[float, Any] = {**report.at_precision, **report.at_false_match_rate}
         threshold_text = f" Threshold {points[requested.parameters['p']].threshold:.4f}."
     return report.meaning(name) + threshold_text

@@ -28,11 +28,10 @@ from fewshot_callbacks.functional._repeated import (
 )
 from fewshot_callbacks.functional.neighbours import compared_sets, positive_number, positive_whole, search
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, check_places, refuse_other_dims
-from fewshot_callbacks.functional.retrieval.registry import Metric
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
 from fewshot_callbacks.functional.statistics import SAME, Interval, clustered_mean_interval, exact_mean, normal_quantile
-from fewshot_callbacks.settings import Similarity
+from fewshot_callbacks.settings import Metric, Similarity
 
 _CALL = "knn_accuracy"
 # Suffix of a metric, and the last rank of the right class, by its votes, that is a hit.

@@ -41,7 +41,6 @@ from fewshot_callbacks.functional._ridge import (
 )
 from fewshot_callbacks.functional.neighbours import positive_number
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share
-from fewshot_callbacks.functional.retrieval.registry import Metric
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import several
 from fewshot_callbacks.functional.statistics import (
@@ -50,6 +49,7 @@ from fewshot_callbacks.functional.statistics import (
     exact_mean,
     normal_quantile,
 )
+from fewshot_callbacks.settings import Metric
 
 # Strengths that are tried by default: from hardly any penalty to a classifier that sees little but the class means.
 DEFAULT_STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 3))

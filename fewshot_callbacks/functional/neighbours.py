@@ -25,9 +25,8 @@ from fewshot_callbacks.functional._labels import (
 from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, signs
 from fewshot_callbacks.functional._repeated import first_of_each
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
-from fewshot_callbacks.functional.retrieval.registry import LARGEST_RANK
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
-from fewshot_callbacks.settings import Similarity
+from fewshot_callbacks.settings import LARGEST_RANK, Similarity
 
 # Neighbours of a query that `print` shows.
 SHOWN_NEIGHBOURS = 5

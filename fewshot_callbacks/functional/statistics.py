@@ -244,7 +244,9 @@ def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Inte
     return _of_metric(values.tolist(), [1] * len(values), confidence, parts)
 
 
-def clustered_mean_interval(values: Any, clusters: Any, confidence: float = 0.95) -> Interval:
+def clustered_mean_interval(
+    values: Any, clusters: Any, confidence: float = 0.95, bounds: tuple[float, float] | None = (0.0, 1.0)
+) -> Interval:
     """Return the interval of a mean of values in [0, 1] that are dependent inside clusters (the queries of a class).
 
     The module docstring gives the method and its sources. The result does not depend on the order of the values, nor on
@@ -253,15 +255,17 @@ def clustered_mean_interval(values: Any, clusters: Any, confidence: float = 0.95
     (`mean_interval` of their means) does not suffer from that.
 
     Args:
-        values: One value in [0, 1] for each query; queries with NaN are left out.
+        values: One value for each query, within the bounds; queries with NaN are left out.
         clusters: The class of each query, any integers or strings.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
+        bounds: The smallest and the largest possible value. With None, or an infinite bound, the interval is a t interval.
 
     Returns:
-        Both ends, in [0, 1]; NaN where there are fewer than two clusters.
+        Both ends, within the bounds; NaN where there are fewer than two clusters, and without bounds where all clusters
+        have the same mean.
 
     Raises:
-        ValueError: If a value is not in [0, 1], or `confidence` is not in (0, 1).
+        ValueError: If a value is not within the bounds, or `confidence` is not in (0, 1).
 
     Examples:
         >>> import torch
@@ -271,27 +275,64 @@ def clustered_mean_interval(values: Any, clusters: Any, confidence: float = 0.95
     """
     call = "clustered_mean_interval"
     values = _doubles(values, "values", call)
-    _, means, sizes = class_means(values, check_labels(clusters, len(values), "clusters", "values", call))
-    return _of_metric(means.tolist(), sizes.tolist(), confidence)
+    clusters = check_labels(clusters, len(values), "clusters", "values", call)
+    low, width = _low_and_width(bounds)
+    _, means, sizes = class_means((values - low) / width, clusters)
+    if bounds is None or math.isinf(bounds[1] - bounds[0]):
+        return _t_interval(means.tolist(), sizes.tolist(), confidence)
+    interval = _of_metric(means.tolist(), sizes.tolist(), confidence)
+    return Interval(low + width * interval.low, low + width * interval.high)
+
+
+def _low_and_width(bounds: tuple[float, float] | None) -> tuple[float, float]:
+    """Return the lower bound, and the width between both; 0 and 1 if there are none, or one of them is infinite."""
+    if bounds is None or math.isinf(bounds[1] - bounds[0]):
+        return 0.0, 1.0
+    return bounds[0], bounds[1] - bounds[0]
+
+
+def _t_interval(means: Sequence[float], sizes: Sequence[int], confidence: float) -> Interval:
+    """Return the t interval of the mean of values without bounds, given the mean and the number of queries of each unit.
+
+    It is NaN for fewer than two units, and where all have the same mean, which says nothing of how far others spread.
+    """
+    normal_quantile(confidence)
+    if len(means) < 2:
+        return UNKNOWN
+    mean, error, freedom, _ = _jackknife(means, sizes)
+    if not error:
+        return UNKNOWN
+    reach = t_quantile(confidence, freedom) * error
+    return Interval(mean - reach, mean + reach)
 
 
 def macro_mean_interval(
-    values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float = 0.95
+    values: Float[Tensor, "queries"],
+    labels: Int[Tensor, "queries"],
+    confidence: float = 0.95,
+    bounds: tuple[float, float] | None = (0.0, 1.0),
 ) -> Interval:
     """Return the interval of the macro mean, with the classes as the independent units (see `mean_interval`).
 
     Args:
-        values: One value in [0, 1] for each query; NaN where it has none.
+        values: One value within the bounds for each query; NaN where it has none.
         labels: The class of each query, any integers.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
+        bounds: See `clustered_mean_interval`.
 
     Returns:
         Both ends; NaN where fewer than two classes have a query with a value.
     """
-    return mean_interval(class_means(values, labels)[1], confidence)
+    classes, means, _ = class_means(values, labels)
+    return clustered_mean_interval(means, classes, confidence, bounds)
 
 
-def paired_difference_interval(differences: Any, clusters: Any | None = None, confidence: float = 0.95) -> Interval:
+def paired_difference_interval(
+    differences: Any,
+    clusters: Any | None = None,
+    confidence: float = 0.95,
+    bounds: tuple[float, float] | None = (0.0, 1.0),
+) -> Interval:
     """Return the interval of the mean of differences of a metric: a t interval, corrected for skewness (Hall, 1992).
 
     Two good models differ in few queries, mostly to the advantage of one of them: such differences are skewed. Where they
@@ -299,15 +340,19 @@ def paired_difference_interval(differences: Any, clusters: Any | None = None, co
     docstring gives the method and its sources.
 
     Args:
-        differences: (items,) each a value of the first minus the value of the second, in [-1, 1]; NaN is left out.
+        differences: (items,) each a value of the first minus the value of the second, in [-1, 1] unless the bounds are
+            others; NaN is left out.
         clusters: The class of each difference, any integers or strings, if differences are dependent inside classes.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the true difference.
+        bounds: The smallest and the largest value that is subtracted. With None, or an infinite bound, the interval is a
+            t interval.
 
     Returns:
-        Both ends, in [-1, 1]; NaN for fewer than two differences or clusters.
+        Both ends, in [-1, 1] unless the bounds are others; NaN for fewer than two differences or clusters, and without
+        bounds where all are the same.
 
     Raises:
-        ValueError: If a difference is not in [-1, 1], or `confidence` is not in (0, 1).
+        ValueError: If a difference is larger than the bounds allow, or `confidence` is not in (0, 1).
 
     Examples:
         >>> import torch
@@ -328,6 +373,15 @@ def paired_difference_interval(differences: Any, clusters: Any | None = None, co
         sizes = counts.tolist()
     if len(means) < 2:
         return UNKNOWN
+    if bounds is None or math.isinf(bounds[1] - bounds[0]):
+        return _t_interval(means, sizes, confidence)
+    _, width = _low_and_width(bounds)
+    interval = _of_differences([mean / width for mean in means], sizes, confidence)
+    return Interval(width * interval.low, width * interval.high)
+
+
+def _of_differences(means: Sequence[float], sizes: Sequence[int], confidence: float) -> Interval:
+    """Return the interval of the mean of differences in [-1, 1], given the mean and the number of values of each unit."""
     means = _within_range(means, -1)
     mean, error, freedom, skewness = _jackknife(means, sizes)
     if not error:

@@ -16,14 +16,16 @@ from torchmetrics import Metric
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._repeated import first_of_each, is_on_copies, note_on_ids, sketches
 from fewshot_callbacks.functional.retrieval import (
+    METRICS,
     Relevance,
     RetrievalReport,
     evaluate_retrieval,
     requested_metric,
 )
 from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveError
+from fewshot_callbacks.functional.retrieval.registry import find_metrics
 from fewshot_callbacks.functional.retrieval.relevance import check_choices, read_judgements
-from fewshot_callbacks.functional.retrieval.settings import reported_keys, without_classes
+from fewshot_callbacks.functional.retrieval.settings import reported_metrics, without_classes
 from fewshot_callbacks.metrics._label_states import (
     add_label_states,
     append_labels,
@@ -108,7 +110,7 @@ class RetrievalEvaluation(Metric):
         options |= {name: value for name, value in settings.items() if name in get_type_hints(MetricOptions)}
         super().__init__(**options)
         evaluation_settings = {name: value for name, value in settings.items() if name not in options}
-        self._keys = reported_keys(from_keywords(RetrievalEvaluation, evaluation_settings))
+        self._requested = reported_metrics(from_keywords(RetrievalEvaluation, evaluation_settings))
         self.settings = cast(RetrievalOptions, evaluation_settings)
         self.judged = None
         self.at_least = at_least
@@ -130,7 +132,7 @@ class RetrievalEvaluation(Metric):
     @property
     def higher_is_better(self) -> bool | None:  # type: ignore[override] # torchmetrics has it as an attribute
         """Whether larger values are better; None where the values differ in it. The threshold has no part in it."""
-        directions = {requested_metric(key).metric.better for key in self._keys} - {None}
+        directions = {requested.metric.better for requested in self._requested} - {None}
         return directions == {"higher"} if len(directions) == 1 else None
 
     def update(
@@ -236,7 +238,8 @@ class RetrievalEvaluation(Metric):
         settings = from_keywords(RetrievalEvaluation, self.settings)
         if self.judged is not None or form_of_labels(self, "labels") not in ("strings", "integers"):
             settings = without_classes("RetrievalEvaluation", settings)
-        return {key: torch.tensor(math.nan, dtype=torch.float64, device="cpu") for key in settings.metrics}
+        keys = [requested.key for requested in find_metrics(settings.metrics)]
+        return {key: torch.tensor(math.nan, dtype=torch.float64, device="cpu") for key in keys}
 
     def compute(self) -> dict[str, Tensor]:
         """Compute the metrics under the names of `RetrievalReport.metrics`; the report itself is kept in `report`.
@@ -312,8 +315,13 @@ class RetrievalEvaluation(Metric):
         """
         val = self.compute() if val is None else val
         if isinstance(val, Mapping):
-            return self._plot(_without_threshold(val), ax)
-        return self._plot([_without_threshold(result) for result in val], ax)
+            return self._plot(self._with_range(val), ax)
+        return self._plot([self._with_range(result) for result in val], ax)
+
+    def _with_range(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the values of the metrics that have a range."""
+        known = (*METRICS, *(requested.metric for requested in self._requested))
+        return {name: value for name, value in values.items() if requested_metric(name, known).metric.range is not None}
 
 
 def _joined_state(state: list[Tensor] | Tensor) -> Tensor:
@@ -341,8 +349,3 @@ def _first_rows(embeddings: Tensor, labels: Labels, ids: Labels) -> Int[Tensor, 
     if note is not None:
         warnings.warn(f"RetrievalEvaluation: {note}", stacklevel=3)
     return first_of_each(codes)
-
-
-def _without_threshold(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the values of the metrics that have a range."""
-    return {name: value for name, value in values.items() if requested_metric(name).metric.range is not None}

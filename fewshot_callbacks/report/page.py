@@ -64,7 +64,10 @@ def metric_texts(report: Values) -> list[MetricText]:
     texts = []
     for name, value in report.metrics().items():
         value_text = "n/a" if math.isnan(value) else f"{value:.4f}"
-        texts.append(MetricText(name, value_text, _interval_text(report, name), report.meaning(name)))
+        meaning = report.meaning(name)
+        if isinstance(report, RetrievalReport) and report.ties_in_words(name):
+            meaning = f"{meaning} Ties: {report.ties_in_words(name)}."
+        texts.append(MetricText(name, value_text, _interval_text(report, name), meaning))
     return texts
 
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from rich.progress import Progress
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks import DEFAULT_METRICS, knn_accuracy
+from fewshot_callbacks import DEFAULT_METRICS, Metric, knn_accuracy, relevant_ranks
 from fewshot_callbacks.callbacks import (
     DiscriminantRatioMonitor,
     EmbeddingSource,
@@ -66,6 +66,37 @@ def test_what_is_logged_is_what_the_function_says(settings: dict[str, Any]) -> N
     assert 0 < logged["val/mAP"] < 1
     assert monitor.report is not None
     assert monitor.report.metrics() == close({key: expected[key] for key in expected if key != "queries_without_match"})
+
+
+MEAN_RANK = Metric(
+    "mean_rank",
+    "ranks",
+    lambda ranks, ties: relevant_ranks(ranks, ties).nanmean(dim=1),
+    "Mean rank.",
+    range=None,
+    better="lower",
+)
+GAIN = Metric("gain", "pairs", lambda pooled: pooled.best_f1.f1 - 0.1, "F1 above 0.1.")
+
+
+def test_metrics_of_a_user_are_logged_and_their_directions_are_known() -> None:
+    settings = {"metrics": ("mAP", MEAN_RANK, GAIN, "macro_mean_rank")}
+    net, monitor = Net(), retrieval(**settings)
+    logged = log_of_validation(monitor, net, loader(QUERIES, batch_size=7))
+    assert logged == close(with_prefix(expected_metrics(*net.by_hand(QUERIES), **settings)))
+    assert list(logged) == ["val/mAP", "val/mean_rank", "val/gain", "val/macro_mean_rank"]
+    run = trainer(EarlyStopping(monitor="val/mean_rank", mode="max"), retrieval(**settings))
+    with pytest.warns(UserWarning, match="but lower values are better. Pass mode='min'"):
+        run.fit(Net(), loader(), loader())
+
+
+def test_metrics_of_a_user_are_nan_where_nothing_can_be_evaluated() -> None:
+    labels = torch.arange(len(QUERIES))
+    with pytest.warns(UserWarning, match="val/mean_rank and the other values of this set are NaN"):
+        logged = log_of_validation(
+            retrieval(metrics=(MEAN_RANK, GAIN)), Net(), loader(TensorDataset(QUERIES.tensors[0], labels))
+        )
+    assert logged == close({"val/mean_rank": math.nan, "val/gain": math.nan})
 
 
 @with_settings(max_examples=15, deadline=None)

@@ -1,5 +1,6 @@
 """`fewshot evaluate`: files of embeddings, settings, tables, JSON, and comparisons of two files."""
 
+import importlib
 import json
 import math
 import os
@@ -39,6 +40,44 @@ def refused(capsys, *words):
     out, said = capsys.readouterr()
     assert (out, said.count("\n"), said[:18]) == ("", 1, "fewshot evaluate: ")
     return said
+
+
+METRICS_OF_A_USER = """
+from fewshot_callbacks import Metric, relevant_ranks
+
+def first_rank(ranks, ties="expected"):
+    return relevant_ranks(ranks, ties).nan_to_num(2.0**60).amin(dim=1)
+
+def within(ranks, k, ties="expected"):
+    return (relevant_ranks(ranks, ties) <= k).sum(dim=1)
+
+FIRST = Metric("first", "ranks", first_rank, "Mean rank of the first match.", range=None, better="lower")
+WITHIN = Metric("within@{k}", "ranks", within, "Matches among the first {k}.", range=None)
+SPREAD = Metric("spread", "pairs", lambda pooled: pooled.best_f1.threshold, "The threshold.", range=None)
+"""
+
+
+def test_metrics_of_a_user_are_named_by_their_import_paths(stored, tmp_path, monkeypatch, capsys):
+    path, embeddings, labels = stored
+    (tmp_path / "first_metrics.py").write_text(METRICS_OF_A_USER)
+    monkeypatch.chdir(tmp_path)
+    words = (path, "--metrics", "mAP", "first_metrics.FIRST,first_metrics.WITHIN@k=3", "macro_within@3")
+    before = sys.path.copy()
+    values = evaluated(capsys, *words)["metrics"]
+    assert sys.path == before
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("first_metrics")
+    metrics = ("mAP", module.FIRST, module.WITHIN.at(k=3), "macro_within@3")
+    assert values == evaluate_retrieval(embeddings, labels, metrics=metrics).metrics()
+    assert main(["evaluate", *map(str, words)]) == 0
+    table = " ".join(capsys.readouterr().out.split())
+    assert "within@3" in table
+    assert "Mean rank" in table
+    assert main(["evaluate", *map(str, words), "first_metrics.SPREAD", "--against", str(path)]) == 0
+    assert "spread is one value of all pairs" in " ".join(capsys.readouterr().out.split())
+    said = refused(capsys, path, "--metrics", "first_metrics.LAST")
+    assert "first_metrics has no LAST. Its metrics are FIRST, WITHIN, SPREAD." in said
+    assert "there is no module 'other'" in refused(capsys, path, "--metrics", "other.FIRST")
 
 
 FORMS = {

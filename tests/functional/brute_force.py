@@ -176,6 +176,12 @@ def trapezoids(order) -> float:
     return sum(before + after) / 2 / len(ranks)
 
 
+def auroc(order) -> float:
+    """Share of the pairs of a relevant candidate and a negative in which the relevant one comes first."""
+    pairs = [(first, second) for first, second in itertools.combinations(map(bool, order), 2) if first != second]
+    return sum(first for first, _ in pairs) / len(pairs) if pairs else math.nan
+
+
 def ndcg(order, k: int, gain: str = "exponential") -> float:
     def dcg(grades):
         worth = [2**grade - 1 if gain == "exponential" else grade for grade in grades[:k]]
@@ -203,6 +209,7 @@ def rank_metrics(k: int):
         f"precision@{k}_last": lambda order: precision_up_to_last(order, k),
         f"ndcg@{k}": lambda order: ndcg(order, k),
         f"ndcg@{k}_linear": lambda order: ndcg(order, k, "linear"),
+        "auroc": auroc,
     }
 
 

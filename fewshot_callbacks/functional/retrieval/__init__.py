@@ -1,6 +1,7 @@
 """Retrieval metrics of embeddings, exact and in bounded memory."""
 
 from fewshot_callbacks.engine.options import Progress
+from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.functional.retrieval.compare import GeneralizationGap, compare_reports, generalization_gap
 from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
@@ -13,21 +14,18 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     PairCounts,
     PooledDecisions,
 )
-from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor
-from fewshot_callbacks.functional.retrieval.registry import (
-    METRICS,
-    RELEVANCE_METRICS,
-    Metric,
-    RequestedMetric,
-    requested_metric,
-)
+from fewshot_callbacks.functional.retrieval.rank_metrics import hits_within, relevant_ranks
+from fewshot_callbacks.functional.retrieval.registry import METRICS, RELEVANCE_METRICS, requested_metric
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
-from fewshot_callbacks.functional.retrieval.report import RetrievalReport
+from fewshot_callbacks.functional.retrieval.report import RetrievalReport, TieRange
 from fewshot_callbacks.functional.retrieval.revisited import revisited_protocol
 from fewshot_callbacks.functional.retrieval.settings import Unmatched
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.settings import (
     DEFAULT_METRICS,
+    Divisor,
+    Metric,
+    RequestedMetric,
     RetrievalOptions,
     RetrievalSettings,
     SearchOptions,
@@ -50,6 +48,7 @@ __all__ = [
     "PairCounts",
     "PooledDecisions",
     "Progress",
+    "RankBlock",
     "Relevance",
     "RequestedMetric",
     "RetrievalOptions",
@@ -59,14 +58,17 @@ __all__ = [
     "Share",
     "Similarity",
     "ThresholdConsistency",
+    "TieRange",
     "Ties",
     "Unmatched",
     "compare_reports",
     "evaluate_retrieval",
     "generalization_gap",
     "grouped_recall",
+    "hits_within",
     "label_groups",
     "plan_evaluation",
+    "relevant_ranks",
     "requested_metric",
     "revisited_protocol",
 ]

@@ -10,7 +10,6 @@ import torch
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._table import table
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, over_splits
-from fewshot_callbacks.functional.retrieval.registry import requested_metric
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.statistics import (
     UNKNOWN,
@@ -82,13 +81,15 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
         if name not in second_values:
             continue
         interval = grouped.get(name, UNKNOWN)
-        requested = requested_metric(name)
+        requested = first.requested(name)
         if requested.of_queries in first.per_query:
             of_queries = first.per_query[requested.of_queries] - second.per_query[requested.of_queries]
+            bounds = requested.metric.range
             if requested.is_macro:
-                interval = paired_difference_interval(class_means(of_queries, labels)[1], confidence=confidence)
+                of_classes = class_means(of_queries, labels)[1]
+                interval = paired_difference_interval(of_classes, confidence=confidence, bounds=bounds)
             else:
-                interval = paired_difference_interval(of_queries, labels, confidence)
+                interval = paired_difference_interval(of_queries, labels, confidence, bounds)
         differences[name] = Difference(first_values[name], second_values[name], interval)
     return differences
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -33,13 +33,15 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import (
     depends_on_ties,
     gains_of,
     graded_ndcg,
+    only_queries,
     recall_at_k,
     with_absent,
+    with_one_column,
     without_nearest,
 )
-from fewshot_callbacks.functional.retrieval.registry import RequestedMetric, requested_metric
+from fewshot_callbacks.functional.retrieval.registry import is_users, requested_metric
 from fewshot_callbacks.functional.retrieval.relevance import Absent, Relevance
-from fewshot_callbacks.functional.retrieval.report import RetrievalReport, note_of_rates, notes_on
+from fewshot_callbacks.functional.retrieval.report import RetrievalReport, TieRange, note_of_rates, notes_on
 from fewshot_callbacks.functional.retrieval.settings import (
     chooses_group_size,
     compute_device,
@@ -55,6 +57,13 @@ from fewshot_callbacks.functional.retrieval.settings import (
     without_classes,
 )
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency, threshold_consistency
+from fewshot_callbacks.functional.retrieval.users_metrics import (
+    call_on_pairs,
+    call_on_ranks,
+    check_range,
+    notes_on_nan,
+    without_function,
+)
 from fewshot_callbacks.functional.statistics import (
     Interval,
     clustered_mean_interval,
@@ -62,7 +71,14 @@ from fewshot_callbacks.functional.statistics import (
     macro_mean,
     macro_mean_interval,
 )
-from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings, from_keywords, takes
+from fewshot_callbacks.settings import (
+    RequestedMetric,
+    RetrievalOptions,
+    RetrievalSettings,
+    Ties,
+    from_keywords,
+    takes,
+)
 from fewshot_callbacks.sources.stored_rows import as_one_tensor
 
 # The public function, for messages.
@@ -304,13 +320,15 @@ def _copies_of_queries(sample: RetrievalInputs, settings: RetrievalSettings) -> 
 
 def _request(settings: RetrievalSettings) -> PooledRequest:
     """Return the settings of the pooled metrics."""
+    keys = {requested.key for requested in reported_metrics(settings)}
     return PooledRequest(
         precisions=parameters(settings, "recall@precision{p}"),
         allowed_thresholds=settings.threshold_bounds or (-math.inf, math.inf),
         thresholds=() if settings.threshold is None else (settings.threshold,),
         false_match_rates=parameters(settings, "fnmr@fmr{p}"),
-        equal_error_rate="eer" in settings.metrics,
-        average_precision="auc_pr" in settings.metrics,
+        equal_error_rate="eer" in keys,
+        average_precision="auc_pr" in keys,
+        auroc="pair_auroc" in keys,
     )
 
 
@@ -355,31 +373,18 @@ def _summarised(
 ) -> RetrievalReport:
     """Return the report with the values that are asked for, and their intervals."""
     labels = sample.query_labels
-    confidence = settings.confidence
-    sources: dict[str, Any] = {"pairs": pooled, "classes": consistency, "groups": grouped}
-    values: dict[str, float] = {}
-    intervals: dict[str, Interval] = {}
-    for requested in reported_metrics(settings):
-        key = requested.key
-        metric = requested.metric
-        if metric.source in ("ranks", "prototypes"):
-            of_queries = per_query.values[requested.of_queries]
-            values[key], intervals[key] = mean_over_queries(requested, of_queries, labels, confidence)
-            continue
-        source = sources[metric.source]
-        if source is None:
-            continue
-        assert metric.value is not None
-        values[key] = metric.value(source, **requested.parameters)
-        if metric.source == "groups":
-            intervals[key] = source.intervals[requested.parameters["k"]]
+    sources = {"pairs": pooled, "classes": consistency, "groups": grouped}
+    values, intervals = _values_and_intervals(settings, per_query, labels, sources)
+    users_metrics = [requested for requested in reported_metrics(settings) if is_users(requested.metric)]
+    matched = int((per_query.relevant > 0).sum())
     return RetrievalReport(
         values=values,
         pooled=pooled,
         consistency=consistency,
         grouped=grouped,
         intervals=intervals,
-        confidence=confidence,
+        tie_ranges=_tie_ranges(settings, per_query, labels),
+        confidence=settings.confidence,
         queries=len(labels),
         gallery=len(sample.gallery_labels),
         classes=0 if inputs.given is not None else len(inputs.query_labels.unique()),
@@ -389,15 +394,67 @@ def _summarised(
         is_estimate=sample.drawn is not None,
         similarity=settings.similarity,
         ties=settings.ties,
-        notes=notes,
+        notes=notes + notes_on_nan(users_metrics, values, matched),
         memory_note=memory_note,
         per_query=per_query.values,
         query_labels=labels,
         drawn=sample.drawn,
         counted=sample.counted,
         label_names=sample.label_names,
+        users_metrics={requested.key: without_function(requested) for requested in users_metrics},
         seconds=math.nan,
     )
+
+
+def _values_and_intervals(
+    settings: RetrievalSettings, per_query: _PerQuery, labels: Int[Tensor, "queries"], sources: Mapping[str, Any]
+) -> tuple[dict[str, float], dict[str, Interval]]:
+    """Return the values that are asked for, and their intervals, by key.
+
+    Args:
+        settings: Settings of the evaluation.
+        per_query: The metrics of each query.
+        labels: The label of each query.
+        sources: What other metrics are computed from; None where that is missing, so that they are left out.
+    """
+    values: dict[str, float] = {}
+    intervals: dict[str, Interval] = {}
+    for requested in reported_metrics(settings):
+        key = requested.key
+        metric = requested.metric
+        source = sources.get(metric.source)
+        if metric.source in ("ranks", "prototypes"):
+            of_queries = per_query.values[requested.of_queries]
+            check_range(_CALL, requested, of_queries)
+            values[key], intervals[key] = mean_over_queries(requested, of_queries, labels, settings.confidence)
+        elif source is None:
+            continue
+        elif is_users(metric):
+            values[key] = call_on_pairs(_CALL, requested, source)
+        else:
+            assert metric.value is not None
+            values[key] = metric.value(source, **requested.parameters)
+        if metric.source == "groups":
+            assert source is not None
+            intervals[key] = source.intervals[requested.parameters["k"]]
+    return values, intervals
+
+
+def _tie_ranges(
+    settings: RetrievalSettings, per_query: _PerQuery, labels: Int[Tensor, "queries"]
+) -> dict[str, TieRange]:
+    """Return the metrics of ranks that are asked for, with relevant items last, and first, among equal scores."""
+    ranges: dict[str, TieRange] = {}
+    for requested in reported_metrics(settings):
+        if requested.of_queries not in per_query.values_of_tied:
+            continue
+        means = []
+        for of_tied in per_query.values_of_tied[requested.of_queries]:
+            values = per_query.values[requested.of_queries].clone()
+            values[per_query.tied] = of_tied
+            means.append(mean_of_queries(requested, values, labels))
+        ranges[requested.key] = TieRange(*means)
+    return ranges
 
 
 def _grouped(
@@ -446,10 +503,19 @@ def mean_over_queries(
     requested: RequestedMetric, values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float
 ) -> tuple[float, Interval]:
     """Return the mean over the queries that have a value, or over the means of their classes, and its interval."""
+    bounds = requested.metric.range
+    mean = mean_of_queries(requested, values, labels)
     if requested.is_macro:
-        return macro_mean(values, labels), macro_mean_interval(values, labels, confidence)
+        return mean, macro_mean_interval(values, labels, confidence, bounds)
     present = ~values.isnan()
-    return exact_mean(values[present]), clustered_mean_interval(values[present], labels[present], confidence)
+    return mean, clustered_mean_interval(values[present], labels[present], confidence, bounds)
+
+
+def mean_of_queries(
+    requested: RequestedMetric, values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]
+) -> float:
+    """Return the mean over the queries that have a value, or over the means of their classes."""
+    return macro_mean(values, labels) if requested.is_macro else exact_mean(values[~values.isnan()])
 
 
 class _PerQuery:
@@ -489,6 +555,14 @@ class _PerQuery:
         self.relevant: Int[Tensor, "queries"] = torch.zeros(queries, dtype=torch.int64)
         self.has_candidate = torch.zeros(queries, dtype=torch.bool)
         self.tied = torch.zeros(queries, dtype=torch.bool)
+        # metrics that depend on the order of equal scores, and are extreme where relevant items come last or first
+        self.ordered_by_ties = [
+            name for name, requested in self.metrics.items() if requested.parameters.get("divisor") != "found"
+        ]
+        # of each block with ties: which queries tie, and (metrics, two rules, queries) their values with the two rules
+        self.blocks_with_ties: list[tuple[Int[Tensor, "tied"], Float[Tensor, "metrics two tied"]]] = []
+        # by metric (two rules, tied queries), of all processes; empty if no query ties
+        self.values_of_tied: dict[str, Float[Tensor, "two tied"]] = {}
         # recall@1 of each query with its copies, and without them
         self.recalls_of_copies: Float[Tensor, "two queries"] | None = None
         if copies is not None:
@@ -508,20 +582,38 @@ class _PerQuery:
             ranks = with_absent(ranks, missing.to(ranks.relevant.device))
         self.relevant[index] = ranks.relevant.cpu()
         if ranks.valid.shape[1] == 0:  # no query has a relevant candidate
-            for values in self.values.values():
-                values[index] = torch.where(self.relevant[index] > 0, 0.0, torch.nan).double()
-            return
+            ranks = with_one_column(ranks)
         for name, requested in self.metrics.items():
-            if self.grades is not None and requested.metric.pattern in GAINS:
-                self.values[name][index] = self._graded_ndcg(ranks, requested)
-            else:
-                assert requested.metric.value is not None
-                self.values[name][index] = requested.metric.value(ranks, ties=self.ties, **requested.parameters).cpu()
-        self.tied[index] = depends_on_ties(ranks).cpu()
+            self.values[name][index] = self._values(ranks, requested, self.ties).cpu()
+        tied = depends_on_ties(ranks)
+        self.tied[index] = tied.cpu()
+        if bool(tied.any()):
+            self.blocks_with_ties.append((index[tied.cpu()], self._extremes(only_queries(ranks, tied))))
         if self.copies is not None and self.recalls_of_copies is not None:
             copies = self.copies[index].to(ranks.relevant.device)
             self.recalls_of_copies[0, index] = recall_at_k(ranks, 1, self.ties).cpu()
             self.recalls_of_copies[1, index] = recall_at_k(without_nearest(ranks, copies), 1, self.ties).cpu()
+
+    def _values(self, ranks: RankBlock, requested: RequestedMetric, ties: Ties) -> Float[Tensor, "queries"]:
+        """Return a metric of the queries of a block with a rule for ties."""
+        if is_users(requested.metric):
+            return call_on_ranks(_CALL, requested, ranks, ties)
+        # Without an entry in the lists nothing has a grade.
+        if self.grades is not None and len(self.grades) and requested.metric.pattern in GAINS:
+            return self._graded_ndcg(ranks, requested, ties)
+        assert requested.metric.value is not None
+        values: Float[Tensor, "queries"] = requested.metric.value(ranks, ties=ties, **requested.parameters)
+        return values
+
+    def _extremes(self, ranks: RankBlock) -> Float[Tensor, "metrics two queries"]:
+        """Return metrics with relevant items last, and first, among equal scores."""
+        rules: tuple[Ties, ...] = ("pessimistic", "optimistic")
+        return torch.stack(
+            [
+                torch.stack([self._values(ranks, self.metrics[name], rule).cpu().double() for rule in rules])
+                for name in self.ordered_by_ties
+            ]
+        )
 
     def effect_of_copies(self) -> str:
         """Return the beginning of a note on copies, after the values of all processes were gathered."""
@@ -532,7 +624,7 @@ class _PerQuery:
             return f"A copy is a perfect neighbour: recall@1 is {recall:.3f}, and no query has any other match"
         return f"A copy is a perfect neighbour: recall@1 is {recall:.3f}, and {without_copies:.3f} without their copies"
 
-    def _graded_ndcg(self, ranks: RankBlock, requested: RequestedMetric) -> Float[Tensor, "queries"]:
+    def _graded_ndcg(self, ranks: RankBlock, requested: RequestedMetric, ties: Ties) -> Float[Tensor, "queries"]:
         """Return nDCG of grades, a few queries at a time, since its sums have a term for each rank up to k."""
         assert self.grades is not None
         assert ranks.places is not None
@@ -549,8 +641,8 @@ class _PerQuery:
         k = min(requested.parameters["k"], items)
         values = []
         for batch in torch.arange(len(gains)).split(max(1, RANKS_AT_ONCE // k)):
-            ranks_of_batch = RankBlock(*(getattr(ranks, field.name)[batch] for field in fields(ranks)))
-            values.append(graded_ndcg(ranks_of_batch, gains[batch], k, self.ties, gains_of_absent[batch]))
+            ranks_of_batch = only_queries(ranks, batch)
+            values.append(graded_ndcg(ranks_of_batch, gains[batch], k, ties, gains_of_absent[batch]))
         return torch.cat(values)
 
     def gather(self, processes: Processes, places: Int[Tensor, "own"], length: int) -> None:
@@ -568,8 +660,23 @@ class _PerQuery:
         self.relevant = relevant.long()
         self.has_candidate = has_candidate.bool()
         self.tied = tied.bool()
+        self._gather_tied(processes, places)
         if self.recalls_of_copies is not None:
             self.recalls_of_copies = processes.placed(self.recalls_of_copies, places, length)
+
+    def _gather_tied(self, processes: Processes, places: Int[Tensor, "own"]) -> None:
+        """Gather the values of tied queries with both rules, in the order of all queries. Collective."""
+        if not bool(self.tied.any()):
+            return
+        blocks = [
+            block
+            for part in processes.gather([(places[index], values) for index, values in self.blocks_with_ties])
+            for block in part
+        ]
+        self.blocks_with_ties = []
+        order = torch.cat([index for index, _ in blocks]).argsort()
+        values = torch.cat([values for _, values in blocks], dim=2)[:, :, order]
+        self.values_of_tied = dict(zip(self.ordered_by_ties, values, strict=True))
 
 
 def _prototype_accuracy(

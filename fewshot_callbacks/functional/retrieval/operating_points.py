@@ -17,7 +17,7 @@ engine, such as grid, cell and close, are explained in `engine/README.md`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -283,6 +283,9 @@ class PooledDecisions:
     """the pairs at a few hundred thresholds, those of the points above among them"""
     passes: int = field(compare=False, repr=False)
     """how often all pairs had to be scored"""
+    auroc: float | None = None
+    """share of relevant pairs and negatives, two at a time, in which the relevant one scores higher, where a tie is one
+    half; None if it was not requested"""
 
     @property
     def decision(self) -> OperatingPoint:
@@ -297,6 +300,8 @@ class PooledDecisions:
         lines += [f"false match rate of at most {rate:g}: {point}" for rate, point in self.at_false_match_rate.items()]
         if self.equal_error_rate is not None:
             lines.append(f"equal error rate: {self.equal_error_rate:.4f}")
+        if self.auroc is not None:
+            lines.append(f"area under the ROC curve: {self.auroc:.4f}")
         return "\n".join([*lines, f"area under the precision-recall curve: {self.auc_pr.value:.4f}"])
 
     def __repr__(self) -> str:
@@ -447,6 +452,8 @@ class PooledRequest:
     equal_error_rate: bool = False
     average_precision: bool = False
     """whether the area under the precision-recall curve is requested exactly; it is always enclosed by bounds"""
+    auroc: bool = False
+    """whether the area under the ROC curve is requested"""
 
     def questions(self, low: float = -math.inf, high: float = math.inf) -> list[Question]:
         """Return the questions about relevant scores: best F1, precisions, false match rates, equal error rate.
@@ -646,6 +653,14 @@ def _standstill() -> RuntimeError:
     )
 
 
+class _RelevantGroup(NamedTuple):
+    """Neighbouring relevant scores."""
+
+    scores: Floats  # (scores,) ascending
+    reaching: Ints  # (scores,) relevant pairs with this score or a higher one
+    pairs: Ints  # (scores,) relevant pairs with this score
+
+
 class ThresholdSearch:
     """Finds the operating points of an evaluation that has run. The constructor and all methods are collective.
 
@@ -828,41 +843,63 @@ class ThresholdSearch:
         return _area_between(self.grid, fewest, most, self.negatives.total)
 
     def _exact_area(self) -> Enclosure:
-        """Return the area with all counts closed. Cells are closed in groups whose relevant pairs fit the grid."""
+        """Return the area with all counts closed."""
         grid = self.grid
-        _, most = self.negatives.bounds(grid.scores)
-        # No negative reaches the lower end of this cell. The precision of all higher relevant pairs is 1.
-        first_free = int(np.searchsorted(-np.append(self.negatives.total, most), 0))
+        first_free = self._first_free_cell()
+        # The precision of all relevant pairs above all negatives is 1.
         low = high = float(np.append(grid.above_cell_starts, 0)[first_free])
-        groups = (np.append(grid.total - grid.reaching, grid.total) // max(1, self.grid_size))[:first_free]
-        for group in np.unique(groups):
-            members = np.flatnonzero(groups == group)
-            low_of_group, high_of_group = self._precisions_in_cells(int(members[0]), int(members[-1]))
-            low += low_of_group
-            high += high_of_group
+        for group in self._groups_below(first_free):
+            self.negatives.close(group.scores)
+            fewest, most = self.negatives.bounds(group.scores)
+            low += float((group.pairs * group.reaching / (group.reaching + most)).sum())
+            high += float((group.pairs * group.reaching / (group.reaching + fewest)).sum())
         return Enclosure(low / max(1, grid.total), high / max(1, grid.total))
 
-    def _precisions_in_cells(self, first: int, last: int) -> tuple[float, float]:
-        """Return bounds of the sum of the precisions at the relevant pairs of some neighbouring cells.
+    def auroc(self) -> float:
+        """Return the share of a relevant pair and a negative that are in the right order; NaN if there are none of either.
+
+        A tie counts one half. The count is exact, and rounded once; it may take another pass over all pairs.
+        """
+        total = 2 * self.grid.total * self.negatives.total
+        if not total:
+            return math.nan
+        # twice the number of those in the wrong order, of which a tie is one half
+        wrong = 0
+        for group in self._groups_below(self._first_free_cell()):
+            just_above = np.nextafter(group.scores, np.inf)
+            self.negatives.close(group.scores)
+            self.negatives.close(just_above)
+            reaching, _ = self.negatives.bounds(group.scores)
+            above, _ = self.negatives.bounds(just_above)
+            wrong += _exact_sum_of_products(group.pairs, reaching + above)
+        return (total - wrong) / total
+
+    def _first_free_cell(self) -> int:
+        """Return the lowest cell of the grid whose lower end no negative reaches."""
+        _, most = self.negatives.bounds(self.grid.scores)
+        return int(np.searchsorted(-np.append(self.negatives.total, most), 0))
+
+    def _groups_below(self, cell: int) -> Iterator[_RelevantGroup]:
+        """Yield all relevant scores in the cells below one, in groups with as many relevant pairs as there is room for.
 
         The upper end of each cell counts as part of it.
         """
         grid = self.grid
-        cells = np.zeros(len(grid.inside_cells), bool)
-        cells[first : last + 1] = grid.inside_cells[first : last + 1] > 0
-        scores_inside = int(grid.inside_cells[cells].sum())
-        if scores_inside:
-            grid = grid.refined(cells, self.pooled.relevant.ascending, scores_inside, self.processes)
-        ends = np.concatenate([[-np.inf], self.grid.scores, [np.inf]])
-        in_cells = (grid.scores > ends[first]) & (grid.scores <= ends[last + 1])
-        scores = grid.scores[in_cells]
-        self.negatives.close(scores)
-        fewest, most = self.negatives.bounds(scores)
-        reach = grid.reaching[in_cells]
-        pairs = reach - grid.above[in_cells]
-        low = float((pairs * reach / (reach + most)).sum())
-        high = float((pairs * reach / (reach + fewest)).sum())
-        return low, high
+        groups = (np.append(grid.total - grid.reaching, grid.total) // max(1, self.grid_size))[:cell]
+        ends = np.concatenate([[-np.inf], grid.scores, [np.inf]])
+        for group in np.unique(groups):
+            members = np.flatnonzero(groups == group)
+            first = int(members[0])
+            last = int(members[-1])
+            cells = np.zeros(len(grid.inside_cells), bool)
+            cells[first : last + 1] = grid.inside_cells[first : last + 1] > 0
+            inside = int(grid.inside_cells[cells].sum())
+            refined = grid
+            if inside:
+                refined = grid.refined(cells, self.pooled.relevant.ascending, inside, self.processes)
+            in_cells = (refined.scores > ends[first]) & (refined.scores <= ends[last + 1])
+            reaching = refined.reaching[in_cells]
+            yield _RelevantGroup(refined.scores[in_cells], reaching, reaching - refined.above[in_cells])
 
     def curve(self) -> tuple[tuple[float, float, float], ...]:
         """Return thresholds, precisions and recalls at relevant scores that are about evenly spaced in recall."""
@@ -877,6 +914,13 @@ class ThresholdSearch:
         # from the highest threshold down, so by ascending recall
         columns = (thresholds[::-1].tolist(), precision[::-1].tolist(), recall[positions][::-1].tolist())
         return tuple(zip(*columns, strict=True))
+
+
+def _exact_sum_of_products(first: Ints, second: Ints) -> int:
+    """Return the sum of the products of two lists of numbers of pairs; each product may have more than 64 bits."""
+    # In parts of 21 bits: the sum of up to 2**42 pairs, each times such a part, has 63 bits.
+    parts = [int((first * ((second >> shift) & (2**21 - 1))).sum()) << shift for shift in (0, 21, 42)]
+    return sum(parts)
 
 
 def _area_between(grid: ScoreGrid, fewest: Ints, most: Ints, negatives: int) -> Enclosure:
@@ -930,6 +974,7 @@ def decide(pooled: PooledPairs, request: PooledRequest) -> PooledDecisions:
         at_false_match_rate=at_rate,
         equal_error_rate=equal_error,
         auc_pr=search.area(exact=is_area_exact),
+        auroc=search.auroc() if request.auroc else None,
         curve=search.curve(),
         pair_counts=count_pairs(pooled, [best_f1, *at_precision.values(), *at_threshold.values()]),
         passes=pooled.negatives.passes,

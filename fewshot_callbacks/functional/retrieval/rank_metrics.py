@@ -2,8 +2,7 @@
 
 A new metric is a function of a `RankBlock`, the parameters of its key and a rule for ties, that returns one value for each
 query; `registry.py` gives it a key. Rows of a block are queries. Columns are relevant items in ascending order of their
-scores, so that the best item stands last. A block does not hold the number of candidates of a query, so no metric can depend
-on it.
+scores, so that the best item stands last.
 
 Equal scores have no order, so a metric is the mean over all orders of each tied group, in closed form
 (`ties="expected"`; McSherry and Najork, "Computing Information Retrieval Performance Measures Efficiently in the
@@ -26,8 +25,8 @@ A relevant item that is not in the gallery has no rank: it counts towards R, and
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Literal, NamedTuple, get_args
+from dataclasses import fields, replace
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,10 +34,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.functional._reading import number_distinct
-from fewshot_callbacks.settings import Ties
-
-Divisor = Literal["min", "relevant", "found"]
-"""What AP@k divides by: `min` is min(R, k), `relevant` is R, `found` is the number of relevant items in the top k."""
+from fewshot_callbacks.settings import Divisor, Ties
 
 # Terms of a sum over the places of a tied group that are computed at a time.
 TERMS_AT_ONCE = 1024
@@ -61,6 +57,62 @@ def with_absent(ranks: RankBlock, absent: Int[Tensor, "queries"]) -> RankBlock:
         absent: Number of such items of each query. `relevant` of the result counts them, `valid` does not.
     """
     return replace(ranks, relevant=ranks.relevant + absent)
+
+
+def relevant_ranks(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries columns"]:
+    """Return the rank of each relevant item; rank 1 is the best. A mean of ranks is exact with every rule for ties.
+
+    Args:
+        ranks: The ranks of some queries.
+        ties: The rule for equal scores. With `"expected"` a rank is its mean over all orders of the tied group: the j-th
+            best of r relevant items in a group of s candidates has the mean place j (s + 1) / (r + 1). A function of mean
+            ranks is not the mean of the function, unless it is linear.
+
+    Returns:
+        float64, at least 1, in descending order of the columns; NaN in columns that are not valid.
+
+    Examples:
+        >>> import torch
+        >>> from fewshot_callbacks import Metric, evaluate_retrieval
+        >>> def mean_rank(ranks, ties="expected"):
+        ...     return relevant_ranks(ranks, ties).nanmean(dim=1)
+        >>> metric = Metric("mean_rank", "ranks", mean_rank, "Mean rank of relevant items.", range=None, better="lower")
+        >>> query, items = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+        >>> evaluate_retrieval(query, [1], items, [1, 0, 1], metrics=metric)["mean_rank"]  # ranks 1, and 2 or 3
+        1.75
+    """
+    found = _found_at(ranks).double()
+    rank = found + ranks.negatives_above
+    if ties == "pessimistic":
+        rank += ranks.negatives_tied
+    elif ties == "expected":
+        place = (found - ranks.relevant_above) * (ranks.relevant_tied + ranks.negatives_tied + 1)
+        rank = ranks.negatives_above + ranks.relevant_above + place / (ranks.relevant_tied + 1)
+    return rank.masked_fill(~ranks.valid, torch.nan)
+
+
+def only_queries(ranks: RankBlock, queries: Int[Tensor, "chosen"] | Bool[Tensor, "queries"]) -> RankBlock:
+    """Return the ranks of some queries of a block, by their rows or by a mask."""
+    parts: dict[str, Any] = {}
+    for field in fields(ranks):
+        values = getattr(ranks, field.name)
+        parts[field.name] = None if values is None else values[queries]
+    return RankBlock(**parts)
+
+
+def with_one_column(ranks: RankBlock) -> RankBlock:
+    """Return ranks without columns with one column that is not valid, so that no metric needs a case for them."""
+    zeros = torch.zeros(len(ranks.relevant), 1, dtype=torch.int64, device=ranks.relevant.device)
+    return replace(
+        ranks,
+        valid=zeros.bool(),
+        negatives_above=zeros,
+        negatives_tied=zeros,
+        relevant_above=zeros,
+        relevant_tied=zeros,
+        position_in_tie=zeros,
+        places=zeros,
+    )
 
 
 # --------------------------------------------------------------------------------------------------- average precision
@@ -254,6 +306,29 @@ def _weight_ratio(
     return numerator / denominator if step == 1 else denominator / numerator
 
 
+def auroc(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]:
+    """Return the area under the ROC curve: the share of pairs of a relevant item and a negative in the right order.
+
+    It is the statistic of Mann and Whitney (1947), and the chance that a random relevant item scores higher than a random
+    negative (Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve",
+    Radiology 1982).
+
+    Args:
+        ranks: The ranks of some queries.
+        ties: The rule for equal scores: a tie of a relevant item and a negative is one half of a pair, or all or nothing
+            of it.
+
+    Returns:
+        One value in [0, 1] for each query; 0.5 for scores that know nothing; NaN without a relevant candidate, and without
+        a negative.
+    """
+    assert ranks.negatives is not None
+    tied_in_wrong_order = {"expected": 0.5, "optimistic": 0.0, "pessimistic": 1.0}[ties]
+    wrong = ranks.negatives_above + tied_in_wrong_order * ranks.negatives_tied
+    right = (ranks.negatives[:, None] - wrong).masked_fill(~ranks.valid, 0.0)
+    return _sum_columns(right) / _nan_for_zero(ranks.relevant * ranks.negatives)
+
+
 # ------------------------------------------------------------------------------------------------------ the first k ranks
 
 
@@ -267,6 +342,16 @@ def hits_within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties = "expec
 
     Returns:
         One value in [0, R] for each query; 0 for a query without a relevant candidate.
+
+    Examples:
+        >>> import torch
+        >>> from fewshot_callbacks import Metric, evaluate_retrieval
+        >>> def hits(ranks, k, ties="expected"):
+        ...     return hits_within(ranks, torch.full_like(ranks.relevant, k), ties)
+        >>> metric = Metric("hits@{k}", "ranks", hits, "Relevant items among the first {k}.", range=None)
+        >>> items, labels = torch.eye(4).repeat(3, 1), [0, 1, 2, 3] * 3
+        >>> evaluate_retrieval(items, labels, metrics=metric.at(k=5))["hits@5"]
+        2.0
     """
     inside = _is_within(ranks, k, ties) & ranks.valid
     group = _groups_to_average(ranks, ties)

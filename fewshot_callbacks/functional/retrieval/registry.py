@@ -1,69 +1,25 @@
 """The metrics of an evaluation. A user asks for a metric by the key under which it is logged.
 
-To add a metric, add an entry to `METRICS`: its keys, reports, tables and messages follow from it. A metric of ranks is a
-function in `rank_metrics.py`; its entry has the source `ranks`. Two lists for readers are written by hand: the keys in
-the docstring of `RetrievalSettings` (`fewshot_callbacks/settings.py`), which `help` shows, and the table of
-`docs/metrics.md`. `CONTRIBUTING.md` goes through all steps.
+A user may bring further metrics: objects of the class `Metric`, which stand wherever a key does. No list here has them.
+
+To add a metric to the package, add an entry to `METRICS`: its keys, reports, tables and messages follow from it. A
+metric of ranks is a function in `rank_metrics.py`; its entry has the source `ranks`. Two lists for readers are written
+by hand: the keys in the docstring of `RetrievalSettings` (`fewshot_callbacks/settings.py`), which `help` shows, and the
+table of `docs/metrics.md`. `CONTRIBUTING.md` goes through all steps.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
+import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any, cast, get_args
 
-from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional.retrieval import rank_metrics
-from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor
-
-# Ranks are compared as integers of 64 bits.
-LARGEST_RANK = 2**63 - 1
-# Before the key of a metric of queries, for the mean over classes.
-MACRO = "macro_"
-
-
-@equal_with_nan
-@dataclass(frozen=True)
-class Metric:
-    """A metric: its key, its meaning, and how it is computed.
-
-    Attributes:
-        pattern: Its key; `{k}` is a rank, `{p}` a share, `{divisor}` the divisor of AP@k.
-        source: From where its value comes: the `ranks` of a query, the `prototypes` of the classes, the `groups` of Grouped
-            Recall, the `pairs` of all queries and candidates, or the pairs of each of the `classes`. The first two have a
-            value for each query.
-        value: The value, from the ranks of some queries and the rule for ties, from a `GroupedRecall`, from
-            `PooledDecisions`, or from a `ThresholdConsistency` for each rate; the parameters of the key are passed by name.
-            None for prototypes.
-        meaning: One sentence, with the parameters of the key.
-        range: The smallest and the largest value; None for a score, in the units of the data.
-        better: Which values are better; None where neither are.
-    """
-
-    pattern: str
-    source: Literal["ranks", "prototypes", "groups", "pairs", "classes"]
-    value: Callable[..., Any] | None
-    meaning: str
-    range: tuple[float, float] | None = (0.0, 1.0)
-    better: Literal["higher", "lower"] | None = "higher"
-
-    @functools.cached_property
-    def keys(self) -> re.Pattern[str]:
-        """The keys that name this metric; its parameters are groups of the match."""
-        return re.compile(re.sub(r"\\{(\w+)\\}", lambda field: _FIELDS[field[1]], re.escape(self.pattern)))
-
-
-# How the parameters of a key are written, and how each is read.
-_FIELDS = {
-    "k": r"(?P<k>[1-9]\d*)",
-    "p": r"(?P<p>\d*\.?\d+(?:e-?\d+)?)",
-    "divisor": f"(?P<divisor>{'|'.join(get_args(Divisor))})",
-}
-_TYPES: dict[str, Callable[[str], Any]] = {"k": int, "p": float, "divisor": str}
+from fewshot_callbacks.settings import MACRO, Divisor, Metric, Metrics, RequestedMetric, read_parameters
 
 METRICS = (
     Metric("mAP", "ranks", rank_metrics.average_precision, "Mean over queries of the precision at each relevant rank."),
@@ -111,6 +67,12 @@ METRICS = (
         rank_metrics.ndcg,
         "Discounted gain of the first {k}, over the best possible; n shared labels gain n.",
     ),
+    Metric(
+        "auroc",
+        "ranks",
+        rank_metrics.auroc,
+        "Share of a relevant item and an irrelevant one in the right order; ties count one half.",
+    ),
     Metric("prototype_accuracy", "prototypes", None, "Share of queries nearest to the mean of their own class."),
     Metric(
         "grouped_recall@{k}",
@@ -143,6 +105,12 @@ METRICS = (
         better=None,
     ),
     Metric("auc_pr", "pairs", attrgetter("auc_pr.value"), "Area under the pooled precision-recall curve."),
+    Metric(
+        "pair_auroc",
+        "pairs",
+        attrgetter("auroc"),
+        "Share of a relevant pair and an irrelevant one in the right order; ties count one half.",
+    ),
     Metric(
         "recall@precision{p}",
         "pairs",
@@ -182,43 +150,6 @@ METRICS = (
 
 RELEVANCE_METRICS = ("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "ndcg@10")
 """What is reported by default if relevance is no single label: with judgements, lists, or several labels an item."""
-
-
-@dataclass(frozen=True)
-class RequestedMetric:
-    """A requested key, with its metric and the parameters that the key holds."""
-
-    key: str
-    metric: Metric
-    parameters: Mapping[str, Any]
-
-    @property
-    def is_macro(self) -> bool:
-        """Whether the mean over classes is requested, rather than that over queries."""
-        return self.key.startswith(MACRO)
-
-    @property
-    def of_queries(self) -> str:
-        """The key of the same metric as a mean over queries."""
-        return self.key.removeprefix(MACRO)
-
-    @property
-    def patterns(self) -> dict[str, float]:
-        """Its key with one number left open, such as `recall@{k}` -> that number; empty for a key without a number."""
-        prefix = MACRO if self.is_macro else ""
-        patterns = {}
-        for name in ("k", "p"):
-            if name in self.parameters:
-                left_open = {**self.parameters, name: f"{{{name}}}"}
-                patterns[prefix + self.metric.pattern.format(**left_open)] = self.parameters[name]
-        return patterns
-
-    @property
-    def meaning(self) -> str:
-        """A sentence on what the metric is."""
-        if self.is_macro:
-            return f"Mean over classes of {self.of_queries}, so that large classes do not dominate."
-        return self.metric.meaning.format(**self.parameters)
 
 
 def requested_metric(key: object, among: Sequence[Metric] | None = None) -> RequestedMetric:
@@ -269,15 +200,7 @@ def _parameters(key: str, metric: Metric, match: re.Match[str]) -> dict[str, Any
             f"there is no metric {key!r}: {of_queries} has no value for each query, and so no mean over classes. "
             f"Ask for {of_queries!r}."
         )
-    parameters = {name: _TYPES[name](word) for name, word in match.groupdict().items()}
-    if parameters.get("k", 1) > LARGEST_RANK:
-        raise ValueError(
-            f"metrics hold {key!r}, and ranks end at 2**63 - 1. From the number of gallery items on, all "
-            "candidates count: pass that number."
-        )
-    if not 0 < parameters.get("p", 1) <= 1:
-        raise ValueError(f"metrics hold {key!r}, but a rate lies in (0, 1], such as 0.95.")
-    return parameters
+    return read_parameters(key, match)
 
 
 def is_pattern(pattern: object, among: Sequence[Metric]) -> bool:
@@ -316,6 +239,8 @@ _PEERS = (
     (r"(pooled|best|f1|bestf1)?threshold", "pair_threshold"),
     (r"equalerrorrate", "eer"),
     (r"aucpr|auprc|prauc|aupr|pooledap|microap", "auc_pr"),
+    (r"retrievalauroc", "auroc"),
+    (r"(pooled|micro)?(auroc|rocauc|aucroc|areaunderroc)(score|curve)?", "pair_auroc"),
     (r"(true(accept|match)rate|tar|tmr|tpr)(@|at)(far|fmr)\d*\.?\d+(e-?\d+)?", "tar@far{p}"),
     (r"mindcf(@?\d*\.?\d+)?|mincost", "min_dcf@{p}"),
 )
@@ -326,6 +251,7 @@ _EXPLANATIONS = {
     "pair_recall": "It is of all pairs at one threshold; recall@1 is of queries with a hit, grouped_recall@1 the same in "
     "groups of classes, ir_recall@10 of the relevant items of a query, recall@precision0.95 of all pairs at that precision.",
     "pair_f1": "It is of all pairs at one threshold, as pair_precision and pair_recall; recall@1 is of queries with a hit.",
+    "pair_auroc": "It is of all pairs together; auroc is of the candidates of each query, and a mean over queries.",
     "pair_threshold": "It is the score from which pairs are accepted for pair_precision, pair_recall and pair_f1.",
 }
 
@@ -370,18 +296,155 @@ def _numbers_in(key: str) -> dict[str, str]:
     return {"k": rank[0] if rank else "1", "p": rate[0] if rate else "0.95", "divisor": "min"}
 
 
-def requested_metrics(call: str, keys: Sequence[str], among: Sequence[Metric] | None = None) -> list[RequestedMetric]:
-    """Return the metrics of some keys, each once.
+def requested_metrics(call: str, metrics: Metrics, among: Sequence[Metric] | None = None) -> list[RequestedMetric]:
+    """Return the metrics that are requested, each once.
+
+    Args:
+        call: The public function, for messages.
+        metrics: Keys; and metrics of a user, which keys may then name, too, such as `macro_f1@2` beside `F1.at(k=2)`.
+        among: The metrics that there are, all of which have keys; by default those of retrieval, and those of a user.
 
     Raises:
-        ValueError: As `requested_metric`; or if the keys are a single string, or there are none.
+        ValueError: As `requested_metric`; or if the metrics are a single string, or there are none; or if a metric of a
+            user cannot be computed, or has the key of another one.
     """
-    if isinstance(keys, str):
-        raise ValueError(f"{call}: metrics={keys!r} is one word. Pass several keys: metrics=({keys!r},).")
-    if not keys:
+    if isinstance(metrics, str):
+        raise ValueError(f"{call}: metrics={metrics!r} is one word. Pass several keys: metrics=({metrics!r},).")
+    if not metrics:
         first = (among or METRICS)[0].pattern
         raise ValueError(f"{call}: metrics are empty. Ask for at least one, such as metrics=({first!r},).")
     try:
-        return [requested_metric(key, among) for key in dict.fromkeys(keys)]
+        for metric in cast(Iterable[Any], metrics):
+            if isinstance(metric, Metric | RequestedMetric):
+                _check_users_metric(metric, among)
+        requested = find_metrics(metrics, among)
     except ValueError as error:
         raise ValueError(f"{call}: {error}") from None
+    keys = [metric.key for metric in requested]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(
+                f"{call}: metrics hold two metrics with the key {key!r}. Give one of them another pattern."
+            )
+    return requested
+
+
+def find_metrics(metrics: Metrics, among: Sequence[Metric] | None = None) -> list[RequestedMetric]:
+    """Return the metrics that settings hold, see `stored_metrics`, each once; those of a user are not checked."""
+    stored = tuple(cast(Iterable[Any], metrics))
+    users_metrics = [metric.metric for metric in stored if isinstance(metric, RequestedMetric)]
+    known = (*(METRICS if among is None else among), *users_metrics)
+    requested = [
+        metric if isinstance(metric, RequestedMetric) else requested_metric(metric, known) for metric in stored
+    ]
+    return list(dict.fromkeys(requested))
+
+
+# ---------------------------------------------------------------------------------------------------- metrics of a user
+
+
+# The import path of a metric, and its parameters: `my_metrics.F1@k=2`.
+_IMPORT_PATH = re.compile(
+    r"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*)\.(?P<name>[^\W\d]\w*)(?P<parameters>(?:@\w+=[^@]*)*)"
+)
+
+
+def stored_metrics(call: str, metrics: Iterable[Any]) -> tuple[Any, ...]:
+    """Return metrics as settings store them, each once: keys, and `RequestedMetric` for those of a user.
+
+    Args:
+        call: The class of the settings, for messages.
+        metrics: Keys, import paths and objects. Anything else is returned as it is.
+
+    Raises:
+        ValueError: If an import path names no metric, or a metric stands without its parameters.
+    """
+    return tuple(dict.fromkeys(_stored_metric(call, metric) for metric in metrics))
+
+
+def _stored_metric(call: str, metric: Any) -> Any:
+    path = _IMPORT_PATH.fullmatch(metric) if isinstance(metric, str) else None
+    if path is not None:
+        metric = _imported_metric(call, path)
+    if isinstance(metric, Metric):
+        if metric.keys.groups:
+            fields = " and ".join(metric.keys.groupindex)
+            raise ValueError(
+                f"{call}: the metric {metric.pattern!r} stands without {fields}. Pass its {metric.example}."
+            )
+        metric = metric.at()
+    if isinstance(metric, RequestedMetric) and not is_users(metric.metric):
+        return metric.key
+    return metric
+
+
+def _imported_metric(call: str, path: re.Match[str]) -> Metric | RequestedMetric:
+    """Return the metric that an import path names, with the parameters behind it."""
+    fact = f"{call}: metrics hold {path[0]!r}"
+    name = path["name"]
+    try:
+        module = import_module(path["module"])
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{fact}, and there is no module {error.name!r}. Write the module and the name of a Metric in it, such as "
+            "my_metrics.F1@k=2, and start Python where the module is, or install it."
+        ) from error
+    metric = getattr(module, name, None)
+    if metric is None:
+        names = [name for name, value in vars(module).items() if isinstance(value, Metric | RequestedMetric)]
+        raise ValueError(f"{fact}, and {path['module']} has no {name}. Its metrics are {', '.join(names) or 'none'}.")
+    if not isinstance(metric, Metric | RequestedMetric):
+        raise ValueError(
+            f"{fact}, which is a {type(metric).__name__}, no Metric. Name a Metric, or what its at() returns."
+        )
+    parameters = dict(part.split("=", 1) for part in path["parameters"].split("@")[1:])
+    if not parameters:
+        return metric
+    if isinstance(metric, RequestedMetric):
+        raise ValueError(f"{fact}, which has its parameters already: its key is {metric.key!r}. Name it without them.")
+    try:
+        return metric.at(**parameters)
+    except ValueError as error:
+        raise ValueError(f"{call}: {error}") from None
+
+
+def is_users(metric: Metric) -> bool:
+    """Return whether a metric of an evaluation is one that a user has brought."""
+    return metric not in METRICS
+
+
+def _check_users_metric(requested: Metric | RequestedMetric, among: Sequence[Metric] | None) -> None:
+    """Refuse a metric of a user that cannot be computed, or has the key of a metric of this package.
+
+    Raises:
+        ValueError: With the key, and what to pass instead.
+    """
+    if among is not None or isinstance(requested, Metric):
+        key = requested.pattern if isinstance(requested, Metric) else requested.key
+        raise ValueError(f"metrics hold the metric {key!r}, which evaluate_retrieval takes. Pass keys here.")
+    key = requested.key
+    metric = requested.metric
+    if any(known.keys.fullmatch(key) for known in METRICS):
+        raise ValueError(f"{key!r} is the key of a metric of this package. Give yours another pattern.")
+    if metric.source not in ("ranks", "pairs"):
+        raise ValueError(
+            f"the metric {key!r} has source={metric.source!r}. Pass source='ranks' and a function of a RankBlock, or "
+            "source='pairs' and one of PooledDecisions."
+        )
+    if metric.value is None:
+        raise ValueError(f"the metric {key!r} has no function. Pass value=, a function of its {metric.source}.")
+    arguments = dict(requested.parameters)
+    if metric.source == "ranks":
+        arguments["ties"] = "expected"
+    try:
+        signature = inspect.signature(metric.value)
+    except ValueError:  # some functions that are compiled have none
+        return
+    try:
+        signature.bind(None, **arguments)
+    except TypeError as error:
+        first = "ranks" if metric.source == "ranks" else "pooled"
+        shown = ", ".join([first, *(f"{name}={value!r}" for name, value in arguments.items())])
+        raise ValueError(
+            f"the function of {key!r} cannot be called as value({shown}): {error}. Give it these arguments."
+        ) from None

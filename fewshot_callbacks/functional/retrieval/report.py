@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,11 +22,11 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     PairCounts,
     PooledDecisions,
 )
-from fewshot_callbacks.functional.retrieval.registry import METRICS, Metric, is_pattern, requested_metric
+from fewshot_callbacks.functional.retrieval.registry import METRICS, is_pattern, requested_metric
 from fewshot_callbacks.functional.retrieval.settings import AUTO_GROUP_SIZE
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.statistics import Interval, class_means
-from fewshot_callbacks.settings import Similarity, Ties
+from fewshot_callbacks.settings import Metric, RequestedMetric, Similarity, Ties
 
 T = TypeVar("T")
 
@@ -45,6 +46,7 @@ class Values:
     _known: ClassVar[Sequence[Metric]] = METRICS
     values: dict[str, float]
     intervals: dict[str, Interval]
+    users_metrics: Mapping[str, RequestedMetric] = MappingProxyType({})
 
     def __getitem__(self, key: str) -> float:
         """Return the value of a metric.
@@ -54,7 +56,7 @@ class Values:
             LookupError: If it is not in this report, with what to ask for.
         """
         if key not in self.values:
-            requested_metric(key, self._known)
+            self.requested(key)
             raise LookupError(
                 f"this report has no {key!r}, but {', '.join(self.values)}. Ask for it when you evaluate, with "
                 f"metrics=({key!r}, ...); if you did, {self._why_left_out(key)}"
@@ -89,9 +91,9 @@ class Values:
         """
         by_pattern: dict[str, dict[Any, float]] = {}
         for key, value in self.values.items():
-            for key_pattern, number in requested_metric(key, self._known).patterns.items():
+            for key_pattern, number in self.requested(key).patterns.items():
                 by_pattern.setdefault(key_pattern, {})[number] = value
-        if pattern not in by_pattern and not is_pattern(pattern, self._known):
+        if pattern not in by_pattern and not is_pattern(pattern, self._all_known()):
             known = f"the patterns {', '.join(by_pattern)}" if by_pattern else "no value with a number in its key"
             raise ValueError(
                 f"there is no pattern {pattern!r}; this report has {known}. A pattern is a key with one number left "
@@ -101,7 +103,19 @@ class Values:
 
     def meaning(self, key: str) -> str:
         """Return a sentence on what a value of this report is."""
-        return requested_metric(key, self._known).meaning
+        return self.requested(key).meaning
+
+    def requested(self, key: str) -> RequestedMetric:
+        """Return the metric of a key: one of this package, or one that a user has brought to this report.
+
+        Raises:
+            ValueError: If there is no such metric.
+        """
+        return requested_metric(key, self._all_known())
+
+    def _all_known(self) -> tuple[Metric, ...]:
+        """Return all metrics that a key of this report may name."""
+        return *self._known, *(requested.metric for requested in self.users_metrics.values())
 
     def lines(self) -> list[str]:
         """Return each value with its interval, where there is one, as a line."""
@@ -267,6 +281,35 @@ def or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+class TieRange(NamedTuple):
+    """What a metric is with the two extreme orders of equal scores, where its mean over all orders lies between both.
+
+    A protocol for embeddings of low precision, whose scores tie often, asks for both ends beside the mean (Yang, Jang, Jang,
+    Choi, Augenstein and Lim, "Reliable Evaluation Protocol for Low-Precision Retrieval", ACL 2026, arXiv 2508.03306).
+
+    Examples:
+        >>> import torch
+        >>> from fewshot_callbacks import evaluate_retrieval
+        >>> query, items = torch.ones(1, 2), torch.ones(4, 2)
+        >>> report = evaluate_retrieval(query, [1], items, [0, 0, 1, 1], metrics=("mAP", "recall@1"))
+        >>> lowest, highest = report.tie_ranges["mAP"]
+        >>> round(lowest, 2), round(report.mAP, 2), round(highest, 2)
+        (0.42, 0.68, 1.0)
+        >>> report.tie_ranges["recall@1"].width
+        1.0
+    """
+
+    lowest: float
+    """the value where relevant items come last among equal scores: `ties="pessimistic"`"""
+    highest: float
+    """the value where they come first: `ties="optimistic"`"""
+
+    @property
+    def width(self) -> float:
+        """How far apart both ends are."""
+        return abs(self.highest - self.lowest)
+
+
 class Points(dict[float, T]):
     """Operating points by the requested rate; the error for another rate names those that there are."""
 
@@ -284,6 +327,15 @@ class Points(dict[float, T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Points, (dict(self), self._pattern, self._kind)
+
+
+def with_known_points(pooled: PooledDecisions) -> PooledDecisions:
+    """Return operating points whose error for another precision or rate names those that there are."""
+    return replace(
+        pooled,
+        at_precision=Points(pooled.at_precision, "recall@precision{p}", "precision"),
+        at_false_match_rate=Points(pooled.at_false_match_rate, "fnmr@fmr{p}", "false match rate"),
+    )
 
 
 @equal_with_nan
@@ -320,6 +372,9 @@ class RetrievalReport(Values):
     groups need (a note says so, unless both `metrics` and `label_groups` are the default)"""
     intervals: dict[str, Interval]
     """metric -> confidence interval of its mean, robust to the dependence of queries of one class"""
+    tie_ranges: dict[str, TieRange]
+    """metric of ranks -> its values with the two extreme orders of equal scores; empty where no relevant item ties with an
+    irrelevant one. `map@k_found` has none, since other orders may give more or less"""
     confidence: float
     """confidence level of the intervals"""
     queries: int
@@ -356,12 +411,14 @@ class RetrievalReport(Values):
     `per_query`, `query_labels` and `drawn`; None if all were counted"""
     label_names: tuple[str, ...] | None = field(compare=False, repr=False)
     """where labels were strings: each string once, sorted; None where they were integers"""
+    users_metrics: Mapping[str, RequestedMetric] = field(compare=False, repr=False)
+    """key -> the metric of a user that was requested by it, without its function"""
     seconds: float = field(compare=False)
     """duration of the evaluation, in seconds"""
 
     def _why_left_out(self, key: str) -> str:
         words = super()._why_left_out(key)
-        is_grouped = requested_metric(key).metric.source == "groups"
+        is_grouped = self.requested(key).metric.source == "groups"
         return f"{words} {self.fact_of_classes}".rstrip() if is_grouped else words
 
     @property
@@ -385,12 +442,12 @@ class RetrievalReport(Values):
 
         It lies within the bounds on thresholds.
         """
-        return Points(self._of_pairs().at_precision, "recall@precision{p}", "precision")
+        return with_known_points(self._of_pairs()).at_precision
 
     @property
     def at_false_match_rate(self) -> dict[float, ErrorRatePoint]:
         """Return, for each false match rate, the pooled operating point at the smallest relevant score that keeps it."""
-        return Points(self._of_pairs().at_false_match_rate, "fnmr@fmr{p}", "false match rate")
+        return with_known_points(self._of_pairs()).at_false_match_rate
 
     @property
     def auc_pr(self) -> Enclosure:
@@ -443,19 +500,24 @@ class RetrievalReport(Values):
     def meaning(self, key: str) -> str:
         """Return a sentence on what a value of this report is; of Grouped Recall also among how many classes it searched."""
         meaning = super().meaning(key)
-        if requested_metric(key).metric.source == "groups" and self.grouped is not None:
+        if self.requested(key).metric.source == "groups" and self.grouped is not None:
             return f"{meaning} {self.grouped.in_words()}."
         return meaning
 
     def lines(self) -> list[str]:
-        """Return each value with its interval, where there is one, as a line; with the groups of Grouped Recall."""
+        """Return each value as a line: with its interval, the range that ties leave, and the groups of Grouped Recall."""
         lines = super().lines()
-        if self.grouped is None:
-            return lines
         for position, name in enumerate(self.values):
-            if requested_metric(name).metric.source == "groups":
+            if self.grouped is not None and self.requested(name).metric.source == "groups":
                 lines[position] += f"  {self.grouped.in_words()}"
+            if self.ties_in_words(name):
+                lines[position] += f"  ties: {self.ties_in_words(name)}"
         return lines
+
+    def ties_in_words(self, key: str) -> str:
+        """Return the range that ties leave to a value, such as "0.4167 to 1.0000"; nothing if no digit shows it."""
+        lowest, highest = (f"{end:.4f}" for end in self.tie_ranges.get(key, (0.0, 0.0)))
+        return "" if lowest == highest else f"{lowest} to {highest}"
 
     def __str__(self) -> str:
         """Return the values of `metrics`, one in a line with its interval where there is one, and the messages."""
@@ -474,6 +536,7 @@ class RetrievalReport(Values):
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (NaN becomes None)."""
         stored = self.tables()
+        stored["tie_ranges"] = {name: [or_none(end) for end in ends] for name, ends in self.tie_ranges.items()}
         if self.pooled is not None:
             stored |= _stored_decisions(self.pooled)
         stored["classes_wanting_another_threshold"] = {

@@ -20,12 +20,12 @@ from fewshot_callbacks.functional._reading import check_seed
 from fewshot_callbacks.functional.retrieval.rank_metrics import check_ties
 from fewshot_callbacks.functional.retrieval.registry import (
     RELEVANCE_METRICS,
-    RequestedMetric,
-    requested_metric,
+    find_metrics,
     requested_metrics,
+    stored_metrics,
 )
 from fewshot_callbacks.functional.statistics import normal_quantile
-from fewshot_callbacks.settings import DEFAULT_METRICS, RetrievalSettings
+from fewshot_callbacks.settings import DEFAULT_METRICS, RequestedMetric, RetrievalSettings
 
 DEFAULT_MEMORY_MB: float = 512
 # The largest budget. Larger ones, such as infinity, count as this one: no machine has as much memory, and its number of
@@ -44,13 +44,8 @@ Unmatched = Literal["exclude", "miss"]
 
 def reported_metrics(settings: RetrievalSettings) -> list[RequestedMetric]:
     """Return the metrics that are reported: those of `metrics`, without Grouped Recall if `label_groups` is None."""
-    metrics = [requested_metric(key) for key in settings.metrics]
+    metrics = find_metrics(settings.metrics)
     return [metric for metric in metrics if metric.metric.source != "groups" or settings.label_groups is not None]
-
-
-def reported_keys(settings: RetrievalSettings) -> tuple[str, ...]:
-    """Return the keys of the metrics that are reported, also of those that turn out to be undefined."""
-    return tuple(metric.key for metric in reported_metrics(settings))
 
 
 def parameters(settings: RetrievalSettings, pattern: str) -> tuple[Any, ...]:
@@ -95,7 +90,8 @@ def group_size(settings: RetrievalSettings) -> int | None:
 def names_grouped_recall(settings: RetrievalSettings) -> bool:
     """Return whether `metrics` names Grouped Recall itself, and not only as one of the default metrics."""
     grouped = {metric.key for metric in reported_metrics(settings) if metric.metric.source == "groups"}
-    if grouped <= {*DEFAULT_METRICS} <= {*settings.metrics}:
+    keys = {metric.key for metric in find_metrics(settings.metrics)}
+    if grouped <= {*DEFAULT_METRICS} <= keys:
         return False
     return bool(grouped)
 
@@ -111,7 +107,7 @@ def without_classes(call: str, settings: RetrievalSettings) -> RetrievalSettings
         ValueError: If a metric or a setting needs classes.
     """
     metrics = RELEVANCE_METRICS if settings.metrics == DEFAULT_METRICS else settings.metrics
-    need_classes = [key for key in metrics if _needs_classes(requested_metric(key))]
+    need_classes = [metric.key for metric in find_metrics(metrics) if _needs_classes(metric)]
     if sets_groups(settings):
         need_classes.append("label_groups")
     if need_classes:
@@ -136,9 +132,13 @@ def main_memory(settings: RetrievalSettings) -> int:
 
 
 def plain_values(settings: RetrievalSettings) -> dict[str, Any]:
-    """Return the values that the constructor stores: a tuple of metrics, each once, and Python's numbers."""
+    """Return the values that the constructor stores: a tuple of metrics, each once, and Python's numbers.
+
+    Raises:
+        ValueError: If an import path names no metric, or a metric stands without its parameters.
+    """
     values = {field.name: _plain(getattr(settings, field.name)) for field in fields(settings)}
-    values["metrics"] = tuple(dict.fromkeys(several(values["metrics"])))
+    values["metrics"] = stored_metrics(type(settings).__name__, several(values["metrics"]))
     return values
 
 
@@ -159,7 +159,7 @@ def check_settings(settings: RetrievalSettings) -> None:
     normal_quantile(settings.confidence)  # a wrong one is refused before the work, not after it
     memory_bytes(call, settings.memory_mb)
     compute_device(call, settings.device)
-    has_prototypes = any(requested_metric(key).metric.source == "prototypes" for key in settings.metrics)
+    has_prototypes = any(metric.metric.source == "prototypes" for metric in find_metrics(settings.metrics))
     if settings.similarity == "hamming" and (has_prototypes or settings.device not in ("cpu", "auto")):
         raise ValueError(
             f"{call}: binary codes have no mean that could be a prototype, and are compared on the CPU. "

@@ -17,11 +17,11 @@ from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import encode, read_labels
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.neighbours import compared_sets, nearest
-from fewshot_callbacks.functional.retrieval.registry import Metric, RequestedMetric, requested_metrics
+from fewshot_callbacks.functional.retrieval.registry import requested_metrics
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
 from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, exact_mean
 from fewshot_callbacks.functional.verification.scores import scores_of_pairs
-from fewshot_callbacks.settings import Similarity
+from fewshot_callbacks.settings import Metric, RequestedMetric, Similarity
 
 _CALL = "evaluate_identification"
 _NO_NON_MATED = (

@@ -18,11 +18,12 @@ from fewshot_callbacks.functional._labels import Labels, encode, read_labels
 from fewshot_callbacks.functional._reading import as_tensor, default_mode
 from fewshot_callbacks.functional.neighbours import positive_number
 from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
-from fewshot_callbacks.functional.retrieval.registry import Metric, RequestedMetric, requested_metrics
+from fewshot_callbacks.functional.retrieval.registry import requested_metrics
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
 from fewshot_callbacks.functional.verification.by_identity import Identities
 from fewshot_callbacks.functional.verification.curve import Curve, best_threshold
+from fewshot_callbacks.settings import Metric, RequestedMetric
 
 _CALL = "evaluate_trials"
 # False matches from which on an interval of a value that rests on them is given: with 5, intervals of 95 % held 91 to 96 %

@@ -43,6 +43,7 @@ MEANT = {
     "precision": "pair_precision", "recall": "pair_recall", "f1": "pair_f1", "f1score": "pair_f1",
     # papers
     "average_precision": "mAP", "P@10": "precision@10", "f1_score": "pair_f1", "pr_auc": "auc_pr", "AUPRC": "auc_pr",
+    "RetrievalAUROC": "auroc", "AUROC": "auroc", "roc_auc": "pair_auroc", "roc_auc_score": "pair_auroc",
     # misspelt
     "recal@5": "recall@5", "ndgc@7": "ndcg@7",
 }  # fmt: skip

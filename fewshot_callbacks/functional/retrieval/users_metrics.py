@@ -1,0 +1,130 @@
+"""Calls the functions of metrics that a user has brought, and checks what they return."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisions
+from fewshot_callbacks.functional.retrieval.report import with_known_points
+from fewshot_callbacks.functional.statistics import OUTSIDE
+from fewshot_callbacks.settings import RequestedMetric, Ties
+
+
+def call_on_ranks(call: str, requested: RequestedMetric, ranks: RankBlock, ties: Ties) -> Float[Tensor, "queries"]:
+    """Return the values of a metric of a user for the queries of a block; NaN for a query that nothing is relevant to.
+
+    Args:
+        call: The public function, for messages.
+        requested: The metric, whose source is the ranks.
+        ranks: The ranks of some queries.
+        ties: The rule for ties.
+
+    Raises:
+        ValueError: If the function fails, or returns anything but one value for each query.
+    """
+    queries = len(ranks.relevant)
+    returned = _called(call, requested, ranks, ties=ties)
+    try:
+        values = torch.as_tensor(returned)
+    except (TypeError, ValueError, RuntimeError):
+        values = torch.empty(0)
+    if values.shape != (queries,) or values.is_complex():
+        shown = f"a tensor of shape {tuple(values.shape)}" if isinstance(returned, Tensor) else repr(returned)
+        raise ValueError(
+            f"{call}: the function of the metric {requested.of_queries!r} returned {shown} for {queries} queries. Return "
+            f"one value for each query, a tensor of shape ({queries},), len(ranks.relevant), of real numbers."
+        )
+    return values.double().masked_fill(ranks.relevant.to(values.device) == 0, torch.nan)
+
+
+def call_on_pairs(call: str, requested: RequestedMetric, pooled: PooledDecisions) -> float:
+    """Return the value of a metric of a user whose source is the pairs.
+
+    Args:
+        call: The public function, for messages.
+        requested: The metric.
+        pooled: What is known of all pairs: the operating points are those that other metrics have asked for.
+
+    Raises:
+        ValueError: If the function fails, or returns no number.
+    """
+    returned = _called(call, requested, with_known_points(pooled))
+    try:
+        value = float(returned)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{call}: the function of the metric {requested.key!r} returned {returned!r}. Return a number."
+        ) from None
+    check_range(call, requested, torch.tensor([value], dtype=torch.float64))
+    return value
+
+
+def check_range(call: str, requested: RequestedMetric, values: Float[Tensor, "values"]) -> None:
+    """Refuse values outside of the range of their metric, from which intervals and plots follow.
+
+    Args:
+        call: The public function, for messages.
+        requested: The metric.
+        values: Its values; NaN is in every range.
+
+    Raises:
+        ValueError: If one lies outside of the range by more than rounding.
+    """
+    present = values[~values.isnan()]
+    if requested.metric.range is None or not len(present):
+        return
+    low, high = requested.metric.range
+    lowest, highest = (float(end) for end in present.aminmax())
+    allowed = OUTSIDE * (high - low)
+    if lowest < low - allowed or highest > high + allowed:
+        raise ValueError(
+            f"{call}: the metric {requested.of_queries!r} has range={requested.metric.range}, and values from {lowest:g} to "
+            f"{highest:g}. Pass Metric(..., range=(lowest, highest)) with its bounds, or range=None if it has none."
+        )
+
+
+def notes_on_nan(
+    users_metrics: Sequence[RequestedMetric], values: Mapping[str, float], matched: int
+) -> tuple[str, ...]:
+    """Return a note on each metric of a user that is NaN.
+
+    Args:
+        users_metrics: The metrics.
+        values: The values by key.
+        matched: Number of queries that have a match.
+    """
+    notes = []
+    for requested in users_metrics:
+        if math.isnan(values[requested.key]):
+            scope = f" for all {matched:,} queries with a match" if requested.metric.source == "ranks" else ""
+            notes.append(
+                f"{requested.key} is NaN: its function returned NaN{scope}. Return a number where the metric is defined, "
+                "such as 0 where nothing was found."
+            )
+    return tuple(notes)
+
+
+def without_function(requested: RequestedMetric) -> RequestedMetric:
+    """Return a metric for a report, which has no need of its function, and can be pickled without it."""
+    return replace(requested, metric=replace(requested.metric, value=None))
+
+
+def _called(call: str, requested: RequestedMetric, argument: Any, **keywords: Any) -> Any:
+    """Return what the function of a metric returns; name the metric where it fails."""
+    assert requested.metric.value is not None
+    try:
+        return requested.metric.value(argument, **keywords, **requested.parameters)
+    except Exception as error:
+        text = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(
+            f"{call}: the function of the metric {requested.of_queries!r} failed: {type(error).__name__}: {text}. Correct "
+            "it, or leave the metric out."
+        ) from error

@@ -1,0 +1,153 @@
+"""AUROC of each query and of all pairs, against scikit-learn's and against loops over pairs; ties count one half."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from fewshot_callbacks import Relevance, evaluate_retrieval
+from fewshot_callbacks.engine.options import engine_options
+from fewshot_callbacks.engine.relevance import Lists
+from fewshot_callbacks.engine.relevance import Relevance as EngineRelevance
+from fewshot_callbacks.functional import Share
+from tests.cases import made
+from tests.functional.brute_force import BruteForce
+from tests.thread_processes import in_threads
+
+KEYS = ("auroc", "pair_auroc")
+LITTLE_ROOM = {"grid_size": 2, "buffer_pairs": 2}
+OPTIONS = [{}, {"as_on_device": True}, LITTLE_ROOM, {"precision": "int8", **LITTLE_ROOM}]
+
+
+def by_scikit_learn(slow: BruteForce) -> tuple[list[float], float]:
+    """AUROC of each query, NaN where one kind is missing, and of all pairs."""
+    of_queries = [
+        roc_auc_score(relevant, scores) if relevant.any() and not relevant.all() else math.nan
+        for relevant, scores in zip(slow.relevance, slow.scores, strict=True)
+    ]
+    return of_queries, roc_auc_score(np.concatenate(slow.relevance), np.concatenate(slow.scores))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    ("similarity", "case"),
+    [
+        *[(similarity, "one set") for similarity in ("cosine", "dot", "euclidean", "hamming")],
+        *[("dot", case) for case in ("a gallery", "ids", "groups", "ids and groups", "groups of one set")],
+    ],
+)
+def test_it_is_that_of_scikit_learn(options, similarity, case):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 6, 40)
+    rows = rng.integers(0, 2, (40, 5)).astype(np.float64)
+    arguments = {"queries": rows, "query_labels": labels}
+    if case not in ("one set", "groups of one set"):
+        arguments |= {
+            "gallery": rng.integers(0, 2, (50, 5)).astype(np.float64),
+            "gallery_labels": rng.integers(0, 6, 50),
+        }
+    if "ids" in case:
+        arguments |= {"query_ids": np.arange(40), "gallery_ids": np.arange(20, 70)}
+    if "groups" in case:
+        arguments["query_groups"] = rng.integers(0, 4, 40)
+    if "groups" in case and "gallery" in arguments:
+        arguments["gallery_groups"] = rng.integers(0, 4, 50)
+    expected, pooled = by_scikit_learn(BruteForce(**arguments, similarity=similarity))
+    with engine_options(**options):
+        report = evaluate_retrieval(**arguments, similarity=similarity, metrics=KEYS, label_groups=None)
+    assert report.per_query["auroc"].tolist() == pytest.approx(expected, abs=1e-15, nan_ok=True)
+    assert report["auroc"] == pytest.approx(np.nanmean(expected), abs=1e-15)
+    assert report["pair_auroc"] == report.pooled.auroc == pytest.approx(pooled, abs=1e-15)
+    assert report["auroc"] != report["pair_auroc"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**6), kinds=st.integers(0, 3), items=st.integers(1, 8), queries=st.integers(0, 5))
+def test_candidates_are_those_that_nothing_excludes(seed, kinds, items, queries):
+    rng = np.random.default_rng(seed)
+    codes = [(rng.integers(0, 3, queries), rng.integers(0, 3, items)) for _ in range(kinds)]
+    ignored = [np.flatnonzero(rng.random(items) < 0.4).tolist() for _ in range(queries)]
+    self_match = rng.integers(-1, items, queries)
+    relevance = EngineRelevance(
+        Lists.none(queries), self_match.astype(np.int32), codes, Lists.of(ignored) if queries else Lists.none(0)
+    )
+    expected = [
+        sum(
+            j != self_match[i]
+            and j not in ignored[i]
+            and all(of_queries[i] != of_items[j] for of_queries, of_items in codes)
+            for j in range(items)
+        )
+        for i in range(queries)
+    ]
+    assert relevance.candidates(items).tolist() == expected
+
+
+PAIRS = st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=30).filter(
+    lambda pairs: any(hit for _, hit in pairs)
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pairs=PAIRS)
+def test_it_is_the_share_of_pairs_in_the_right_order(options, pairs):
+    positives = [score for score, hit in pairs if hit]
+    negatives = [score for score, hit in pairs if not hit]
+    right = sum((p > n) + (p == n) / 2 for p in positives for n in negatives)
+    items = torch.tensor([[float(score)] for score, _ in pairs]).double()
+    labels = [int(hit) for _, hit in pairs]
+    with engine_options(**options):
+        report = evaluate_retrieval(
+            torch.ones(1, 1).double(), [1], items, labels, similarity="dot", metrics=KEYS, label_groups=None
+        )
+    expected = right / (len(positives) * len(negatives)) if negatives else math.nan
+    assert [report["auroc"], report["pair_auroc"]] == pytest.approx([expected, expected], abs=1e-15, nan_ok=True)
+
+
+@pytest.mark.parametrize(("ties", "expected"), [("expected", 0.5), ("optimistic", 1.0), ("pessimistic", 0.0)])
+def test_a_collapsed_embedding_knows_nothing(ties, expected):
+    report = evaluate_retrieval(torch.ones(12, 3), torch.arange(12) % 3, metrics=KEYS, ties=ties, label_groups=None)
+    assert (report["auroc"], report["pair_auroc"]) == (expected, 0.5)
+
+
+def test_ignored_items_are_no_negatives_and_items_that_are_not_in_the_gallery_are_never_found():
+    items = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.5, 0.5], [0.0, 1.0]])
+    relevance = Relevance.from_lists([[2], [0]], ignored=[[0], [1, 3]], gallery=4)
+    report = evaluate_retrieval(items[:2], gallery=items, relevance=relevance, metrics=KEYS)
+    assert report.per_query["auroc"].tolist() == [0.5, 1.0]
+    judged = Relevance.from_judgements({"q": {"a": 1, "missing": 1}}, ["q"], ["a", "b", "c", "d"], unknown="ignore")
+    report = evaluate_retrieval(items[:1], gallery=items, relevance=judged, metrics="auroc")
+    assert report["auroc"] == 0.5
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_it_is_the_same_in_several_processes_and_with_any_budget(count):
+    rows, labels = made(120, 12, noise=1.5)
+    groups = torch.arange(120) % 7
+    keys = (*KEYS, "auc_pr", "macro_auroc")
+    alone = evaluate_retrieval(rows, labels, query_groups=groups, metrics=keys)
+    little = evaluate_retrieval(rows, labels, query_groups=groups, metrics=keys, memory_mb=0.1)
+    assert [little[key] for key in (*KEYS, "macro_auroc")] == [alone[key] for key in (*KEYS, "macro_auroc")]
+
+    def part(processes):
+        own = torch.arange(120)[processes.rank :: processes.count]
+        share = Share(processes, own)
+        return evaluate_retrieval(rows[own], labels[own], query_groups=groups[own], metrics=keys, share=share)
+
+    for report in in_threads(count, part):
+        assert [report[key] for key in (*KEYS, "macro_auroc")] == [alone[key] for key in (*KEYS, "macro_auroc")]
+
+
+def test_both_areas_of_all_pairs_share_a_pass():
+    rows, labels = made(1200, 100, noise=0.6)
+    with engine_options(buffer_pairs=2**14):
+        passes = [
+            evaluate_retrieval(rows, labels, metrics=keys).pooled.passes
+            for keys in (("auc_pr",), ("pair_auroc",), ("auc_pr", "pair_auroc"))
+        ]
+    assert passes == [2, 2, 2]
