@@ -40,7 +40,7 @@ from fewshot_callbacks.functional.retrieval import (
 from fewshot_callbacks.functional.retrieval.inputs import with_stored_arrays
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
 from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings
-from fewshot_callbacks.sources import ChosenRows, Shards
+from fewshot_callbacks.sources import RowSubset, Shards
 from fewshot_callbacks.sources.shard_files import file_stamp, find_shards
 from fewshot_callbacks.sources.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import as_text, note, print_notes
@@ -326,8 +326,8 @@ def first_of_each_id(arrays: Arrays) -> Arrays:
     for name, values in arrays.items():
         if name in ("ids", "query_ids"):
             continue
-        if isinstance(values, Shards | ChosenRows):
-            chosen[name] = ChosenRows(values, mask)
+        if isinstance(values, Shards | RowSubset):
+            chosen[name] = RowSubset(values, mask)
         else:
             chosen[name] = values[mask] if name in PER_ITEM and name != "label_names" else values
     return chosen
@@ -424,10 +424,10 @@ def _rows_of_process(rows: int, processes: Processes) -> slice:
 
 def _take_rows(values: Any, rows: slice) -> Any:
     """Return neighbouring rows of an array, a list or rows on disk, which stay there."""
-    if isinstance(values, Shards | ChosenRows):
+    if isinstance(values, Shards | RowSubset):
         is_taken = np.zeros(len(values), bool)
         is_taken[rows] = True
-        return ChosenRows(values, is_taken)
+        return RowSubset(values, is_taken)
     return values[rows]
 
 
@@ -545,7 +545,7 @@ def _first_rows(rows: Any, labels: Any, ids: Any, counted: Any = ()) -> tuple[An
     is_new = _is_first(ids)
     if len(counted):
         is_new &= ~np.isin(np.asarray(ids), np.asarray(counted))
-    return rows[is_new] if isinstance(rows, np.ndarray) else ChosenRows(rows, is_new), labels[is_new]
+    return rows[is_new] if isinstance(rows, np.ndarray) else RowSubset(rows, is_new), labels[is_new]
 
 
 def moments_of(rows: Any, labels: Any) -> ClassMoments:

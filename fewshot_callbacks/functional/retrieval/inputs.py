@@ -44,7 +44,7 @@ from fewshot_callbacks.functional._repeated import (
 )
 from fewshot_callbacks.functional.retrieval import relevance as given_relevance
 from fewshot_callbacks.settings import Similarity
-from fewshot_callbacks.sources import ChosenRows, Shards
+from fewshot_callbacks.sources import RowSubset, Shards
 from fewshot_callbacks.sources.stored_rows import StoredRows, as_one_tensor, is_source
 
 # Share of the budget beyond which rows of files are not loaded.
@@ -552,10 +552,10 @@ def with_stored_arrays(
     passed = {name: array for name, array in arrays.items() if array is not None}
     if isinstance(queries, Shards) and queries.queries is not None and gallery is None:
         shards, is_query = queries, queries.queries
-        queries, gallery = ChosenRows(shards, is_query), ChosenRows(shards, ~is_query)
+        queries, gallery = RowSubset(shards, is_query), RowSubset(shards, ~is_query)
     found = dict(passed)
     for prefix, rows in (("query", queries), ("gallery", gallery)):
-        if isinstance(rows, Shards | ChosenRows):
+        if isinstance(rows, Shards | RowSubset):
             stored = {f"{prefix}_ids": rows.ids, f"{prefix}_groups": rows.groups}
             if labelled:
                 stored[f"{prefix}_labels"] = rows.labels
@@ -734,7 +734,7 @@ class _Reader:
         check_places(self.call, name, torch.cat(self.processes.gather(places)))
         bad, hashes = _checked_rows(rows, as_codes=self.as_codes)
         where = ""
-        if len(bad) and isinstance(given, Shards | ChosenRows):
+        if len(bad) and isinstance(given, Shards | RowSubset):
             where = f", which is {given.where(int(bad[0]))}"
         length = sum(sizes)
         bad_of_all = torch.cat(self.processes.gather(places[bad])).sort().values
