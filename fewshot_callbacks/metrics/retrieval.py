@@ -121,7 +121,7 @@ class RetrievalEvaluation(Metric):
                 "RetrievalEvaluation: at_least and unknown are those of judgements. Pass judgements=..., or leave them out."
             )
         self.report: RetrievalReport | None = None
-        """the report of the last `compute`; None before the first"""
+        """the report of the last `compute` or `forward`; None before the first and after `reset`"""
         for name in LABEL_COLUMNS:
             add_label_states(self, name)
         for name in ("embeddings", "is_gallery"):
@@ -185,7 +185,7 @@ class RetrievalEvaluation(Metric):
         self.embeddings.append(embeddings.clone())
 
     def _check_relevance(self, labels: Any | None, ids: Any | None) -> None:
-        """Refuse a batch unless either its labels or judgements of its ids say who is relevant."""
+        """Refuse a batch with both labels and judgements, or with neither, and judgements without ids."""
         method = "RetrievalEvaluation.update"
         if (labels is None) != (self.judged is not None):
             fact = "neither labels nor judgements say" if labels is None else "labels and judgements both say"
@@ -215,6 +215,7 @@ class RetrievalEvaluation(Metric):
         if self._is_synced:  # torchmetrics refuses it
             return cast(dict[str, Tensor], super().forward(*args, **kwargs))
         states = {name: copy.copy(getattr(self, name)) for name in self._defaults}
+        report = self.report
         update_count = self._update_count
         compute_on_cpu = self.compute_on_cpu
         try:
@@ -223,6 +224,7 @@ class RetrievalEvaluation(Metric):
             # torchmetrics restores these only after a batch that could be computed.
             for name, state in states.items():
                 setattr(self, name, state)
+            self.report = report
             self._update_count = update_count
             self.compute_on_cpu = compute_on_cpu
             self._to_sync = self.sync_on_compute
@@ -237,6 +239,11 @@ class RetrievalEvaluation(Metric):
         if self.judged is not None or form_of_labels(self, "labels") not in ("strings", "integers"):
             settings = without_classes("RetrievalEvaluation", settings)
         return {key: torch.tensor(math.nan, dtype=torch.float64, device="cpu") for key in settings.metrics}
+
+    def reset(self) -> None:
+        """Drop all batches, and the report of the last `compute`."""
+        super().reset()
+        self.report = None
 
     def compute(self) -> dict[str, Tensor]:
         """Compute the metrics under the names of `RetrievalReport.metrics`; the report itself is kept in `report`.

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fewshot_callbacks.metrics import EmbeddingStore
 from tests.metrics import gloo_jobs
@@ -40,7 +41,7 @@ def test_holds_copies_and_not_what_a_slice_was_cut_from(view):
     store.append(view(big), labels[:4], positions)
     (batch,) = store._batches
     assert batch.embeddings.untyped_storage().nbytes() == batch.embeddings.numel() * 4
-    assert batch.labels.values.untyped_storage().nbytes() == 4 * 8
+    assert batch.columns.labels.values.untyped_storage().nbytes() == 4 * 8
     for tensor in (big.detach(), labels, positions):
         tensor.zero_()
     shard = store.shard()
@@ -74,6 +75,46 @@ def test_refusals_leave_the_store_alone(arguments, message):
         store.append(*arguments)
     assert len(store) == 3
     assert torch.equal(store.gather()[0], embeddings)
+
+
+class LargeTensors(TorchDispatchMode):
+    """Collects the addresses of the tensors with at least this number of entries that operations return."""
+
+    def __init__(self, entries):
+        super().__init__()
+        self.entries, self.addresses = entries, set()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.numel() >= self.entries:
+            self.addresses.add(result.data_ptr())
+        return result
+
+
+@pytest.mark.parametrize("dataset_size", [None, 90], ids=["all items", "ten dropped"])
+def test_a_shard_takes_the_memory_of_its_rows_once_also_if_items_are_dropped(dataset_size):
+    store, embeddings, _ = filled(30, 40, 30, dim=64)
+    kept = embeddings[:dataset_size]
+    with LargeTensors(kept.numel()) as large:
+        shard = store.shard(dataset_size)
+    assert torch.equal(shard.embeddings, kept)
+    assert large.addresses == {shard.embeddings.data_ptr()}
+
+
+def test_positions_count_dropped_items_and_places_do_not():
+    store = EmbeddingStore()
+    store.append(torch.eye(4), torch.arange(4), ids=["a", "b", "a", "c"])
+    shard = store.shard()
+    assert shard.positions.tolist() == [0, 1, 3]
+    assert shard.places.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("size", [None, 5])
+def test_batches_of_several_dtypes_give_the_wider_one(size):
+    store = EmbeddingStore()
+    store.append(torch.ones(3, 2).half(), torch.arange(3))
+    store.append(torch.ones(3, 2), torch.arange(3))
+    assert store.shard(size).embeddings.dtype == torch.float32
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="copies through pinned memory need a GPU")

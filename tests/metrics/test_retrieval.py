@@ -101,6 +101,8 @@ def test_forward_gives_the_batch_and_keeps_the_whole_and_the_report_is_that_of_t
         assert metric.report.queries == 20
     assert_metrics_are(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
     assert metric.report.queries == 40
+    metric.reset()
+    assert metric.report is None
 
 
 def test_forward_of_a_batch_without_a_match_keeps_what_was_collected():
