@@ -36,7 +36,7 @@ from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._watched_keys import Better, look_for_misspelt_keys, look_for_wrong_modes
 from fewshot_callbacks.callbacks.embeddings import TRAINING_STEP, EmbeddingReader, EmbeddingSource, LabelSources, Source
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
-from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.functional._labels import LabelFormsError, Labels
 from fewshot_callbacks.functional.retrieval.settings import several
 from fewshot_callbacks.trainer.loaders import evaluation_loaders, unknown_order_reason, unpadded_length
 from fewshot_callbacks.trainer.logs import log_synced_values, logged_names
@@ -537,7 +537,7 @@ def portable(error: Exception) -> Exception:
     if process_count() == 1:
         return error
     # Other classes may take other arguments than a text, or hold objects that cannot be pickled.
-    if type(error) in (ValueError, UsageError):
+    if type(error) in (ValueError, UsageError, LabelFormsError):
         return type(error)(str(error))
     return RuntimeError(f"{type(error).__name__}: {error}")
 
