@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fewshot_callbacks.metrics import EmbeddingStore
-from tests.metrics import gloo_jobs
+from tests.metrics import process_jobs
 from tests.metrics.cases import WRONG_BATCHES
 
 
@@ -190,7 +190,7 @@ def rows_of(embeddings, labels):
 class TestSeveralProcesses:
     @pytest.mark.parametrize("n", [1, 23])
     def test_the_padding_of_the_sampler_is_dropped_and_the_order_restored(self, on_ranks, n):
-        embeddings, labels = gloo_jobs.items(n)
+        embeddings, labels = process_jobs.items(n)
         for answers in on_ranks:
             found, padded = answers["embedding_store"][f"sampler {n}"]
             assert torch.equal(found[0], embeddings.half())
@@ -199,7 +199,7 @@ class TestSeveralProcesses:
             assert torch.equal(padded[0], torch.cat([embeddings, embeddings.repeat(2, 1)[: -n % len(on_ranks)]]).half())
 
     def test_positions_of_a_part_of_the_items(self, on_ranks):
-        embeddings, labels = gloo_jobs.items()
+        embeddings, labels = process_jobs.items()
         kept = labels != labels[0]
         for answers in on_ranks:
             found, found_labels = answers["embedding_store"]["some"]
@@ -208,13 +208,13 @@ class TestSeveralProcesses:
             found, found_labels = answers["embedding_store"]["nothing"]
             assert (found.shape, found_labels.shape, found_labels.dtype) == ((0, 0), (0,), torch.int64)
 
-    @pytest.mark.parametrize("name", gloo_jobs.SHARDS)
+    @pytest.mark.parametrize("name", process_jobs.SHARDS)
     def test_every_rank_gets_every_item_once(self, on_ranks, name):
         first, *others = (answers["embedding_store"][name] for answers in on_ranks)
         for other in others:
             assert torch.equal(first[0], other[0])
             assert torch.equal(first[1], other[1])
-        assert rows_of(*first) == rows_of(*gloo_jobs.items())
+        assert rows_of(*first) == rows_of(*process_jobs.items())
 
     def test_what_processes_give_differently_is_refused_in_all_of_them(self, on_ranks):
         last = f"process {len(on_ranks) - 1}"
@@ -233,7 +233,7 @@ class TestSeveralProcesses:
     def test_of_items_with_one_id_one_stays(self, on_ranks):
         for answers in on_ranks:
             found, dropped = answers["embedding_store"]["ids"]
-            assert rows_of(*found) == rows_of(*gloo_jobs.items())
+            assert rows_of(*found) == rows_of(*process_jobs.items())
             assert dropped == 7 * (len(on_ranks) - 1) + len(on_ranks)
 
 

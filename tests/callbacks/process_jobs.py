@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor, TrainingDynamicsMonitor
 from fewshot_callbacks.data import EpisodicBatchSampler
+from tests.callbacks.fit_states import all_monitors, states_of_fit
 from tests.callbacks.models import (
     TRAINING,
     Embeds,
@@ -39,7 +40,6 @@ from tests.callbacks.models import (
     retrieval,
     trainer,
 )
-from tests.callbacks.traces import all_monitors, run
 
 ITEMS, QUALITY = 25, [0.0, 4.0, 0.3]
 GROUPS = ((1, "gloo"), (2, "gloo"), (3, "gloo"))
@@ -95,7 +95,7 @@ def of_two_views(net: Returns, points: Tensor, labels: Tensor) -> dict[str, Any]
 
 
 Flagged, TwoEncoders, TwoViews = (partial(Returns, step) for step in (flagged, of_two_encoders, of_two_views))
-AsGiven = partial(Returns, lambda net, points, labels, *_: {"embeddings": points, "labels": labels})
+ReturnedPoints = partial(Returns, lambda net, points, labels, *_: {"embeddings": points, "labels": labels})
 """The points are the embeddings: the same bits in batches of any size."""
 
 
@@ -177,7 +177,7 @@ def without_type_checker(folder: Path) -> dict[str, Any]:
     """
     states = []
     for monitors in ([], all_monitors()):
-        net, _ = run(*monitors, max_epochs=1)
+        net, _ = states_of_fit(*monitors, max_epochs=1)
         states.append((random.getstate(), net.classifier.weight.tolist()))
     script = folder / "train.py"
     script.write_text(SCRIPT)
@@ -195,9 +195,9 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
     numbered = TensorDataset(*uneven().tensors, torch.arange(ITEMS))
     own = {"loaders": DataLoader(numbered, batch_size=4, sampler=OwnSampler()), "owns_sampler": True}
     own |= {"labels": 1, "source": lambda outputs, batch: (batch[0], batch[1])}
-    seen["exact"] = exact(AsGiven, loader(uneven()))
-    seen["ids"] = exact(AsGiven, **own, ids=lambda outputs, batch: batch[2])
-    seen["no data"] = exact(AsGiven, streamed())
+    seen["exact"] = exact(ReturnedPoints, loader(uneven()))
+    seen["ids"] = exact(ReturnedPoints, **own, ids=lambda outputs, batch: batch[2])
+    seen["no data"] = exact(ReturnedPoints, streamed())
     seen["two views"] = exact(TwoViews, loader(uneven()))
     if count < 3:  # two show as well as three would
         random_state = random.getstate()
@@ -205,14 +205,14 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
         seen["random is left alone"] = random.getstate() == random_state
     if count == 2:
         everything = DataLoader(uneven(), sampler=DistributedSampler(uneven(), num_replicas=1, rank=0, shuffle=False))
-        seen["all to each"] = exact(AsGiven, everything, owns_sampler=True)
-        seen["no ids"] = exact(AsGiven, **own)
+        seen["all to each"] = exact(ReturnedPoints, everything, owns_sampler=True)
+        seen["no ids"] = exact(ReturnedPoints, **own)
         seen |= failures() | {"no dynamics": dynamics()}
         file = str(folder / "training_dynamics.json")
         seen["dynamics"] = dynamics(TrainingDynamicsMonitor(every_n_steps=2, strict=True, file=file))
-        from tests.callbacks import picture_jobs
+        from tests.callbacks import picture_process_jobs
 
-        seen["pictures"] = picture_jobs.answers(folder)
+        seen["pictures"] = picture_process_jobs.answers(folder)
     return seen
 
 
@@ -230,12 +230,12 @@ def of_sets() -> dict[str, Any]:
         "loaders": validate(Net, [loader(uneven()), loader(shorter())], retrieval(), DiscriminantRatioMonitor()),
         "gallery": validate(Net, [loader(shorter()), loader(uneven())], retrieval(gallery=1)),
         "words and flag": validate(Flagged, loader(uneven()), words, DiscriminantRatioMonitor()),
-        "targets": validate(AsGiven, targets, retrieval(gallery=1)),
+        "targets": validate(ReturnedPoints, targets, retrieval(gallery=1)),
         "two encoders": validate(TwoEncoders, loader(uneven()), retrieval(source=both)),
         "groups": validate(TwoEncoders, loader(uneven()), retrieval(**cameras)),
         "votes": validate(Embeds, loader(uneven()), *votes),
-        "health": validate(AsGiven, loader(uneven()), EmbeddingHealthMonitor(k=10)),
-        "health of a list": validate(AsGiven, streamed(), EmbeddingHealthMonitor(k=10)),
+        "health": validate(ReturnedPoints, loader(uneven()), EmbeddingHealthMonitor(k=10)),
+        "health of a list": validate(ReturnedPoints, streamed(), EmbeddingHealthMonitor(k=10)),
         "generalization gap": validate(Embeds, loader(uneven()), gap),
     }
     assert words.report is not None
@@ -257,7 +257,7 @@ def failures() -> dict[str, Any]:
     seen["gap fails"] = validate(Net, loader(uneven()), failing)
     points, targets = multi_label_items(5).tensors
     spoilt = loader(TensorDataset(points * math.nan, targets))
-    seen["no targets"] = validate(AsGiven, spoilt, retrieval())
+    seen["no targets"] = validate(ReturnedPoints, spoilt, retrieval())
     with pytest.raises(ValueError, match="rows of queries") as strict:
         validate(partial(Returns, partial(fails_in_second, "nan")), loader(uneven()), retrieval(strict=True))
     made = trainer(retrieval(), **parallel(), max_epochs=1, num_sanity_val_steps=1)
