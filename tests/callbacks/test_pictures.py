@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fewshot_callbacks.callbacks import EmbeddingMap, RetrievalMonitor, RetrievalPanels
 from fewshot_callbacks.callbacks._conduct import Stopwatch, UsageError
-from fewshot_callbacks.callbacks._loggers import RandomNet as FigureDrawing
+from fewshot_callbacks.callbacks._loggers import Drawing as FigureDrawing
 from fewshot_callbacks.callbacks._pictures import SHARE_KEY, PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet
 from tests.callbacks.fit_states import RandomNet, StateRecorder, seed_everything
