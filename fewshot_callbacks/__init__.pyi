@@ -7,15 +7,20 @@ Plumbing goes to its layer, and whatever gives it has a name with an underscore.
 
 from fewshot_callbacks.callbacks import (
     DiscriminantRatioMonitor as DiscriminantRatioMonitor,
+    EmbeddedSet as EmbeddedSet,
     EmbeddingHealthMonitor as EmbeddingHealthMonitor,
     EmbeddingMap as EmbeddingMap,
     EmbeddingSource as EmbeddingSource,
     GeneralizationGapMonitor as GeneralizationGapMonitor,
+    ItemSet as ItemSet,
+    KnnMonitor as KnnMonitor,
+    Monitor as Monitor,
     ReportWriter as ReportWriter,
     RetrievalMonitor as RetrievalMonitor,
     RetrievalPanels as RetrievalPanels,
     ScorePlots as ScorePlots,
     TrainingDynamicsMonitor as TrainingDynamicsMonitor,
+    VerificationMonitor as VerificationMonitor,
 )
 from fewshot_callbacks.data import (
     ClassBalanced as ClassBalanced,
@@ -48,6 +53,7 @@ from fewshot_callbacks.functional import (
     OperatingPoint as OperatingPoint,
     PairCounts as PairCounts,
     PooledDecisions as PooledDecisions,
+    ProbeReport as ProbeReport,
     Relevance as Relevance,
     RetrievalOptions as RetrievalOptions,
     RetrievalReport as RetrievalReport,
@@ -67,6 +73,7 @@ from fewshot_callbacks.functional import (
     generalization_gap as generalization_gap,
     grouped_recall as grouped_recall,
     knn_accuracy as knn_accuracy,
+    linear_probe as linear_probe,
     near_duplicates as near_duplicates,
     nearest as nearest,
     plan_evaluation as plan_evaluation,

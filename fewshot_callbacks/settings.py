@@ -203,6 +203,22 @@ class RetrievalOptions(GapOptions, total=False):
     device: str
 
 
+def refuse_other_arguments(owner: str, settings: Mapping[str, Any], written: Mapping[str, str]) -> None:
+    """Refuse keywords that are arguments of something else.
+
+    Args:
+        owner: The class that was given them, for messages.
+        settings: The keywords.
+        written: Name of such an argument -> how it is written.
+
+    Raises:
+        UnknownSettingError: With the fix of the first one.
+    """
+    for name in settings:
+        if name in written:
+            raise UnknownSettingError(f"{owner}: {name} is no setting. Write {written[name]}.")
+
+
 def from_keywords(
     target: Callable[..., Any],
     keywords: Mapping[str, Any],

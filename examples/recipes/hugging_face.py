@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import ViTConfig, ViTModel
 
-from fewshot_callbacks import RetrievalMonitor
+from fewshot_callbacks import EmbeddingSource, RetrievalMonitor
 
 
 class Transformer(LightningModule):
@@ -33,7 +33,7 @@ images = torch.rand(20, 3, 32, 32)[labels] + torch.rand(80, 3, 32, 32)
 data = [{"pixel_values": image, "labels": label} for image, label in zip(images, labels, strict=True)]
 trainer = Trainer(
     max_epochs=1,
-    callbacks=[RetrievalMonitor(source="vit:pooler_output", labels="labels")],
+    callbacks=[RetrievalMonitor(source=EmbeddingSource("vit:pooler_output", labels="labels"))],
     logger=False,
     enable_checkpointing=False,
 )

@@ -11,6 +11,7 @@ from fewshot_callbacks import (
     EmbeddingHealthMonitor,
     EmbeddingSource,
     Glyphs,
+    KnnMonitor,
     RetrievalMonitor,
 )
 from fewshot_callbacks.data import augment_glyphs
@@ -48,7 +49,8 @@ trainer = Trainer(
     callbacks=[
         EmbeddingHealthMonitor(source=source, every_n_steps=5),  # says so if the embedding collapses
         DiscriminantRatioMonitor(source=source, every_n_steps=None),  # J needs labels: validation alone
-        RetrievalMonitor(source=source, knn=20, knn_gallery="self"),  # "train" where both sets have the same classes
+        RetrievalMonitor(source=source),
+        KnnMonitor(20, bank="self", source=source),  # "train" where both sets have the same classes
     ],
     logger=False,
     enable_checkpointing=False,

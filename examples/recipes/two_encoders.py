@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks import RetrievalMonitor
+from fewshot_callbacks import EmbeddingSource, RetrievalMonitor
 
 torch.manual_seed(0)
 images, captions, dim = 200, 5, 32
@@ -48,8 +48,7 @@ class TwoEncoders(LightningModule):
 
 
 monitor = RetrievalMonitor(
-    source=("image_embeds", "text_embeds"),
-    labels=("image", "image_of_text"),
+    source=EmbeddingSource(("image_embeds", "text_embeds"), labels=("image", "image_of_text")),
     metrics=("recall@1", "recall@5", "recall@10", "mAP"),
 )
 trainer = Trainer(callbacks=[monitor], max_epochs=3, logger=False, accelerator="cpu", enable_checkpointing=False)

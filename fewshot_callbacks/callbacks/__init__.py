@@ -1,17 +1,23 @@
 """Lightning callbacks: they collect embeddings in a running Trainer, evaluate them and log the results.
 
-A new monitor of a number is a `BatchMonitor` (`_evaluation.py`, which also tells in which order hooks run, and which process
-logs). `_collect` appends a batch to an `EmbeddingStore`; `_measure_loader` passes the whole set to a function of
-`functional/` and returns name -> value; `_names` and `_better` declare the names. `EmbeddingHealthMonitor` is one to learn
-from. A new picture is a `PictureCallback` (`_pictures.py`) whose `_figures` returns key -> a function that draws.
+`EmbeddingSource` says where the items of a step are (`embeddings.py`). A `Collection` reads them once for all monitors of a
+Trainer with equal sources (`_collection.py`). A monitor is a question to the sets of a validation: a `CollectingMonitor`
+(`_collecting.py`, which also tells in which order hooks run). Its `_measure_set` passes the whole set to a function of
+`functional/` and returns name -> value; `_names` and `_better` declare the names. `KnnMonitor` is one to learn from; users
+write a `Monitor` (`monitor.py`). A new picture is a `PictureCallback` (`_pictures.py`) whose `_figures` returns key -> a
+function that draws.
 """
 
+from fewshot_callbacks.callbacks._viewers import ItemSet
 from fewshot_callbacks.callbacks.discriminant_ratio import DiscriminantRatioMonitor
 from fewshot_callbacks.callbacks.embedding_health import EmbeddingHealthMonitor
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, LabelSource
 from fewshot_callbacks.callbacks.generalization_gap import GeneralizationGapMonitor
+from fewshot_callbacks.callbacks.knn import KnnMonitor
+from fewshot_callbacks.callbacks.monitor import EmbeddedSet, Monitor
 from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
 from fewshot_callbacks.callbacks.training_dynamics import TrainingDynamicsMonitor
+from fewshot_callbacks.callbacks.verification import VerificationMonitor
 from fewshot_callbacks.system.extras import missing_extra
 
 # What logs numbers alone needs neither Matplotlib nor Pillow, and stays usable where the extra is not installed.
@@ -25,14 +31,19 @@ except ModuleNotFoundError as missing:
 
 __all__ = [
     "DiscriminantRatioMonitor",
+    "EmbeddedSet",
     "EmbeddingHealthMonitor",
     "EmbeddingMap",
     "EmbeddingSource",
     "GeneralizationGapMonitor",
+    "ItemSet",
+    "KnnMonitor",
     "LabelSource",
+    "Monitor",
     "ReportWriter",
     "RetrievalMonitor",
     "RetrievalPanels",
     "ScorePlots",
     "TrainingDynamicsMonitor",
+    "VerificationMonitor",
 ]

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress
-from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, check_submodule, describe, follow, hooks_ignored
+from fewshot_callbacks.callbacks.embeddings import (
+    Embed,
+    EmbeddingReader,
+    check_submodule,
+    describe,
+    follow,
+    hooks_ignored,
+)
 from fewshot_callbacks.distributed.torch_distributed import process_count
 from fewshot_callbacks.functional._labels import Labels, as_labels, join, on_cpu, read_labels
 from fewshot_callbacks.functional.class_subset import class_subset
@@ -21,11 +28,6 @@ from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 from fewshot_callbacks.trainer.loaders import move_batch
 from fewshot_callbacks.trainer.side_effects import evaluation_mode
 
-# How a batch becomes embeddings outside a step: the name of a submodule that is called with the batch's inputs, if need
-# be with a path in its output (`"encoder:pooler_output"`), or a function of (module, batch) that returns embeddings, or
-# (embeddings, labels).
-Embed = str | Callable[[LightningModule, Any], Tensor | tuple[Tensor, Any]]
-
 # Distance of two embeddings of one item, relative to their length, above which they were not made in the same way.
 LARGEST_DIFFERENCE = 0.01
 
@@ -33,15 +35,23 @@ LARGEST_DIFFERENCE = 0.01
 class Embedder:
     """Embeds a batch outside any step.
 
+    It does so as its source says in `embed`, or else by the submodule that the source names, or else by the module itself.
+
     Args:
-        embed: See `Embed`; by default the submodule that the reader's source names, or else the module itself.
-        reader: Finds the labels in a batch.
+        reader: Has the source, and finds the labels in a batch.
     """
 
-    def __init__(self, embed: Embed | None, reader: EmbeddingReader) -> None:
-        self.embed = reader.source if embed is None and isinstance(reader.source, str) else embed
+    def __init__(self, reader: EmbeddingReader) -> None:
+        source = reader.source.source
+        self.embed: Embed | None = reader.source.embed
+        if self.embed is None and isinstance(source, str):
+            self.embed = source
         self.reader = reader
-        self.owner = reader.owner
+
+    @property
+    def owner(self) -> str:
+        """Name of the callback, for messages."""
+        return self.reader.owner
 
     def __call__(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
         """Embed a batch that is on the device, and read its labels."""
@@ -67,7 +77,7 @@ class Embedder:
         if self.embed is not None:
             name, _, path = str(self.embed).partition(":")
             output = self._call(module.get_submodule(name), name, inputs)
-            return follow(output, path, f"{self.owner}(embed={self.embed!r})")
+            return follow(output, path, f"{self.owner}, {self._call_of_source()}")
         try:
             return self._call(module, "", inputs)
         except NotImplementedError as error:
@@ -75,8 +85,9 @@ class Embedder:
             if "forward" not in str(error):
                 raise
             raise UsageError(
-                f"{self.owner}: {type(module).__name__} has no forward method, and embed is not given. Pass "
-                "embed='name.of.a.submodule', or a function of (module, batch) that returns the embeddings."
+                f"{self.owner}: {type(module).__name__} has no forward method, and its source does not say how to embed. "
+                f"Pass source={self.reader.source.but_for(embed='name.of.a.submodule')}, or as embed a function of (module, "
+                "batch) that returns the embeddings."
             ) from error
 
     def _call(self, module: nn.Module, name: str, inputs: Any) -> Any:
@@ -94,7 +105,7 @@ class Embedder:
             fix = f"lambda module, batch: module{'.' * bool(name)}{name}(batch[0][0])"
             raise UsageError(
                 f"{self.owner}: {call} takes no list, and the inputs are {describe(inputs)}, such as views of each item. "
-                f"Say which are meant: embed={fix}. ({type(error).__name__}: {error})"
+                f"Say which are meant: EmbeddingSource(embed={fix}). ({type(error).__name__}: {error})"
             ) from error
 
     def check_name(self, module: LightningModule) -> None:
@@ -104,7 +115,11 @@ class Embedder:
             UsageError: If not; lists similar names.
         """
         if isinstance(self.embed, str):
-            check_submodule(module, self.embed.partition(":")[0], f"{self.owner}(embed={self.embed!r})")
+            check_submodule(module, self.embed.partition(":")[0], f"{self.owner}, {self._call_of_source()}")
+
+    def _call_of_source(self) -> str:
+        """Return the source as a call, for messages."""
+        return self.reader.source.but_for()
 
     def check(
         self, trainer: Trainer, module: LightningModule, batch: Any, step_embeddings: Tensor, similarity: Similarity
@@ -148,7 +163,9 @@ class Embedder:
             subject = "The function given as embed"
         else:
             subject = f"The submodule {self.embed!r}"
-        fix = f"Pass embed=..., a function of (module, batch) that gives the embeddings of {step}."
+        fix = (
+            f"Pass embed=... in its EmbeddingSource, a function of (module, batch) that gives the embeddings of {step}."
+        )
         if embeddings.shape != step_embeddings.shape:
             raise UsageError(
                 f"{self.owner}: {subject} gives embeddings of shape {tuple(embeddings.shape)} for a batch of which "
@@ -179,7 +196,8 @@ def _find_inputs(batch: Any, owner: str) -> Any:
             return batch[input_keys[0]]
         raise UsageError(
             f"{owner}: the batch is a mapping with the keys {', '.join(map(repr, batch))}, and it is not known with "
-            f"which of them the model is called. Pass embed=lambda module, batch: module(batch['...'])."
+            "which of them the model is called. Pass source=EmbeddingSource(embed=lambda module, batch: "
+            "module(batch['...']))."
         )
     return batch[0] if isinstance(batch, Sequence) and not isinstance(batch, str) else batch
 
@@ -231,6 +249,11 @@ class TrainingClasses:
         # number of items of all ranks; 0 before the sample is drawn
         self.items = 0
 
+    def is_same_sample(self, other: TrainingClasses) -> bool:
+        """Return whether another object draws the same items of the same data."""
+        sizes = (self.classes, self.items_per_class, self.seed)
+        return self.data is other.data and sizes == (other.classes, other.items_per_class, other.seed)
+
     def embedded(self, trainer: Trainer, embed: Embedder) -> EmbeddingStore:
         """Return the embeddings of this rank's share of the sample, in evaluation mode.
 
@@ -249,7 +272,11 @@ class TrainingClasses:
             evaluation_progress(trainer, description, unit="batch") as progress,
         ):
             for number, batch in enumerate(loader):
-                store.append(*embed(trainer, module, move_batch(trainer, batch)))
+                moved = move_batch(trainer, batch)
+                embeddings, labels = embed(trainer, module, moved)
+                if len(labels) != len(embeddings):
+                    raise embed.reader.no_labels(moved, "embed")
+                store.append(embeddings, labels)
                 progress(number + 1, len(loader))
         return store
 
@@ -271,7 +298,10 @@ class TrainingClasses:
             options = {name: getattr(data, name) for name in ("batch_size", "num_workers", "collate_fn", "pin_memory")}
         if options["batch_size"] is None:
             options["batch_size"] = 64
-        sample = class_subset(self._labels_of(dataset), self.classes, self.items_per_class, self.seed)
+        if self.classes is None and self.items_per_class is None:
+            sample = torch.arange(len(dataset))
+        else:
+            sample = class_subset(self._labels_of(dataset), self.classes, self.items_per_class, self.seed)
         self.items = len(sample)
         # The user's loader has all items, and may shuffle them. Lightning does not know this one, and adds no sampler.
         share = sample[trainer.global_rank :: process_count()].tolist()

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from lightning.pytorch import Callback, Trainer
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
@@ -31,16 +33,19 @@ class ItemSet:
     """Queries or gallery items, in the order of the data set."""
 
     embeddings: Float[Tensor, "items dim"]
+    """on the CPU, in the dtype of the model"""
     labels: Sequence[Label]
-    # index of each item in the pass of all processes over their data
+    """label of each item; a tuple of columns if items have several, empty if they have none"""
     positions: Int[Tensor, "items"]
-    # name of the loader of these items
+    """index of each item in the pass of all processes over their data"""
     source: str
-    # this loader
+    """name of the loader of these items"""
     loader: Any
-
-    # group of each item; None without groups
-    groups: Labels | None = None
+    """this loader"""
+    groups: NDArray[Any] | None = None
+    """group of each item, integers or strings; None without groups"""
+    ids: NDArray[Any] | None = None
+    """id of each item, integers or strings; None without ids"""
 
     def class_names(self, names: Names | None) -> dict[Label, str]:
         """Return label -> name of its class: by `names`, by the attribute `classes` of the data set, or the label itself.
@@ -79,6 +84,7 @@ class _Part:
     positions: Tensor
     places: Tensor
     groups: Labels | None
+    ids: Labels | None
 
 
 def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> ItemSet | None:
@@ -91,20 +97,28 @@ def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> I
         processes: All processes that hold a shard.
     """
     labels: list[Label] = shard.labels.tolist()
-    part = _Part(shard.embeddings, labels, shard.positions, shard.places, shard.groups)
+    part = _Part(shard.embeddings, labels, shard.positions, shard.places, shard.groups, shard.ids)
     parts = processes.to_first(part)
     if parts is None:
         return None
     if len(parts) == 1:
         # The items are in order, and a copy of the embeddings may be large.
-        return ItemSet(shard.embeddings, labels, shard.positions, source, loader, shard.groups)
+        return ItemSet(
+            shard.embeddings,
+            labels,
+            shard.positions,
+            source,
+            loader,
+            None if shard.groups is None else np.asarray(shard.groups),
+            None if shard.ids is None else np.asarray(shard.ids),
+        )
     order = torch.cat([part.places for part in parts]).argsort()
-    # A process without items does not know the dimension, and has no groups.
+    # A process without items does not know the dimension.
     embeddings = torch.cat([part.embeddings for part in parts if len(part.embeddings)] or [shard.embeddings])
     positions = torch.cat([part.positions for part in parts])
     all_labels = [label for part in parts for label in part.labels]
-    group_lists = [part.groups for part in parts if part.groups is not None]
-    groups = join("RetrievalMonitor", group_lists, "groups")[order] if group_lists else None
+    groups = _joined_in_order("groups", [part.groups for part in parts], order)
+    ids = _joined_in_order("ids", [part.ids for part in parts], order)
     return ItemSet(
         embeddings[order],
         [all_labels[index] for index in order.tolist()],
@@ -112,7 +126,14 @@ def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> I
         source,
         loader,
         groups,
+        ids,
     )
+
+
+def _joined_in_order(name: str, columns: Sequence[Labels | None], order: Tensor) -> NDArray[Any] | None:
+    """Return the groups or ids of all processes in the order of the data set; None if no process has any."""
+    filled = [column for column in columns if column is not None]
+    return np.asarray(join("RetrievalMonitor", filled, name)[order]) if filled else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks.callbacks._embedder import Embed
-from fewshot_callbacks.callbacks._evaluation import BatchMonitor, Loaders, step_of
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
+from fewshot_callbacks.callbacks._collection import Batch
+from fewshot_callbacks.callbacks._evaluation import Loaders
+from fewshot_callbacks.callbacks._sides import SetSides
+from fewshot_callbacks.callbacks._training_batches import BatchMonitor
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.functional._labels import Labels, on_cpu
 from fewshot_callbacks.functional._reading import non_finite_rows
@@ -38,13 +41,8 @@ class DiscriminantRatioMonitor(BatchMonitor):
     Args:
         source: Where embeddings come from: two keys of the mapping that the step returns (default
             `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
-            (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
-        labels: Where the labels are in the batch, if the step does not return them: a key, a position, or a function of
-            the batch.
-        embed: For steps that give no embeddings, how each batch is embedded a second time, after the step: the name of a
-            submodule that is called with the batch's inputs, or a function of (module, batch) that returns embeddings or
-            (embeddings, labels), such as `lambda module, batch: module.backbone(batch[0][0]).flatten(1)` for the first view
-            of each item. The module is then in evaluation mode, also for training batches, and random states are restored.
+            (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which also says where the labels
+            are, and what to do if the steps give no embeddings. Several monitors can share it.
         every_n_steps: Measure one training batch in this number, at least 1. Between measurements, progress bar and
             loggers keep the latest value: choose a divisor of the Trainer's `log_every_n_steps`, so that loggers write
             fresh values. None measures validation and test alone, for training batches without labels.
@@ -75,8 +73,6 @@ class DiscriminantRatioMonitor(BatchMonitor):
         self,
         *,
         source: Source | EmbeddingSource = STEP_KEYS,
-        labels: LabelSource | None = None,
-        embed: Embed | None = None,
         every_n_steps: int | None = 1,
         normalize: bool = False,
         skip_singletons: bool = False,
@@ -85,11 +81,18 @@ class DiscriminantRatioMonitor(BatchMonitor):
         loaders: Loaders | None = None,
         strict: bool | None = None,
     ) -> None:
-        super().__init__(source, labels, embed, strict, every_n_steps, loaders)
+        super().__init__(
+            source,
+            every_n_steps=every_n_steps,
+            loaders=loaders,
+            strict=strict,
+            needs_labels=True,
+            keeps_items=False,
+        )
         self.normalize = normalize
         self.skip_singletons = skip_singletons
         self.eps = eps
-        self.prog_bar = prog_bar
+        self._shows_training = prog_bar
         # number of measured batches of this epoch
         self._measured_batches = 0
         # numbers of them without J and without a variance ratio, on the device of the embeddings
@@ -153,13 +156,15 @@ class DiscriminantRatioMonitor(BatchMonitor):
 
     # ---------------------------------------------------------------------------------------------- validation and test
 
-    def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
+    def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
         """Merge the moments of a batch into those of its loader; embeddings are not kept."""
-        embeddings, labels = self._read(trainer, outputs, batch, step_of(trainer))
-        refuse_another_form(self._policy.owner, self._label_forms.setdefault(loader, labels.form), labels)
-        items = len(labels)
-        labels = on_cpu(labels)
-        embeddings = embeddings.cpu()
+        # Two encoders, labels that are missing and targets of a regression are errors that wait for the end of the epoch.
+        if read.embeddings is None or len(read.labels) != read.items or read.labels.are_targets:
+            return
+        first = read.first
+        refuse_another_form(self._policy.owner, self._label_forms.setdefault(loader, read.labels.form), read.labels)
+        labels = on_cpu(read.labels)
+        embeddings = read.embeddings.cpu()
         bad_rows = non_finite_rows(embeddings)
         if len(bad_rows):
             raise ValueError(
@@ -170,7 +175,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
         if self.normalize:
             embeddings = unit_rows(embeddings.double())
         dataloader = list(evaluation_loaders(trainer).values())[loader]
-        if unknown_order_reason(dataloader, self._batches[loader], first + items) is None:
+        if unknown_order_reason(dataloader, self._collection.batches[loader], first + read.items) is None:
             # A DistributedSampler repeats items at the end of a pass, to give all ranks the same number.
             items_of_rank = len(range(trainer.global_rank, len(dataloader.sampler.dataset), process_count()))
             not_repeated = slice(max(0, items_of_rank - first))
@@ -180,18 +185,17 @@ class DiscriminantRatioMonitor(BatchMonitor):
         if loader in self._moments:
             moments = self._moments[loader].merge(moments)
         self._moments[loader] = moments
-        return items
 
-    def _names(self, loader: int | None = None) -> list[str]:
-        return ["J", "variance_ratio", "variance_ratio_low", "variance_ratio_high"]
+    def _names(self) -> Sequence[str]:
+        return ("J", "variance_ratio", "variance_ratio_low", "variance_ratio_high")
 
-    def _measure_loader(self, trainer: Trainer, loader: int, stage: str, suffix: str) -> dict[str, float]:
+    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Return J, the variance ratio and the ends of its interval over all processes, by name. *Collective*."""
-        values = dict.fromkeys(self._names(), torch.nan)
-        # Its result is not needed: it warns of items that came to several processes.
-        self._unpadded_length(trainer, loader)
+        [side] = evaluated_set.sides
+        values: dict[str, float] = dict.fromkeys(self._names(), torch.nan)
+        self._warn_of_repeats(trainer, side)
         values["J"], scatter = ratio_of_set(
-            self._moments.get(loader), all_processes(), eps=self.eps, skip_singletons=self.skip_singletons
+            self._moments.get(side.loader), all_processes(), eps=self.eps, skip_singletons=self.skip_singletons
         )
         # If J is undefined there is no scatter, and a warning has said so.
         if scatter is not None:
@@ -199,11 +203,12 @@ class DiscriminantRatioMonitor(BatchMonitor):
             values["variance_ratio"] = ratio.value
             values["variance_ratio_low"], values["variance_ratio_high"] = ratio.interval
             if ratio.undefined is not None:
-                key = f"{stage}/variance_ratio{suffix}"
-                self._policy.warn(f"{key} is NaN. {ratio.undefined} (Shown once.)", kind=key)
+                ratio_key = self._key("test" if trainer.testing else "val", "variance_ratio") + evaluated_set.suffix
+                self._policy.warn(f"{ratio_key} is NaN. {ratio.undefined} (Shown once.)", kind=ratio_key)
         return values
 
     def _forget(self) -> None:
+        super()._forget()
         # moments of each loader of this process
         self._moments: dict[int, ClassMoments] = {}
         # form of the labels of each loader, see `Labels.form`

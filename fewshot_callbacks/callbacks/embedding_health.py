@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from fewshot_callbacks.callbacks._conduct import without_digits
-from fewshot_callbacks.callbacks._embedder import Embed
-from fewshot_callbacks.callbacks._evaluation import BatchMonitor, Loaders, step_of
+from fewshot_callbacks.callbacks._evaluation import Loaders
+from fewshot_callbacks.callbacks._movement import MOVEMENTS, MovementOfSet, has_fixed_order, sample_of
+from fewshot_callbacks.callbacks._sides import SetSides
+from fewshot_callbacks.callbacks._training_batches import BatchMonitor
 from fewshot_callbacks.callbacks._watched_keys import Better
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional import EmbeddingHealth, Moments, Share, embedding_health
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._reading import non_finite_rows, refuse_non_finite
 from fewshot_callbacks.functional.health import collapse_of, names_of
-from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+from fewshot_callbacks.metrics.embedding_store import Shard
 
 
 class EmbeddingHealthMonitor(BatchMonitor):
@@ -32,15 +31,16 @@ class EmbeddingHealthMonitor(BatchMonitor):
     `train/rankme` and `train/effective_rank` are those of every n-th batch, of rank 0 with several ranks; neither can be
     larger than the number of items of the batch. A collapse is said once in a run, with the number that shows it.
 
+    From the second validation of a training on, it also logs how far the embedding has moved: `val/cosine_to_first` and
+    `val/cosine_to_previous`, the mean cosine of each item to itself at the first validation and at the one before, and
+    `val/cka_to_first`, the similarity of the arrangement to that of the first (see `embedding_movement`). A warning says so
+    where nothing has moved, as with an adapter that was not loaded, and where nothing is left of the first arrangement. A
+    validation before the training (`trainer.validate`) counts as the first. The items are a fixed sample of at most 1,024,
+    of which the first process keeps two copies. Nothing is compared if the items come in another order.
+
     Args:
-        source: See `DiscriminantRatioMonitor`.
-        labels: Where the labels are in the batch, if the step does not return them: a key, a position, or a function of
-            the batch. By default those that the step returned, else the second part of the batch, if it is no second
-            view; where there are none, nothing is computed that needs them. `lambda batch: None` reads none.
-        embed: For steps that give no embeddings, how each batch is embedded a second time, after the step: the name of a
-            submodule that is called with the batch's inputs, or a function of (module, batch) that returns embeddings or
-            (embeddings, labels), such as `lambda module, batch: module.backbone(batch[0][0]).flatten(1)` for the first view
-            of each item. The module is then in evaluation mode, also for training batches, and random states are restored.
+        source: See `DiscriminantRatioMonitor`. Where there are no labels, nothing is computed that needs them;
+            `EmbeddingSource(labels=lambda batch: None)` reads none.
         every_n_steps: Measure one training batch in this number, at least 1, which waits for the device. None measures
             validation and test alone.
         k: Neighbours of the hubness, at least 2, such as 10. The search takes longer than a `RetrievalMonitor` does, and
@@ -72,8 +72,6 @@ class EmbeddingHealthMonitor(BatchMonitor):
         self,
         *,
         source: Source | EmbeddingSource = STEP_KEYS,
-        labels: LabelSource | None = None,
-        embed: Embed | None = None,
         every_n_steps: int | None = 50,
         k: int | None = None,
         normalize: bool = False,
@@ -84,10 +82,18 @@ class EmbeddingHealthMonitor(BatchMonitor):
             raise ValueError(
                 f"EmbeddingHealthMonitor(k={k}) must be at least 2; None leaves out what needs neighbours."
             )
-        super().__init__(source, labels, embed, strict, every_n_steps, loaders)
-        self._reader.needs_labels = False
+        super().__init__(
+            source,
+            every_n_steps=every_n_steps,
+            loaders=loaders,
+            strict=strict,
+            needs_labels=False,
+            keeps_items=True,
+        )
         self.k = k
         self.normalize = normalize
+        # end of the keys of a set -> its sample at earlier validations, on the first process
+        self._movements: dict[str, MovementOfSet] = {}
         self.reports: dict[str, EmbeddingHealth] = {}
 
     def _measure_batch(self, embeddings: Tensor, labels: Labels) -> tuple[float, float]:
@@ -103,53 +109,54 @@ class EmbeddingHealthMonitor(BatchMonitor):
         self._report_collapse(collapse, "a training batch")
         return rankme, effective_rank
 
-    def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
-        """Append a batch to the store of its loader; without labels all items have the label 0, which is never used."""
-        embeddings, labels = self._read(trainer, outputs, batch, step_of(trainer))
-        has_labels = len(labels) == len(embeddings)
-        if self._has_labels.setdefault(loader, has_labels) != has_labels:
-            raise ValueError("Some batches have labels, others have none. Give labels in every batch, or in none.")
-        self._stores[loader].append(embeddings, labels if has_labels else [0] * len(embeddings))
-        return len(embeddings)
+    def _names(self) -> Sequence[str]:
+        return [*names_of(labels=True, k=self.k), *MOVEMENTS]
 
-    def _items_have_labels(self, loader: int) -> bool | None:
-        """Return whether the items of a loader have labels in all processes; None without items. *Collective*."""
-        by_rank = gather_objects(self._has_labels.get(loader))
-        answers = [has_labels for has_labels in by_rank if has_labels is not None]
-        return all(answers) if answers else None
+    def _names_of_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Sequence[str]:
+        has_labels = self._collection.have_classes(evaluated_set.sides[0].loader)
+        return names_of(labels=bool(has_labels), k=self.k)
 
-    def _names(self, loader: int | None = None) -> list[str]:
-        has_labels = loader is None or bool(self._items_have_labels(loader))
-        return names_of(labels=has_labels, k=self.k)
-
-    def _measure_loader(self, trainer: Trainer, loader: int, stage: str, suffix: str) -> dict[str, float]:
+    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Measure the items of all processes, and return name -> value. *Collective*."""
-        has_labels = self._items_have_labels(loader)
-        processes = all_processes()
-        with processes.together():
-            if has_labels is None:
-                raise ValueError("The set is empty: no step gave an embedding.")
-            shard = self._stores[loader].shard(self._unpadded_length(trainer, loader))
-            health = embedding_health(
-                shard.embeddings,
-                shard.labels if has_labels else None,
-                k=self.k,
-                normalize=self.normalize,
-                share=Share(processes, shard.places),
-            )
-        self.reports[suffix] = health
-        for note in health.notes:
-            self._policy.warn(f"{stage}{suffix}: {note} (Shown once.)", kind=without_digits(note))
-        self._report_collapse(health.collapse, f"{stage}{suffix}")
-        return health.metrics()
+        [side] = evaluated_set.sides
+        has_labels = self._collection.have_classes(side.loader)
+        if has_labels is None:
+            raise ValueError("The set is empty: no step gave an embedding.")
+        shard = self._shard(trainer, side)
+        health = embedding_health(
+            shard.embeddings,
+            shard.labels if has_labels else None,
+            k=self.k,
+            normalize=self.normalize,
+            share=Share(all_processes(), shard.places),
+        )
+        self.reports[evaluated_set.suffix] = health
+        self._tell(health.notes, key)
+        self._report_collapse(health.collapse, key)
+        values, note = self._movement_of(trainer, evaluated_set, shard)
+        # Embeddings that have collapsed may have nowhere to move to.
+        if note is not None and health.collapse is None:
+            self._tell([note], key)
+        return health.metrics() | values
+
+    def _movement_of(
+        self, trainer: Trainer, evaluated_set: SetSides, shard: Shard
+    ) -> tuple[dict[str, float], str | None]:
+        """Return how far a sample has moved since earlier validations, and a sentence; see `MovementOfSet.compare`.
+
+        *Collective*.
+        """
+        if trainer.testing:
+            return {}, None
+        sample = sample_of(shard, trainer.global_step, all_processes())
+        values: dict[str, float] = {}
+        note = None
+        if sample is not None and has_fixed_order(trainer, evaluated_set.sides[0].loader):
+            movement = self._movements.setdefault(evaluated_set.suffix, MovementOfSet())
+            values, note = movement.compare(sample, id(trainer.lightning_module))
+        return gather_objects((values, note))[0]
 
     def _report_collapse(self, collapse: str | None, set_name: str) -> None:
         """Warn once in a run that the embedding has collapsed; with `strict=True` raise each time."""
         if collapse is not None and (self._policy.strict or self._policy.is_new("collapse")):
             self._policy.handle(ValueError(collapse), f"In {set_name}:")
-
-    def _forget(self) -> None:
-        # one store for each loader
-        self._stores: dict[int, EmbeddingStore] = defaultdict(EmbeddingStore)
-        # whether the items of each loader have labels in this process
-        self._has_labels: dict[int, bool] = {}

@@ -1,7 +1,7 @@
 """Reads the embeddings of a step: from its output, from a function of it, or from the output of a submodule.
 
 EmbeddingSource    what the user says of it: a setting, which several monitors can be given
-EmbeddingReader    one for each monitor: owns the hook on the submodule, and what it captures during a step
+EmbeddingReader    owns the hook on the submodule, and what it captures during a step
 read_flag, ...     other entries of the step's output or of the batch
 """
 
@@ -11,6 +11,8 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import KW_ONLY, dataclass
+from os import PathLike, fspath
 from typing import Any, cast
 
 import numpy as np
@@ -34,11 +36,25 @@ LabelSource = str | int | Callable[[Any], Any]
 # With two encoders also two entries, one for each side.
 LabelSources = LabelSource | tuple[str, str]
 
+# How a batch becomes embeddings outside a step: the name of a submodule that is called with the batch's inputs, if need
+# be with a path in its output (`"encoder:pooler_output"`), or a function of (module, batch) that returns embeddings, or
+# (embeddings, labels).
+Embed = str | Callable[[LightningModule, Any], Tensor | tuple[Tensor, Any]]
+
 # An entry of the step's output or of the batch, by its key; its position in the batch; or a function of (outputs, batch).
 Entry = str | int | Callable[[Any, Any], Any]
 
 STEP_KEYS = ("embeddings", "labels")
 TRAINING_STEP = "training_step"
+
+# Argument of an `EmbeddingSource` that somebody may pass to a monitor -> how it is written.
+SOURCE_ARGUMENTS = {
+    "labels": "source=EmbeddingSource(labels='label'), an entry of the batch",
+    "embed": "source=EmbeddingSource(embed='encoder'), a submodule or a function of (module, batch)",
+    "ids": "source=EmbeddingSource(ids='path'), an entry of the batch or of the step's output that names each item",
+    "views": "source=EmbeddingSource('encoder', views=2)",
+    "spill_to": "source=EmbeddingSource(spill_to='folder')",
+}
 
 COMPILED = (
     " Or it was compiled before this monitor added its hook, and compiled code ignores hooks: return the embeddings from "
@@ -84,40 +100,102 @@ def check_submodule(module: LightningModule, name: str, call: str, fix: str = ""
         )
 
 
+@dataclass(frozen=True)
 class EmbeddingSource:
-    """Where the embeddings and labels of each step come from.
+    """Where the embedding, the label and the id of each item come from.
 
-    Several monitors can be given one object. It is a setting: each of them still reads and copies the embeddings for itself.
+    Monitors of one Trainer whose sources are equal share one copy of the embeddings of each validation. Two functions are
+    equal only if they are the same object: give the monitors one source where it holds a function.
 
     Args:
-        source: Two keys of the mapping that the step returns; or the name of a submodule whose output is the embedding,
-            with a path after a colon where the output is an object or a mapping that holds it (`"encoder:pooler_output"`,
-            `"encoder:hidden_states.0"`); or a function of (outputs, batch) that returns (embeddings, labels).
+        source: Two keys of the mapping that the step returns (default `("embeddings", "labels")`); or the name of a
+            submodule whose output is the embedding, with a path after a colon where the output is an object or a mapping
+            that holds it (`"encoder:pooler_output"`, `"encoder:hidden_states.0"`); or a function of (outputs, batch) that
+            returns (embeddings, labels).
         labels: Where the labels are in the batch, if the step does not return them: a key, a position, or a function of
-            the batch.
+            the batch. By default those that the step returned, else the second part of the batch or its entry `labels`. With
+            two encoders also two keys of the step's output or of the batch, one for each side.
+        embed: How a batch is embedded outside any step: the name of a submodule that is called with the batch's inputs, or a
+            function of (module, batch) that returns embeddings or (embeddings, labels), such as
+            `lambda module, batch: module.backbone(batch[0][0]).flatten(1)` for the first view of each item. Training items
+            that a monitor compares with are embedded so; by default by the submodule that `source` names, or else by the
+            module itself. Without a `source`, every batch is: the steps then need not give embeddings. The module is in
+            evaluation mode meanwhile, and random states are restored.
+        ids: Entry of the step's output or of the batch, position in the batch, or function of (outputs, batch), with an
+            integer or a string that identifies each item, such as its path. An item that occurs more than once is counted
+            once, and no query finds the item of its id in a gallery; items of one id that differ in embedding or label are
+            a warning. Needed if your own sampler, or the workers of an iterable data set, repeat samples; the samples that
+            Lightning's `DistributedSampler` repeats to give all processes the same number are dropped without ids. With
+            two encoders also two entries, one for each side: `("image_id", "caption_id")`.
         views: Number of embeddings that a step may make of each item, at least 1 (2 for SimCLR): all items in the first
             view, then all in the next, in one call of the submodule or in several. The labels are repeated accordingly.
             A step that makes one embedding of each item, such as a validation step, is read as usual.
+        spill_to: A folder on a disk, for validation sets larger than memory: embeddings are written to a file in it, and
+            read from there as they are needed. It has no name, and vanishes after the evaluation.
 
     Raises:
         ValueError: If the source is none of these, or `views` is less than 1.
 
     Examples:
         >>> from fewshot_callbacks import DiscriminantRatioMonitor, RetrievalMonitor
-        >>> source = EmbeddingSource("encoder", labels="species", views=2)
+        >>> source = EmbeddingSource("encoder", labels="species", ids="path")
         >>> monitors = [DiscriminantRatioMonitor(source=source), RetrievalMonitor(source=source)]
     """
 
-    def __init__(self, source: Source = STEP_KEYS, *, labels: LabelSource | None = None, views: int = 1) -> None:
-        self.source = _checked_source(source, "EmbeddingSource")
-        check_at_least(1, "EmbeddingSource", views=views)
-        self.labels = labels
-        self.views = views
-        # name of the submodule, and the path in its output; both empty for other sources
-        self.submodule = ""
-        self.path = ""
-        if isinstance(self.source, str):
-            self.submodule, _, self.path = self.source.partition(":")
+    source: Source | None = None
+    _: KW_ONLY
+    labels: LabelSources | None = None
+    embed: Embed | None = None
+    ids: Entry | tuple[Entry, Entry] | None = None
+    views: int = 1
+    spill_to: str | PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        source = self.source
+        if source is None and self.embed is None:
+            source = STEP_KEYS
+        # A configuration file gives lists, which are never equal to tuples.
+        object.__setattr__(self, "source", None if source is None else _checked_source(source, "EmbeddingSource"))
+        for name in ("labels", "ids"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
+        if self.spill_to is not None:
+            object.__setattr__(self, "spill_to", fspath(self.spill_to))
+        check_at_least(1, "EmbeddingSource", views=self.views)
+
+    @classmethod
+    def of(cls, source: Source | EmbeddingSource, owner: str) -> EmbeddingSource:
+        """Return the source that a monitor was given, in one form.
+
+        Raises:
+            ValueError: If it is of no known form; names the monitor, `owner`.
+        """
+        return source if isinstance(source, EmbeddingSource) else cls(_checked_source(source, owner))
+
+    @property
+    def embeds_batches(self) -> bool:
+        """Whether every batch is embedded a second time, since the steps give no embeddings."""
+        return self.source is None
+
+    @property
+    def submodule(self) -> str:
+        """Name of the submodule whose output is the embedding; empty for other sources."""
+        return self.source.partition(":")[0] if isinstance(self.source, str) else ""
+
+    @property
+    def path(self) -> str:
+        """Path of the embedding in what the submodule returns; empty if that is the embedding."""
+        return self.source.partition(":")[2] if isinstance(self.source, str) else ""
+
+    def but_for(self, **changes: Any) -> str:
+        """Return the call that makes this source with changes: `EmbeddingSource('encoder', labels=1)`."""
+        given = {"labels": self.labels, "embed": self.embed, "ids": self.ids, "spill_to": self.spill_to}
+        arguments = [f"{name}={_as_code(value)}" for name, value in (given | changes).items() if value is not None]
+        if self.views > 1:
+            arguments.append(f"views={self.views}")
+        if self.source not in (None, STEP_KEYS):
+            arguments.insert(0, _as_code(self.source))
+        return f"EmbeddingSource({', '.join(arguments)})"
 
     def join_outputs(
         self, captured: Sequence[Any] | None, items: int | None, step: str, owner: str, hint: str
@@ -169,6 +247,11 @@ class EmbeddingSource:
         return torch.cat(outputs).detach()
 
 
+def _as_code(value: Any) -> str:
+    """Write an argument as its caller did; of a function its name."""
+    return getattr(value, "__name__", "...") if callable(value) else repr(value)
+
+
 def follow(value: Any, path: str, where: str) -> Any:
     """Follow a dotted path of keys, positions and attributes; an empty path leads to the value itself.
 
@@ -213,21 +296,17 @@ class EmbeddingReader:
     until `read` or `stop_capture`, so that nothing is held between two steps.
 
     Args:
-        source: See `Source`, or an `EmbeddingSource`, which several readers can share.
-        labels: See `LabelSource`; by default those of the `EmbeddingSource`, or the labels that the step returned, or else
-            the second part of the batch or its entry under the name of the labels.
+        source: Says where they are.
         owner: Name of the callback, for messages.
+        needs_labels: False: of a step without labels, the labels are an empty `Labels`.
     """
 
-    def __init__(self, source: Source | EmbeddingSource, labels: LabelSources | None, owner: str) -> None:
-        if not isinstance(source, EmbeddingSource):
-            source = EmbeddingSource(_checked_source(source, owner))
-        self.embedding_source = source
-        self.source = source.source
+    def __init__(self, source: EmbeddingSource, owner: str, *, needs_labels: bool = True) -> None:
+        self.source = source
         self.owner = owner
+        self.needs_labels = needs_labels
         # keys of the step's output; the second is also that of the labels in a batch
-        self.keys = self.source if isinstance(self.source, tuple) else STEP_KEYS
-        self.labels: Any = source.labels if labels is None else labels
+        self.keys = source.source if isinstance(source.source, tuple) else STEP_KEYS
         self._is_compiled = False
         self._may_skip_batches = False
         # steps that have given embeddings in this run: if one gives none later, the next batch may have them again
@@ -238,15 +317,11 @@ class EmbeddingReader:
         # what the submodule has returned in this step; None between two steps
         self._captured: list[Any] | None = None
 
-        # The owner sets these four in its constructor.
+        # The owner sets these two in its constructor.
         # reads the labels that were found; an owner that takes multi-label targets sets another function
         self.read_labels: Callable[[Any, str], Labels] = self._read_one_label_each
-        # False: without labels an empty `Labels` is returned
-        self.needs_labels = True
         # end of messages about a training step without embeddings or labels: what the owner can do without them
         self.without_training = ""
-        # whether the owner has an argument `embed`, for messages
-        self.can_embed = False
 
     def begin(self) -> None:
         """Begin a run: no step has given embeddings yet."""
@@ -264,10 +339,10 @@ class EmbeddingReader:
         """
         self._is_compiled = _is_compiled(module)
         self._may_skip_batches = module.automatic_optimization
-        name = self.embedding_source.submodule
+        name = self.source.submodule
         if not name:
             return
-        call = f"{self.owner}(source={self.source!r})"
+        call = f"{self.owner}(source={self.source.source!r})"
         check_submodule(module, name, call, " For keys of the step's output pass two: source=('embeddings', 'labels').")
         submodule = module.get_submodule(name)
         if submodule is self._submodule:
@@ -293,11 +368,9 @@ class EmbeddingReader:
         self._captured = None
 
     def _embed_fix(self) -> str:
-        """Say how the owner embeds batches itself; empty if it cannot."""
-        if not self.can_embed:
-            return ""
-        top_level = self.embedding_source.submodule.partition(".")[0]
-        return f" Or let {self.owner} embed the batches itself: embed={top_level!r}."
+        """Say how a monitor embeds batches itself."""
+        top_level = self.source.submodule.partition(".")[0]
+        return f" Or let {self.owner} embed the batches itself: source=EmbeddingSource(embed={top_level!r})."
 
     def _read_one_label_each(self, labels: Any, step: str) -> Labels:
         """Read labels; multi-label targets are an error."""
@@ -347,9 +420,10 @@ class EmbeddingReader:
 
     def _find(self, outputs: Any, batch: Any, step: str) -> tuple[Any, Any]:
         """Return embeddings and labels as they were found, of any type."""
-        if callable(self.source):
-            return _call_source(self.source, outputs, batch, step, self.owner)
-        if isinstance(self.source, tuple):
+        source = self.source.source
+        if callable(source):
+            return _call_source(source, outputs, batch, step, self.owner)
+        if isinstance(source, tuple):
             if not (isinstance(outputs, Mapping) and self.keys[0] in outputs):
                 raise _no_embeddings(self, outputs, step)
             return outputs[self.keys[0]], self.find_labels(outputs, batch, step)
@@ -358,7 +432,7 @@ class EmbeddingReader:
         hint = self._embed_fix()
         if self._is_compiled:
             hint += COMPILED
-        return self.embedding_source.join_outputs(self._captured, items, step, self.owner, hint), labels
+        return self.source.join_outputs(self._captured, items, step, self.owner, hint), labels
 
     def find_labels(self, outputs: Any, batch: Any, step: str) -> Any:
         """Return the labels of a batch as they were found, of any type.
@@ -378,28 +452,33 @@ class EmbeddingReader:
             UsageError: If there are none, and the owner needs them.
         """
         key = self.keys[1]
-        if callable(self.labels):
-            return self.labels(batch)
-        if self.labels is not None:
+        labels: Any = self.source.labels
+        if callable(labels):
+            return labels(batch)
+        if labels is not None:
             try:
-                return batch[self.labels]
+                return batch[labels]
             except (KeyError, IndexError, TypeError) as error:
                 raise UsageError(
-                    f"{self.owner}(labels={self.labels!r}): the batch is {describe(batch)} and has no such entry. "
-                    "Pass a key or a position that it has, or a function of the batch."
+                    f"{self.owner}, {self.source.but_for()}: the batch is {describe(batch)} and has no entry {labels!r}. "
+                    "Pass labels=..., a key or a position that it has, or a function of the batch."
                 ) from error
         for part in (outputs, batch):
             if isinstance(part, Mapping) and key in part:
                 return part[key]
-        is_pair = isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) == 2
-        if is_pair and not _are_views(*batch):
+        if _is_pair(batch) and not _are_views(*batch):
             return batch[1]
         if not self.needs_labels:
             return None
-        description = "two tensors of one shape, such as two views of each item" if is_pair else describe(batch)
-        raise UsageError(
-            f"{self.owner} found no labels: {step} returned none under {key!r}, and the batch is {description}. "
-            f"Say where they are in the batch: {self.owner}(labels='key'), labels=1 for a position, or a function of it."
+        raise self.no_labels(batch, step)
+
+    def no_labels(self, batch: Any, step: str) -> UsageError:
+        """Return the error that a step has no labels; it says where they were looked for, and how to say where they are."""
+        description = "two tensors of one shape, such as two views of each item" if _is_pair(batch) else describe(batch)
+        fix = self.source.but_for(labels="key")
+        return UsageError(
+            f"{self.owner} found no labels: {step} returned none under {self.keys[1]!r}, and the batch is {description}. "
+            f"Say where they are in the batch: source={fix}, labels=1 for a position, or a function of it."
             + (self.without_training if step == TRAINING_STEP else "")
         )
 
@@ -423,7 +502,7 @@ class EmbeddingReader:
         except ValueError as error:
             raise UsageError(f"{self.owner}: the labels of {step} are {describe(labels)}. {error}") from error
         embeddings = _check_embeddings(embeddings, step, self.owner)
-        views = self.embedding_source.views
+        views = self.source.views
         if views > 1 and len(embeddings) == views * len(item_labels):
             item_labels = join(self.owner, [item_labels] * views)
         if len(item_labels) != len(embeddings):
@@ -608,6 +687,11 @@ def _similar_key(key: str, outputs: Any) -> str | None:
     prefixes = [name for name in names if name.startswith(key) or key.startswith(name)]
     candidates = difflib.get_close_matches(key, names, n=1) or prefixes
     return candidates[0] if candidates else None
+
+
+def _is_pair(batch: Any) -> bool:
+    """Return whether a batch has two parts, of which the second may be the labels."""
+    return isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) == 2
 
 
 def _are_views(first: Any, second: Any) -> bool:

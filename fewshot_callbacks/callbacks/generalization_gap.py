@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from fewshot_callbacks.callbacks._collecting import CollectingMonitor
+from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._conduct import Schedule, UsageError, check_at_least
-from fewshot_callbacks.callbacks._embedder import Embed, Embedder, TrainingClasses, TrainingData
-from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, loader_index, no_such_loader, step_of
+from fewshot_callbacks.callbacks._embedder import TrainingClasses, TrainingData
+from fewshot_callbacks.callbacks._evaluation import loader_index, no_such_loader
+from fewshot_callbacks.callbacks._sides import SetSides, SideKey
 from fewshot_callbacks.callbacks._watched_keys import Better
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
-from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.callbacks.embeddings import SOURCE_ARGUMENTS, STEP_KEYS, EmbeddingSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.retrieval import (
     GeneralizationGap,
@@ -25,8 +27,8 @@ from fewshot_callbacks.functional.retrieval import (
     generalization_gap,
 )
 from fewshot_callbacks.functional.retrieval.settings import group_size, grouped_k
-from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
-from fewshot_callbacks.settings import GapOptions, RetrievalSettings, from_keywords, takes
+from fewshot_callbacks.metrics.embedding_store import Shard
+from fewshot_callbacks.settings import GapOptions, RetrievalSettings, from_keywords, refuse_other_arguments, takes
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 # Factor between the numbers of items per class of both sets above which a warning says that recall cannot be compared.
@@ -37,7 +39,7 @@ METRICS = ("grouped_recall@1", "recall@1")
 
 
 @takes(GapOptions, metrics=METRICS)
-class GeneralizationGapMonitor(EvaluationMonitor):
+class GeneralizationGapMonitor(CollectingMonitor):
     """Logs Grouped Recall@K of training classes minus that of validation classes, a measure of overfitting.
 
     Plain Recall@K falls with the number of classes, so its difference says little if the two sets have different numbers
@@ -63,13 +65,9 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             `ConcatDataset`; in the last tensor of a `TensorDataset`; or in the column `label` of a Hugging Face data set.
         source: Where the embeddings of a validation step come from: two keys of the mapping that the step returns
             (default `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
-            (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
-        labels: Where the labels are in a batch, if the step does not return them: a key, a position, or a function of
-            the batch.
-        embed: How a training batch is embedded, outside any step: the name of a submodule, called with the inputs of
-            the batch, or a function of (module, batch) that returns embeddings or (embeddings, labels). By default the
-            submodule that `source` names, or else the module itself, called with the inputs. The first validation batch
-            is also embedded in this way; if the result differs from the embeddings of the step, an error says so.
+            (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which also says where the labels
+            are, and how a training batch is embedded (`embed`). The first validation batch is also embedded as training
+            batches are; if the result differs from the embeddings of the step, an error says so.
         val_loader: Index or name of the validation loader to compare with.
         classes: Number of training classes to measure, drawn with `seed`; None for all.
         items_per_class: Number of items of each class in both sets, drawn with `seed`; by default all. Recall rises
@@ -105,8 +103,6 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         *,
         training_data: TrainingData | None = None,
         source: Source | EmbeddingSource = STEP_KEYS,
-        labels: LabelSource | None = None,
-        embed: Embed | None = None,
         val_loader: int | str = 0,
         classes: int | None = 100,
         items_per_class: int | None = None,
@@ -116,18 +112,17 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         strict: bool | None = None,
         **settings: Unpack[GapOptions],
     ) -> None:
-        super().__init__(source, labels, strict)
+        super().__init__(source, strict=strict)
         call = "GeneralizationGapMonitor"
+        refuse_other_arguments(call, settings, SOURCE_ARGUMENTS)
         check_at_least(1, call, classes=classes, items_per_class=items_per_class)
         if not prefix:
             raise ValueError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
         evaluation = from_keywords(GeneralizationGapMonitor, {"metrics": METRICS, **settings}, GapOptions)
         _check_settings(evaluation, classes)
-        # names of the gaps that are logged
-        self._names = evaluation.metrics
+        self._better = _better_values(evaluation.metrics)
         # Both recalls of each k are evaluated, since a `GeneralizationGap` holds both.
         self._settings = replace(evaluation, metrics=_both_recalls(grouped_k(evaluation)))
-        self.embed = Embedder(embed, self._reader)
         self.training = TrainingClasses(training_data, classes, items_per_class, evaluation.seed, call)
         self.val_loader = val_loader
         self.prefix = prefix
@@ -147,94 +142,92 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         """Begin a run: forget the run before."""
         super().setup(trainer, pl_module, stage)
         self.training.begin()
+        self._bank = self._collection.bank(self.training)
         self.schedule.begin()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the hook to the submodule that embeddings come from; check that the module has the submodule of `embed`."""
+        """Add the hook to the submodule that embeddings come from; check that the module can embed training items."""
         super().on_fit_start(trainer, pl_module)
-        self.embed.check_name(pl_module)
+        self._collection.embedder.check_name(pl_module)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decide whether this validation is measured, and begin a new set. *Collective*."""
         self._is_due = trainer.sanity_checking or self.schedule.is_due(trainer.current_epoch)
         super().on_validation_epoch_start(trainer, pl_module)
 
+    def _is_measured(self, trainer: Trainer) -> bool:
+        """Return whether this validation is measured; a test has nothing to compare with."""
+        return self._is_due and not trainer.testing
+
     # ----------------------------------------------------------------------------------------------------------- collecting
 
-    def _wants(self, trainer: Trainer, loader: int) -> bool:
-        is_measured = self._is_due and not trainer.testing and loader == loader_index(trainer, self.val_loader)
-        return is_measured and super()._wants(trainer, loader)
+    def _read_loaders(self, trainer: Trainer) -> Collection[int]:
+        loader = loader_index(trainer, self.val_loader)
+        return {loader} if self._is_measured(trainer) and loader is not None else set()
 
-    def _collect(self, trainer: Trainer, loader: int, first: int, outputs: Any, batch: Any) -> int:
-        """Store a batch; check with the first one that training batches will be embedded in the same way."""
-        embeddings, labels = self._reader.read(outputs, batch, step_of(trainer))
-        if first == 0:
-            self.embed.check(trainer, trainer.lightning_module, batch, embeddings, self._settings.similarity)
-        self._validation_store.append(embeddings, labels)
-        return len(labels)
-
-    def _forget(self) -> None:
-        self._validation_store = EmbeddingStore()
-        self._training_store = EmbeddingStore()
+    def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
+        """Check with the first batch that training batches will be embedded in the same way."""
+        if read.first == 0 and read.embeddings is not None and not self.source.embeds_batches:
+            assert self._bank is not None
+            self._bank.compare(trainer, loader, batch, read.embeddings, self._settings.similarity)
 
     def _prepare(self, trainer: Trainer) -> None:
         """Check that the Trainer has the loader to compare with."""
-        if trainer.testing or not self._is_due:
+        if not self._is_measured(trainer):
             return
         if evaluation_loaders(trainer) and loader_index(trainer, self.val_loader) is None:
             raise UsageError(no_such_loader(trainer, f"GeneralizationGapMonitor(val_loader={self.val_loader!r})"))
+        super()._prepare(trainer)
 
-    def _needs_training_items(self, trainer: Trainer) -> bool:
-        return self._is_due and not trainer.testing
+    def _needs_bank(self, trainer: Trainer) -> bool:
+        return self._is_measured(trainer)
 
-    def _embed_training_items(self, trainer: Trainer) -> None:
+    def _see_weights(self, trainer: Trainer, loader: int) -> None:
         with self.schedule.watch.running():
-            self._training_store = self.training.embedded(trainer, self.embed)
+            super()._see_weights(trainer, loader)
+
+    def _check_bank(self, trainer: Trainer, has_failed: bool) -> None:
+        with self.schedule.watch.running():
+            super()._check_bank(trainer, has_failed)
 
     # ------------------------------------------------------------------------------------------------------------ measuring
 
-    def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
-        better: dict[str, Better] = {}
-        for name in self._names:
-            better |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), "lower")
-            better |= dict.fromkeys((f"train_{name}", f"val_{name}"), "higher")
-        better["share_of_time"] = None
-        return {f"{self.prefix}/{name}": direction for name, direction in better.items()}
+    def _sets(self, trainer: Trainer) -> list[SetSides]:
+        return [SetSides("", "", [SideKey(loader_index(trainer, self.val_loader) or 0)])]
 
-    def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        """Measure the gap if it is due, and log it; a test has nothing to compare with. *Collective*."""
-        if trainer.testing or not self._is_due:
-            return
-        values = dict.fromkeys(self._keys(trainer), math.nan)
-        with (
-            self.schedule.watch.running(),
-            self._policy.handling(f"{next(iter(values))} and the other values of the gap are NaN."),
-        ):
-            if failed:
-                raise failed[min(failed)]
+    def _names(self) -> Sequence[str]:
+        return list(self._better)
+
+    def _values_of_set(
+        self, trainer: Trainer, stage: str, evaluated_set: SetSides, failed: Mapping[int, Exception]
+    ) -> Mapping[str, float]:
+        """Return name -> value; without a gap its values are NaN, but for the share of time. *Collective*."""
+        values = super()._values_of_set(trainer, stage, evaluated_set, failed)
+        if values is None:
+            values = dict.fromkeys(self._names(), math.nan)
+        return {**values, "share_of_time": self.schedule.watch.share}
+
+    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
+        """Return the gap of the validation set to the training items, with its recalls, by name. *Collective*."""
+        with self.schedule.watch.running():
             self.gap = self._gap(trainer)
-            for name, value in self.gap.metrics().items():
-                key = f"{self.prefix}/{name}"
-                if key in values:
-                    values[key] = value
             self._report_verdict(trainer, self.gap)
-        values[f"{self.prefix}/share_of_time"] = self.schedule.watch.share
-        self._log(trainer, pl_module, values)
+        metrics = self.gap.metrics()
+        return {name: metrics[name] for name in self._names() if name in metrics}
 
     def _gap(self, trainer: Trainer) -> GeneralizationGap:
         """Return the gap, the same in every process; an error of one is raised in all. *Collective*."""
-        processes = all_processes()
-        with processes.together():
-            training = self._training_store.shard(dataset_size=self.training.items)
-            validation_size = self._unpadded_length(trainer, loader_index(trainer, self.val_loader) or 0)
-            validation = self._validation_store.shard(dataset_size=validation_size)
-            if self.training.items_per_class is not None:
-                validation = validation.some_of_each_class(self.training.items_per_class, self.training.seed)
-            return generalization_gap(self._evaluate(training, processes), self._evaluate(validation, processes))
+        assert self._bank is not None
+        training = self._bank.shard()
+        [side] = self._sets(trainer)[0].sides
+        validation = self._shard(trainer, side)
+        if self.training.items_per_class is not None:
+            validation = validation.some_of_each_class(self.training.items_per_class, self.training.seed)
+        return generalization_gap(self._evaluate(training), self._evaluate(validation))
 
-    def _evaluate(self, shard: Shard, processes: Processes) -> RetrievalReport:
+    def _evaluate(self, shard: Shard) -> RetrievalReport:
         """Return the report of the set of which each process holds a shard. *Collective*."""
-        share = Share(processes, shard.places)
+        share = Share(all_processes(), shard.places)
         return evaluate_retrieval(shard.embeddings, shard.labels, share=share, **self._settings.arguments())
 
     def _report_verdict(self, trainer: Trainer, gap: GeneralizationGap) -> None:
@@ -253,6 +246,20 @@ class GeneralizationGapMonitor(EvaluationMonitor):
                 f"items_per_class={max(2, math.floor(fewer))} to make the sets comparable. (Shown once.)",
                 kind="uneven classes",
             )
+
+
+def _better_values(gaps: Sequence[str]) -> dict[str, Better]:
+    """Return the name of each value that is logged -> which of its values are better.
+
+    Args:
+        gaps: The names of the gaps, such as `grouped_recall@1`.
+    """
+    better: dict[str, Better] = {}
+    for name in gaps:
+        better |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), "lower")
+        better |= dict.fromkeys((f"train_{name}", f"val_{name}"), "higher")
+    better["share_of_time"] = None
+    return better
 
 
 def _both_recalls(ks: Sequence[int]) -> list[str]:

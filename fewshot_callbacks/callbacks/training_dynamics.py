@@ -12,15 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError, check_at_least
-from fewshot_callbacks.callbacks._embedder import Embed, Embedder
-from fewshot_callbacks.callbacks.embeddings import (
-    STEP_KEYS,
-    EmbeddingReader,
-    EmbeddingSource,
-    LabelSource,
-    Source,
-    hooks_ignored,
-)
+from fewshot_callbacks.callbacks._embedder import Embedder
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, EmbeddingSource, Source, hooks_ignored
 from fewshot_callbacks.files.outputs import free_path
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.dynamics import (
@@ -123,10 +116,12 @@ class StepMeter:
             UsageError: If they are not. Only the shapes are compared if the forward pass draws random numbers, or weights
                 may have changed before the step embedded.
         """
-        source = self.embedder.reader.source
+        reader = self.embedder.reader
+        # The output of a submodule is embedded; a function reads other things than the step's embeddings.
+        source = reader.source.source
         returned = None
-        if isinstance(outputs, Mapping) and isinstance(source, tuple):
-            returned = outputs.get(source[0])
+        if isinstance(outputs, Mapping) and (source is None or isinstance(source, tuple)):
+            returned = outputs.get(reader.keys[0])
         if isinstance(returned, Tensor):
             step_embeddings = returned.detach()
             if before.shape == step_embeddings.shape:
@@ -139,7 +134,8 @@ class StepMeter:
             self.policy.warn(
                 f"TrainingDynamicsMonitor takes what {type(module).__name__}.forward returns for the embeddings; "
                 "training_step returned none to compare with. If forward returns something else, such as class scores, pass "
-                "embed='name.of.a.submodule'; if not, pass embed=lambda module, batch: module(batch[0]) to say so."
+                "source=EmbeddingSource(embed='name.of.a.submodule'); if not, pass as embed lambda module, batch: "
+                "module(batch[0]) to say so."
             )
 
     def episode_sizes(self, module: LightningModule) -> tuple[int, int]:
@@ -206,12 +202,10 @@ class TrainingDynamicsMonitor(Callback):
             images of each class in the batch are its support.
         episodes_per_batch: Number of consecutive episodes in a batch; by default the module's attribute of that name,
             or 1.
-        embed: How a batch becomes embeddings: the name of a submodule that is called with the batch's inputs, or a
-            function of (module, batch); by default the module itself is called with them.
-        source: Two keys of the mapping that the step returns, under which embeddings and labels are looked up. If there
-            are embeddings, the first ones are compared with those that `embed` gives.
-        labels: Where the labels are in the batch, if not under the second key or in second place: a key, a position, or
-            a function of the batch.
+        source: Two keys of the mapping that the step returns, under which embeddings and labels are looked up; or an
+            `EmbeddingSource`, which also says where the labels are in the batch, and in `embed` how a batch is embedded; by
+            default the module itself is called with its inputs. If the step gives embeddings, the first ones are compared
+            with those of `embed`.
         centering: `"points"` subtracts the average embedding, as the paper says; `"coordinates"` subtracts from each
             embedding the mean of its own coordinates, as the authors' published program does.
         prefix: First part of the logged keys; a second monitor in the same Trainer needs another prefix and another file.
@@ -246,9 +240,7 @@ class TrainingDynamicsMonitor(Callback):
         every_n_steps: int = 100,
         shots: int | None = None,
         episodes_per_batch: int | None = None,
-        embed: Embed | None = None,
         source: Source | EmbeddingSource = STEP_KEYS,
-        labels: LabelSource | None = None,
         centering: Centering = "points",
         prefix: str = "dynamics",
         file: str | None = FILE,
@@ -262,9 +254,9 @@ class TrainingDynamicsMonitor(Callback):
         self.centering = centering
         self.prefix = prefix
         self.file = file
-        self._reader = EmbeddingReader(source, labels, owner)
+        self._reader = EmbeddingReader(EmbeddingSource.of(source, owner), owner)
         self._policy = FailurePolicy(owner, strict)
-        self._meter = StepMeter(Embedder(embed, self._reader), sizes, centering, self._policy)
+        self._meter = StepMeter(Embedder(self._reader), sizes, centering, self._policy)
         # step -> measures
         self._history: dict[int, StepDynamics] = {}
         # history of the checkpoint that was resumed

@@ -21,6 +21,7 @@ from fewshot_callbacks.functional.episodes import (
 )
 from fewshot_callbacks.functional.health import EmbeddingHealth, Moments, embedding_health
 from fewshot_callbacks.functional.knn import KNN_METRICS, KnnReport, knn_accuracy
+from fewshot_callbacks.functional.linear_probe import PROBE_METRICS, ProbeReport, linear_probe
 from fewshot_callbacks.functional.neighbours import (
     NearDuplicates,
     Neighbours,
@@ -86,6 +87,7 @@ __all__ = [
     "IDENTIFICATION_METRICS",
     "KNN_METRICS",
     "METRICS",
+    "PROBE_METRICS",
     "RELEVANCE_METRICS",
     "TRIAL_METRICS",
     "ClassMoments",
@@ -113,6 +115,7 @@ __all__ = [
     "OperatingPoint",
     "PairCounts",
     "PooledDecisions",
+    "ProbeReport",
     "Relevance",
     "RequestedMetric",
     "RetrievalOptions",
@@ -138,6 +141,7 @@ __all__ = [
     "grouped_recall",
     "knn_accuracy",
     "label_groups",
+    "linear_probe",
     "mean_interval",
     "near_duplicates",
     "nearest",

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Float64, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -54,9 +54,9 @@ class Labels:
         array(['heron', 'owl'], dtype=object)
     """
 
-    values: Int[Tensor, "items"] | Shaped[np.ndarray, "items"]
+    values: Int[Tensor, "items"] | Float64[Tensor, "items *targets"] | Shaped[np.ndarray, "items"]
     """int64 integers on the device on which they were given; or an array of objects, which are words, or the set of labels
-    of each item as an ascending tuple of columns"""
+    of each item as an ascending tuple of columns; or the targets of a regression, float64, (items,) or (items, targets)"""
     columns: int | None = None
     """number of columns of the zeros and ones that sets were given as; None where each item has one label"""
 
@@ -82,10 +82,17 @@ class Labels:
 
     @property
     def form(self) -> str:
-        """The form of the labels, for messages: integers, strings, or zeros and ones of so many labels."""
+        """The form of the labels, for messages: integers, strings, zeros and ones of so many labels, or targets."""
+        if self.are_targets:
+            return "targets of a regression"
         if isinstance(self.values, Tensor):
             return "integers"
         return "strings" if self.columns is None else f"zeros and ones of {self.columns} labels"
+
+    @property
+    def are_targets(self) -> bool:
+        """Whether these are the targets of a regression, which name no classes."""
+        return isinstance(self.values, Tensor) and self.values.is_floating_point()
 
     @property
     def codes(self) -> Int[Tensor, "items"]:
@@ -147,6 +154,25 @@ def as_labels(value: Any, name: str, call: str, *, sets: bool = False) -> Labels
     return _labels_of_integers(numbers, name, call)
 
 
+def as_targets(value: Any, name: str, call: str) -> Labels | None:
+    """Return the targets of a regression, (items,) or (items, targets) floating-point numbers; None for anything else.
+
+    Raises:
+        ValueError: If a target is NaN or infinite.
+    """
+    if isinstance(value, Labels):
+        return value if value.are_targets else None
+    array = value if isinstance(value, Tensor) else _array_or_tensor(value, name, call)
+    if not isinstance(array, Tensor) or not array.is_floating_point() or array.ndim not in (1, 2):
+        return None
+    missing = int((~array.isfinite()).sum())
+    if missing:
+        raise ValueError(
+            f"{call}: {missing:,} of {array.numel():,} targets in {name} are NaN or infinite. Leave out these items."
+        )
+    return Labels(array.detach().double())
+
+
 def labels_of_each(value: Any, items: int, name: str, of: str, call: str, *, sets: bool = False) -> Labels:
     """Return labels (see `as_labels`), one for each of `items` items, on the device on which they were given.
 
@@ -187,7 +213,7 @@ def no_labels() -> Labels:
 def on_cpu(labels: Labels) -> Labels:
     """Return the same labels on the CPU."""
     if isinstance(labels.values, Tensor):
-        return Labels(labels.values.to(device="cpu", dtype=torch.int64).contiguous())
+        return Labels(labels.values.cpu().contiguous())
     return labels
 
 
@@ -207,6 +233,8 @@ def join(call: str, parts: Sequence[Labels], name: str = "labels") -> Labels:
         return parts[0] if parts else no_labels()
     forms = sorted({part.form for part in non_empty}, reverse=True)
     refuse_other_forms(call, {f"some {name}": forms[0], "others": forms[-1]})
+    if non_empty[0].are_targets:
+        return Labels(torch.cat([part.values for part in non_empty if isinstance(part.values, Tensor)]))
     if forms == ["integers"]:
         return Labels(torch.cat([_integers_in(part) for part in non_empty]))
     return Labels(np.concatenate([part.values for part in non_empty]), non_empty[0].columns)
@@ -360,11 +388,17 @@ def _forms_of_all(forms: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 def _are_objects(forms: Iterable[Mapping[str, str]]) -> bool:
     """Return whether labels, which have one form, are words or sets."""
-    return any(form != "integers" for of_process in forms for form in of_process.values())
+    are_numbers = ("integers", "targets of a regression")
+    return any(form not in are_numbers for of_process in forms for form in of_process.values())
 
 
 def _integers_in(labels: Labels) -> Int[Tensor, "items"]:
-    """Return labels that are integers, or of no item."""
+    """Return labels that are integers, or of no item; for targets integers that are equal where the targets are."""
+    if labels.are_targets:
+        assert isinstance(labels.values, Tensor)
+        bits = labels.values.cpu().reshape(len(labels), -1).view(torch.int64)
+        # Sums of 64-bit integers wrap; with odd factors, equal targets in another order are other sums.
+        return (bits * (2 * torch.arange(bits.shape[1]) + 1)).sum(dim=1)
     return labels.values if isinstance(labels.values, Tensor) else torch.empty(0, dtype=torch.int64, device="cpu")
 
 

@@ -172,6 +172,36 @@ class Shard(NamedTuple):
         )
 
 
+def rows_of_shard(
+    shard: Shard, is_kept: Bool[Tensor, "items"], spill_to: str | os.PathLike[str] | None = None
+) -> Shard:
+    """Return some items of a shard; their places count the items that all processes keep. *Collective*.
+
+    Args:
+        shard: The items of this process.
+        is_kept: Whether each of them is kept.
+        spill_to: A folder in which the rows of the new shard are written to a file, see `EmbeddingStore`; None keeps them in
+            memory.
+    """
+    processes = all_processes()
+    positions = shard.positions[is_kept]
+    all_positions = torch.cat(processes.gather(positions)).sort().values
+    if spill_to is None:
+        embeddings = shard.embeddings[is_kept]
+    else:
+        embeddings = _SpilledRows(spill_to).copy_rows(shard.embeddings, is_kept)
+    return Shard(
+        embeddings,
+        shard.labels[is_kept],
+        torch.searchsorted(all_positions, positions),
+        shard.dropped,
+        positions,
+        shard.note,
+        _rows_of(shard.groups, is_kept),
+        _rows_of(shard.ids, is_kept),
+    )
+
+
 class EmbeddingStore:
     """Collects embeddings and labels batch by batch on the CPU, and returns the whole set.
 
@@ -366,7 +396,8 @@ class EmbeddingStore:
 
     def _embeddings(self, is_kept: Bool[Tensor, "items"]) -> Tensor:
         """Return the embeddings of the items that are kept, as a copy; rows in a file as a map of this or another file."""
-        if self._spilled is not None and self._items:
+        # An empty file cannot be mapped: without a row, the batches say the dim.
+        if self._spilled is not None and bool(is_kept.any()):
             return self._spilled.rows() if bool(is_kept.all()) else self._spilled.copy_rows(is_kept)
         batches = [batch.embeddings for batch in self._batches] or [torch.empty(0, 0)]
         if bool(is_kept.all()):

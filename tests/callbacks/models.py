@@ -9,7 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from fewshot_callbacks.callbacks import GeneralizationGapMonitor, RetrievalMonitor
+from fewshot_callbacks.callbacks import EmbeddingSource, GeneralizationGapMonitor, RetrievalMonitor
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS
 from fewshot_callbacks.data import EpisodicBatchSampler
 from fewshot_callbacks.functional import RetrievalReport, discriminant_ratio, evaluate_retrieval
 from fewshot_callbacks.protonet import ProtoNet
@@ -88,9 +89,18 @@ def scripted(points: Tensor, labels: Tensor, quality: float) -> Tensor:
     return noise + quality * one_hot
 
 
+def with_source(settings: dict[str, Any], default: Any = None) -> dict[str, Any]:
+    """Return settings whose arguments of an `EmbeddingSource` are one; `default` is its first argument."""
+    arguments = {name: value for name, value in settings.items() if name in ("labels", "embed", "ids", "spill_to")}
+    if not arguments:
+        return settings
+    others = {name: value for name, value in settings.items() if name not in arguments}
+    return others | {"source": EmbeddingSource(others.get("source", default), **arguments)}
+
+
 def retrieval(**settings: Any) -> RetrievalMonitor:
     """Return a monitor without Grouped Recall, for which six classes are too few."""
-    return RetrievalMonitor(**({"label_groups": None} | settings))
+    return RetrievalMonitor(**({"label_groups": None} | with_source(settings)))
 
 
 def expected_metrics(embeddings: Tensor, labels: Tensor, *gallery: Tensor, **settings: Any) -> dict[str, float]:
@@ -229,7 +239,7 @@ KEYS = {
 
 def gap_monitor(**settings: Any) -> GeneralizationGapMonitor:
     defaults = {"training_data": Labelled(TRAINING), "classes": None, "label_groups": 3, "max_share": None}
-    return GeneralizationGapMonitor(**(defaults | settings))
+    return GeneralizationGapMonitor(**(defaults | with_source(settings, STEP_KEYS)))
 
 
 SHOTS = 2

@@ -17,7 +17,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor, TrainingDynamicsMonitor
+from fewshot_callbacks.callbacks import (
+    DiscriminantRatioMonitor,
+    EmbeddingHealthMonitor,
+    EmbeddingSource,
+    KnnMonitor,
+    TrainingDynamicsMonitor,
+)
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS
 from fewshot_callbacks.data import EpisodicBatchSampler
 from tests.callbacks.fit_states import all_monitors, states_of_fit
 from tests.callbacks.models import (
@@ -194,9 +201,13 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
     seen = without_type_checker(folder) if count == 1 else {}
     numbered = TensorDataset(*uneven().tensors, torch.arange(ITEMS))
     own = {"loaders": DataLoader(numbered, batch_size=4, sampler=OwnSampler()), "owns_sampler": True}
-    own |= {"labels": 1, "source": lambda outputs, batch: (batch[0], batch[1])}
+
+    def both(outputs: Any, batch: Any) -> Any:
+        return batch[0], batch[1]
+
     seen["exact"] = exact(ReturnedPoints, loader(uneven()))
-    seen["ids"] = exact(ReturnedPoints, **own, ids=lambda outputs, batch: batch[2])
+    by_id = EmbeddingSource(both, labels=1, ids=lambda outputs, batch: batch[2])
+    seen["ids"] = exact(ReturnedPoints, **own, source=by_id)
     seen["no data"] = exact(ReturnedPoints, streamed())
     seen["two views"] = exact(TwoViews, loader(uneven()))
     if count < 3:  # two show as well as three would
@@ -206,7 +217,7 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
     if count == 2:
         everything = DataLoader(uneven(), sampler=DistributedSampler(uneven(), num_replicas=1, rank=0, shuffle=False))
         seen["all to each"] = exact(ReturnedPoints, everything, owns_sampler=True)
-        seen["no ids"] = exact(ReturnedPoints, **own)
+        seen["no ids"] = exact(ReturnedPoints, **own, source=EmbeddingSource(both, labels=1))
         seen |= failures() | {"no dynamics": dynamics()}
         file = str(folder / "training_dynamics.json")
         seen["dynamics"] = dynamics(TrainingDynamicsMonitor(every_n_steps=2, strict=True, file=file))
@@ -221,8 +232,8 @@ def of_sets() -> dict[str, Any]:
     targets = [loader(multi_label_items(5)), loader(multi_label_items(ITEMS, seed=1))]
     gap = gap_monitor(training_data=Labelled(TRAINING), classes=5, label_groups=2, items_per_class=7)
     votes = (
-        retrieval(knn=(1, 4, 30), knn_gallery=Labelled(TRAINING), name="train"),
-        retrieval(knn=(1, 4), knn_gallery="self"),
+        KnnMonitor((1, 4, 30), Labelled(TRAINING), name="train"),
+        KnnMonitor((1, 4), "self"),
     )
     words = retrieval(gallery="gallery")
     both, cameras = ("a_embeds", "b_embeds"), {"source": lambda outputs, batch: batch, "groups": "camera"}
@@ -253,7 +264,7 @@ def failures() -> dict[str, Any]:
         )
         for how in ("nan", "nothing")
     }
-    failing = gap_monitor(training_data=Labelled(TRAINING), embed=fails_on_rank_one)
+    failing = gap_monitor(training_data=Labelled(TRAINING), source=EmbeddingSource(STEP_KEYS, embed=fails_on_rank_one))
     seen["gap fails"] = validate(Net, loader(uneven()), failing)
     points, targets = multi_label_items(5).tensors
     spoilt = loader(TensorDataset(points * math.nan, targets))

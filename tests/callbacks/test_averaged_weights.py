@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from fewshot_callbacks import knn_accuracy
-from fewshot_callbacks.callbacks import RetrievalMonitor
+from fewshot_callbacks.callbacks import EmbeddingSource, KnnMonitor
 from fewshot_callbacks.functional import evaluate_retrieval, generalization_gap
 from tests.callbacks.models import (
     TRAINING,
@@ -18,11 +18,13 @@ from tests.callbacks.models import (
     Embeds,
     Labelled,
     close,
+    expected_metrics,
     gap_monitor,
     items,
     loader,
     retrieval,
     trainer,
+    with_prefix,
 )
 
 
@@ -52,8 +54,8 @@ class ByModule(Swapped):
         self.turn()
 
 
-def voting(**settings: Any) -> RetrievalMonitor:
-    return retrieval(**({"knn": 5, "knn_gallery": Labelled(TRAINING)} | settings))
+def voting(**settings: Any) -> KnnMonitor:
+    return KnnMonitor(5, Labelled(TRAINING), **settings)
 
 
 def expected(net: Swapped) -> dict[str, float]:
@@ -81,7 +83,7 @@ def test_training_items_are_embedded_with_the_weights_of_the_steps(hooks: Any, e
     if embed is not None:
         net.frozen = torch.nn.Sequential(net.frozen, net.encoder)
         net.encoder = torch.nn.Identity()
-    callbacks = Exchange(*hooks), voting(embed=embed), gap_monitor()
+    callbacks = Exchange(*hooks), voting(source=EmbeddingSource(embed=embed)), gap_monitor()
     run = trainer(*(callbacks[place] for place in order))
     run.validate(net, loader(VALIDATION), verbose=False)
     assert logged(run) == close(expected(net))
@@ -137,10 +139,8 @@ class Second(Callback):
 @pytest.mark.parametrize("embed", [None, lambda module, batch: module(batch[0])])
 def test_weights_that_change_between_two_loaders_are_refused(embed: Any) -> None:
     """The items of training that vote were embedded at the first batch."""
-    run = trainer(voting(embed=embed, strict=False), Second())
-    with pytest.warns(
-        UserWarning, match=r"weights have changed since the training items were embedded.*knn_gallery='self'"
-    ):
+    run = trainer(voting(source=EmbeddingSource(embed=embed), strict=False), Second())
+    with pytest.warns(UserWarning, match=r"weights have changed since the training items were embedded.*bank='self'"):
         run.validate(Swapped(), [loader(VALIDATION), loader(items(seed=9))], verbose=False)
     values = {key: float(value) for key, value in run.callback_metrics.items()}
     assert values["val/knn@5/dataloader_idx_0"] > 0
@@ -167,4 +167,5 @@ def test_the_embeddings_of_training_items_are_no_ones_else() -> None:
     """A monitor that listens to the submodule does not take them for those of its step."""
     net, run = Embeds(), trainer(voting(), gap_monitor(), retrieval(name="heard", source="encoder"))
     run.validate(net, loader(VALIDATION), verbose=False)
-    assert float(run.callback_metrics["val/heard/mAP"]) == pytest.approx(float(run.callback_metrics["val/mAP"]))
+    expected = with_prefix(expected_metrics(*net.by_hand(VALIDATION)), "val/heard")
+    assert float(run.callback_metrics["val/heard/mAP"]) == pytest.approx(expected["val/heard/mAP"])

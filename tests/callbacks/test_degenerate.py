@@ -31,7 +31,7 @@ SIZES, MANY = (2, 3, 4, 6, 9, 12), [20] * 6
 STARTS = (
     "val/mAP and the other values of this set are NaN. ",
     "val/J and the other values of this set are NaN. ",
-    "gap/grouped_recall@1 and the other values of the gap are NaN. ",
+    "gap/grouped_recall@1 and the other values of this set are NaN. ",
 )
 
 

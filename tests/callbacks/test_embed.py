@@ -65,8 +65,8 @@ class EachBatch(Callback):
 def test_a_module_that_returns_losses_alone() -> None:
     net, each = Contrastive(), EachBatch()
     monitors = (
-        DiscriminantRatioMonitor(embed=first_view, labels=1),
-        EmbeddingHealthMonitor(embed=first_view, every_n_steps=1),
+        DiscriminantRatioMonitor(source=EmbeddingSource(labels=1, embed=first_view)),
+        EmbeddingHealthMonitor(source=EmbeddingSource(embed=first_view), every_n_steps=1),
     )
     run = trainer(*monitors, each, num_sanity_val_steps=1)
     run.fit(net, views(), views())
@@ -86,7 +86,10 @@ def test_the_name_of_a_submodule_and_labels_in_the_batch(stage: str) -> None:
     net = Net()
     net.frozen = nn.Identity()
     net.validation_step = net.test_step = lambda batch, batch_idx: None  # type: ignore[method-assign]
-    run = trainer(DiscriminantRatioMonitor(embed="encoder"), EmbeddingHealthMonitor(embed="encoder"))
+    run = trainer(
+        DiscriminantRatioMonitor(source=EmbeddingSource(embed="encoder")),
+        EmbeddingHealthMonitor(source=EmbeddingSource(embed="encoder")),
+    )
     [logged] = getattr(run, stage)(net, loader(VALIDATION), verbose=False)
     prefix = "val" if stage == "validate" else "test"
     embeddings, labels = net.by_hand(VALIDATION)
@@ -99,8 +102,8 @@ def test_both_views_with_their_labels() -> None:
     def both(module: Any, batch: Any) -> Tensor:
         return module.backbone(torch.cat(batch[0])).flatten(1)
 
-    net, source = Contrastive(), EmbeddingSource(views=2)
-    run = trainer(DiscriminantRatioMonitor(embed=both, labels=1, source=source))
+    net, source = Contrastive(), EmbeddingSource(labels=1, embed=both, views=2)
+    run = trainer(DiscriminantRatioMonitor(source=source))
     run.validate(net, views(), verbose=False)
     points, labels = VALIDATION.tensors
     with torch.no_grad():
@@ -114,7 +117,10 @@ def test_dropout_and_running_statistics_are_as_without_the_monitors() -> None:
     nets = []
     for monitors in (
         (),
-        (DiscriminantRatioMonitor(embed=first_view, labels=1), EmbeddingHealthMonitor(embed=first_view)),
+        (
+            DiscriminantRatioMonitor(source=EmbeddingSource(labels=1, embed=first_view)),
+            EmbeddingHealthMonitor(source=EmbeddingSource(embed=first_view)),
+        ),
     ):
         torch.manual_seed(1)
         nets.append(Contrastive())
@@ -125,6 +131,6 @@ def test_dropout_and_running_statistics_are_as_without_the_monitors() -> None:
 
 def test_a_name_that_is_called_with_several_views_is_told_what_to_pass() -> None:
     assert FEATURES == 12
-    monitor = EmbeddingHealthMonitor(embed="backbone", strict=True)
+    monitor = EmbeddingHealthMonitor(source=EmbeddingSource(embed="backbone"), strict=True)
     with pytest.raises(ValueError, match=r"embed='backbone'.*the inputs are a list of 2.*embed=lambda module, batch: "):
         trainer(monitor).validate(Contrastive(), views(), verbose=False)

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback, Trainer
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks import EmbeddingHealthMonitor, EmbeddingSource, RetrievalMonitor, embedding_health
 from fewshot_callbacks.functional.health import Moments, names_of
-from tests.callbacks.models import Net, items, loader, messages_of, trainer
+from fewshot_callbacks.functional.movement import embedding_movement
+from tests.callbacks.models import TRAINING, VALIDATION, Embeds, Net, items, loader, messages_of, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`|.*defined a `validation_step`")
 
@@ -115,3 +117,83 @@ def test_it_stands_beside_other_monitors_and_each_loader_has_its_values() -> Non
 def test_settings_out_of_range(name: str, value: int, words: str) -> None:
     with pytest.raises(ValueError, match=rf"EmbeddingHealthMonitor\({name}={value}\) {words}"):
         EmbeddingHealthMonitor(**{name: value})
+
+
+class Frozen(Embeds):
+    """Trains a layer that its embeddings do not pass."""
+
+    def configure_optimizers(self) -> Any:
+        self.beside = torch.nn.Parameter(torch.zeros(1))
+        return torch.optim.SGD([self.beside], lr=0.1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.beside.square().sum()
+
+
+class Keeps(Callback):
+    """Keeps what each validation logs of the movement, and the embeddings of that moment."""
+
+    def __init__(self) -> None:
+        self.values: list[dict[str, float]] = []
+        self.embeddings: list[torch.Tensor] = []
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        logged = trainer.callback_metrics.items()
+        self.values.append({key: float(value) for key, value in logged if "_to_" in key})
+        self.embeddings.append(pl_module.by_hand(VALIDATION)[0])
+
+
+def test_the_movement_since_the_first_validation_and_since_the_one_before() -> None:
+    kept = Keeps()
+    run = trainer(EmbeddingHealthMonitor(), kept, max_epochs=3)
+    run.fit(Embeds(), loader(TRAINING), loader(VALIDATION))
+    first, second, third = kept.embeddings
+    assert kept.values[0] == {}
+    for values, now, before in ((kept.values[1], second, first), (kept.values[2], third, second)):
+        to_first = embedding_movement(first, now)
+        to_previous = embedding_movement(before, now)
+        assert values == pytest.approx(
+            {
+                "val/cosine_to_first": to_first.cosine,
+                "val/cosine_to_previous": to_previous.cosine,
+                "val/cka_to_first": to_first.cka,
+            },
+            rel=1e-5,
+        )
+    assert kept.values[2]["val/cosine_to_first"] < kept.values[2]["val/cosine_to_previous"] < 1
+
+
+def test_an_embedding_that_no_step_moves_is_said_once() -> None:
+    with pytest.warns(UserWarning, match="no embedding has changed in the 4 optimiser steps") as warned:
+        trainer(EmbeddingHealthMonitor(), max_epochs=4).fit(Frozen(), loader(), loader(VALIDATION))
+    [words] = [text for text in messages_of(warned) if "no embedding has changed" in text]
+    assert words.startswith("val: ")
+    assert "an adapter that was not loaded" in words
+
+
+def test_a_validation_before_the_training_is_the_first() -> None:
+    kept, net = Keeps(), Embeds()
+    run = trainer(EmbeddingHealthMonitor(), kept)
+    run.validate(net, loader(VALIDATION), verbose=False)
+    run.validate(net, loader(VALIDATION), verbose=False)  # nothing was trained between the two
+    run.fit(net, loader(TRAINING), loader(VALIDATION))
+    assert kept.values[:2] == [{}, {}]
+    before, _, after = kept.embeddings
+    assert kept.values[2]["val/cka_to_first"] == pytest.approx(embedding_movement(before, after).cka, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*shuffling enabled")
+def test_items_in_another_order_and_another_module_are_not_compared() -> None:
+    monitor = EmbeddingHealthMonitor()
+    kept, net = Keeps(), Embeds()
+    shuffled = DataLoader(VALIDATION, batch_size=11, shuffle=True)
+    trainer(monitor, kept, max_epochs=2).fit(net, loader(), shuffled)
+    assert kept.values == [{}, {}]
+    monitor = EmbeddingHealthMonitor()
+    trainer(monitor, max_epochs=1).fit(net, loader(), loader(VALIDATION))
+    kept = Keeps()
+    trainer(monitor, kept, max_epochs=1).fit(Embeds(), loader(), loader(VALIDATION))
+    assert kept.values == [{}]
+    kept = Keeps()
+    trainer(monitor, kept, max_epochs=1).fit(net, loader(), loader(TRAINING))
+    assert kept.values == [{}]

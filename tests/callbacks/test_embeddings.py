@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks import EmbeddingSource
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, GeneralizationGapMonitor
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, GeneralizationGapMonitor, KnnMonitor
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader
 from fewshot_callbacks.functional import evaluate_retrieval
@@ -46,7 +46,7 @@ E, L = torch.randn(4, 3), torch.tensor([5, 5, 9, 9])
 
 
 def reader(source: Any = ("embeddings", "labels"), labels: Any = None) -> EmbeddingReader:
-    return EmbeddingReader(source, labels, "Monitor")
+    return EmbeddingReader(EmbeddingSource(source, labels=labels), "Monitor")
 
 
 class Tower(nn.Module):
@@ -100,7 +100,7 @@ def test_the_monitor_embeds_batches_itself_and_leaves_no_trace(embed: Any) -> No
     net = Returns(lambda net, x, y: torch.rand(1))  # validates something else; nothing of it is an embedding
     net.whole = nn.Sequential(net.frozen, net.encoder)
     torch.manual_seed(3)
-    logged = log_of_validation(retrieval(embed=embed), net)
+    logged = log_of_validation(retrieval(source=EmbeddingSource(embed=embed)), net)
     after = torch.rand(1)
     torch.manual_seed(3)
     assert log_of_validation((), net) == {}
@@ -120,7 +120,7 @@ class ValidatesInTraining(Embeds):
 
 def test_the_monitor_embeds_in_evaluation_mode_where_the_module_validates_in_training_mode() -> None:
     net = ValidatesInTraining()
-    logged = log_of_validation(retrieval(embed=lambda net, batch: net(batch[0])), net)
+    logged = log_of_validation(retrieval(source=EmbeddingSource(embed=lambda net, batch: net(batch[0]))), net)
     assert logged == close(with_prefix(expected_metrics(*net.by_hand(VALIDATION))))
 
 
@@ -174,8 +174,8 @@ def test_ids_and_a_gallery_flag_of_each_item_hold_for_its_views() -> None:
     numbers, shop = torch.arange(len(data)) % 34, torch.arange(len(data)) % 2 == 0
     for tensor in data.tensors:
         tensor[34:] = tensor[:2]
-    of_batch = {"ids": lambda outputs, batch: numbers[batch[2]], "gallery": lambda outputs, batch: shop[batch[2]]}
-    found = retrieval(source=EmbeddingSource("encoder", labels=1, views=2), **of_batch)
+    source = EmbeddingSource("encoder", labels=1, views=2, ids=lambda outputs, batch: numbers[batch[2]])
+    found = retrieval(source=source, gallery=lambda outputs, batch: shop[batch[2]])
     log_of_validation(found, net, DataLoader(TensorDataset(*data.tensors, torch.arange(len(data))), 8))
     embeddings, labels = of_views(net, TensorDataset(*(tensor[:34] for tensor in data.tensors)))  # the others repeat
     shops = shop[:34].repeat(2)
@@ -223,7 +223,10 @@ def test_labels_are_found(labels: Any, outputs: dict[str, Tensor], batch: Any) -
 
 NO_EMBEDDINGS = "Monitor found no embeddings: step returned"
 NO_LABELS = "Monitor found no labels: step returned none under 'labels', "
-WHERE = "Say where they are in the batch: Monitor(labels='key'), labels=1 for a position, or a function of it."
+WHERE = (
+    "Say where they are in the batch: "
+    "source=EmbeddingSource(labels='key'), labels=1 for a position, or a function of it."
+)
 
 
 @pytest.mark.parametrize(
@@ -243,9 +246,9 @@ WHERE = "Say where they are in the batch: Monitor(labels='key'), labels=1 for a 
         ({}, {"embeddings": E}, (E, E, L), [f"{NO_LABELS}and the batch is a tuple of 3. {WHERE}"]),
         ({}, {"embeddings": E}, "ab", ["the batch is a str. Say"]),
         ({}, {"embeddings": E}, (E, E + 1), ["the batch is two tensors of one shape, such as two views of each item. Say"]),
-        ({"labels": "y"}, {"embeddings": E}, {"x": E}, ["(labels='y'): the batch is a mapping with the keys 'x' and has"]),
-        ({"labels": 2}, {"embeddings": E}, (E, L), ["(labels=2): the batch is a tuple of 2 and has no such entry"]),
-        ({"labels": "y"}, {"embeddings": E}, (E, L), ["(labels='y'): the batch is a tuple of 2 and has no such entry"]),
+        ({"labels": "y"}, {"embeddings": E}, {"x": E}, ["(labels='y'): the batch is a mapping with the keys 'x' and"]),
+        ({"labels": 2}, {"embeddings": E}, (E, L), ["(labels=2): the batch is a tuple of 2 and has no entry 2"]),
+        ({"labels": "y"}, {"embeddings": E}, (E, L), ["(labels='y'): the batch is a tuple of 2 and has no entry 'y'"]),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_named_with_the_argument_that_fixes_it(
@@ -320,18 +323,33 @@ class OnlyLoss(Net):
 
 MISTAKES: list[tuple[Callable[[], Net], Callable[..., Any], str]] = [
     (OnlyLoss, retrieval, "RetrievalMonitor found no embeddings: validation_step returned a tensor of shape"),
-    (Net, partial(retrieval, labels="species"), "labels='species'): the batch is a list of 2 and has no such entry"),
+    (
+        Net,
+        partial(retrieval, source=EmbeddingSource(labels="species")),
+        "labels='species'): the batch is a list of 2 and has no entry 'species'",
+    ),
     (Net, partial(retrieval, gallery="shop"), "gallery='shop'): neither what the step returned"),
     (Net, partial(retrieval, gallery=3), "gallery=3): there is no such loader; there are 'dataloader"),
     (partial(Returns, lambda *_: 0), partial(retrieval, source="encoder"), "step did not call the submodule 'encoder'"),
     (OnlyLoss, DiscriminantRatioMonitor, "DiscriminantRatioMonitor found no embeddings: "),
-    (Net, partial(GeneralizationGapMonitor, embed=lambda net, batch: net.embed(batch[0])), "pass training_data="),
-    (Net, GeneralizationGapMonitor, "Net has no forward method, and embed is not given. Pass embed="),
-    (Embeds, partial(retrieval, knn=5), "RetrievalMonitor has no training set: pass knn_gallery=..."),
     (
         Net,
-        partial(retrieval, knn=5, knn_gallery=Labelled(TRAINING)),
-        "Net has no forward method, and embed is not given.",
+        partial(
+            GeneralizationGapMonitor,
+            source=EmbeddingSource(("embeddings", "labels"), embed=lambda net, batch: net.embed(batch[0])),
+        ),
+        "pass training_data=",
+    ),
+    (
+        Net,
+        GeneralizationGapMonitor,
+        "Net has no forward method, and its source does not say how to embed. Pass source=EmbeddingSource(embed=",
+    ),
+    (Embeds, KnnMonitor, "KnnMonitor has no training set: pass bank=..."),
+    (
+        Net,
+        partial(KnnMonitor, bank=Labelled(TRAINING)),
+        "Net has no forward method, and its source does not say how to embed.",
     ),
 ]
 

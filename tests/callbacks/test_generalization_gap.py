@@ -306,7 +306,7 @@ def test_what_is_wrong_ends_a_strict_run(settings: dict[str, Any], words: str) -
 
 
 def test_what_is_wrong_is_said_and_the_run_goes_on_if_it_is_not_strict() -> None:
-    words = r"gap/grouped_recall@1 and the other values of the gap are NaN\. .*has no training set: pass training_data"
+    words = r"gap/grouped_recall@1 and the other values of this set are NaN\. .*has no training set: pass training_data"
     with pytest.warns(UserWarning, match=words):
         logged = log_of_validation(gap_monitor(training_data=None, strict=False), Embeds())
     assert all(math.isnan(logged[key]) for key in KEYS)

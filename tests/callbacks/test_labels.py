@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fewshot_callbacks import DEFAULT_METRICS, EpisodicBatchSampler, TrainingDynamicsMonitor
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingSource, RetrievalMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.functional import evaluate_retrieval
 from tests.callbacks.models import (
@@ -110,11 +111,11 @@ def test_words_in_the_output_of_some_loaders_and_numbers_in_that_of_another() ->
 
 def test_words_in_the_batch_alone() -> None:
     """Also ids as strings, and the flag of a gallery in a list."""
-    of_batch = {
-        "gallery": lambda outputs, batch: (batch[0][:, 0] > 0.3).tolist(),
-        "ids": lambda outputs, batch: [f"{point[0]}.png" for point in batch[0]],
-    }
-    net, monitor = Returns(lambda net, x, y: net(x)), retrieval(source="encoder", labels=1, **of_batch)
+    source = EmbeddingSource("encoder", labels=1, ids=lambda outputs, batch: [f"{point[0]}.png" for point in batch[0]])
+    net, monitor = (
+        Returns(lambda net, x, y: net(x)),
+        retrieval(source=source, gallery=lambda outputs, batch: (batch[0][:, 0] > 0.3).tolist()),
+    )
     logged = log_of_validation(monitor, net, worded())
     embeddings, labels = net.by_hand(numbers(items()))
     chosen = items().tensors[0][:, 0] > 0.3
@@ -164,7 +165,10 @@ def test_the_gap_of_words_is_that_of_their_numbers() -> None:
 def test_training_dynamics_of_episodes_of_words() -> None:
     def run(data: Dataset[Any], labels: Any) -> Any:
         monitor = TrainingDynamicsMonitor(
-            every_n_steps=1, shots=1, embed=lambda module, batch: module.encoder(module.frozen(batch[0])), strict=True
+            every_n_steps=1,
+            shots=1,
+            source=EmbeddingSource(embed=lambda module, batch: module.encoder(module.frozen(batch[0]))),
+            strict=True,
         )
         sampler = EpisodicBatchSampler(labels, ways=3, shots=1, queries=2, episodes=4)
         trainer(monitor).fit(seeded(), DataLoader(data, batch_sampler=sampler), worded())
@@ -239,7 +243,9 @@ def test_settings_for_one_label_each_end_the_fit_at_the_sanity_check(settings: d
 def test_targets_that_cannot_be_read_end_the_run_with_what_they_should_be(form: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         log_of_validation(RetrievalMonitor(), Formed(form), loader(multi_label_items()))
-    with pytest.raises(UsageError, match=r"DiscriminantRatioMonitor.*labels.*\(11, 5\)"):  # takes none at all
+    with pytest.raises(
+        UsageError, match=r"DiscriminantRatioMonitor needs one label .* are zeros and ones of 5 labels"
+    ):  # takes none at all
         log_of_validation(DiscriminantRatioMonitor(), Formed(), loader(multi_label_items()))
 
 
@@ -306,14 +312,18 @@ def test_rows_belong_together() -> None:
 def test_several_captions_of_an_image() -> None:
     """Also where the images come with each of their captions, and count once."""
     images, captions, number = pairs().tensors
-    settings = {"source": BOTH, "labels": ("image", "image_of_caption"), "metrics": METRICS}
+    by_image = EmbeddingSource(BOTH, labels=("image", "image_of_caption"))
     expected = both_ways(captions.flatten(0, 1), number.repeat_interleave(CAPTIONS))
-    assert logged_of(RetrievalMonitor(**settings), clip(CAPTIONS)) == expected
+    assert logged_of(RetrievalMonitor(source=by_image, metrics=METRICS), clip(CAPTIONS)) == expected
     order = torch.arange(ITEMS).repeat_interleave(CAPTIONS)
     repeated = TensorDataset(images[order], captions.flatten(0, 1)[:, None], number[order])
     ids = ("image", lambda outputs, batch: [str(text.tolist()) for text in batch[1]])
-    assert logged_of(RetrievalMonitor(ids=ids, **settings), clip(), repeated) == expected
-    with pytest.raises(UsageError, match=r"gave 5 and 15 embeddings. Say which belong together: labels=\('image_id'"):
+    counted_once = RetrievalMonitor(source=replace(by_image, ids=ids), metrics=METRICS)
+    assert logged_of(counted_once, clip(), repeated) == expected
+    with pytest.raises(
+        UsageError,
+        match=r"gave 5 and 15 embeddings. Say which belong together: .*labels=\('image_id'",
+    ):
         logged_of(RetrievalMonitor(source=BOTH), clip(CAPTIONS))
 
 
@@ -373,6 +383,8 @@ def test_one_position_of_the_batch_and_ids_by_position() -> None:
     repeated = TensorDataset(*(torch.cat([part, part[:9]]) for part in (*data.tensors, torch.arange(40))))
     net = Returns(lambda net, points, person, *_: {"embeddings": points, "labels": person})
     logged = log_of_validation(
-        RetrievalMonitor(groups=2, ids=3, metrics=METRICS), net, DataLoader(repeated, batch_size=9)
+        RetrievalMonitor(groups=2, source=EmbeddingSource(ids=3), metrics=METRICS),
+        net,
+        DataLoader(repeated, batch_size=9),
     )
     assert logged == close(with_prefix(report.metrics() | number_of_unmatched(report)))

@@ -9,10 +9,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from fewshot_callbacks import callbacks
+from fewshot_callbacks import TrialList, callbacks
 from fewshot_callbacks.callbacks import (
     DiscriminantRatioMonitor,
     EmbeddingHealthMonitor,
+    EmbeddingSource,
     RetrievalMonitor,
     TrainingDynamicsMonitor,
 )
@@ -57,7 +58,7 @@ class Late(Embeds):
 def monitors() -> list[Any]:
     return [
         retrieval(source="encoder"),
-        retrieval(name="beside", embed=lambda module, batch: module(batch[0])),
+        retrieval(name="beside", source=EmbeddingSource(embed=lambda module, batch: module(batch[0]))),
         DiscriminantRatioMonitor(source="encoder"),
         EmbeddingHealthMonitor(source="encoder"),
         gap_monitor(source="encoder", embed=lambda module, batch: module(batch[0])),
@@ -82,7 +83,7 @@ def test_layers_that_are_made_after_the_monitors_are_set_up(hook: str, stand_in:
 def test_the_name_of_a_late_layer_is_enough(hook: str) -> None:
     net = Late(hook, stand_in=False)
     net.frozen = nn.Identity()  # so that the encoder is given the points
-    run = trainer(retrieval(embed="encoder"))
+    run = trainer(retrieval(source=EmbeddingSource(embed="encoder")))
     run.validate(net, loader(VALIDATION), verbose=False)
     expected = expected_metrics(*net.by_hand(VALIDATION))["mAP"]
     assert float(run.callback_metrics["val/mAP"]) == pytest.approx(expected, rel=1e-5)
@@ -104,7 +105,7 @@ class LateEpisodes(LightningModule):
 
 
 def test_dynamics_of_a_late_layer() -> None:
-    monitor = TrainingDynamicsMonitor(every_n_steps=1, embed="late", file=None)
+    monitor = TrainingDynamicsMonitor(every_n_steps=1, source=EmbeddingSource(embed="late"), file=None)
     trainer(monitor).fit(LateEpisodes(), episodes(3))
     assert len(monitor.history) == 3
 
@@ -113,10 +114,10 @@ def test_dynamics_of_a_late_layer() -> None:
     "monitor",
     [
         lambda: retrieval(source="encodr"),
-        lambda: retrieval(embed="encodr"),
+        lambda: retrieval(source=EmbeddingSource(embed="encodr")),
         lambda: gap_monitor(embed="encodr"),
         lambda: DiscriminantRatioMonitor(source="encodr"),
-        lambda: TrainingDynamicsMonitor(embed="encodr"),
+        lambda: TrainingDynamicsMonitor(source=EmbeddingSource(embed="encodr")),
     ],
 )
 def test_a_layer_that_is_never_made_ends_the_fit_before_it_starts(monitor: Any) -> None:
@@ -146,16 +147,20 @@ class PastHooks(Net):
 
 @pytest.mark.parametrize("kind", [RetrievalMonitor, DiscriminantRatioMonitor, EmbeddingHealthMonitor])
 def test_a_direct_call_of_forward_is_named(kind: Any) -> None:
-    words = r"did not call the submodule 'encoder'.*encoder\.forward\(x\).*embed='encoder'"
+    words = r"did not call the submodule 'encoder'.*encoder\.forward\(x\).*embed='encoder'\)"
     with pytest.raises(UsageError, match=words):
         trainer(kind(source="encoder")).validate(PastHooks(), loader(), verbose=False)
 
 
+TRIALS = TrialList(same=(True, False), items=(("a", "a"), ("b", "c")))
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "RetrievalMonitor": {"embed": "encoder", "knn": 5, "knn_gallery": Labelled(TRAINING)},
+    "RetrievalMonitor": {"source": EmbeddingSource(embed="encoder")},
+    "KnnMonitor": {"bank": Labelled(TRAINING)},
+    "VerificationMonitor": {"trials": TRIALS, "ids": "path"},
     "GeneralizationGapMonitor": {"training_data": Labelled(TRAINING)},
 }
-CALLBACKS = [name for name in callbacks.__all__ if not name.endswith("Source")]
+# A `Monitor` is a base class.
+CALLBACKS = [name for name in callbacks.__all__ if not name.endswith(("Source", "Set")) and name != "Monitor"]
 
 
 @pytest.mark.parametrize("name", CALLBACKS)
@@ -164,7 +169,8 @@ CALLBACKS = [name for name in callbacks.__all__ if not name.endswith("Source")]
 )
 def test_every_callback_can_be_copied(name: str, copied: Any) -> None:
     """As `ddp_spawn` does, and the processes of a notebook."""
-    for arguments in ({}, ARGUMENTS.get(name, {})):
+    needed = {"VerificationMonitor": ARGUMENTS["VerificationMonitor"]}
+    for arguments in (needed.get(name, {}), ARGUMENTS.get(name, {})):
         assert type(copied(getattr(callbacks, name)(**arguments))).__name__ == name
 
 

@@ -47,7 +47,8 @@ def holds_tensors(monitor: Any) -> list[str]:
     for owner in (monitor, *parts):
         for name, value in vars(owner).items():
             held = isinstance(value, dict | list | tuple) and len(value) and name != "_history"
-            words = isinstance(value, list | tuple) and all(isinstance(entry, str) for entry in value)
+            # Names of values, and which of them are better, are no embeddings.
+            words = held and all(isinstance(entry, str) for entry in value)
             if (isinstance(value, Tensor) and value.ndim) or (held and not words):
                 found.append(name)
     found += [name for name in ("_validation_store", "_training_store") if len(getattr(monitor, name, ()))]

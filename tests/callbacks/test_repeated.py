@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from fewshot_callbacks import knn_accuracy
+from fewshot_callbacks import EmbeddingSource, KnnMonitor, knn_accuracy
 from tests.callbacks.models import Net, expected_metrics, items, log_of_validation, messages_of, retrieval, with_prefix
 
 POINTS, LABELS = items().tensors
 DATA = TensorDataset(POINTS, LABELS, torch.arange(len(POINTS)))
 RIGHT = with_prefix(expected_metrics(POINTS, LABELS))
 COPY = "bit for bit"
-IDS = {"ids": lambda outputs, batch: batch[2]}
+IDS = {"source": EmbeddingSource(ids=lambda outputs, batch: batch[2])}
 
 
 class Unshared(IterableDataset):
@@ -45,12 +45,13 @@ LOADERS = {
 }
 
 
-def seen(name: str, **settings: Any) -> tuple[dict[str, float], list[str]]:
+def seen(name: str, votes: bool = False, **settings: Any) -> tuple[dict[str, float], list[str]]:
     """What a monitor logs, and what it says of copies."""
     gallery = {"gallery": 1} if name == "a gallery" else {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        logged = log_of_validation(retrieval(**gallery, **settings), Step(), LOADERS[name]())
+        monitors = retrieval(**gallery, **settings), KnnMonitor((1, 5), "gallery", **gallery, **settings)
+        logged = log_of_validation(monitors[: 2 if votes else 1], Step(), LOADERS[name]())
     return logged, [words for words in messages_of(caught) if COPY in words]
 
 
@@ -71,10 +72,10 @@ def test_the_monitor_says_it_once_and_ids_cure_it(name: str) -> None:
 
 
 def test_no_item_votes_for_itself_where_ids_say_which_it_is() -> None:
-    logged, words = seen("a gallery", knn=(1, 5), knn_gallery="gallery")
+    logged, words = seen("a gallery", votes=True)
     assert logged["val/knn@1"] == 1.0
     assert len(words) == 2
-    cured, words = seen("a gallery", knn=(1, 5), knn_gallery="gallery", **IDS)
+    cured, words = seen("a gallery", votes=True, **IDS)
     expected = knn_accuracy(POINTS, LABELS, k=(1, 5)).values
     assert {key: cured[f"val/{key}"] for key in expected} == pytest.approx(expected, rel=1e-6)
     assert words == []

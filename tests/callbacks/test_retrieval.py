@@ -18,7 +18,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks import DEFAULT_METRICS, knn_accuracy
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor, _conduct
+from fewshot_callbacks.callbacks import (
+    DiscriminantRatioMonitor,
+    EmbeddingSource,
+    KnnMonitor,
+    RetrievalMonitor,
+    _conduct,
+)
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from tests.callbacks.models import (
@@ -100,12 +106,13 @@ def test_order_batches_and_precision(
 def test_what_is_spilled_to_a_disk_is_logged_alike(tmp_path: Any) -> None:
     net = Net()
     kept, spilled = (
-        log_of_validation(retrieval(spill_to=folder), net, loader(QUERIES, 7)) for folder in (None, tmp_path)
+        log_of_validation(retrieval(source=EmbeddingSource(spill_to=folder)), net, loader(QUERIES, 7))
+        for folder in (None, tmp_path)
     )
     assert kept == spilled
     assert not [*tmp_path.iterdir()]
     with pytest.raises(ValueError, match="spill_to='nowhere' cannot be written to"):
-        RetrievalMonitor(spill_to="nowhere")
+        RetrievalMonitor(source=EmbeddingSource(spill_to="nowhere"))
 
 
 @pytest.mark.filterwarnings("ignore:.*equal bit for bit")  # there are four points, each of them twice
@@ -288,20 +295,29 @@ def test_the_failure_of_one_loader_leaves_the_other() -> None:
         ({"gallery_groups": "camera"}, r"gallery_groups is no setting. Write groups="),
         ({"groups": [[0, 1], [2, 3]]}, r"groups=.* lists name no entry .* groups of classes for .* are label_groups="),
         ({"queries": "encoder"}, r"queries is no setting. Write source='encoder'"),
-        ({"query_ids": "path"}, "query_ids is no setting. Write ids='path'"),
+        ({"query_ids": "path"}, r"query_ids is no setting. Write source=EmbeddingSource\(ids='path'\)"),
         ({"is_gallery": "shop"}, "is_gallery is no setting. Write gallery=1.*gallery='is_gallery'"),
         ({"source": ("a", "b", "c")}, r"two keys are needed, such as \('embeddings', 'labels'\)"),
         ({"source": [1, 2]}, r"two keys are needed, such as \('embeddings', 'labels'\)"),
         ({"source": 3}, "is none of: two keys of the step's output, the name of a submodule, a"),
-        ({"knn": 0}, "knn=0 must be a whole number of at least 1"),
-        ({"knn": 5, "knn_gallery": "training"}, r"knn_gallery='training'\): choose 'train', 'gallery', 'self'"),
-        ({"knn": 5, "groups": "camera"}, "Pass knn or groups, not both"),
     ],
 )
 @pytest.mark.usefixtures("as_users_run_it")
 def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         RetrievalMonitor(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"k": 0}, "k=0 must be a whole number of at least 1"),
+        ({"bank": "training"}, r"bank='training'\): choose 'train', 'gallery', 'self'"),
+    ],
+)
+def test_a_wrong_setting_of_a_vote_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        KnnMonitor(**settings)
 
 
 @pytest.mark.parametrize("stage", ["val", "test"])
@@ -365,7 +381,9 @@ def test_ids_that_name_no_single_items_are_told_once() -> None:
         return [f"identity {label} camera 1" for label in batch[1].tolist()]
 
     with pytest.warns(UserWarning, match="ids are shared") as warned:
-        trainer(retrieval(ids=identities, strict=False), max_epochs=2).fit(Net(), loader(), loader())
+        trainer(retrieval(source=EmbeddingSource(ids=identities), strict=False), max_epochs=2).fit(
+            Net(), loader(), loader()
+        )
     [told] = [words for words in messages_of(warned) if "ids are shared" in words]
     assert told.startswith("RetrievalMonitor: 6 of 6 ids are shared by items that differ in embedding or label.")
     assert "so that 30 of 36 items are left out, and 30 of them are no repetitions. Pass ids that name single" in told
@@ -375,11 +393,7 @@ def test_ids_that_name_no_single_items_are_told_once() -> None:
 def test_neighbours_vote(voters: str) -> None:
     """Each set of voters gives what the function gives; the module is in training mode afterwards, as it was."""
     net, given = Embeds(), DataLoader(Labelled(TRAINING), batch_size=7, shuffle=True)
-    run = trainer(
-        retrieval(
-            knn=(1, 5), knn_gallery=given if voters == "given" else voters, gallery=[None, 1][voters == "gallery"]
-        )
-    )
+    run = trainer(KnnMonitor((1, 5), given if voters == "given" else voters, gallery=[None, 1][voters == "gallery"]))
     if voters == "train":
         data = LightningDataModule.from_datasets(val_dataset=QUERIES, batch_size=11)
         data.training_data_for_evaluation = lambda: Labelled(TRAINING)
@@ -395,11 +409,11 @@ def test_neighbours_vote(voters: str) -> None:
 
 def test_what_cannot_vote_is_told() -> None:
     with pytest.warns(UserWarning, match=r"val, knn: Only 35 items can vote, so that the values of k = 99 are NaN"):
-        logged = log_of_validation(retrieval(knn=(5, 99), knn_gallery="self"), Net())
+        logged = log_of_validation(KnnMonitor((5, 99), "self"), Net())
     assert math.isnan(logged["val/knn@99"])
     assert logged["val/knn@5"] > 0
     other = TensorDataset(TRAINING.tensors[0], TRAINING.tensors[1] + 1)
     with pytest.warns(UserWarning, match=r"none of the 36 queries has a candidate of its label"):
-        logged = log_of_validation(retrieval(knn=5, knn_gallery=Labelled(other)), Embeds())
+        logged = log_of_validation((retrieval(), KnnMonitor(5, Labelled(other))), Embeds())
     assert math.isnan(logged["val/knn@5"])
     assert not math.isnan(logged["val/mAP"])

@@ -19,9 +19,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor, TrainingDynamicsMonitor
+from fewshot_callbacks.callbacks import (
+    DiscriminantRatioMonitor,
+    EmbeddingSource,
+    RetrievalMonitor,
+    TrainingDynamicsMonitor,
+)
 from fewshot_callbacks.callbacks import retrieval as retrieval_module
 from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.callbacks._sides import SideKey
 from fewshot_callbacks.functional import evaluate_retrieval, generalization_gap
 from tests.callbacks.models import (
     KEYS,
@@ -186,7 +192,8 @@ def test_embeddings_of_any_precision(precision: str, autocast: torch.dtype | Non
 
     class Looks(Callback):
         def on_validation_epoch_end(self, *_: Any) -> None:
-            kept.update(batch.embeddings.dtype for batch in pair[0]._collector.stores[0, False]._batches)  # type: ignore[attr-defined]
+            store = pair[0]._collection._rows[SideKey(0)].store  # type: ignore[attr-defined]
+            kept.update(batch.embeddings.dtype for batch in store._batches)
 
     def noted(module: Embeds, batch: Any) -> Tensor:
         embeddings = module(batch[0])
@@ -224,14 +231,16 @@ def test_embeddings_are_kept_without_their_gradient_and_dropped_when_they_are_me
 
     class Watch(Callback):
         def on_validation_batch_end(self, *_: Any) -> None:
-            [store] = watched[0]._collector.stores.values()  # type: ignore[attr-defined]
+            [rows] = watched[0]._collection._rows.values()  # type: ignore[attr-defined]
+            store = rows.store
             [moments] = watched[1]._moments.values()  # type: ignore[attr-defined]
             assert not moments.means.requires_grad
             assert not any(batch.embeddings.requires_grad for batch in store._batches)
             held.append(len(store))
 
         def on_validation_end(self, *_: Any) -> None:
-            held.append(len(watched[0]._collector.stores) + len(watched[1]._moments))  # type: ignore[attr-defined]
+            collection = watched[0]._collection  # type: ignore[attr-defined]
+            held.append(len(collection._rows) + len(collection._joined) + len(watched[1]._moments))  # type: ignore[attr-defined]
 
     gap = gap_monitor(source=source, embed=lambda m, b: m(b[0]))
     logged = log_of_validation((*watched, gap, Watch()), net, inference_mode=False)
@@ -324,9 +333,10 @@ def test_labels_without_values_are_nan_and_one_warning_for_each_monitor() -> Non
         run.fit(net, loader(), loader())
     of_j, of_map = sorted(messages_of(warned))
     assert (
-        "val/J and the other values of this set are NaN. DiscriminantRatioMonitor, validation_step: labels is" in of_j
+        "val/J and the other values of this set are NaN. RetrievalMonitor and DiscriminantRatioMonitor, validation_step: "
+        "labels is" in of_j
     )
-    assert "val/mAP and the other values of this set are NaN. RetrievalMonitor, validation_step: labels is a" in of_map
+    assert "val/mAP and the other values of this set are NaN. RetrievalMonitor and" in of_map
     assert all(math.isnan(value) for value in logged_by(run).values())
 
 
@@ -404,9 +414,10 @@ def quality_to_map(quality: float) -> float:
 def is_clean(net: Net, *monitors: Any) -> bool:
     """No hook, no embeddings, nothing expected."""
     return count_hooks(net) == 0 and not any(
-        monitor._reader._captured
-        or monitor._failed
-        or getattr(getattr(monitor, "_collector", None), "stores", None)
+        monitor._collection.reader._captured
+        or monitor._own_errors
+        or monitor._collection._rows
+        or monitor._collection._joined
         or getattr(monitor, "_moments", None)
         for monitor in monitors
     )
@@ -481,10 +492,10 @@ def test_the_sanity_check_shows_what_cannot_be_measured_and_says_it_once(monitor
 
 def test_a_submodule_that_cannot_be_read_fills_no_memory_while_training() -> None:
     """After a failed validation nobody reads what the submodule returns in the steps of the training."""
-    net, monitor = Net(), retrieval(source="encoder", labels="nowhere", strict=False)
+    net, monitor = Net(), retrieval(source=EmbeddingSource("encoder", labels="nowhere"), strict=False)
     kept: list[Any] = []
-    net.classifier.register_forward_pre_hook(lambda *_: kept.append(monitor._reader._captured))
-    with pytest.warns(UserWarning, match=r"labels='nowhere'\): the batch is a list of 2 and has no such entry"):
+    net.classifier.register_forward_pre_hook(lambda *_: kept.append(monitor._collection.reader._captured))
+    with pytest.warns(UserWarning, match=r"labels='nowhere'\): the batch is a list of 2 and has no entry 'nowhere'"):
         trainer(monitor, max_epochs=2).fit(net, loader(), loader())
     assert kept == [None] * 8
 

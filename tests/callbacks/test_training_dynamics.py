@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from fewshot_callbacks.callbacks import TrainingDynamicsMonitor
+from fewshot_callbacks.callbacks import EmbeddingSource, TrainingDynamicsMonitor
 from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, training_dynamics
 from fewshot_callbacks.protonet import ProtoNet
 from fewshot_callbacks.trainer.side_effects import without_side_effects
@@ -122,7 +122,7 @@ class TwoOptimisers(LightningModule):
 
 def test_several_optimisers_in_a_batch_are_one_movement() -> None:
     """Two steps in each update; of the updates each second is measured, whichever batch it is in."""
-    monitor, reference = TrainingDynamicsMonitor(every_n_steps=2, embed="backbone"), Reference()
+    monitor, reference = TrainingDynamicsMonitor(every_n_steps=2, source=EmbeddingSource(embed="backbone")), Reference()
     trainer(reference, monitor).fit(TwoOptimisers(), episodes())
     assert_equals_reference(monitor, reference, [4, 8])
 
@@ -212,7 +212,8 @@ def mappings() -> DataLoader[Any]:
 
 
 def test_a_users_module_says_how_it_embeds() -> None:
-    settings: Any = {"shots": SHOTS, "embed": lambda module, batch: module.encoder(batch["image"]), "labels": "label"}
+    source = EmbeddingSource(labels="label", embed=lambda module, batch: module.encoder(batch["image"]))
+    settings: Any = {"shots": SHOTS, "source": source}
     monitor = TrainingDynamicsMonitor(every_n_steps=2, **settings, strict=True)
     reference = Reference("points", "encoder", "image", "label")
     trainer(reference, monitor).fit(Own(), mappings())
@@ -230,7 +231,8 @@ def test_a_users_module_says_how_it_embeds() -> None:
     ],
 )
 def test_what_cannot_be_measured_is_said_once_and_the_training_goes_on(embed: Any, words: str) -> None:
-    settings = {"every_n_steps": 1, "shots": 2, "labels": "label", "embed": embed}
+    source = EmbeddingSource(labels="label", embed=embed)
+    settings: Any = {"every_n_steps": 1, "shots": 2, "source": source}
     run = trainer(TrainingDynamicsMonitor(strict=False, **settings))
     with pytest.warns(UserWarning, match="dynamics are NaN") as caught:
         run.fit(Own(), mappings())
@@ -248,7 +250,10 @@ def test_what_cannot_be_measured_is_said_once_and_the_training_goes_on(embed: An
         ({"every_n_steps": 0}, r"every_n_steps=0\) must be at least 1"),
         ({"shots": 0}, r"shots=0\) must be at least 1"),
         ({"episodes_per_batch": 0}, r"episodes_per_batch=0\) must be at least 1"),
-        ({"embed": "bakbone"}, r"embed='bakbone'\): ProtoNet has no submodule of that name.*backbone"),
+        (
+            {"source": EmbeddingSource(embed="bakbone")},
+            r"embed='bakbone'\): ProtoNet has no submodule .*backbone",
+        ),
     ],
 )
 def test_wrong_settings_end_the_fit_before_it_starts(settings: dict[str, Any], words: str) -> None:
@@ -261,7 +266,9 @@ def test_unknown_shots_are_refused_before_the_fit() -> None:
     with pytest.raises(
         ValueError, match=r"needs the shots: Own has no attribute 'shots' that is a whole number\. Pass"
     ):
-        trainer(TrainingDynamicsMonitor(embed="encoder", labels="label"), batches).fit(Own(), mappings())
+        trainer(TrainingDynamicsMonitor(source=EmbeddingSource(labels="label", embed="encoder")), batches).fit(
+            Own(), mappings()
+        )
     assert not batches.outputs
 
 
@@ -392,7 +399,10 @@ def test_a_shuffled_loader_is_measured_on_what_its_batches_have() -> None:
         seen.append(module.backbone(batch[0]))
         return seen[-1]
 
-    net, monitor = Uneven(Backbone(), shots=2), TrainingDynamicsMonitor(every_n_steps=1, embed=embed)
+    net, monitor = (
+        Uneven(Backbone(), shots=2),
+        TrainingDynamicsMonitor(every_n_steps=1, source=EmbeddingSource(embed=embed)),
+    )
     notes = r"the batch is not an episode. Measured are 3 items of each of the 3 classes.*; 3 of 12 items are left out"
     with pytest.warns(UserWarning, match=notes) as warned:
         trainer(monitor).fit(net, DataLoader(TensorDataset(torch.randn(24, 12), labels), batch_size=12))

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor, KnnMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
 from tests.callbacks.models import (
     VALIDATION,
@@ -33,8 +33,13 @@ ALL = (
 
 
 def all_monitors() -> list[Callback]:
-    voting = retrieval(metrics=ALL, knn=5, knn_gallery="self")
-    return [voting, DiscriminantRatioMonitor(), EmbeddingHealthMonitor(k=2), gap_monitor()]
+    return [
+        retrieval(metrics=ALL),
+        KnnMonitor(5, "self"),
+        DiscriminantRatioMonitor(),
+        EmbeddingHealthMonitor(k=2),
+        gap_monitor(),
+    ]
 
 
 def plateau(net: LightningModule, **settings: Any) -> LightningModule:

@@ -14,9 +14,15 @@ def moments(items, labels):
     return first.merge(second).merge(functional.ClassMoments.nothing(items.shape[1])).discriminant_ratio()
 
 
+def probe(items, labels):
+    report = functional.linear_probe(items[:30], labels[:30], items[30:], labels[30:])
+    return [*report.values.values(), report.strength, *report.errors.values()]
+
+
 CALLS_WITH_LABELS = {
     "evaluate_retrieval": lambda items, labels: list(evaluate_retrieval(items, labels, label_groups=2).values.values()),
     "grouped_recall": lambda items, labels: functional.grouped_recall(items, labels, label_groups=2, repeats=3).at[1],
+    "linear_probe": probe,
     "nearest": lambda items, labels: functional.nearest(items, labels, query_indices=[0, 5, 9], k=3).indices,
     "suspects": lambda items, labels: functional.suspects(items, labels, k=4, min_probability=0).log_odds,
     "discriminant_ratio": lambda items, labels: functional.discriminant_ratio(items, labels, skip_singletons=True),

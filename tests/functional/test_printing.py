@@ -13,6 +13,7 @@ from fewshot_callbacks import (
     evaluate_retrieval,
     evaluate_trials,
     knn_accuracy,
+    linear_probe,
 )
 from fewshot_callbacks.functional import embedding_health, near_duplicates, nearest, read_trials, suspects
 
@@ -35,6 +36,7 @@ RESULTS = {
     "report": lambda: FIRST,
     "differences": lambda: compare_reports(FIRST, SECOND),
     "votes": lambda: knn_accuracy(ROWS, LABELS, k=5),
+    "probe": lambda: linear_probe(ROWS[:300], LABELS[:300], ROWS[300:], LABELS[300:]),
     "health": lambda: embedding_health(ROWS, LABELS),
     "trials": lambda: evaluate_trials(ROWS[:, 0], LABELS == 0),
     "identification": lambda: evaluate_identification(ROWS[:300], LABELS[:300], ROWS[300:], LABELS[300:] % 19),

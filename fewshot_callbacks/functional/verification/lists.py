@@ -7,8 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Int
@@ -80,6 +81,25 @@ class TrialList:
         """
         if self.items is None:
             raise ValueError("TrialList.rows: this list has scores, and no items. Pass its scores to evaluate_trials.")
+        first, second = self.known_rows(ids)
+        missing: list[str] = []
+        for name, other_name, row, other_row in zip(*self.items, first.tolist(), second.tolist(), strict=True):
+            missing += [item for item, index in ((name, row), (other_name, other_row)) if index < 0]
+        if missing:
+            raise ValueError(
+                f"TrialList.rows: {len(set(missing))} items of the list have no embedding, or several, the first is "
+                f"{missing[0]!r}; the ids begin with {[str(name) for name in ids[:2]]}. Write ids as "
+                "the list does, or embed these items, too."
+            )
+        return first, second
+
+    def known_rows(self, ids: Sequence[str]) -> tuple[Int[Tensor, "trials"], Int[Tensor, "trials"]]:
+        """Return the same indices as `rows`, and -1 for an item that is not there, or under whose name there are several.
+
+        Args:
+            ids: See `rows`.
+        """
+        assert self.items is not None
         index_of: dict[str, int] = {}
         names = [composed_form(str(name)) for name in ids]
         stems = [PurePosixPath(name).stem for name in names]
@@ -87,15 +107,31 @@ class TrialList:
         for spellings in (stems, names):
             count = Counter(spellings)
             index_of |= {name: index if count[name] == 1 else -1 for index, name in enumerate(spellings)}
-        missing = [name for pair in zip(*self.items, strict=True) for name in pair if index_of.get(name, -1) < 0]
-        if missing:
-            raise ValueError(
-                f"TrialList.rows: {len(set(missing))} items of the list have no embedding, or several, the first is "
-                f"{missing[0]!r}; the ids begin with {[str(name) for name in ids[:2]]}. Write ids as "
-                "the list does, or embed these items, too."
-            )
-        first, second = (torch.tensor([index_of[name] for name in side]) for side in self.items)
+        first, second = (
+            torch.tensor([index_of.get(name, -1) for name in side], dtype=torch.int64) for side in self.items
+        )
         return first, second
+
+    def names(self, name: str) -> bool:
+        """Return whether an item of the list has this name, or that of this file."""
+        composed = composed_form(name)
+        return composed in self._item_names or PurePosixPath(composed).stem in self._item_names
+
+    @cached_property
+    def _item_names(self) -> frozenset[str]:
+        """The names of all items; empty for a table of scores."""
+        return frozenset(name for side in self.items or () for name in side)
+
+    def chosen(self, trials: Sequence[int]) -> TrialList:
+        """Return some of the trials, by their indices."""
+
+        def rows(column: tuple[Any, ...] | None) -> Any:
+            return None if column is None else tuple(column[trial] for trial in trials)
+
+        items = None if self.items is None else (rows(self.items[0]), rows(self.items[1]))
+        return TrialList(
+            rows(self.same), rows(self.first), rows(self.second), rows(self.folds), rows(self.scores), items
+        )
 
 
 def read_trials(path: str | Path) -> TrialList:

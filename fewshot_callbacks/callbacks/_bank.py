@@ -1,0 +1,134 @@
+"""Training items that a validation is compared with, embedded once in it for all monitors that ask for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.callbacks._embedder import Embedder, TrainingClasses
+from fewshot_callbacks.functional.retrieval import Similarity
+from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
+from fewshot_callbacks.trainer.weights import weight_fingerprints
+
+
+class Bank:
+    """Training items with the embeddings that they have in one validation.
+
+    They are embedded after its first batch, with the weights of its steps: the end of the epoch would be too late, since a
+    callback that averages weights exchanges them for the steps alone, and may have changed them back by then.
+
+    Args:
+        training: The items.
+        embedder: Embeds them.
+    """
+
+    def __init__(self, training: TrainingClasses, embedder: Embedder) -> None:
+        self.training = training
+        self.embedder = embedder
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop what was embedded."""
+        # the items of this process; and its part without repeated items, joined when the first set is measured
+        self._store: EmbeddingStore | None = None
+        self._shard: Shard | None = None
+        # why the items could not be embedded
+        self._error: Exception | None = None
+        # weights with which the items are embedded, see `weight_fingerprints`
+        self._weights: list[int] = []
+        # loader -> whether its first batch was embedded with the same weights
+        self._has_same_weights: dict[int, bool] = {}
+        # (similarity, loader) -> error of the comparison of its first batch
+        self._comparisons: dict[tuple[Similarity, int], Exception | None] = {}
+
+    def begin(self, module: LightningModule) -> None:
+        """Begin a validation."""
+        self._weights = weight_fingerprints(module)
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the items were embedded in this validation, or could not be."""
+        return self._store is not None or self._shard is not None or self._error is not None
+
+    def after_first_batch(self, trainer: Trainer, loader: int) -> bool:
+        """Embed the items, or compare the weights with those that embedded them; once for each loader.
+
+        Returns:
+            Whether the weights of this loader's steps are those of the items. An error of the items is raised by `check`.
+        """
+        if loader not in self._has_same_weights:
+            weights = weight_fingerprints(trainer.lightning_module)
+            if not self.is_embedded:
+                self._weights = weights
+                self._embed(trainer)
+            self._has_same_weights[loader] = self._weights == weights
+        return self._has_same_weights[loader]
+
+    def embed_without_batch(self, trainer: Trainer) -> bool:
+        """Embed the items at the end of a validation of which this process had no batch.
+
+        Returns:
+            Whether the weights are still those of the validation's begin, and so those of the steps of other processes.
+        """
+        if self.is_embedded:
+            return True
+        if self._weights != weight_fingerprints(trainer.lightning_module):
+            return False
+        self._embed(trainer)
+        return True
+
+    def _embed(self, trainer: Trainer) -> None:
+        """Embed this process's share; an error is kept for every monitor that asks."""
+        try:
+            self._store = self.training.embedded(trainer, self.embedder)
+        except Exception as error:  # a metric must not end a training
+            self._error = error
+
+    def check(self) -> None:
+        """Raise the error with which the items could not be embedded, if there was one."""
+        if self._error is not None:
+            raise self._error
+
+    def compare(self, trainer: Trainer, loader: int, batch: Any, embeddings: Tensor, similarity: Similarity) -> None:
+        """Check once for each loader that training items are embedded as its steps embed.
+
+        Args:
+            trainer: The Trainer.
+            loader: Index of the loader.
+            batch: Its first batch.
+            embeddings: Those of the step.
+            similarity: What is compared; cosine does not see the length of an embedding.
+
+        Raises:
+            UsageError: If the embeddings differ by more than rounding.
+        """
+        key = (similarity, loader)
+        if key not in self._comparisons:
+            self._comparisons[key] = None
+            try:
+                self.embedder.check(trainer, trainer.lightning_module, batch, embeddings, similarity)
+            except Exception as error:
+                self._comparisons[key] = error
+        failure = self._comparisons[key]
+        if failure is not None:
+            raise failure
+
+    def shard(self) -> Shard:
+        """Return this process's part of the items, the same for all sets of a validation. *Collective*."""
+        if self._shard is None:
+            assert self._store is not None
+            self._shard = self._store.shard(dataset_size=self.training.items)
+            self._store = None
+        return self._shard
+
+
+def changed_weights(owner: str, remedy: str) -> UsageError:
+    """Return the error that weights have changed between the training items and the steps, and how to avoid it."""
+    return UsageError(
+        f"{owner}: the weights have changed since the training items were embedded, which is at the first "
+        f"batch of a validation. Both are compared, so that their weights must be the same. Exchange weights before the "
+        f"first batch and after the last one alone.{remedy}"
+    )

@@ -1,0 +1,441 @@
+"""Base of the monitors that measure whole sets, which a `Collection` reads once for all monitors with the same source.
+
+A validation or a test runs in this order:
+
+    setup                on every rank; joins the collection of the source, or makes it
+    on_*_start           adds the hook to the submodule that embeddings come from
+    on_*_epoch_start     drops the set before
+    on_*_batch_start     starts to capture what the submodule returns
+    on_*_batch_end       the collection reads the batch; `_see_batch` looks at it; errors wait for the end of the epoch
+    on_*_epoch_end       all ranks exchange their errors, then `_measure_set` measures each set: collective
+    teardown, or on_exception
+                         removes the hook, and drops what was collected
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Collection as Container
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+
+from fewshot_callbacks.callbacks._bank import Bank, changed_weights
+from fewshot_callbacks.callbacks._collection import FLAG, Batch, Collection, Column, Question
+from fewshot_callbacks.callbacks._conduct import UsageError, without_digits
+from fewshot_callbacks.callbacks._evaluation import (
+    EvaluationMonitor,
+    Loaders,
+    ends_of_loaders,
+    gather_errors,
+    stage_of,
+    step_of,
+    suffixes,
+)
+from fewshot_callbacks.callbacks._sides import (
+    SetSides,
+    SideKey,
+    check_gallery,
+    gallery_flag,
+    gallery_loader,
+    sets_of,
+)
+from fewshot_callbacks.callbacks._watched_keys import Better
+from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
+from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.metrics.embedding_store import Shard
+
+
+class CollectingMonitor(EvaluationMonitor):
+    """Measures the sets of each validation and test, and logs their values.
+
+    Nothing is measured in Lightning's sanity check, but a step that returns no embeddings is an error there, too. An error
+    of one rank is kept until the end of the epoch, so that all ranks learn of it together and none waits for another.
+
+    A subclass implements `_names` and `_measure_set`.
+
+    Args:
+        source: See `EmbeddingSource`; or one of the forms of its `source`.
+        gallery: See `RetrievalMonitor`; None where each item is a query against all others.
+        loaders: See there.
+        name: See there.
+        prog_bar: Show the first of the values in the progress bar.
+        strict: See `FailurePolicy`.
+        columns: What is read of each item beside its embedding, label and id.
+        needs_labels: Whether nothing can be measured without labels.
+        takes_targets: Whether labels may be the targets of a regression.
+        keeps_items: Whether the items are needed at the end. Without, `_see_batch` sees each batch alone.
+
+    Raises:
+        ValueError: If the source is of no known form, or `name` is empty.
+    """
+
+    # whether items may have several labels each, and whether steps may give the embeddings of two encoders
+    _takes_label_sets = False
+    _takes_two_encoders = False
+    # name of a value, without stage and loader -> which values are better; without an entry neither are
+    _better: Mapping[str, Better] = {}
+
+    # Ends of messages, which subclasses replace.
+    _remedy_for_two = "Give them different names, such as name='t2i' for val/t2i/mAP."
+    _remedy_for_logged_twice = ", or pass name='exact' for val/exact/mAP"
+    _remedy_for_weights = ""
+
+    # training items that the sets are compared with
+    _bank: Bank | None = None
+
+    def __init__(
+        self,
+        source: Source | EmbeddingSource,
+        *,
+        gallery: int | Entry | None = None,
+        loaders: Loaders | None = None,
+        name: str | None = None,
+        prog_bar: bool = False,
+        strict: bool | None = None,
+        columns: Sequence[Column] = (),
+        needs_labels: bool = True,
+        takes_targets: bool = False,
+        keeps_items: bool = True,
+    ) -> None:
+        super().__init__(strict)
+        owner = self._policy.owner
+        if name is not None and not name.strip("/"):
+            raise ValueError(f"{owner}(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
+        self.source = EmbeddingSource.of(source, owner)
+        self.gallery = gallery
+        self.loaders = loaders
+        self.name = name
+        self.prog_bar = prog_bar
+        # An index names a loader; a name may be that of a loader or of a flag.
+        self._flag = None if gallery is None or isinstance(gallery, int) else Column(FLAG, gallery)
+        if self._flag is not None:
+            columns = [*columns, self._flag]
+        self._question = Question(owner, columns, needs_labels, takes_targets, keeps_items)
+        # Until the setup it is this monitor's own.
+        self._collection = Collection(self.source)
+        self._forget()
+
+    # ------------------------------------------------------------------------------------------ what a subclass implements
+
+    @abstractmethod
+    def _names(self) -> Sequence[str]:
+        """Return the names of the values of a set, without stage and end of the key, as far as they are always the same."""
+
+    @abstractmethod
+    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
+        """Return name -> value of a set, the same in every process. *Collective*.
+
+        Args:
+            trainer: The Trainer.
+            key: First part of the keys, such as `val/t2i`, and their end: the name of the set, for messages.
+            evaluated_set: The set.
+        """
+
+    def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
+        """Look at a batch that was read; an error counts for its loader. By default nothing is done."""
+
+    def _forget(self) -> None:
+        """Drop what was kept of a validation beside the collection: before and after it, and at the end of a run."""
+        # errors of this rank in `_see_batch`, by loader
+        self._own_errors: dict[int, Exception] = {}
+
+    def _after_set(self, trainer: Trainer, stage: str, evaluated_set: SetSides, has_values: bool) -> None:
+        """Hand on a set after its values were logged. *Collective*. By default nothing is done."""
+
+    def _names_of_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Sequence[str]:
+        """Return the names of values that are NaN if a set cannot be measured. *Collective*."""
+        return self._names()
+
+    def _reads(self, trainer: Trainer, loader: int) -> bool:
+        """Return whether the batches of a loader are read."""
+        return loader in self._read_loaders(trainer)
+
+    def _is_measured(self, trainer: Trainer) -> bool:
+        """Return whether this validation is measured: by default each is."""
+        return True
+
+    def _prepare(self, trainer: Trainer) -> None:
+        """Make checks at the end of an epoch that may fail on one rank alone; not collective.
+
+        Raises:
+            UsageError: If the gallery, the labels or the encoders are not what this monitor can measure.
+        """
+        collection = self._collection
+        owner = self._policy.owner
+        if collection.has_two_encoders and not self._takes_two_encoders:
+            raise UsageError(
+                f"{owner}: the source gives the embeddings of two encoders, {' and '.join(collection.reader.keys)}. Name "
+                "the embeddings and the labels of one: source=('embeddings', 'labels')."
+            )
+        if collection.has_label_sets and not self._takes_label_sets:
+            raise UsageError(
+                f"{owner} needs one label for each item, but the labels are {collection.label_form}. Give it another "
+                "source, whose labels are one integer or string for each item."
+            )
+        two_encoders = collection.has_two_encoders
+        check_gallery(trainer, self.gallery, self.loaders, owner, two_encoders=two_encoders)
+
+    # -------------------------------------------------------------------------------------------------------------- hooks
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Begin a run: join the collection of the first monitor with the same source.
+
+        Raises:
+            ValueError: If another monitor of this kind would log under the same keys.
+        """
+        callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
+        monitors = [callback for callback in callbacks if isinstance(callback, CollectingMonitor)]
+        first = next(monitor for monitor in monitors if monitor.source == self.source)
+        # Lightning sets callbacks up in their order: the collection of the first one is that of this run.
+        self._collection = Collection(self.source) if first is self else first._collection
+        self._collection.join(self._question)
+        super().setup(trainer, pl_module, stage)
+        if first is self:
+            self._tell_of_similar_sources(monitors)
+        self._forget()
+
+    def _tell_of_similar_sources(self, monitors: Sequence[CollectingMonitor]) -> None:
+        """Say which monitors read the same embeddings a second time, and what keeps them apart."""
+        for other in monitors[: monitors.index(self)]:
+            both_keep_items = other._question.keeps_items and self._question.keeps_items
+            if both_keep_items and other.source.source == self.source.source:
+                rank_zero_info(
+                    f"{other._policy.owner} and {self._policy.owner} each keep a copy of the same embeddings, since one has "
+                    f"source={other.source.but_for()}, and the other source={self.source.but_for()}. Give both one "
+                    "EmbeddingSource to keep one copy."
+                )
+                return
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the hook to the submodule that embeddings come from, now that the module has made its layers.
+
+        Raises:
+            UsageError: If there is no such submodule.
+        """
+        self._collection.attach(pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the hook without a fit, or to a layer that was replaced since its start."""
+        self.on_fit_start(trainer, pl_module)
+
+    on_test_start = on_validation_start
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
+        """Remove the hook, and drop the embeddings; of an interrupted epoch nothing is measured or logged."""
+        self._collection.close()
+        self._bank = None
+        # The monitors that shared the collection do so again in the next run.
+        self._collection = Collection(self.source)
+        self._forget()
+
+    on_exception = teardown  # type: ignore[assignment] # Lightning passes the exception by its place
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin a new set."""
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            # Without a sanity check the loaders were not known at the start of the training.
+            self._check_keys(trainer)
+        self._forget()
+        self._collection.clear()
+        if self._needs_bank(trainer):
+            assert self._bank is not None
+            self._bank.begin(pl_module)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Capture what the submodule returns from now on."""
+        if self._reads(trainer, dataloader_idx):
+            self._collection.expect(self._question, dataloader_idx, batch_idx)
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        """Read the embeddings of this batch; an error waits for the end of the epoch."""
+        if not self._reads(trainer, dataloader_idx):
+            return
+        read = self._collection.read(self._question, trainer, dataloader_idx, outputs, batch)
+        if read is None or dataloader_idx in self._own_errors:
+            return
+        try:
+            self._see_batch(trainer, dataloader_idx, read, batch)
+            if read.first == 0 and self._needs_bank(trainer):
+                self._see_weights(trainer, dataloader_idx)
+        except Exception as error:  # a metric must not end a training
+            self._own_errors[dataloader_idx] = error
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure the sets, before checkpoints and early stopping read the values. *Collective*."""
+        failures = self._own_errors | self._collection.failures(self._question)
+        try:
+            self._check_loaders(trainer)
+            self._prepare(trainer)
+            self._check_bank(trainer, has_failed=bool(failures))
+        except Exception as error:  # a metric must not end a training
+            # It counts for all loaders that have no error of their own.
+            for loader in range(len(suffixes(trainer)) or 1):
+                failures.setdefault(loader, error)
+        failed = gather_errors(failures)
+        if trainer.sanity_checking:
+            for failure in failed.values():
+                self._policy.handle(failure, "The sanity check shows that validation cannot be measured.")
+        elif self._is_measured(trainer):
+            self._measure(trainer, pl_module, stage_of(trainer), failed)
+            if self._collection.seen and not failed:
+                self._collection.reader.successful_steps.add(step_of(trainer))
+        self._forget()
+        self._collection.release(self._question)
+
+    on_test_epoch_start, on_test_epoch_end = on_validation_epoch_start, on_validation_epoch_end
+    on_test_batch_start, on_test_batch_end = on_validation_batch_start, on_validation_batch_end
+
+    # ------------------------------------------------------------------------------------------------------ training items
+
+    def _needs_bank(self, trainer: Trainer) -> bool:
+        """Return whether this validation is compared with training items."""
+        return self._bank is not None
+
+    def _see_weights(self, trainer: Trainer, loader: int) -> None:
+        """Let the bank embed its items after the first batch of a loader.
+
+        Raises:
+            UsageError: If the weights of another loader's steps were others.
+        """
+        assert self._bank is not None
+        if not self._bank.after_first_batch(trainer, loader):
+            raise changed_weights(self._policy.owner, self._remedy_for_weights)
+
+    def _check_bank(self, trainer: Trainer, has_failed: bool) -> None:
+        """Embed the training items if this rank had no batch; raise an error that has waited for the end of the epoch.
+
+        Raises:
+            UsageError: If the weights may differ from those of the steps of other ranks.
+        """
+        if not self._needs_bank(trainer):
+            return
+        assert self._bank is not None
+        if not has_failed and not self._bank.embed_without_batch(trainer):
+            raise changed_weights(self._policy.owner, self._remedy_for_weights)
+        self._bank.check()
+
+    # ---------------------------------------------------------------------------------------------------------- measuring
+
+    def _read_loaders(self, trainer: Trainer) -> Container[int]:
+        """Return the indices of the loaders of queries and of the gallery."""
+        loaders = set(ends_of_loaders(trainer, self.loaders))
+        index = gallery_loader(trainer, self.gallery)
+        if index is not None:
+            loaders.add(index)
+        return loaders
+
+    def _sets(self, trainer: Trainer) -> list[SetSides]:
+        """Return the sets that are evaluated."""
+        return sets_of(trainer, self.gallery, self.loaders, self._collection.directions)
+
+    def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
+        """Measure the sets one after the other, and log the values of each. *Collective*."""
+        self._collection.agree()
+        sets = self._sets(trainer)
+        for number, evaluated_set in enumerate(sets):
+            values = self._values_of_set(trainer, stage, evaluated_set, failed)
+            has_values = values is not None
+            prefix = self._key(stage, evaluated_set.direction)
+            suffix = evaluated_set.suffix
+            if values is None:
+                names = self._names_of_set(trainer, prefix + suffix, evaluated_set)
+                values = dict.fromkeys(names, math.nan)
+            logged = {f"{prefix}/{name}{suffix}": value for name, value in values.items()}
+            self._log(trainer, pl_module, logged, next(iter(logged), None) if self.prog_bar else None)
+            self._after_set(trainer, stage, evaluated_set, has_values)
+            # The embeddings of this set are freed before the next evaluation takes memory.
+            needed = {side for later_set in sets[number + 1 :] for side in later_set.sides}
+            self._collection.done_with(self._question, set(evaluated_set.sides) - needed)
+
+    def _values_of_set(
+        self, trainer: Trainer, stage: str, evaluated_set: SetSides, failed: Mapping[int, Exception]
+    ) -> Mapping[str, float] | None:
+        """Return name -> value of a set; None after an error, which was handled. *Collective*."""
+        prefix = self._key(stage, evaluated_set.direction)
+        first_key = f"{prefix}/{self._names()[0]}{evaluated_set.suffix}"
+        values = None
+        with self._policy.handling(f"{first_key} and the other values of this set are NaN."):
+            for side in evaluated_set.sides:
+                if side.loader in failed:
+                    raise failed[side.loader]
+            with all_processes().together():
+                values = self._measure_set(trainer, prefix + evaluated_set.suffix, evaluated_set)
+        return values
+
+    def _shard(self, trainer: Trainer, side: SideKey) -> Shard:
+        """Return this process's part of a side; warn of items that are, or may be, repeated. *Collective*."""
+        self._warn_of_repeats(trainer, side)
+        shard = self._collection.shard(trainer, side, self._flag_in(trainer))
+        if shard.note is not None:
+            self._policy.warn(f"{self._policy.owner}: {shard.note} (Shown once.)", kind="ids")
+        return shard
+
+    def _warn_of_repeats(self, trainer: Trainer, side: SideKey) -> None:
+        """Warn if items of a loader may have come to several processes, and no id tells. *Collective*."""
+        dealing = self._collection.dealing(trainer, side.loader)
+        # Ids tell repeated items at the end, where a monitor has the items.
+        if dealing.reason is not None and (self.source.ids is None or not self._question.keeps_items):
+            self._policy.warn(
+                f"Whether some of the {dealing.items_of_all} items of loader {side.loader} came to several "
+                f"processes is unknown, because {dealing.reason}. Such items would be counted more than once. "
+                f"{self._remedy_for_repeats} (Shown once.)",
+                kind="repeated items",
+            )
+
+    @property
+    def _remedy_for_repeats(self) -> str:
+        """Say how items that came twice can be told."""
+        if not self._question.keeps_items:
+            return "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
+        return (
+            f"Pass source={self.source.but_for(ids='key')}, an entry of the batch or of the step's output that names each "
+            "item, or let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
+        )
+
+    def _flag_in(self, trainer: Trainer) -> Column | None:
+        """Return the column that flags gallery items; None if there is none, or the gallery has a loader."""
+        return None if gallery_flag(trainer, self.gallery) is None else self._flag
+
+    def _column(self, trainer: Trainer, side: SideKey, column: Column) -> Labels:
+        """Return the value of each item of a side's shard. *Collective*."""
+        return self._collection.column(trainer, side, column, self._flag_in(trainer))
+
+    def _ids_are_shared(self, sides: Sequence[SideKey]) -> bool:
+        """Return whether an id names the same item among the queries and in the gallery.
+
+        Ids of two encoders name different things, such as images and texts.
+        """
+        return self.source.ids is not None and len(sides) == 2 and not self._collection.has_two_encoders
+
+    def _tell(self, notes: Sequence[str], set_name: str) -> None:
+        """Warn of each kind of note once in a run."""
+        for note in notes:
+            self._policy.warn(f"{set_name}: {note} (Shown once.)", kind=self._policy.owner + without_digits(note))
+
+    # --------------------------------------------------------------------------------------------------------------- keys
+
+    def _prefix(self, stage: str) -> str:
+        return stage if self.name is None else f"{stage}/{self.name}"
+
+    def _key(self, stage: str, *names: str) -> str:
+        """Return the prefix of a stage and these names, joined by slashes; empty names are skipped."""
+        return "/".join(filter(None, (self._prefix(stage), *names)))
+
+    def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
+        keys: dict[str, Better] = {}
+        for evaluated_set in self._sets(trainer):
+            for name in self._names():
+                key = self._key("val", evaluated_set.direction, name) + evaluated_set.suffix
+                keys[key] = self._better.get(name)
+        return keys

@@ -1,0 +1,493 @@
+"""The items of one validation, read and joined once for all monitors with the same source.
+
+    Question      what one monitor asks for
+    Collection    one for each source of a Trainer
+
+Each monitor forwards the hooks that Lightning calls. The first call of an event does the work, and the others find it
+done, so that the order of the monitors does not matter. All processes have the same monitors in the same order, so that the
+first of a collective call is the first in every process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from fewshot_callbacks.callbacks._bank import Bank
+from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.callbacks._embedder import Embedder, TrainingClasses
+from fewshot_callbacks.callbacks._evaluation import names_of_loaders, step_of
+from fewshot_callbacks.callbacks._sides import SideKey, directions_of, gallery_flag, read_two_encoders
+from fewshot_callbacks.callbacks.embeddings import (
+    EmbeddingReader,
+    EmbeddingSource,
+    Entry,
+    describe,
+    read_flag,
+    read_names,
+)
+from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
+from fewshot_callbacks.functional._labels import Labels, as_labels, as_targets, join, no_labels
+from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard, rows_of_shard
+from fewshot_callbacks.trainer.loaders import evaluation_loaders, unknown_order_reason, unpadded_length
+
+
+class Column(NamedTuple):
+    """Something that is read of each item beside its embedding, its label and its id."""
+
+    argument: str
+    """name of the monitor's argument that asks for it: `groups`, `ids`, or `gallery` for a flag"""
+    entry: Any
+    """where it is: an entry, or several that make one value together"""
+
+
+# `gallery` names a loader or a flag; which of both is known when there are loaders.
+FLAG = "gallery"
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What one monitor asks of a collection.
+
+    Args:
+        owner: Name of the monitor, for messages.
+        columns: What is read of each item for it.
+        needs_labels: Whether it can do nothing without labels.
+        takes_targets: Whether labels may be the targets of a regression.
+        keeps_items: Whether it needs the items at the end. Without, it sees each batch alone.
+    """
+
+    owner: str
+    columns: Sequence[Column] = ()
+    needs_labels: bool = True
+    takes_targets: bool = False
+    keeps_items: bool = True
+
+
+class Batch(NamedTuple):
+    """What was read of a batch."""
+
+    first: int
+    """index of its first item in this process's pass over the loader"""
+    items: int
+    """number of its items"""
+    embeddings: Tensor | None
+    """(items, dim), on the device of the step; None with two encoders"""
+    labels: Labels
+    """label of each item; empty without labels, and with two encoders"""
+
+
+@dataclass(eq=False)
+class _Rows:
+    """The items of a side as they come, batch by batch."""
+
+    store: EmbeddingStore
+    columns: dict[Column, list[Labels]] = field(default_factory=lambda: defaultdict(list))
+
+
+class _Side(NamedTuple):
+    """The items of a side that this process holds, joined."""
+
+    shard: Shard
+    columns: dict[Column, Labels]
+
+
+class Dealing(NamedTuple):
+    """How the items of a loader were dealt to the processes."""
+
+    items: int | None
+    """number of items before a `DistributedSampler` repeats some; None on a single process, and if it is unknown"""
+    reason: str | None
+    """why it is unknown"""
+    items_of_all: int
+    """number of items that came to all processes"""
+
+
+class Collection:
+    """The embeddings, labels, ids and columns of a validation, held once.
+
+    It is made at the setup of the first monitor of a Trainer that has this source. What it holds is dropped when the last
+    monitor has finished its measuring.
+
+    Args:
+        source: Where the items come from.
+    """
+
+    def __init__(self, source: EmbeddingSource) -> None:
+        # Raises if the folder cannot be written to.
+        EmbeddingStore(source.spill_to)
+        self.source = source
+        self.reader = EmbeddingReader(source, "", needs_labels=False)
+        self.reader.read_labels = self._read_labels
+        self.embedder = Embedder(self.reader)
+        self.banks: list[Bank] = []
+        self._questions: list[Question] = []
+        # form of the labels so far, see `Labels.form`; empty before the first
+        self.label_form = ""
+        # whether items have several labels each
+        self.has_label_sets = False
+        # whether each step gives two embeddings
+        self.has_two_encoders = False
+        self.clear()
+
+    # ------------------------------------------------------------------------------------------------------ who takes part
+
+    def join(self, question: Question) -> None:
+        """Take part in each validation of the run."""
+        self._questions.append(question)
+        owners = list(dict.fromkeys(known.owner for known in self._questions))
+        # What cannot be read concerns all of them.
+        self.reader.owner = " and ".join(owners)
+
+    def bank(self, training: TrainingClasses) -> Bank:
+        """Return the bank of a sample of training items, one for all monitors that ask for the same sample."""
+        for bank in self.banks:
+            if bank.training.is_same_sample(training):
+                return bank
+        self.banks.append(Bank(training, self.embedder))
+        return self.banks[-1]
+
+    # ---------------------------------------------------------------------------------------------------- one validation
+
+    def clear(self) -> None:
+        """Drop what was collected."""
+        self._rows: dict[SideKey, _Rows] = {}
+        self._joined: dict[SideKey, _Side] = {}
+        # (side, flag) -> the items without and with the flag
+        self._divided: dict[tuple[SideKey, Column], tuple[_Side, _Side]] = {}
+        # errors of loaders: of all questions, of those that need labels, and of those that need a column
+        self._errors: dict[int, Exception] = {}
+        self._label_errors: dict[int, Exception] = {}
+        self._column_errors: dict[tuple[int, Column], Exception] = {}
+        # error of all questions but those that take the targets of a regression
+        self._target_error: Exception | None = None
+        # whether the items of each loader have labels in this process
+        self._has_labels: dict[int, bool] = {}
+        # numbers of items and of batches of each loader so far
+        self.seen: Counter[int] = Counter()
+        self.batches: Counter[int] = Counter()
+        # the step that is read: loader and index of its batch, who will read it, and what was read
+        self._step: tuple[int, int] | None = None
+        self._expecting: list[Question] = []
+        self._is_read = False
+        self._batch: Batch | None = None
+        # what other processes know, asked once
+        self._has_agreed = False
+        self._dealings: dict[int, Dealing] = {}
+        # questions that need no more of a side, and none of any
+        self._done: dict[SideKey, list[Question]] = defaultdict(list)
+        self._released: list[Question] = []
+        for bank in self.banks:
+            bank.clear()
+
+    def release(self, question: Question) -> None:
+        """End the part of a question in this validation; with the last question all is dropped."""
+        self._released.append(question)
+        if all(known in self._released for known in self._questions):
+            self.clear()
+
+    def done_with(self, question: Question, sides: Iterable[SideKey]) -> None:
+        """Say that a question needs these sides no more; those that no question needs are dropped."""
+        for key in sides:
+            side = self._undivided(key)
+            self._done[side].append(question)
+            if all(known in self._done[side] or known in self._released for known in self._questions):
+                self._joined.pop(side, None)
+                self._divided = {place: parts for place, parts in self._divided.items() if place[0] != side}
+
+    def _undivided(self, key: SideKey) -> SideKey:
+        """Return the side that holds the items of a side: with a flag both sides of a loader are collected as one."""
+        return key if self.has_two_encoders else SideKey(key.loader)
+
+    # ------------------------------------------------------------------------------------------------------ reading a batch
+
+    def expect(self, question: Question, loader: int, batch_idx: int) -> None:
+        """Begin a step: keep what the submodule returns from now on."""
+        if self._step != (loader, batch_idx):
+            self._step = (loader, batch_idx)
+            self._expecting = []
+            self._is_read = False
+            self._batch = None
+            self.reader.start_capture()
+        self._expecting.append(question)
+
+    def read(self, question: Question, trainer: Trainer, loader: int, outputs: Any, batch: Any) -> Batch | None:
+        """Read the batch that was expected, once for all questions.
+
+        Returns:
+            What was read; None if this batch or an earlier one of its loader could not be read, see `failures`.
+        """
+        if not self._is_read:
+            self._is_read = True
+            self._batch = self._read_once(trainer, loader, outputs, batch)
+        result = self._batch
+        self._expecting.remove(question)
+        if not self._expecting:
+            # The embeddings of the step are on its device.
+            self._batch = None
+        return result
+
+    def _read_once(self, trainer: Trainer, loader: int, outputs: Any, batch: Any) -> Batch | None:
+        """Read a batch and append it; an error waits for the end of the epoch."""
+        self.batches[loader] += 1
+        if loader in self._errors:
+            # A set that lacks a batch is no set.
+            self.reader.stop_capture()
+            return None
+        try:
+            result = self._append_batch(trainer, loader, outputs, batch)
+        except Exception as error:  # a metric must not end a training
+            self._errors[loader] = error
+            return None
+        self.seen[loader] += result.items
+        return result
+
+    def _append_batch(self, trainer: Trainer, loader: int, outputs: Any, batch: Any) -> Batch:
+        """Append a batch to the rows of its sides.
+
+        Raises:
+            UsageError: If there are no embeddings, or their labels do not fit them.
+        """
+        step = step_of(trainer)
+        first = self.seen[loader]
+        if self.source.embeds_batches:
+            self.reader.stop_capture()
+            labelled = self.embedder.in_evaluation(trainer, trainer.lightning_module, batch)
+        else:
+            both = read_two_encoders(self.reader, outputs, batch, step, first)
+            if both is not None:
+                self.has_two_encoders = True
+                for is_second, labelled_side in enumerate(both):
+                    key = SideKey(loader, bool(is_second))
+                    self._append(key, *labelled_side, trainer, outputs, batch)
+                return Batch(first, len(both[0][1]), None, no_labels())
+            labelled = self.reader.read(outputs, batch, step)
+        embeddings, labels = labelled
+        has_labels = len(labels) == len(embeddings)
+        if self._has_labels.setdefault(loader, has_labels) != has_labels:
+            raise ValueError("Some batches have labels, others have none. Give labels in every batch, or in none.")
+        if not has_labels and loader not in self._label_errors:
+            error = self.reader.no_labels(batch, step)
+            # A step that has given labels before may give some again.
+            was_successful = step in self.reader.successful_steps
+            self._label_errors[loader] = ValueError(str(error)) if was_successful else error
+        # The store asks for a label of each item; without labels it is never used.
+        filled = labels if has_labels else Labels(torch.zeros(len(embeddings), dtype=torch.int64, device="cpu"))
+        self._append(SideKey(loader), embeddings, filled, trainer, outputs, batch)
+        return Batch(first, len(embeddings), embeddings, labels)
+
+    def _append(
+        self, key: SideKey, embeddings: Tensor, labels: Labels, trainer: Trainer, outputs: Any, batch: Any
+    ) -> None:
+        """Append the items of a batch to the rows of a side, with their ids and columns."""
+        if not any(question.keeps_items for question in self._questions):
+            return
+        rows = self._rows.setdefault(key, _Rows(EmbeddingStore(self.source.spill_to)))
+        items = len(labels)
+        ids: Any = self.source.ids
+        if isinstance(ids, tuple):
+            ids = ids[key.is_second]
+        item_ids = None if ids is None else self._names("ids", ids, outputs, batch, items)
+        rows.store.append(embeddings, labels, ids=item_ids)
+        for column in self._columns():
+            if (key.loader, column) in self._column_errors:
+                continue
+            try:
+                values = self._read_column(trainer, column, outputs, batch, items)
+            except Exception as error:
+                self._column_errors[key.loader, column] = error
+            else:
+                if values is not None:
+                    rows.columns[column].append(values)
+
+    def _columns(self) -> list[Column]:
+        """Return the columns that some question asks for."""
+        return list(dict.fromkeys(column for question in self._questions for column in question.columns))
+
+    def _read_column(self, trainer: Trainer, column: Column, outputs: Any, batch: Any, items: int) -> Labels | None:
+        """Return the value of each item of a batch; None if the column names the loader of the gallery."""
+        if column.argument != FLAG:
+            return self._names(column.argument, column.entry, outputs, batch, items)
+        if gallery_flag(trainer, column.entry) is None:
+            return None
+        hint = "" if callable(column.entry) else f" Nor is there such a loader; there are {names_of_loaders(trainer)}."
+        views = self.source.views
+        is_gallery = read_flag(column.entry, outputs, batch, items, self.reader.owner, views, hint)
+        return Labels(is_gallery.long())
+
+    def _names(self, argument: str, entry: Entry | Sequence[Entry], outputs: Any, batch: Any, items: int) -> Labels:
+        """Return an id or a group for each item of a batch."""
+        return read_names(argument, entry, outputs, batch, items, self.reader.owner, self.source.views)
+
+    def _read_labels(self, labels: Any, step: str) -> Labels:
+        """Read the labels of a step, one or several for each item.
+
+        Raises:
+            UsageError: If only some batches have several labels for each item.
+        """
+        owner = self.reader.owner
+        try:
+            item_labels = as_labels(labels, "labels", owner, sets=True)
+        except ValueError as error:
+            targets = None
+            if any(question.takes_targets for question in self._questions):
+                targets = as_targets(labels, "labels", owner)
+            if targets is None:
+                raise
+            # All other questions refuse them at the end of the epoch.
+            self._target_error = UsageError(f"{owner}: the labels of {step} are {describe(labels)}. {error}")
+            item_labels = targets
+        if not len(item_labels):
+            return item_labels
+        form = item_labels.form
+        are_sets = item_labels.columns is not None
+        # The store refuses all other forms that are mixed in one loader.
+        if self.label_form not in ("", form) and (are_sets or self.has_label_sets):
+            raise UsageError(
+                f"{owner}: the labels of {step} are {form}, those before were {self.label_form}. Use the same form in all "
+                "batches."
+            )
+        self.label_form = form
+        self.has_label_sets = self.has_label_sets or are_sets
+        return item_labels
+
+    def failures(self, question: Question) -> dict[int, Exception]:
+        """Return loader -> the error with which this process cannot answer a question."""
+        failures: dict[int, Exception] = {}
+        for (loader, column), error in self._column_errors.items():
+            if column in question.columns:
+                failures[loader] = error
+        if question.needs_labels:
+            failures |= self._label_errors
+            if self._target_error is not None and not question.takes_targets:
+                failures |= dict.fromkeys(self._has_labels, self._target_error)
+        return failures | self._errors
+
+    # --------------------------------------------------------------------------------------------- the end of a validation
+
+    def agree(self) -> None:
+        """Learn of labels and encoders from processes that had items, once. *Collective*."""
+        if self._has_agreed:
+            return
+        by_rank = gather_objects((self.has_label_sets, self.has_two_encoders))
+        self.has_label_sets = any(has_label_sets for has_label_sets, _ in by_rank)
+        self.has_two_encoders = any(has_two_encoders for _, has_two_encoders in by_rank)
+        self._has_agreed = True
+
+    def have_classes(self, loader: int) -> bool | None:
+        """Return whether the items of a loader have labels that name classes; None without items. *Collective*."""
+        has_classes = self._has_labels.get(loader)
+        if self._target_error is not None:
+            has_classes = False
+        by_rank = gather_objects(has_classes)
+        answers = [has_labels for has_labels in by_rank if has_labels is not None]
+        return all(answers) if answers else None
+
+    def have_labels(self, loader: int) -> bool:
+        """Return whether the items of a loader have labels of any form, in all processes. *Collective*."""
+        return all(gather_objects(self._has_labels.get(loader, True)))
+
+    @property
+    def directions(self) -> tuple[str, str] | None:
+        """Both directions of two encoders, such as `image_to_text`; None for one encoder."""
+        return directions_of(self.reader.keys) if self.has_two_encoders else None
+
+    def dealing(self, trainer: Trainer, loader: int) -> Dealing:
+        """Return how the items of a loader were dealt to the processes, asked once. *Collective*."""
+        items = self.seen[loader]
+        if process_count() == 1:
+            return Dealing(None, None, items)
+        if loader not in self._dealings:
+            dataloader = list(evaluation_loaders(trainer).values())[loader]
+            reason_here = unknown_order_reason(dataloader, self.batches[loader], items)
+            # The decision whether items are dropped must be the same on all ranks: one rank with a reason is enough.
+            by_rank = gather_objects((reason_here, items))
+            reasons = [reason for reason, _ in by_rank if reason is not None]
+            length = None if reasons else unpadded_length(dataloader)
+            reason = reasons[0] if reasons else None
+            self._dealings[loader] = Dealing(length, reason, sum(count for _, count in by_rank))
+        return self._dealings[loader]
+
+    def shard(self, trainer: Trainer, key: SideKey, flag: Column | None = None) -> Shard:
+        """Return this process's part of a side, without repeated items. *Collective*.
+
+        Args:
+            trainer: The Trainer.
+            key: The side.
+            flag: The column that divides the items of a loader into queries and gallery.
+        """
+        return self._side(trainer, key, flag).shard
+
+    def column(self, trainer: Trainer, key: SideKey, column: Column, flag: Column | None = None) -> Labels:
+        """Return the value of each item of a side's shard, in the order of the shard. *Collective*, see `shard`."""
+        return self._side(trainer, key, flag).columns[column]
+
+    def _side(self, trainer: Trainer, key: SideKey, flag: Column | None) -> _Side:
+        """Return a side, joined and divided once. *Collective*."""
+        undivided = key if flag is None else SideKey(key.loader)
+        if flag is None:
+            return self._join(trainer, undivided)
+        if (undivided, flag) not in self._divided:
+            whole = self._join(trainer, undivided)
+            is_gallery = whole.columns[flag].values
+            assert isinstance(is_gallery, Tensor)
+            masks = (is_gallery == 0, is_gallery == 1)
+            queries, gallery = (self._rows_of(whole, mask) for mask in masks)
+            self._divided[undivided, flag] = (queries, gallery)
+            # A second copy of the embeddings stays only if some question needs them undivided.
+            if all(flag in question.columns for question in self._questions if question.keeps_items):
+                del self._joined[undivided]
+        return self._divided[undivided, flag][key.is_second]
+
+    def _rows_of(self, side: _Side, mask: Tensor) -> _Side:
+        """Return some items of a side. *Collective*."""
+        columns = {column: values[mask] for column, values in side.columns.items()}
+        return _Side(rows_of_shard(side.shard, mask, self.source.spill_to), columns)
+
+    def _join(self, trainer: Trainer, key: SideKey) -> _Side:
+        """Return a side; its batches are dropped. *Collective*."""
+        if key not in self._joined:
+            rows = self._rows.get(key) or _Rows(EmbeddingStore(self.source.spill_to))
+            dataset_size = self.dealing(trainer, key.loader).items
+            if self.has_two_encoders and not all(gather_objects(len(rows.store) == self.seen[key.loader])):
+                # The rows of this side are not the items of the loader, of which only ids tell repeated ones.
+                dataset_size = None
+            shard = rows.store.shard(dataset_size)
+            # A process without items has no ids, but passes them as the others do.
+            if self.source.ids is not None and shard.ids is None:
+                shard = shard._replace(ids=no_labels())
+            processes = all_processes()
+            # A position counts the items of all processes, which are dealt in turn.
+            kept_rows = (shard.positions - processes.rank) // processes.count
+            columns: dict[Column, Labels] = {}
+            for column in self._columns():
+                batches = rows.columns[column]
+                values = join(self.reader.owner, batches, column.argument) if batches else no_labels()
+                # After an error of this column its values are fewer; nobody reads them.
+                columns[column] = values[kept_rows] if len(values) == len(rows.store) else no_labels()
+            self._joined[key] = _Side(shard, columns)
+            self._rows.pop(key, None)
+        return self._joined[key]
+
+    # ------------------------------------------------------------------------------------------------------------ hooks
+
+    def close(self) -> None:
+        """End the run, also after an error: remove the hook, and drop what was collected."""
+        self.reader.detach()
+        self.clear()
+
+    def attach(self, module: LightningModule) -> None:
+        """Add the hook to the submodule that embeddings come from.
+
+        Raises:
+            UsageError: If there is no such submodule, or not that of `embed`.
+        """
+        self.reader.attach(module)
+        if self.source.embed is not None:
+            self.embedder.check_name(module)

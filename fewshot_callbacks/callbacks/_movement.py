@@ -1,0 +1,123 @@
+"""How far a sample of a validation set has moved since the first validation, and since the one before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+from torch.utils.data import RandomSampler
+
+from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.functional.movement import embedding_movement
+from fewshot_callbacks.metrics.embedding_store import Shard
+from fewshot_callbacks.trainer.loaders import evaluation_loaders
+
+# Largest number of items that are compared: CKA takes a matrix of this size, 8 MB.
+SAMPLED_ITEMS = 1024
+
+# Names of the values.
+MOVEMENTS = ("cosine_to_first", "cosine_to_previous", "cka_to_first")
+
+# CKA to the first validation below which nothing is left of its arrangement.
+NOTHING_LEFT = 0.1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Items of a set at one validation, in the order of the data set."""
+
+    names: tuple[object, ...]
+    """id or label of each, by which another order of the data is seen; empty without both"""
+    embeddings: Tensor
+    """(sampled items, dim)"""
+    items: int
+    """number of all items of the set"""
+    step: int
+    """optimiser steps before this validation"""
+
+    def is_of_same_items(self, other: Sample) -> bool:
+        """Return whether another sample holds the same items, as far as their names tell."""
+        same_sizes = self.items == other.items and self.embeddings.shape == other.embeddings.shape
+        return same_sizes and self.names == other.names
+
+
+def sample_of(shard: Shard, step: int, processes: Processes) -> Sample | None:
+    """Return a fixed sample of the items of all processes on the first process; None on the others. *Collective*."""
+    items = sum(processes.gather(len(shard.embeddings)))
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randperm(items, generator=generator)[:SAMPLED_ITEMS].sort().values
+    rows = torch.isin(shard.places, places)
+    column = shard.labels if shard.ids is None else shard.ids
+    # Without labels all items have the label 0.
+    part = (shard.places[rows], column[rows].tolist(), shard.embeddings[rows])
+    parts = processes.to_first(part)
+    if parts is None:
+        return None
+    order = torch.cat([part_places for part_places, _, _ in parts]).argsort()
+    names = [name for _, part_names, _ in parts for name in part_names]
+    # A process without items does not know the dimension.
+    embeddings = torch.cat([rows for _, _, rows in parts if len(rows)] or [shard.embeddings])
+    return Sample(tuple(names[row] for row in order.tolist()), embeddings[order].clone(), items, step)
+
+
+def has_fixed_order(trainer: Trainer, loader: int) -> bool:
+    """Return whether a loader gives its items in the same order at each validation, as far as its sampler tells."""
+    dataloader = list(evaluation_loaders(trainer).values())[loader]
+    return not isinstance(getattr(dataloader, "sampler", None), RandomSampler)
+
+
+class MovementOfSet:
+    """Keeps the sample of a set at its first and its latest validation."""
+
+    def __init__(self) -> None:
+        self._first: Sample | None = None
+        self._previous: Sample | None = None
+        # `id` of the module that made them
+        self._module: int | None = None
+
+    def compare(self, sample: Sample, module: int) -> tuple[dict[str, float], str | None]:
+        """Compare a sample with the earlier ones, and keep it.
+
+        Args:
+            sample: That of this validation.
+            module: `id` of the module: with another one, all begins anew.
+
+        Returns:
+            Name -> value, and a sentence if nothing has moved, or nothing is left. Empty and None if there is nothing to
+            compare with: at the first validation, for other items, and without an optimiser step since the last one.
+        """
+        first = self._first
+        previous = self._previous
+        is_first = first is None or module != self._module or not sample.is_of_same_items(first)
+        if first is None or previous is None or is_first:
+            self._first = sample
+            self._previous = sample
+            self._module = module
+            return {}, None
+        if sample.step == previous.step:
+            return {}, None
+        self._previous = sample
+        to_first = embedding_movement(first.embeddings, sample.embeddings)
+        to_previous = embedding_movement(previous.embeddings, sample.embeddings)
+        values = {
+            "cosine_to_first": to_first.cosine,
+            "cosine_to_previous": to_previous.cosine,
+            "cka_to_first": to_first.cka,
+        }
+        compared = f"{to_previous.items:,} of {sample.items:,} items are compared"
+        if to_previous.unmoved == 1:
+            return values, (
+                f"no embedding has changed in the {sample.step - previous.step:,} optimiser steps since the validation "
+                f"before ({compared}). Are the weights of this embedding trained? Look for an encoder that is frozen, an "
+                "adapter that was not loaded or is not active, parameters that the optimiser does not have, or a learning "
+                "rate of 0."
+            )
+        if to_first.cka < NOTHING_LEFT:
+            return values, (
+                f"nothing is left of the arrangement of the first validation: CKA is {to_first.cka:.2f} ({compared}). From "
+                "random weights this is expected; of a pretrained model it means that its weights were lost or overwritten. "
+                "Look at the learning rate, and at what was loaded."
+            )
+        return values, None

@@ -1,0 +1,169 @@
+"""The sides of an evaluation: which items of a validation are queries, and which are the gallery."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.callbacks._evaluation import Loaders, ends_of_loaders, loader_index, no_such_loader, suffixes
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, Entry, are_zeros_and_ones, read_entry
+from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.functional._labels import Labels
+
+# Embeddings of a batch, and their labels.
+LabelledEmbeddings = tuple[Tensor, Labels]
+
+
+class SideKey(NamedTuple):
+    """Names one side of an evaluation: the queries or the gallery items that come from one loader."""
+
+    loader: int
+    """index of the loader"""
+    is_second: bool = False
+    """whether these are the items that a flag assigns to the gallery, or the embeddings of the second encoder"""
+
+
+class SetSides(NamedTuple):
+    """Names a set that is evaluated."""
+
+    direction: str
+    """direction of two encoders, such as `image_to_text`; empty for one encoder"""
+    suffix: str
+    """end of its keys"""
+    sides: list[SideKey]
+    """its queries and its gallery; one side if the queries search each other"""
+
+
+def gallery_flag(trainer: Trainer, gallery: int | Entry | None) -> Entry | None:
+    """Return the entry that flags gallery items in a batch; None if there is none, or the gallery has a loader."""
+    is_loader = isinstance(gallery, int) or loader_index(trainer, gallery) is not None
+    return None if is_loader else gallery
+
+
+def gallery_loader(trainer: Trainer, gallery: int | Entry | None) -> int | None:
+    """Return the index of the loader that is the gallery of all others; None if there is none."""
+    return loader_index(trainer, gallery) if len(suffixes(trainer)) > 1 else None
+
+
+def sets_of(
+    trainer: Trainer, gallery: int | Entry | None, loaders: Loaders | None, directions: tuple[str, str] | None
+) -> list[SetSides]:
+    """Return the sets that are evaluated: one for each loader of queries, or two with two encoders.
+
+    Args:
+        trainer: The Trainer.
+        gallery: See `RetrievalMonitor`.
+        loaders: See there.
+        directions: Those of two encoders; None for one.
+    """
+    ends = ends_of_loaders(trainer, loaders)
+    loader_of_gallery = gallery_loader(trainer, gallery)
+    query_loaders = [loader for loader in ends if loader != loader_of_gallery]
+    has_one_side = loader_of_gallery is None and gallery_flag(trainer, gallery) is None
+    sets: list[SetSides] = []
+    for loader in query_loaders:
+        queries = SideKey(loader)
+        candidates = SideKey(loader, True) if loader_of_gallery is None else SideKey(loader_of_gallery)
+        suffix = ends[loader]
+        if directions is not None:
+            forward, backward = directions
+            sets.append(SetSides(forward, suffix, [queries, candidates]))
+            sets.append(SetSides(backward, suffix, [candidates, queries]))
+            continue
+        if loader_of_gallery is not None and len(query_loaders) == 1:
+            suffix = ""
+        sets.append(SetSides("", suffix, [queries] if has_one_side else [queries, candidates]))
+    return sets
+
+
+def check_gallery(
+    trainer: Trainer, gallery: int | Entry | None, loaders: Loaders | None, owner: str, *, two_encoders: bool
+) -> None:
+    """Check that `gallery` names a loader, and that another loader has queries; or that it is an entry of batches.
+
+    Raises:
+        UsageError: If there is no such loader, or there are no queries.
+    """
+    call = f"{owner}(gallery={gallery!r})"
+    index = loader_index(trainer, gallery)
+    if two_encoders and gallery is not None:
+        raise UsageError(f"{call}: two encoders are queries and gallery of each other. Leave out gallery.")
+    if index is None and isinstance(gallery, int):
+        raise UsageError(no_such_loader(trainer, call))
+    if index is not None and len(suffixes(trainer)) > 1 and not sets_of(trainer, gallery, loaders, None):
+        raise UsageError(f"{call}, loaders={loaders!r}: there are no queries. Name a loader of queries in loaders.")
+    if index is not None and len(suffixes(trainer)) < 2:
+        raise UsageError(
+            f"{call}: there is one loader only, so there are no queries. Return two loaders, or leave gallery out for "
+            "leave-one-out."
+        )
+
+
+def directions_of(keys: tuple[str, str]) -> tuple[str, str]:
+    """Return both directions of two encoders.
+
+    Examples:
+        >>> directions_of(("image_embeds", "text_embeds"))
+        ('image_to_text', 'text_to_image')
+    """
+    first, second = (re.sub(r"_(emb|embeds?|embeddings?|features?)$", "", key) for key in keys)
+    return f"{first}_to_{second}", f"{second}_to_{first}"
+
+
+def read_two_encoders(
+    reader: EmbeddingReader, outputs: Any, batch: Any, step: str, first: int
+) -> list[LabelledEmbeddings] | None:
+    """Read the embeddings and labels of two encoders; None unless each key of the source holds embeddings.
+
+    Args:
+        reader: Has the source.
+        outputs: What the step returned.
+        batch: What the step was called with.
+        step: Name of the step, for messages.
+        first: Index of the first item of the batch in this process's pass.
+
+    Raises:
+        UsageError: If nothing says which rows of the two belong together.
+    """
+    if not (isinstance(reader.source.source, tuple) and isinstance(outputs, Mapping)):
+        return None
+    first_key, second_key = reader.keys
+    outputs_of_encoders = (outputs.get(first_key), outputs.get(second_key))
+    embeddings = [rows for rows in outputs_of_encoders if isinstance(rows, Tensor)]
+    if len(embeddings) < 2 or not all(rows.ndim == 2 and rows.is_floating_point() for rows in embeddings):
+        return None
+    # Zeros and ones are multi-label targets.
+    if embeddings[0].shape[1] != embeddings[1].shape[1] or are_zeros_and_ones(embeddings[1]):
+        return None
+    reader.stop_capture()
+    labels = _labels_of_two_encoders(reader, [len(rows) for rows in embeddings], outputs, batch, step, first)
+    return [reader.check(rows, row_labels, step) for rows, row_labels in zip(embeddings, labels, strict=True)]
+
+
+def _labels_of_two_encoders(
+    reader: EmbeddingReader, counts: Sequence[int], outputs: Mapping[str, Any], batch: Any, step: str, first: int
+) -> list[Any]:
+    """Return the labels of each side, which tell what belongs together; `counts` are the numbers of embeddings."""
+    labels: Any = reader.source.labels
+    if isinstance(labels, tuple):
+        return [read_entry("labels", entry, outputs, batch, reader.owner) for entry in labels]
+    if labels is not None:
+        return [reader.find_labels(None, batch, step)] * 2
+    if STEP_KEYS[1] in outputs:
+        return [outputs[STEP_KEYS[1]]] * 2
+    if counts[0] != counts[1]:
+        fix = reader.source.but_for(labels=("image_id", "image_of_caption"))
+        raise UsageError(
+            f"{reader.owner}, {reader.source.but_for()}: {step} gave {counts[0]} and {counts[1]} embeddings. "
+            f"Say which belong together: source={fix}, an entry for each side."
+        )
+    # Row i of both belong together: each pair has a label that no other pair of any process has.
+    positions = torch.arange(first, first + counts[0], device="cpu")
+    processes = all_processes()
+    return [Labels(positions * processes.count + processes.rank)] * 2

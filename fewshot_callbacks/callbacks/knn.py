@@ -1,0 +1,118 @@
+"""Classification by a vote of the nearest items, at the end of every validation and test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from fewshot_callbacks.callbacks._banks import BankMonitor
+from fewshot_callbacks.callbacks._embedder import TrainingData
+from fewshot_callbacks.callbacks._evaluation import Loaders
+from fewshot_callbacks.callbacks._sides import SetSides
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
+from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.functional.knn import PLACES, KnnReport, knn_accuracy
+from fewshot_callbacks.functional.neighbours import positive_whole
+from fewshot_callbacks.functional.retrieval import Share, Similarity
+from fewshot_callbacks.functional.retrieval.settings import several
+
+
+class KnnMonitor(BankMonitor):
+    """Logs how often the nearest items of a bank vote for the label of an item, such as `val/knn@20`.
+
+    `val/knn@20_top5` counts an item as right if its label is one of the five with the most votes. Votes are weighted by the
+    cosine; of other similarities they are equal. Values lie in [0, 1]; larger is better.
+
+    Args:
+        k: Number of neighbours that vote, or several, each at least 1; see `knn_accuracy`.
+        bank: What votes. `train` is the result of `training_data_for_evaluation()` of the Trainer's data module, as the
+            data modules of this package have it; or pass a data set, a loader of one, or a function of the Trainer, with
+            the transforms of an evaluation. Training items are embedded once in each validation, after its first batch, for
+            all monitors that compare with them. `gallery` is the gallery of the set, without one the set itself. `self` is
+            the set without the item itself.
+        similarity: See `RetrievalSettings`.
+        confidence: Confidence level of the intervals in `reports`, in (0, 1).
+        memory_mb: Memory of the search, see `RetrievalSettings`. Each process holds all items that vote while they are
+            searched.
+        source: See `RetrievalMonitor`.
+        gallery: See there.
+        loaders: See there.
+        name: See there.
+        prog_bar: Show the first of the accuracies in the progress bar.
+        strict: Which errors end the run, see `RetrievalMonitor`.
+
+    Attributes:
+        reports: The latest `KnnReport` of each set, by the suffix of its keys (`""` for a single loader), after the
+            direction of two encoders.
+
+    Raises:
+        ValueError: If a number of neighbours is below 1, or `bank` is another word.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> monitors = [KnnMonitor((10, 20), bank="self", source="encoder")]
+        >>> trainer = Trainer(callbacks=monitors, logger=False, accelerator="cpu")
+    """
+
+    _remedy_for_weights = " Or let the set vote itself, bank='self'."
+
+    def __init__(
+        self,
+        k: int | Sequence[int] = (10, 20),
+        bank: str | TrainingData = "train",
+        *,
+        similarity: Similarity = "cosine",
+        confidence: float = 0.95,
+        memory_mb: float | None = None,
+        source: Source | EmbeddingSource = STEP_KEYS,
+        gallery: int | Entry | None = None,
+        loaders: Loaders | None = None,
+        name: str | None = None,
+        prog_bar: bool = False,
+        strict: bool | None = None,
+    ) -> None:
+        super().__init__(
+            bank,
+            ("train", "gallery", "self"),
+            similarity,
+            source=source,
+            gallery=gallery,
+            loaders=loaders,
+            name=name,
+            prog_bar=prog_bar,
+            strict=strict,
+        )
+        fix = "Pass numbers of neighbours, such as (10, 20)."
+        self.k = [positive_whole("KnnMonitor", "k", neighbours, fix) for neighbours in several(k)]
+        self.confidence = confidence
+        self.memory_mb = memory_mb
+        self._accuracies = [f"knn@{k}{place}" for k in dict.fromkeys(self.k) for place in PLACES]
+        self._better = dict.fromkeys(self._accuracies, "higher")
+        self.reports: dict[str, KnnReport] = {}
+
+    def _names(self) -> Sequence[str]:
+        return self._accuracies
+
+    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
+        """Return the accuracies of the queries, by name. *Collective*."""
+        sides = evaluated_set.sides
+        queries = self._shard(trainer, sides[0])
+        bank = self._bank_shard(trainer, sides)
+        shards = [queries] if bank is None else [queries, bank]
+        options: dict[str, Any] = {} if self.memory_mb is None else {"memory_mb": self.memory_mb}
+        if self.bank == "gallery" and self._ids_are_shared(sides):
+            options |= {"query_ids": queries.ids, "gallery_ids": shards[1].ids}
+        report = knn_accuracy(
+            *(column for shard in shards for column in (shard.embeddings, shard.labels)),
+            k=self.k,
+            temperature=0.07 if self.similarity == "cosine" else None,
+            similarity=self.similarity,
+            confidence=self.confidence,
+            share=Share(all_processes(), *(shard.places for shard in shards)),
+            **options,
+        )
+        self.reports[evaluated_set.direction + evaluated_set.suffix] = report
+        self._tell(report.notes, f"{key}, knn")
+        return report.values

@@ -1,0 +1,205 @@
+"""Verification of a trial list at the end of every validation and test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from fewshot_callbacks.callbacks._collecting import CollectingMonitor
+from fewshot_callbacks.callbacks._collection import Column
+from fewshot_callbacks.callbacks._evaluation import Loaders, ends_of_loaders
+from fewshot_callbacks.callbacks._sides import SetSides, SideKey
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
+from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
+from fewshot_callbacks.functional import (
+    DEFAULT_TRIAL_METRICS,
+    TRIAL_METRICS,
+    TrialList,
+    TrialReport,
+    evaluate_trials,
+    read_trials,
+    trial_scores,
+)
+from fewshot_callbacks.functional.retrieval.registry import requested_metrics
+from fewshot_callbacks.functional.statistics import normal_quantile
+from fewshot_callbacks.settings import Similarity
+
+# Name of the number of trials that are left out, which is logged beside the metrics.
+MISSING = "missing_trials"
+
+
+@dataclass(frozen=True)
+class _ListedItems:
+    """The items of one process that stand in the list."""
+
+    ids: list[str]
+    embeddings: Tensor  # (listed items, dim)
+    items: int  # number of all its items
+
+
+class VerificationMonitor(CollectingMonitor):
+    """Logs the error rates of a trial list, such as `val/eer`, `val/min_dcf@0.01` and `val/tar@far0.001`.
+
+    The embeddings of a validation are held against a fixed list of pairs, as speaker and face verification have it. The
+    items of each trial are found by their ids among the items of all loaders that are measured, so that both sides of a
+    trial may come from different loaders. Trials of which an item did not come, as with `limit_val_batches`, are left out;
+    their number is logged as `val/missing_trials`, and a warning says so once. Labels are not needed: the list says which
+    trials are target trials (both sides of one identity) and which are non-target trials.
+
+    With several processes the embeddings of the listed items are brought to the first one, which scores the trials; all
+    log its values.
+
+    Args:
+        trials: The file of the trial list, or what `read_trials` returned.
+        ids: Entry of the step's output or of the batch, position in the batch, or function of (outputs, batch), with the id
+            of each item as the list has it; the name of a file stands for its path.
+        metrics: What is logged, as `evaluate_trials` has it; by default `DEFAULT_TRIAL_METRICS`, with folds the accuracy.
+        similarity: How both sides are compared; see `trial_scores`.
+        confidence: Confidence level of the intervals in `report`, in (0, 1).
+        source: See `RetrievalMonitor`.
+        loaders: Index or name of a loader whose items are found, or several. By default those of all loaders are.
+        name: See `RetrievalMonitor`.
+        prog_bar: Show the first of the metrics in the progress bar.
+        strict: Which errors end the run, see `RetrievalMonitor`.
+
+    Attributes:
+        report: The latest `TrialReport`; None before the first evaluation.
+
+    Raises:
+        ValueError: If the list cannot be read, or has scores in place of items, or there is no such metric.
+
+    Examples:
+        >>> from fewshot_callbacks import TrialList
+        >>> from lightning.pytorch import Trainer
+        >>> trials = TrialList(same=(True, False), items=(("a.wav", "a.wav"), ("b.wav", "c.wav")))
+        >>> monitor = VerificationMonitor(trials, ids="path", source="encoder")
+        >>> trainer = Trainer(callbacks=[monitor], logger=False, accelerator="cpu")
+    """
+
+    def __init__(
+        self,
+        trials: str | PathLike[str] | TrialList,
+        ids: Entry,
+        *,
+        metrics: Sequence[str] | None = None,
+        similarity: Similarity = "cosine",
+        confidence: float = 0.95,
+        source: Source | EmbeddingSource = STEP_KEYS,
+        loaders: Loaders | None = None,
+        name: str | None = None,
+        prog_bar: bool = False,
+        strict: bool | None = None,
+    ) -> None:
+        self._ids = Column("ids", ids)
+        super().__init__(
+            source,
+            loaders=loaders,
+            name=name,
+            prog_bar=prog_bar,
+            strict=strict,
+            columns=[self._ids],
+            needs_labels=False,
+            takes_targets=True,
+        )
+        self.trials = trials if isinstance(trials, TrialList) else read_trials(fspath(trials))
+        if self.trials.items is None:
+            raise ValueError(
+                "VerificationMonitor: this list has scores, and no items to embed. Pass a list of pairs of items."
+            )
+        if metrics is None:
+            metrics = DEFAULT_TRIAL_METRICS if self.trials.folds is None else (*DEFAULT_TRIAL_METRICS, "accuracy")
+        requested = requested_metrics("VerificationMonitor", metrics, TRIAL_METRICS)
+        if self.trials.folds is None and "accuracy" in metrics:
+            raise ValueError("VerificationMonitor: accuracy needs folds, and this list has none. Leave out accuracy.")
+        normal_quantile(confidence)
+        self.metrics = tuple(request.key for request in requested)
+        self.similarity: Similarity = similarity
+        self.confidence = confidence
+        self._better = {request.key: request.metric.better for request in requested} | {MISSING: None}
+        self.report: TrialReport | None = None
+
+    _takes_label_sets = True
+
+    def _names(self) -> Sequence[str]:
+        return (*self.metrics, MISSING)
+
+    def _sets(self, trainer: Trainer) -> list[SetSides]:
+        """Return the items of all loaders as one set."""
+        return [SetSides("", "", [SideKey(loader) for loader in ends_of_loaders(trainer, self.loaders)])]
+
+    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
+        """Return the metrics of the trials whose items came, and the number of the others. *Collective*."""
+        parts = [self._listed_items(trainer, side) for side in evaluated_set.sides]
+        parts_by_rank = all_processes().to_first(parts)
+        result = None
+        if parts_by_rank is not None:
+            # An error of the first process is raised in all.
+            result = self._evaluate([part for parts_of_rank in parts_by_rank for part in parts_of_rank])
+        answer = broadcast_object(result)
+        assert answer is not None
+        report, missing = answer
+        self.report = report
+        notes = list(report.notes)
+        if missing:
+            notes.append(
+                f"{missing:,} of the {len(self.trials):,} trials are left out, since an item of each did not come in this "
+                "validation, or came as several different ones."
+            )
+        self._tell(notes, key)
+        return report.values | {MISSING: float(missing)}
+
+    def _listed_items(self, trainer: Trainer, side: SideKey) -> _ListedItems:
+        """Return the items of this process that stand in the list. *Collective*."""
+        shard = self._shard(trainer, side)
+        ids = [str(name) for name in self._column(trainer, side, self._ids).tolist()]
+        rows = [row for row, name in enumerate(ids) if self.trials.names(name)]
+        return _ListedItems([ids[row] for row in rows], shard.embeddings[rows], len(ids))
+
+    def _evaluate(self, parts: Sequence[_ListedItems]) -> tuple[TrialReport, int]:
+        """Return the report of the trials whose items came, and the number of the others.
+
+        Raises:
+            ValueError: If no trial has both items.
+        """
+        ids = [name for part in parts for name in part.ids]
+        items = sum(part.items for part in parts)
+        # A process without items does not know the dimension.
+        embeddings = torch.cat([part.embeddings for part in parts if part.ids] or [torch.empty(0, 0)])
+        ids, embeddings = _without_copies(ids, embeddings)
+        first, second = self.trials.known_rows(ids)
+        has_items = (first >= 0) & (second >= 0)
+        if not bool(has_items.any()):
+            assert self.trials.items is not None
+            raise ValueError(
+                f"VerificationMonitor: none of the {len(has_items):,} trials has both items among the {items:,} that came. "
+                f"The list begins with {self.trials.items[0][0]!r}. Pass ids that name items as the list does."
+            )
+        scores = trial_scores(embeddings, first[has_items], second[has_items], similarity=self.similarity)
+        trials = self.trials.chosen(has_items.nonzero()[:, 0].tolist())
+        report = evaluate_trials(
+            scores,
+            trials.same,
+            first=trials.first,
+            second=trials.second,
+            folds=trials.folds,
+            metrics=self.metrics,
+            confidence=self.confidence,
+        )
+        return report, len(has_items) - len(trials)
+
+
+def _without_copies(ids: Sequence[str], embeddings: Tensor) -> tuple[list[str], Tensor]:
+    """Return the first of the items that are equal in id and embedding; an item of two loaders is one item."""
+    first_rows: dict[str, list[int]] = {}
+    kept: list[int] = []
+    for row, name in enumerate(ids):
+        rows = first_rows.setdefault(name, [])
+        if not any(torch.equal(embeddings[row], embeddings[other]) for other in rows):
+            rows.append(row)
+            kept.append(row)
+    return [ids[row] for row in kept], embeddings[kept]

@@ -1,0 +1,127 @@
+"""How far an embedding has moved between two moments of a training: the cosine of each item to itself, and CKA."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fewshot_callbacks.functional._equality import equal_with_nan
+from fewshot_callbacks.functional._reading import as_tensor, default_mode, non_finite_rows, refuse_non_finite
+
+_CALL = "embedding_movement"
+
+# Change of an item, relative to its length, up to which it has not moved: the rounding of float32.
+UNMOVED = 1e-6
+
+
+@equal_with_nan
+@dataclass(frozen=True)
+class Movement:
+    """The result of `embedding_movement`."""
+
+    cosine: float
+    """mean cosine of each item to itself before, in [-1, 1]; items of length 0 are left out, NaN if all are"""
+    cka: float
+    """similarity of the arrangements of all items, at most 1; it does not see rotations, shifts and a common scale. NaN with
+    fewer than four items, or if all items are equal"""
+    unmoved: float
+    """share of the items that are the same but for rounding, in [0, 1]"""
+    items: int
+    """number of items"""
+
+
+@default_mode()
+def embedding_movement(before: Any, after: Any) -> Movement:
+    """Return how far the embeddings of the same items have moved.
+
+    CKA is the centred kernel alignment of the inner products (Kornblith, Norouzi, Lee, Hinton, "Similarity of neural network
+    representations revisited", ICML 2019), with the estimator of Song, Smola, Gretton, Bedo, Borgwardt ("Feature selection
+    via dependence maximization", JMLR 13, 2012), whose mean does not depend on the number of items. It may fall a little
+    below 0 where nothing is left of the arrangement.
+
+    Args:
+        before: (items, dim) finite floating-point rows.
+        after: (items, other dim) embeddings of the same items in the same order. The cosine needs an equal dimension.
+
+    Returns:
+        The mean cosine, CKA and the share of items that have not moved. Memory is three matrices of items x items numbers.
+
+    Raises:
+        ValueError: If the numbers of rows differ, or rows hold NaN or Inf.
+
+    Examples:
+        >>> before = torch.tensor([[1.0, 0.0], [2.0, 1.0], [0.0, 3.0], [1.0, 4.0], [5.0, 2.0]])
+        >>> rotated = torch.stack([-before[:, 1], before[:, 0]], dim=1)
+        >>> movement = embedding_movement(before, rotated)
+        >>> movement.cosine, round(movement.cka, 6), movement.unmoved
+        (0.0, 1.0, 0.0)
+    """
+    rows_before = _read(before, "before")
+    rows_after = _read(after, "after")
+    if len(rows_before) != len(rows_after):
+        raise ValueError(
+            f"{_CALL}: before has {len(rows_before)} rows, after {len(rows_after)}. Pass the same items in the same order."
+        )
+    cosine = math.nan
+    unmoved = 0.0
+    if rows_before.shape == rows_after.shape and len(rows_before):
+        lengths = rows_before.norm(dim=1)
+        lengths_after = rows_after.norm(dim=1)
+        is_long = (lengths > 0) & (lengths_after > 0)
+        if bool(is_long.any()):
+            products = (rows_before * rows_after).sum(dim=1)[is_long]
+            cosine = float((products / (lengths * lengths_after)[is_long]).mean().clamp(-1, 1))
+        changes = (rows_after - rows_before).norm(dim=1)
+        unmoved = float((changes <= UNMOVED * lengths).double().mean())
+    return Movement(cosine, _cka(rows_before, rows_after), unmoved, len(rows_before))
+
+
+def _read(rows: Any, name: str) -> Float[Tensor, "items dim"]:
+    """Return embeddings in float64 on the CPU.
+
+    Raises:
+        ValueError: If they are no matrix of finite numbers.
+    """
+    tensor = as_tensor(rows, name, _CALL).detach().cpu().double()
+    if tensor.ndim != 2:
+        raise ValueError(f"{_CALL}: {name} has shape {tuple(tensor.shape)}. Pass one row for each item, (items, dim).")
+    refuse_non_finite(non_finite_rows(tensor), len(tensor), name, _CALL)
+    return tensor
+
+
+def _cka(before: Float[Tensor, "items dim"], after: Float[Tensor, "items other_dim"]) -> float:
+    """Return the centred kernel alignment of two embeddings; NaN if it is undefined."""
+    if len(before) < 4:
+        return math.nan
+    kernel_before = _kernel(before)
+    kernel_after = _kernel(after)
+    alignment = _dependence(kernel_before, kernel_after)
+    norms = _dependence(kernel_before, kernel_before) * _dependence(kernel_after, kernel_after)
+    return math.nan if norms <= 0 else min(alignment / math.sqrt(norms), 1.0)
+
+
+def _kernel(rows: Float[Tensor, "items dim"]) -> Float[Tensor, "items items"]:
+    """Return the inner products of all pairs of items, without those of an item with itself."""
+    # Shifts change no alignment; without the mean, less is lost to rounding. A common scale keeps products in range.
+    centred = rows - rows.mean(dim=0)
+    largest = centred.abs().max()
+    if largest == 0:
+        return torch.zeros(len(rows), len(rows), dtype=rows.dtype)
+    centred = centred / largest
+    return (centred @ centred.T).fill_diagonal_(0)
+
+
+def _dependence(one: Float[Tensor, "items items"], other: Float[Tensor, "items items"]) -> float:
+    """Return the unbiased estimate of the Hilbert-Schmidt independence criterion, of kernels without diagonals."""
+    items = len(one)
+    row_sums = one.sum(dim=1)
+    other_row_sums = other.sum(dim=1)
+    trace = (one * other).sum()
+    sums = row_sums.sum() * other_row_sums.sum() / ((items - 1) * (items - 2))
+    mixed = 2 * (row_sums @ other_row_sums) / (items - 2)
+    return float((trace + sums - mixed) / (items * (items - 3)))
