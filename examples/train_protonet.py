@@ -55,7 +55,7 @@ best = ModelCheckpoint(monitor="val/mAP", mode="max", filename="best")
 trainer = Trainer(
     max_epochs=options.epochs,
     callbacks=[
-        DiscriminantRatioMonitor(),  # train/J of every batch, val/J of every epoch
+        DiscriminantRatioMonitor(prog_bar=False),  # train/J of every batch, val/J of every epoch, in the logs
         RetrievalMonitor(),  # val/mAP, val/recall@1, val/pair_f1, ... at the end of validation
         best,
     ],

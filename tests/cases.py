@@ -27,7 +27,8 @@ def sampled_product(*axes: Iterable[Any], count: int, seed: int = 0) -> list[Any
     raise AssertionError("never reached")
 
 
-def made(n=600, classes=40, dim=24, noise=1.0, seed=0):
+def clustered_items(n=600, classes=40, dim=24, noise=1.0, seed=0):
+    """Return (n, dim) items around the centres of their classes, and (n,) labels."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % classes
     centres = torch.randn(classes, dim, generator=generator)

@@ -104,4 +104,4 @@ def gloo_folder(shared_folder: Path) -> Path:
 def on_ranks(request: pytest.FixtureRequest, gloo_folder: Path) -> list[dict[str, Any]]:
     """The answers of every rank to every case of the metrics; the last are of a backend that knows no CPU, as NCCL."""
     count, backend = {"two": (2, "gloo"), "three": (3, "gloo"), "two, no CPU": (2, "without CPU")}[request.param]
-    return gloo_processes.answers(gloo_folder, "tests.metrics.gloo_jobs", count, backend)
+    return gloo_processes.answers(gloo_folder, "tests.metrics.process_jobs", count, backend)

@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure
 
 
-def shown(report):
-    """Everything in a report, to the last bit; but time, memory, and what lies at thresholds that the histogram chose."""
+def comparable_values(report):
+    """Return a report as text, to the last bit, and its `auc_pr`. Time, memory and the bounds of `auc_pr` are left out."""
     left_out = ("seconds", "memory_note")
     values = {field.name: getattr(report, field.name) for field in fields(report) if field.name not in left_out}
     area = report.auc_pr if report.pooled else None
@@ -18,10 +18,11 @@ def shown(report):
 
 
 def assert_same(report, other):
+    """Assert that two reports are equal to the last bit, but for time and memory; `auc_pr` within its errors."""
     assert not isinstance(other, BaseException), other
-    mine, area = shown(report)
-    theirs, other_area = shown(other)
-    assert mine == theirs
+    values, area = comparable_values(report)
+    other_values, other_area = comparable_values(other)
+    assert values == other_values
     if area is None:
         return
     counts, other_counts = report.pair_counts, other.pair_counts

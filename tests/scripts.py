@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @contextmanager
-def loaded(path: str) -> Iterator[ModuleType]:
-    """The script at a path below the repository, which finds those beside it until the end."""
+def imported_script(path: str) -> Iterator[ModuleType]:
+    """Yield the script at a path below the repository as a module; in the block it can import the scripts beside it."""
     name = f"script_{Path(path).stem}"
     spec = importlib.util.spec_from_file_location(name, ROOT / path)
     assert spec is not None

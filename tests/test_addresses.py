@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 import fewshot_callbacks
-from tests.scripts import ROOT, loaded
+from tests.scripts import ROOT, imported_script
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 REPOSITORY = PROJECT["urls"]["Repository"]
@@ -20,7 +20,7 @@ EXAMPLE = "someone"
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git says which files belong to the repository")
 def test_every_address_is_that_of_pyproject():
-    with loaded("tools/set_address.py") as tool:
+    with imported_script("tools/set_address.py") as tool:
         found = {
             (path.relative_to(ROOT).as_posix(), match[1] or match[3], match[2] or match[4])
             for path, text in tool.tracked_texts().items()

@@ -209,6 +209,16 @@ def test_the_pages_list_the_public_names() -> None:
     assert set(NAMES) - documented() == set()
 
 
+def test_the_pages_list_the_names_that_only_a_layer_has() -> None:
+    table = (ROOT / "docs/api/index.md").read_text(encoding="utf-8").partition("## Names that only a layer has")[2]
+    listed = {
+        layer: set(re.findall(r"`(\w+)`", names))
+        for layer, names in re.findall(rf"^\| `{PACKAGE}\.(\w+)` \| (.*) \|$", table, re.MULTILINE)
+    }
+    assert listed == {layer: set(import_module(f"{PACKAGE}.{layer}").__all__) - set(NAMES) for layer in listed}
+    assert set(listed) == set(LAYERS) - {"sources"}  # `Shards` is all of it that users need
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_help_works(name: str) -> None:
     words = pydoc.render_doc(getattr(fewshot_callbacks, name), renderer=pydoc.plaintext)

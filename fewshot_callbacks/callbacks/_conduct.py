@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from fewshot_callbacks.distributed.processes import RemoteError
 from fewshot_callbacks.distributed.torch_distributed import broadcast_object
+from fewshot_callbacks.functional._labels import LabelFormsError
 from fewshot_callbacks.trainer.warning import warn
 
 
@@ -36,8 +37,8 @@ class FailurePolicy:
 
     Args:
         owner: Name of the callback, for messages.
-        strict: True raises every error and False none. None raises a `UsageError`, which no further training mends, and
-            warns of all others, such as those of a diverged batch.
+        strict: True raises every error and False none. None raises a `UsageError` or `LabelFormsError`, which no further
+            training mends, and warns of all others, such as those of a diverged batch.
     """
 
     def __init__(self, owner: str, strict: bool | None) -> None:
@@ -55,7 +56,7 @@ class FailurePolicy:
         if self.strict:
             raise error
         message = str(error) or type(error).__name__
-        if self.strict is None and isinstance(error, UsageError):
+        if self.strict is None and isinstance(error, UsageError | LabelFormsError):
             raise UsageError(f"{message} ({self.owner}(strict=False) warns instead, and logs NaN.)") from error
         # Errors that differ only in numbers, such as a count of rows or an epoch, are of one kind.
         kind = type(error).__name__ + without_digits(message)[:60]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.retrieval import Share
-from fewshot_callbacks.sources import ChosenRows, Shards
+from fewshot_callbacks.sources import RowSubset, Shards
 
 
 def joined_processes() -> Processes:
@@ -77,10 +77,10 @@ def _rows_of_process(rows: int, processes: Processes) -> slice:
 
 def _take_rows(values: Any, rows: slice) -> Any:
     """Return neighbouring rows of an array, a list or rows on disk, which stay there."""
-    if isinstance(values, Shards | ChosenRows):
+    if isinstance(values, Shards | RowSubset):
         mask = np.zeros(len(values), bool)
         mask[rows] = True
-        return ChosenRows(values, mask)
+        return RowSubset(values, mask)
     return values[rows]
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.cli.options import COLUMNS
 from fewshot_callbacks.functional.retrieval.inputs import with_stored_arrays
-from fewshot_callbacks.sources import ChosenRows, Shards
+from fewshot_callbacks.sources import RowSubset, Shards
 from fewshot_callbacks.sources.columns import as_booleans
 from fewshot_callbacks.sources.formats import array_names
 from fewshot_callbacks.sources.shard_files import find_shards
@@ -230,8 +230,8 @@ def are_first(ids: Any) -> NDArray[np.bool_]:
 
 def take_where(values: Any, mask: NDArray[np.bool_]) -> Any:
     """Return the chosen rows of an array, or of rows on disk, which stay there."""
-    if isinstance(values, Shards | ChosenRows):
-        return ChosenRows(values, mask)
+    if isinstance(values, Shards | RowSubset):
+        return RowSubset(values, mask)
     return values[mask]
 
 

@@ -155,8 +155,8 @@ class FewShotDataModule(LightningDataModule):
             check(dataset.labels, **sizes, class_names=dataset.class_names, prefix=prefix)
         except ValueError as error:
             options = ", ".join(f"{prefix}{name} {size}" for name, size in sizes.items())
-            what = "batches" if is_balanced else "episodes"
-            return f"The {split} classes do not suffice for the requested {what} ({options}): {error}"
+            noun = "batches" if is_balanced else "episodes"
+            return f"The {split} classes do not suffice for the requested {noun} ({options}): {error}"
         return None
 
     def setup(self, stage: str) -> None:

@@ -291,9 +291,9 @@ class Glyphs(FewShotDataset):
 
     def with_split(self, split: Split) -> "Glyphs":
         """Return the glyphs of another split, of the same drawing."""
-        other = copy.copy(self)
-        other._choose(split)
-        return other
+        glyphs = copy.copy(self)
+        glyphs._choose(split)
+        return glyphs
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return many items as two tensors: images (items, 1, size, size) and labels (items,)."""
@@ -346,14 +346,14 @@ def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
     return load_or_draw(cache_file(size, min_faces), DrawnGlyphs, lambda: draw_glyphs(size, min_faces), "glyph")
 
 
-def load_or_draw(file: Path, kind: type[Drawn], draw: Callable[[], Drawn], what: str) -> Drawn:
+def load_or_draw(file: Path, kind: type[Drawn], draw: Callable[[], Drawn], noun: str) -> Drawn:
     """Load a drawing from its file if that is sound, else draw it and write the file.
 
     Args:
         file: The file of the drawing.
         kind: Its class, a dataclass of tensors and plain values.
         draw: The function that draws it.
-        what: The name of one image of it, for messages.
+        noun: The name of one image of it, for messages.
 
     Returns:
         The drawing.
@@ -365,7 +365,7 @@ def load_or_draw(file: Path, kind: type[Drawn], draw: Callable[[], Drawn], what:
     except (FileNotFoundError, NotADirectoryError):
         pass  # it was never drawn: there is nothing to warn of
     except Exception as error:  # torch.load promises no class of error for a damaged file
-        warnings.warn(f"The {what} cache {file} cannot be read ({error!r:.200}). Drawing it again.", stacklevel=3)
+        warnings.warn(f"The {noun} cache {file} cannot be read ({error!r:.200}). Drawing it again.", stacklevel=3)
     drawn = draw()
     unfinished = file.with_name(f"{file.name}.{secrets.token_hex(8)}")  # no other process reads half a file
     try:
@@ -376,7 +376,7 @@ def load_or_draw(file: Path, kind: type[Drawn], draw: Callable[[], Drawn], what:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         warnings.warn(
-            f"The {what}s cannot be kept in {file.parent} ({error}), so they are drawn each time, which takes a while. "
+            f"The {noun}s cannot be kept in {file.parent} ({error}), so they are drawn each time, which takes a while. "
             "Name a folder that can be written in the environment variable FEWSHOT_CALLBACKS_CACHE.",
             stacklevel=3,
         )

@@ -12,8 +12,8 @@ from fewshot_callbacks.data.image_set import (
     ImageSet,
     PhotoTransform,
     check_shares,
+    count_and_names,
     counted,
-    named,
     refuse_shared,
 )
 from fewshot_callbacks.files.images import ENDINGS, list_folders, list_images
@@ -182,19 +182,19 @@ def _listed_classes(root: Path) -> list[ImageItem]:
     folders = list_folders(root, of_systems)
     if not folders:
         raise ValueError(f"{root} holds no class: no folder is in it. Put the images of each class in a folder there.")
-    found = list_images(folders, root)
-    found.of_systems.update(of_systems)
-    empty = [folder.name for folder, files in zip(folders, found.of_folders, strict=True) if not files]
+    listing = list_images(folders, root)
+    listing.of_systems.update(of_systems)
+    empty = [folder.name for folder, files in zip(folders, listing.of_folders, strict=True) if not files]
     if empty:
         raise ValueError(
-            f"{named(empty, 'class')} of {len(folders)} in {root} without an image. Add images "
+            f"{count_and_names(empty, 'class')} of {len(folders)} in {root} without an image. Add images "
             f"({', '.join(ENDINGS)}) or remove the folder{'s' if len(empty) > 1 else ''}."
         )
-    skipped = found.describe_skipped()
+    skipped = listing.describe_skipped()
     if skipped:
         rank_zero_info(f"{root}: {skipped}. Images end in {', '.join(ENDINGS)}.")
     items = []
-    for folder, files in zip(folders, found.of_folders, strict=True):
+    for folder, files in zip(folders, listing.of_folders, strict=True):
         # A class has one name, in whichever form of Unicode a disk or an archive keeps it.
         class_name = composed_form(folder.name)
         items += [ImageItem(file, class_name) for file in files]

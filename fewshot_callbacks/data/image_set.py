@@ -301,15 +301,15 @@ class ImageSet(FewShotDataset):
 
     def with_split(self: AnyImageSet, split: Split) -> AnyImageSet:
         """Return the images of another split; nothing is listed again, and decoded images are shared."""
-        other = copy.copy(self)  # shallow: both hold the same lists and the same decoded images
-        other._choose(split)
-        return other
+        images = copy.copy(self)  # shallow: both hold the same lists and the same decoded images
+        images._choose(split)
+        return images
 
     def augmented(self: AnyImageSet, seed: int = 0) -> AnyImageSet:
         """Return the same images, augmented from PyTorch's random state; decoded images are shared."""
-        other = copy.copy(self)
-        other._augment = True
-        return other
+        images = copy.copy(self)
+        images._augment = True
+        return images
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return many items as two tensors: images (items, channels, height, width) and labels (items,)."""
@@ -347,7 +347,7 @@ class ImageSet(FewShotDataset):
             ) from error
 
 
-def named(names: Sequence[str], noun: str) -> str:
+def count_and_names(names: Sequence[str], noun: str) -> str:
     """Write the number of things and the first names: `1 class ('a')`, `7 classes ('a', 'b', 'c', 'd', 'e', ...)`."""
     first_names = ", ".join(map(repr, names[:_MAX_NAMED]))
     further = ", ..." if len(names) > _MAX_NAMED else ""
@@ -375,12 +375,12 @@ def required(path: Path, fix: str) -> Path:
     raise FileNotFoundError(f"{nearest} holds no {path.relative_to(nearest).as_posix()!r}. {fix}")
 
 
-def refuse_any(faulty: Sequence[object], what: str, fix: str, error: type[Exception] = FileNotFoundError) -> None:
+def refuse_any(faulty: Sequence[object], fault: str, fix: str, error: type[Exception] = FileNotFoundError) -> None:
     """Refuse a set with faults; the message names the first of them and the fix.
 
     Args:
         faulty: The files or names that are missing or cannot be used.
-        what: The fault, for the message.
+        fault: The fault, for the message.
         fix: What to do about it.
         error: The class of the error.
 
@@ -388,7 +388,7 @@ def refuse_any(faulty: Sequence[object], what: str, fix: str, error: type[Except
         Exception: If there is a fault; of the class `error`.
     """
     if faulty:
-        raise error(f"{what}; the first is {str(faulty[0])!r}. {fix}")
+        raise error(f"{fault}; the first is {str(faulty[0])!r}. {fix}")
 
 
 def in_splits(
@@ -419,8 +419,8 @@ def in_splits(
     """
     complete_or_partial = f"{fix}, or pass partial=True to use what is there."
     repeated = [file for file, times in Counter(item.file for _, item in listed).items() if times > 1]
-    what = f"{len(repeated):,} of the images of {lists} are listed twice, and would count twice"
-    refuse_any(_names_in(folder, repeated), what, f"{fix}.", ValueError)
+    fault = f"{len(repeated):,} of the images of {lists} are listed twice, and would count twice"
+    refuse_any(_names_in(folder, repeated), fault, f"{fix}.", ValueError)
     file_on_disk = paths_on_disk([Path(item.file) for _, item in listed], folder)
     items: dict[Split, list[ImageItem]] = {name: [] for name in published}
     missing = []
@@ -431,8 +431,8 @@ def in_splits(
         else:
             missing.append(file)
     if not partial:
-        what = f"{len(missing):,} of the {len(listed):,} images of {lists} are not in {folder}"
-        refuse_any(_names_in(folder, missing), what, complete_or_partial)
+        fault = f"{len(missing):,} of the {len(listed):,} images of {lists} are not in {folder}"
+        refuse_any(_names_in(folder, missing), fault, complete_or_partial)
         _check_published(items, published, folder.parent, complete_or_partial)
     check_no_split_is_empty(items, folder.parent, f"{fix}.")
     return items
@@ -466,10 +466,10 @@ def refuse_shared(classes: Iterable[tuple[str, Iterable[str]]], fix: str) -> Non
     for (first, first_classes), (second, second_classes) in itertools.combinations(classes, 2):
         shared = sorted(set(first_classes) & set(second_classes))
         if shared:
-            raise ValueError(f"{first} and {second} share {named(shared, 'class')}{fix}")
+            raise ValueError(f"{first} and {second} share {count_and_names(shared, 'class')}{fix}")
 
 
-def check_no_split_is_empty(items: Mapping[Split, Sequence[ImageItem]], where: Path, fix: str) -> None:
+def check_no_split_is_empty(items: Mapping[Split, Sequence[ImageItem]], folder: Path, fix: str) -> None:
     """Refuse a split without an image, which a part of a set may have.
 
     Raises:
@@ -477,7 +477,7 @@ def check_no_split_is_empty(items: Mapping[Split, Sequence[ImageItem]], where: P
     """
     empty = [split for split, split_items in items.items() if not split_items]
     if empty:
-        raise ValueError(f"What is in {where} leaves {' and '.join(empty)} without a class. {fix}")
+        raise ValueError(f"What is in {folder} leaves {' and '.join(empty)} without a class. {fix}")
 
 
 def check_shares(val_share: float, test_share: float) -> None:

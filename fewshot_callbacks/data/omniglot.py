@@ -18,7 +18,7 @@ from fewshot_callbacks.data.image_set import (
     ImageSet,
     check_image_size,
     check_no_split_is_empty,
-    named,
+    count_and_names,
     required,
 )
 from fewshot_callbacks.files.images import list_entries, list_folders, refuse_second_links
@@ -189,6 +189,6 @@ def _check_complete(files_of: Mapping[str, Sequence[Path]], folder: Path, charac
     incomplete = [character for character, files in files_of.items() if len(files) != DRAWINGS]
     if incomplete:
         raise ValueError(
-            f"{named(incomplete, 'class')} of {len(files_of)} in {folder} without exactly {DRAWINGS} drawings; the "
-            f"first has {len(files_of[incomplete[0]])}. {fix}"
+            f"{count_and_names(incomplete, 'class')} of {len(files_of)} in {folder} without exactly {DRAWINGS} drawings; "
+            f"the first has {len(files_of[incomplete[0]])}. {fix}"
         )

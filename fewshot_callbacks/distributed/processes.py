@@ -186,13 +186,13 @@ class Processes(ABC):
         Raises:
             ValueError: With the argument that differs; the same message in every process.
         """
-        first, *others = self.gather({name: str(value) for name, value in arguments.items()})
-        for rank, other in enumerate(others, start=1):
-            for name, value in first.items():
-                if other[name] != value:
+        by_rank = self.gather({name: str(value) for name, value in arguments.items()})
+        for rank, printed in enumerate(by_rank):
+            for name, value in by_rank[0].items():
+                if printed[name] != value:
                     raise ValueError(
-                        f"{call}: {name} is {value} in process 0, {other[name]} in process {rank}. Call it in the same way "
-                        "in every process; one that holds no item passes empty tensors."
+                        f"{call}: {name} is {value} in process 0, {printed[name]} in process {rank}. Call it in the same "
+                        "way in every process; one that holds no item passes empty tensors."
                     )
 
     def largest(self, values: Sequence[float]) -> list[float]:

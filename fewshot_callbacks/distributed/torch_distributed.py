@@ -110,11 +110,11 @@ class TorchProcesses(Processes):
         try:
             yield
         except RuntimeError as error:
-            ended = [] if self._error_is_known else self._ended_processes()
-            if not ended:
+            ended_ranks = [] if self._error_is_known else self._ended_processes()
+            if not ended_ranks:
                 raise
             self._error_is_known = True  # an ended process cannot be told
-            names = " and ".join(f"process {rank}" for rank in ended)
+            names = " and ".join(f"process {rank}" for rank in ended_ranks)
             raise ConnectionError(
                 f"{names} of {self.count}, counted from 0, has ended in the middle of the evaluation, killed or crashed, "
                 "and the others cannot go on without it. See what it printed last; if the machine ran out of memory, pass "
@@ -123,7 +123,7 @@ class TorchProcesses(Processes):
 
     def _ended_processes(self) -> list[int]:
         """Return the ranks to which there is no connection any more."""
-        ended = []
+        ended_ranks = []
         for rank in range(self.count):
             if rank == self.rank:
                 continue
@@ -132,8 +132,8 @@ class TorchProcesses(Processes):
                 message = torch.zeros(1, device="cpu")
                 torch.distributed.isend(message, self._rank_among_all(rank), group=self._group, tag=TEST_TAG)
             except RuntimeError:
-                ended.append(rank)
-        return ended
+                ended_ranks.append(rank)
+        return ended_ranks
 
 
 def all_processes() -> Processes:

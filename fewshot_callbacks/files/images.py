@@ -214,7 +214,7 @@ def has_known_range(image: Image.Image) -> bool:
 
 
 @dataclass
-class FoundImages:
+class ImageListing:
     """The images below some folders.
 
     Attributes:
@@ -236,19 +236,19 @@ class FoundImages:
         """Return a sentence that counts the files that were passed over; "" if there are none.
 
         Examples:
-            >>> FoundImages(skipped=Counter({".avif": 1, ".gif": 2})).describe_skipped()
+            >>> ImageListing(skipped=Counter({".avif": 1, ".gif": 2})).describe_skipped()
             '3 files skipped: .gif 2, .avif 1'
         """
-        parts = []
+        sentences = []
         total = self.skipped.total()
         if total:
             counts = [f"{ending} {count:,}" for ending, count in self.skipped.most_common(_NAMED_AT_MOST)]
             if len(self.skipped) > _NAMED_AT_MOST:
                 counts.append("...")
-            parts.append(f"{total:,} file{'' if total == 1 else 's'} skipped: {', '.join(counts)}")
+            sentences.append(f"{total:,} file{'' if total == 1 else 's'} skipped: {', '.join(counts)}")
         if self.of_systems:
-            parts.append(describe_system_names(self.of_systems))
-        return printable("; ".join(parts))
+            sentences.append(describe_system_names(self.of_systems))
+        return printable("; ".join(sentences))
 
 
 def list_entries(folder: Path, of_systems: Counter[str] | None = None) -> list[os.DirEntry[str]]:
@@ -269,7 +269,7 @@ def list_folders(folder: Path, of_systems: Counter[str] | None = None) -> list[P
     return [folder / entry.name for entry in list_entries(folder, of_systems) if entry.is_dir()]
 
 
-def list_images(folders: Sequence[Path], root: Path | None = None, endings: Sequence[str] = ENDINGS) -> FoundImages:
+def list_images(folders: Sequence[Path], root: Path | None = None, endings: Sequence[str] = ENDINGS) -> ImageListing:
     """Return the images of folders, and of all folders in them, in the order of torchvision's ImageFolder.
 
     Links are followed. A folder or an image that is reached twice is refused, since its images would count twice; so is a
@@ -287,15 +287,15 @@ def list_images(folders: Sequence[Path], root: Path | None = None, endings: Sequ
         ValueError: If a folder or an image is reached twice; names both paths.
         OSError: If a folder cannot be read.
     """
-    found = FoundImages()
+    listing = ImageListing()
     # real path of each folder that was listed -> the path by which it was reached
-    seen: dict[str, Path] = {}
+    path_of_real: dict[str, Path] = {}
     if root is not None:
-        seen[os.path.realpath(root)] = root
+        path_of_real[os.path.realpath(root)] = root
     for folder in folders:
-        found.of_folders.append(list(_images_of(folder, seen, tuple(endings), found)))
-    refuse_second_links(found.files)
-    return found
+        listing.of_folders.append(list(_images_of(folder, path_of_real, tuple(endings), listing)))
+    refuse_second_links(listing.files)
+    return listing
 
 
 def refuse_second_links(files: Sequence[Path]) -> None:
@@ -318,14 +318,16 @@ def refuse_second_links(files: Sequence[Path]) -> None:
         path_of_real[real] = link
 
 
-def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...], found: FoundImages) -> Iterator[Path]:
+def _images_of(
+    top: Path, path_of_real: dict[str, Path], endings: tuple[str, ...], listing: ImageListing
+) -> Iterator[Path]:
     """Yield the images below a folder.
 
     Args:
         top: The folder.
-        seen: Real path of each folder that was listed -> the path by which it was reached. Folders are added.
+        path_of_real: Real path of each folder that was listed -> the path by which it was reached. Folders are added.
         endings: Endings of images, in lower case.
-        found: Its counters of files that are passed over are increased.
+        listing: Its counters of files that are passed over are increased.
     """
     waiting = [top]
     listings: list[tuple[str, list[os.DirEntry[str]]]] = []
@@ -333,10 +335,10 @@ def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...], found
         folder = waiting.pop()
         # All paths to one folder have the same real path, whatever links they contain.
         real = os.path.realpath(folder)
-        if real in seen:
-            raise ValueError(f"{folder} leads to {real}, which is read as {seen[real]} already: {_TWICE}")
-        seen[real] = folder
-        entries = list_entries(folder, found.of_systems)
+        if real in path_of_real:
+            raise ValueError(f"{folder} leads to {real}, which is read as {path_of_real[real]} already: {_TWICE}")
+        path_of_real[real] = folder
+        entries = list_entries(folder, listing.of_systems)
         listings.append((str(folder), entries))
         waiting += [folder / entry.name for entry in entries if entry.is_dir()]
     # torchvision sorts folders by their whole path, whatever their depth, and then the names in each of them.
@@ -345,8 +347,8 @@ def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...], found
             if entry.is_dir():
                 continue
             if not entry.name.lower().endswith(endings):
-                found.skipped[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1
+                listing.skipped[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1
             elif entry.is_file() or entry.is_symlink():  # a broken link counts as an image: reading it raises the error
                 yield Path(name, entry.name)
             else:
-                found.skipped["no regular file"] += 1
+                listing.skipped["no regular file"] += 1

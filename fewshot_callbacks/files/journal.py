@@ -135,15 +135,17 @@ class Journal:
         name = f"{MARK}-{self.processes.rank}.{self._entries}"
         return StateFiles(self.folder, name, f"{self._fingerprint} {key}", self.processes, self._timer)
 
-    def _refuse_another_evaluation(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    def _refuse_another_evaluation(self, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> None:
         """Refuse an evaluation of anything else than what was evaluated before.
 
         Raises:
             ValueError: Names what differs.
         """
-        names = dict.fromkeys((*before, *now))
+        names = dict.fromkeys((*recorded, *current))
         differences = [
-            f"{name} ({before.get(name)}, now {now.get(name)})" for name in names if before.get(name) != now.get(name)
+            f"{name} ({recorded.get(name)}, now {current.get(name)})"
+            for name in names
+            if recorded.get(name) != current.get(name)
         ]
         if differences:
             raise ValueError(
@@ -277,7 +279,7 @@ class StateFiles:
         self.timer = timer
         self._key = key
         self._latest = folder / f"{name}.npz"
-        self._before = folder / f"{name}.before.npz"
+        self._previous = folder / f"{name}.before.npz"
 
     def exist(self) -> bool:
         """Return whether a state was written."""
@@ -288,7 +290,7 @@ class StateFiles:
 
         The first position and [] if there is none.
         """
-        states = [state for state in map(self._read_file, (self._latest, self._before)) if state is not None]
+        states = [state for state in map(self._read_file, (self._latest, self._previous)) if state is not None]
         positions = self.processes.gather([position for position, _ in states])
         common = set(positions[0]).intersection(*positions[1:])
         if not common:
@@ -300,9 +302,11 @@ class StateFiles:
         """Write a state. A kill at any moment leaves the state before, or this one; a full disk is a warning."""
         started = time.monotonic()
         # The mark is the first of them, and so stands at the beginning of the file.
-        named = {MARK: np.array(self._key), "position": np.array(position)}
+        named_arrays = {MARK: np.array(self._key), "position": np.array(position)}
         try:
-            _write_whole(self._latest, lambda file: np.savez(file, *arrays, allow_pickle=False, **named), self._before)
+            _write_whole(
+                self._latest, lambda file: np.savez(file, *arrays, allow_pickle=False, **named_arrays), self._previous
+            )
         except OSError as error:  # what has been computed is worth more than a second copy of it
             warnings.warn(f"The state of the evaluation could not be written: {error}. It goes on.", stacklevel=2)
         self.timer.restart(started)
@@ -331,8 +335,8 @@ class WriteTimer:
 
     def restart(self, started: float) -> None:
         """Wait anew, after a write that began at a time of `time.monotonic` and ends now."""
-        now = time.monotonic()
-        self._next_write = now + max(INTERVAL, COST_FACTOR * (now - started))
+        ended = time.monotonic()
+        self._next_write = ended + max(INTERVAL, COST_FACTOR * (ended - started))
 
 
 # ---------------------------------------------------------------------------------------------------- files in the folder
@@ -399,13 +403,13 @@ def _make_folder(folder: Path) -> None:
         (folder / f"{MARK}.folder").write_text(f"{MARK}: the folder is removed with the last state in it.")
 
 
-def _write_whole(path: Path, write: Callable[[BinaryIO], Any], before: Path | None = None) -> None:
-    """Write a file on the disk. A kill leaves the older file or the whole new one, perhaps the older one under `before`.
+def _write_whole(path: Path, write: Callable[[BinaryIO], Any], older_path: Path | None = None) -> None:
+    """Write a file on the disk. A kill leaves the older file or the whole new one, perhaps the older one under `older_path`.
 
     Args:
         path: The file.
         write: Writes its content.
-        before: Name that the older file is given; by default it is replaced.
+        older_path: Name that the older file is given; by default it is replaced.
     """
     new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")  # a second evaluation may write the same one
     try:
@@ -413,8 +417,8 @@ def _write_whole(path: Path, write: Callable[[BinaryIO], Any], before: Path | No
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        if before is not None and path.exists():
-            path.replace(before)
+        if older_path is not None and path.exists():
+            path.replace(older_path)
         new.replace(path)
     except OSError:
         new.unlink(missing_ok=True)

@@ -37,6 +37,10 @@ LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, 
 DIGEST_BYTES = 16
 
 
+class LabelFormsError(ValueError):
+    """Raised for labels of different forms: a mistake in what is passed, which no other data and no training mends."""
+
+
 @dataclass(frozen=True)
 class Labels:
     """The label of each item, in the form in which it was given.
@@ -299,18 +303,18 @@ def encode_ids(call: str, labels: Mapping[str, Labels], processes: Processes = A
 
 
 def refuse_other_forms(call: str, forms: Mapping[str, str]) -> None:
-    """Refuse labels of different forms, which nobody could compare.
+    """Refuse labels of different forms, which cannot be compared.
 
     Args:
         call: The public function, for messages.
         forms: The form of each (see `Labels.form`) by what it is called.
 
     Raises:
-        ValueError: With the names of two that differ.
+        LabelFormsError: With the names of two that differ.
     """
     for (name, form), (other_name, other_form) in pairwise(forms.items()):
         if form != other_form:
-            raise ValueError(
+            raise LabelFormsError(
                 f"{call}: {name} are {form}, {other_name} {other_form}. Pass the same form in all arguments, batches and "
                 "processes: integers, strings as list(map(str, ...)), or zeros and ones whose column j is the same label."
             )

@@ -356,8 +356,8 @@ def tie_aware_average_precision(histograms: SoftHistograms) -> Float[Tensor, "qu
     reciprocals = torch.digamma(candidates_before + size + 1) - torch.digamma(candidates_before + 1)  # S
     # The share of relevant items among the other candidates of the bin; 0 for a bin without a second candidate.
     has_others = size > 1 + TINY
-    others = torch.where(has_others, size - 1, 1)
-    relevant_share = torch.where(has_others, (relevant - 1).clamp(min=0) / others, 0)
+    other_count = torch.where(has_others, size - 1, 1)
+    relevant_share = torch.where(has_others, (relevant - 1).clamp(min=0) / other_count, 0)
     precision_sum = (relevant_before + 1) * reciprocals
     precision_sum = precision_sum + relevant_share * (size - (candidates_before + 1) * reciprocals)
     gain = torch.where(is_filled, relevant / size * precision_sum, 0)

@@ -11,6 +11,7 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,12 +49,12 @@ def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
         group = cpu_group()
     by_rank: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(by_rank, tensor.detach().cpu(), group=group)
-    dims = {rank: part.shape[1] for rank, part in enumerate(by_rank) if part.numel() and part.ndim == 2}
+    dims = {rank: values.shape[1] for rank, values in enumerate(by_rank) if values.numel() and values.ndim == 2}
     if len(set(dims.values())) > 1:
         listed = ", ".join(f"{dim} in process {rank}" for rank, dim in dims.items())
         raise ValueError(f"embeddings have dimension {listed}. All must come from the same model.")
-    parts = [part.to(tensor.device) for part in by_rank if part.numel()]
-    return parts or [tensor]
+    gathered = [values.to(tensor.device) for values in by_rank if values.numel()]
+    return gathered or [tensor]
 
 
 def read_batch(
@@ -107,29 +108,47 @@ def refuse_another_form(call: str, form: str, labels: Labels, name: str = "label
 
 
 @dataclass(frozen=True)
-class _Batch:
-    embeddings: Tensor  # (items, dim), on the CPU; (0, dim) if the rows are in a file
+class _Columns:
+    """Items without their embeddings."""
+
     labels: Labels
     # (items,) index of each item in this rank's pass over the data, in which items that are dropped later count, too
     positions: Tensor
     ids: Labels | None
     groups: Labels | None
 
+    def rows(self, mask: Bool[Tensor, "items"]) -> _Columns:
+        """Return the items that a mask selects."""
+        return _Columns(self.labels[mask], self.positions[mask], _rows_of(self.ids, mask), _rows_of(self.groups, mask))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    embeddings: Tensor  # (items, dim), on the CPU; (0, dim) if the rows are in a file
+    columns: _Columns
+
 
 class Shard(NamedTuple):
-    """The part of a set that one process holds; each item of the set is in exactly one process."""
+    """The items of a set that one process holds; each item of the set is in exactly one process.
+
+    `places` and `positions` are both indices of the items. They differ once items were dropped as repetitions:
+
+        read by all processes   a  b  a  c
+        positions               0  1     3   the dropped item has kept its number
+        places                  0  1     2   no gaps: what `Share` takes
+    """
 
     embeddings: Float[Tensor, "items dim"]
     labels: Labels
     """as they were given, for `evaluate_retrieval`; `labels.tolist()` lists them"""
     places: Int[Tensor, "items"]
-    """index of each item among those of all processes, for `Share`"""
+    """index of each item among the items of all processes, without dropped items: for `Share`"""
     dropped: int
     """number of items of all processes that were dropped as repetitions"""
     positions: Int[Tensor, "items"]
     """index of each item in the pass of all processes over their data, in which dropped items count, too"""
     note: str | None = None
-    """a warning if dropped items differ from the item of their id that was kept; None if they do not"""
+    """a warning if a dropped item differs from the first item of its id; None if none does"""
     groups: Labels | None = None
     """group of each item, as it was given; None if none were given"""
     ids: Labels | None = None
@@ -168,10 +187,11 @@ def rows_of_shard(
     processes = all_processes()
     positions = shard.positions[is_kept]
     all_positions = torch.cat(processes.gather(positions)).sort().values
-    if spill_to is None:
+    # An empty file cannot be mapped.
+    if spill_to is None or not bool(is_kept.any()):
         embeddings = shard.embeddings[is_kept]
     else:
-        embeddings = _SpilledRows(spill_to).copy_rows(shard.embeddings, is_kept)
+        embeddings = _rows_in_file(shard.embeddings, is_kept, spill_to)
     return Shard(
         embeddings,
         shard.labels[is_kept],
@@ -243,8 +263,9 @@ class EmbeddingStore:
         Args:
             embeddings: (items, dim), any floating dtype, any device.
             labels: (items,) integers or strings, or (items, labels) zeros and ones, any device.
-            positions: (items,) index of each item in this process's pass over its data; by default the next ones.
-                Needed only if the items of one loader go to two stores.
+            positions: (items,) index of each item in this process's pass over its data, repeated items included; by
+                default the next indices. Needed only if the items of one loader go to two stores. `Shard.positions` are
+                the same indices over all processes, and `Shard.places` those without dropped items.
             ids: (items,) integers or strings that identify each item, so that repeated items can be dropped; in each
                 batch, or in none.
             groups: (items,) integers or strings; items of one group are no candidates for each other; in each batch, or in
@@ -273,10 +294,12 @@ class EmbeddingStore:
             )
         batch = _Batch(
             embeddings=_to_host(embeddings),
-            labels=_to_host_labels(item_labels),
-            positions=positions.to("cpu", copy=True),
-            ids=columns.get("ids"),
-            groups=columns.get("groups"),
+            columns=_Columns(
+                labels=_to_host_labels(item_labels),
+                positions=positions.to("cpu", copy=True),
+                ids=columns.get("ids"),
+                groups=columns.get("groups"),
+            ),
         )
         if len(item_labels):
             self._forms |= {name: column.form for name, column in columns.items()}
@@ -291,7 +314,7 @@ class EmbeddingStore:
             self._arriving.append((arrived, batch))
 
     def _form(self, name: str) -> str:
-        """Return the form of the labels, ids or groups so far; empty before the first item."""
+        """Return the form of the labels, ids or groups of earlier batches; empty before the first item."""
         return self._forms.get(name, "")
 
     def _add(self, batch: _Batch) -> None:
@@ -302,17 +325,19 @@ class EmbeddingStore:
         self._batches.append(batch)
 
     def _move_arrived(self, waiting: int = 0) -> None:
-        """Move batches from pinned into ordinary memory, the oldest first, until `waiting` of them are left."""
+        """Move batches from pinned into ordinary memory, the oldest first, until only `waiting` batches are pinned."""
         while len(self._arriving) > waiting:
             arrived, batch = self._arriving.pop(0)
             arrived.synchronize()
-            self._add(replace(batch, embeddings=batch.embeddings.clone(), labels=_copied(batch.labels)))
+            columns = replace(batch.columns, labels=_copied(batch.columns.labels))
+            self._add(_Batch(batch.embeddings.clone(), columns))
 
     @default_mode()
     def shard(self, dataset_size: int | None = None) -> Shard:
         """Return the items of this process without repeated items. *Collective*.
 
-        The store keeps its batches beside the shard, which is a copy; clear or drop the store to free them.
+        The shard is a copy: with the batches of the store it takes twice the memory of the embeddings, and no third time
+        while it is made. Clear or drop the store to free the batches. With `spill_to` the rows of both are in files.
 
         Args:
             dataset_size: The number of items of the data set, if a `DistributedSampler` has distributed them. The i-th
@@ -320,8 +345,9 @@ class EmbeddingStore:
                 give all ranks the same number; these repetitions lie past the end and are dropped.
 
         Returns:
-            The items of this process, with their places in the order of the data set. If ids were given, only the first
-            item of each id is kept. If nothing is stored, all tensors are empty: (0, 0) and (0,).
+            The items of this process. If ids were given, only the first item of each id is kept. `places` are the indices
+            of the items in the order of the data set without dropped items, `positions` those with them. If nothing is
+            stored, all tensors are empty: (0, 0) and (0,).
 
         Raises:
             ValueError: In all processes, if some batches or some processes alone gave ids or groups, or if the processes
@@ -332,55 +358,70 @@ class EmbeddingStore:
         calls = processes.gather(_Call.of(self._batches, dataset_size))
         refuse_different_calls(calls)
 
-        everything = self._joined_batches()
+        columns = self._joined_columns()
         # A sampler deals items to the ranks in turn.
-        positions = everything.positions * processes.count + processes.rank
+        positions = columns.positions * processes.count + processes.rank
         is_kept = torch.ones(len(positions), dtype=torch.bool)
         if dataset_size is not None:
             is_kept &= positions < dataset_size
         note = None
         if any(True in call.ids for call in calls):
-            first_positions, note = _first_positions(processes, everything, positions, is_kept)
+            items = _Items(columns, positions, self._sketches())
+            first_positions, note = _first_positions(processes, items, is_kept)
             is_kept &= torch.isin(positions, first_positions)
 
-        all_kept = torch.cat(processes.gather(positions[is_kept])).sort().values
-        dropped = sum(call.items for call in calls) - len(all_kept)
-        if bool(is_kept.all()):
-            kept = everything
-        else:
-            kept = self._rows_of_batch(everything, is_kept)
-            positions = positions[is_kept]
-        places = torch.searchsorted(all_kept, positions)
-        return Shard(kept.embeddings, kept.labels, places, dropped, positions, note, kept.groups, kept.ids)
+        kept_positions = positions[is_kept]
+        all_positions = torch.cat(processes.gather(kept_positions)).sort().values
+        kept_columns = columns.rows(is_kept)
+        return Shard(
+            embeddings=self._embeddings(is_kept),
+            labels=kept_columns.labels,
+            places=torch.searchsorted(all_positions, kept_positions),
+            dropped=sum(call.items for call in calls) - len(all_positions),
+            positions=kept_positions,
+            note=note,
+            groups=kept_columns.groups,
+            ids=kept_columns.ids,
+        )
 
-    def _joined_batches(self) -> _Batch:
-        """Return all batches as one. Rows in a file stay there; they are mapped into memory."""
-        embeddings = torch.cat([batch.embeddings for batch in self._batches] or [torch.empty(0, 0)])
-        if self._spilled is not None and self._items:
-            embeddings = self._spilled.rows()
+    def _joined_columns(self) -> _Columns:
+        """Return the items of all batches without their embeddings."""
+        batches = [batch.columns for batch in self._batches]
         # A batch without items says nothing of ids and groups.
-        filled = [batch for batch in self._batches if len(batch.labels)]
-        return _Batch(
-            embeddings=embeddings,
-            labels=join("EmbeddingStore", [batch.labels for batch in self._batches]),
-            positions=torch.cat([batch.positions for batch in self._batches] or [torch.empty(0, dtype=torch.int64)]),
+        filled = [batch for batch in batches if len(batch.labels)]
+        return _Columns(
+            labels=join("EmbeddingStore", [batch.labels for batch in batches]),
+            positions=torch.cat([batch.positions for batch in batches] or [torch.empty(0, dtype=torch.int64)]),
             ids=_joined_column("ids", [batch.ids for batch in filled]),
             groups=_joined_column("groups", [batch.groups for batch in filled]),
         )
 
-    def _rows_of_batch(self, batch: _Batch, is_kept: Bool[Tensor, "items"]) -> _Batch:
-        """Return the items of a batch that are kept; rows in a file are copied to another file."""
-        if self._spilled is None:
-            embeddings = batch.embeddings[is_kept]
-        else:
-            embeddings = self._spilled.copy_rows(batch.embeddings, is_kept)
-        return _Batch(
-            embeddings=embeddings,
-            labels=batch.labels[is_kept],
-            positions=batch.positions[is_kept],
-            ids=_rows_of(batch.ids, is_kept),
-            groups=_rows_of(batch.groups, is_kept),
-        )
+    def _embeddings(self, is_kept: Bool[Tensor, "items"]) -> Tensor:
+        """Return the embeddings of the items that are kept, as a copy; rows in a file as a map of this or another file."""
+        # An empty file cannot be mapped: without a row, the batches say the dim.
+        if self._spilled is not None and bool(is_kept.any()):
+            return self._spilled.rows() if bool(is_kept.all()) else self._spilled.kept_rows(is_kept)
+        batches = [batch.embeddings for batch in self._batches] or [torch.empty(0, 0)]
+        if bool(is_kept.all()):
+            return torch.cat(batches)
+        dtype = reduce(torch.promote_types, (embeddings.dtype for embeddings in batches))
+        result = torch.empty(int(is_kept.sum()), batches[0].shape[1], dtype=dtype)
+        # One batch at a time: all batches joined, and then without the dropped items, would be a third copy of the set.
+        item = 0
+        row = 0
+        for embeddings in batches:
+            kept_rows = embeddings[is_kept[item : item + len(embeddings)]]
+            result[row : row + len(kept_rows)] = kept_rows
+            item += len(embeddings)
+            row += len(kept_rows)
+        return result
+
+    def _sketches(self) -> Float[Tensor, "items numbers"]:
+        """Return a sketch of each embedding, see `sketches`."""
+        if self._spilled is not None and self._items:
+            return sketches(self._spilled.rows())
+        batches = [batch.embeddings for batch in self._batches] or [torch.empty(0, 0)]
+        return torch.cat([sketches(embeddings) for embeddings in batches])
 
     @default_mode()
     def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
@@ -446,20 +487,22 @@ class _SpilledRows:
         file_bytes = np.memmap(self._file, np.uint8, "r+", shape=(self._count * self._dim * self._dtype.itemsize,))
         return torch.from_numpy(file_bytes).view(self._dtype).view(self._count, self._dim)
 
-    def copy_rows(self, rows: Tensor, is_kept: Bool[Tensor, "items"]) -> Tensor:
+    def kept_rows(self, is_kept: Bool[Tensor, "items"]) -> Tensor:
         """Copy the rows that are kept to another file in the same folder, and map them into memory."""
-        kept = _SpilledRows(self._folder)
-        # Rows without items have no type that a file could keep.
-        if not len(rows):
-            return rows
-        for block, is_kept_in_block in zip(rows.split(4096), is_kept.split(4096), strict=True):
-            kept.append(block[is_kept_in_block])
-        return kept.rows()
+        return _rows_in_file(self.rows(), is_kept, self._folder)
+
+
+def _rows_in_file(rows: Tensor, is_kept: Bool[Tensor, "items"], folder: str | os.PathLike[str]) -> Tensor:
+    """Copy the rows that are kept, at least one, to a file in a folder, and map them into memory."""
+    copy = _SpilledRows(folder)
+    for block, is_kept_in_block in zip(rows.split(4096), is_kept.split(4096), strict=True):
+        copy.append(block[is_kept_in_block])
+    return copy.rows()
 
 
 @dataclass(frozen=True)
 class _Call:
-    """The arguments of one process, for a comparison with those of the others."""
+    """The arguments of one process, to be compared with the arguments of the other processes."""
 
     items: int
     dataset_size: int | None
@@ -470,7 +513,7 @@ class _Call:
 
     @classmethod
     def of(cls, batches: Sequence[_Batch], dataset_size: int | None) -> _Call:
-        filled = [batch for batch in batches if len(batch.labels)]
+        filled = [batch.columns for batch in batches if len(batch.columns.labels)]
         return cls(
             items=sum(len(batch.labels) for batch in filled),
             dataset_size=dataset_size,
@@ -510,7 +553,7 @@ def refuse_different_calls(calls: Sequence[_Call]) -> None:
 
 
 def _two_that_differ(words: dict[int, str]) -> str:
-    """Name the word of the first process, and that of the next process with another word; `words` is by rank."""
+    """Return the word of the first process beside the first other word, each with its rank; `words` is by rank."""
     first_rank = next(iter(words))
     other_rank = next(rank for rank, word in words.items() if word != words[first_rank])
     return f"{words[first_rank]} in process {first_rank}, {words[other_rank]} in process {other_rank}"
@@ -527,26 +570,35 @@ def _rows_of(column: Labels | None, is_kept: Bool[Tensor, "items"]) -> Labels | 
     return None if column is None else column[is_kept]
 
 
+class _Items(NamedTuple):
+    """Items of one process, as they are compared with the items of others."""
+
+    columns: _Columns
+    # index of each item in the pass of all processes
+    positions: Int[Tensor, "items"]
+    # see `sketches`
+    sketches: Float[Tensor, "items numbers"]
+
+
 def _first_positions(
-    processes: Processes, items: _Batch, positions: Int[Tensor, "items"], is_kept: Bool[Tensor, "items"]
+    processes: Processes, items: _Items, is_kept: Bool[Tensor, "items"]
 ) -> tuple[Int[Tensor, "first"], str | None]:
     """Return the position of the first item of each id in all processes, and a note on ids of different items. *Collective*.
 
     Args:
         processes: All processes.
-        items: Those of this process. Without items it may have no ids.
-        positions: Index of each item in the pass of all processes.
+        items: The items of this process. Without items it may have no ids.
         is_kept: Whether each item takes part.
     """
-    ids = no_labels() if items.ids is None else items.ids
+    ids = no_labels() if items.columns.ids is None else items.columns.ids
     [id_codes] = encode_ids("EmbeddingStore", {"ids": ids[is_kept]}, processes)
-    [label_codes], _ = encode("EmbeddingStore", {"labels": items.labels[is_kept]}, processes)
+    [label_codes], _ = encode("EmbeddingStore", {"labels": items.columns.labels[is_kept]}, processes)
     # All rows would be too much to send: sketches tell whether items of one id have different embeddings.
-    columns = (positions[is_kept], id_codes, label_codes, sketches(items.embeddings)[is_kept])
-    by_rank = [part for part in processes.gather(columns) if len(part[0])]
+    columns = (items.positions[is_kept], id_codes, label_codes, items.sketches[is_kept])
+    by_rank = [columns for columns in processes.gather(columns) if len(columns[0])]
     if not by_rank:
-        return positions[is_kept], None
-    all_positions, all_ids, all_labels, all_sketches = (torch.cat(parts) for parts in zip(*by_rank, strict=True))
+        return items.positions[is_kept], None
+    all_positions, all_ids, all_labels, all_sketches = (torch.cat(tensors) for tensors in zip(*by_rank, strict=True))
     order = all_positions.argsort()
     note = note_on_ids(all_ids[order], all_labels[order], all_sketches[order])
     return all_positions[order][first_of_each(all_ids[order])], note

@@ -123,7 +123,7 @@ class RetrievalEvaluation(Metric):
                 "RetrievalEvaluation: at_least and unknown are those of judgements. Pass judgements=..., or leave them out."
             )
         self.report: RetrievalReport | None = None
-        """the report of the last `compute`; None before the first"""
+        """the report of the last `compute` or `forward`; None before the first and after `reset`"""
         for name in LABEL_COLUMNS:
             add_label_states(self, name)
         for name in ("embeddings", "is_gallery"):
@@ -187,7 +187,7 @@ class RetrievalEvaluation(Metric):
         self.embeddings.append(embeddings.clone())
 
     def _check_relevance(self, labels: Any | None, ids: Any | None) -> None:
-        """Refuse a batch unless either its labels or judgements of its ids say who is relevant."""
+        """Refuse a batch with both labels and judgements, or with neither, and judgements without ids."""
         method = "RetrievalEvaluation.update"
         if (labels is None) != (self.judged is not None):
             fact = "neither labels nor judgements say" if labels is None else "labels and judgements both say"
@@ -217,6 +217,7 @@ class RetrievalEvaluation(Metric):
         if self._is_synced:  # torchmetrics refuses it
             return cast(dict[str, Tensor], super().forward(*args, **kwargs))
         states = {name: copy.copy(getattr(self, name)) for name in self._defaults}
+        report = self.report
         update_count = self._update_count
         compute_on_cpu = self.compute_on_cpu
         try:
@@ -225,6 +226,7 @@ class RetrievalEvaluation(Metric):
             # torchmetrics restores these only after a batch that could be computed.
             for name, state in states.items():
                 setattr(self, name, state)
+            self.report = report
             self._update_count = update_count
             self.compute_on_cpu = compute_on_cpu
             self._to_sync = self.sync_on_compute
@@ -240,6 +242,11 @@ class RetrievalEvaluation(Metric):
             settings = without_classes("RetrievalEvaluation", settings)
         keys = [requested.key for requested in find_metrics(settings.metrics)]
         return {key: torch.tensor(math.nan, dtype=torch.float64, device="cpu") for key in keys}
+
+    def reset(self) -> None:
+        """Drop all batches, and the report of the last `compute`."""
+        super().reset()
+        self.report = None
 
     def compute(self) -> dict[str, Tensor]:
         """Compute the metrics under the names of `RetrievalReport.metrics`; the report itself is kept in `report`.

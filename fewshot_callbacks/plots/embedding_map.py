@@ -111,9 +111,9 @@ def project(
     id_array = np.arange(len(vectors)) if ids is None else as_array(ids)
     if not len(vectors):
         raise ValueError("There is no embedding to project. Pass at least one.")
-    for what, values in (("labels", label_array), ("ids", id_array)):
+    for argument, values in (("labels", label_array), ("ids", id_array)):
         if len(values) != len(vectors):
-            raise ValueError(f"There are {len(vectors)} embeddings and {len(values)} {what}. Pass one for each.")
+            raise ValueError(f"There are {len(vectors)} embeddings and {len(values)} {argument}. Pass one for each.")
     notes = []
     is_finite = np.isfinite(vectors).all(1)
     if not is_finite.all():
@@ -315,9 +315,9 @@ def embedding_map(
         raise ValueError("There is no item to draw.")
     if not 1 <= most <= MAX_CLASSES:
         raise ValueError(f"most is {most}. Use 1 to {MAX_CLASSES}: more colours and marks cannot be told apart.")
-    shown = _has_point(projection)
-    points = projection.points[shown]
-    labels = projection.labels[shown]
+    has_point = _has_point(projection)
+    points = projection.points[has_point]
+    labels = projection.labels[has_point]
     if highlighted is None:
         highlighted = _largest_classes(labels, most)
     named_labels = list(dict.fromkeys(highlighted))[:most]
@@ -373,8 +373,8 @@ def _natural_key(label: Any) -> tuple[Any, ...]:
     if not isinstance(label, str):
         return (label,)
     # Every second part is a number.
-    parts = re.split(r"([0-9]+)", label)
-    return tuple(int(part) if index % 2 else part for index, part in enumerate(parts))
+    runs = re.split(r"([0-9]+)", label)
+    return tuple(int(run) if index % 2 else run for index, run in enumerate(runs))
 
 
 def _class_name(label: Any, names: Mapping[Any, str] | Sequence[str] | None) -> str:

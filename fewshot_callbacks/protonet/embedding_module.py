@@ -84,7 +84,7 @@ def _clone(buffer: Tensor | None) -> Tensor | None:
     return None if buffer is None else buffer.clone()
 
 
-def of_all_processes(mine: Shaped[Tensor, "items *rest"]) -> Shaped[Tensor, "all_items *rest"]:
+def of_all_processes(local_rows: Shaped[Tensor, "items *rest"]) -> Shaped[Tensor, "all_items *rest"]:
     """Return the rows of all processes, by rank, with a gradient; their number may differ. *Collective*.
 
     The gradient of a row is the sum of its gradients in all processes. DistributedDataParallel takes the mean of the
@@ -92,7 +92,7 @@ def of_all_processes(mine: Shaped[Tensor, "items *rest"]) -> Shaped[Tensor, "all
     compute the same loss of all rows, the gradients of this loss in one process.
 
     Args:
-        mine: The rows of this process.
+        local_rows: The rows of this process.
 
     Returns:
         All rows; those of this process if there is no other.
@@ -102,20 +102,20 @@ def of_all_processes(mine: Shaped[Tensor, "items *rest"]) -> Shaped[Tensor, "all
         [[1.0], [2.0]]
     """
     if process_count() == 1:
-        return mine
-    joined: Tensor = _Gathered.apply(mine)
-    return joined
+        return local_rows
+    all_rows: Tensor = _Gathered.apply(local_rows)
+    return all_rows
 
 
 class _Gathered(torch.autograd.Function):
     """Gathers the rows of all processes; `torch.distributed.nn.functional.all_gather` needs the same number from each."""
 
     @staticmethod
-    def forward(ctx: Any, mine: Tensor) -> Tensor:
-        rows_of_processes = gather_all_tensors(mine.detach())
+    def forward(ctx: Any, local_rows: Tensor) -> Tensor:
+        rows_of_processes = gather_all_tensors(local_rows.detach())
         rank = torch.distributed.get_rank()
-        before = sum(len(rows) for rows in rows_of_processes[:rank])
-        ctx.rows = slice(before, before + len(mine))
+        first_row = sum(len(rows) for rows in rows_of_processes[:rank])
+        ctx.rows = slice(first_row, first_row + len(local_rows))
         return torch.cat(rows_of_processes)
 
     @staticmethod
@@ -323,7 +323,7 @@ class EmbeddingModule(LightningModule):
         return torch.tensor(numbers, device=self.device)[codes.to(self.device)]
 
     def _refuse_another_form(self, labels: Tensor | Labels) -> None:
-        """Refuse strings beside numbers in other batches or processes. *Collective* until some labels were seen.
+        """Refuse strings where other batches or processes have numbers. *Collective* until a process has had labels.
 
         Only the first batch is compared with those of the other processes. A process whose later batch differs from it
         raises alone, as for any other batch that cannot be trained on, and the others end with it.
@@ -331,12 +331,12 @@ class EmbeddingModule(LightningModule):
         form = _form_of(labels)
         if self._form_of_labels is None:
             forms = all_processes().gather(form)
-            found = {f"labels in process {rank}": given for rank, given in enumerate(forms) if given is not None}
-            refuse_other_forms("EmbeddingModule", found)
-            self._form_of_labels = next(iter(found.values()), None)
+            form_of_process = {f"labels in process {rank}": form for rank, form in enumerate(forms) if form is not None}
+            refuse_other_forms("EmbeddingModule", form_of_process)
+            self._form_of_labels = next(iter(form_of_process.values()), None)
         elif form is not None:
-            both = {"labels of earlier batches": self._form_of_labels, "those of this batch": form}
-            refuse_other_forms("EmbeddingModule", both)
+            form_of_batches = {"labels of earlier batches": self._form_of_labels, "those of this batch": form}
+            refuse_other_forms("EmbeddingModule", form_of_batches)
 
     def _checked(self, loss: Any) -> Tensor:
         """Return a loss that is a scalar; refuse any other."""
@@ -372,7 +372,7 @@ class EmbeddingModule(LightningModule):
 
 
 def _form_of(labels: Tensor | Labels) -> str | None:
-    """Return whether labels are "strings" or "numbers"; None for those of no item, which go with both."""
+    """Return the form of labels, "strings" or "numbers"; None without items, since no labels go with both."""
     if isinstance(labels, Tensor):
         return "numbers" if labels.numel() else None
     if not len(labels):

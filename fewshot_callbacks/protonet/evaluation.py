@@ -156,13 +156,13 @@ def score_batch(
         # (episodes, way, shot, dim) and (episodes, way, query, dim)
         support, query = split_episodes(embeddings, labels, shots=shots, episodes=episodes)
     except ValueError as error:
-        what = "an episode"
+        expected = "an episode"
         settings = f"shots={shots}"
         if episodes != 1:
-            what = f"{episodes} episodes"
+            expected = f"{episodes} episodes"
             settings += f" and episodes_per_batch={episodes}"
         raise ValueError(
-            f"A {purpose} batch of {len(labels)} images is not {what} of {shots} support images per class. "
+            f"A {purpose} batch of {len(labels)} images is not {expected} of {shots} support images per class. "
             f"{error} An EpisodicBatchSampler with {settings} as the loader's batch_sampler draws episodes."
         ) from error
     ways, queries = query.shape[1:3]

@@ -248,8 +248,9 @@ class ProtoNet(LightningModule):
             embeddings, labels, self.head, self.representation, self.shots, self.episodes_per_batch, "training"
         )
         # Each rank has other episodes, so that the mean over all ranks is logged.
-        logged = {"train/loss": loss, "train/accuracy": hits.mean()}
-        self.log_dict(logged, prog_bar=True, sync_dist=True, batch_size=len(labels))
+        self.log("train/loss", loss, prog_bar=True, sync_dist=True, batch_size=len(labels))
+        # The progress bar leaves about 18 columns of a terminal of 80 to all values, so this one stands in the logs alone.
+        self.log("train/accuracy", hits.mean(), sync_dist=True, batch_size=len(labels))
         if isinstance(self.head, DistanceRatioHead):
             self.log("train/rho", self.head.rho, batch_size=len(labels))
         return {"loss": loss, "embeddings": embeddings.detach(), "labels": labels}

@@ -4,7 +4,7 @@ A further finding takes six steps:
 
 1. `find` computes it.
 2. `Findings` has a field for it.
-3. `page.page_data` writes it for the script. It names each item by `PageData.item`, which also requests the picture of the
+3. `page.page_data` writes it for the script. It names each item by `PageWriter.item`, which also requests the picture of the
    item. Pictures are added to the file in the order of these calls until it is full: the call of a finding stands after
    those of more important ones.
 4. `templates/report.html.jinja`, which has all findings as `findings`, and `templates/report.js` show it.
@@ -202,27 +202,27 @@ class Findings:
 def find(
     model: Model, other: Model | None, train: Items | None, settings: ReportSettings, sets: Sequence[Items]
 ) -> Findings:
-    """Look for all that a report tells.
+    """Return all findings of a report.
 
     Args:
         model: The evaluation.
         other: An evaluation of the same queries by a second model.
         train: Another split, to be searched for near duplicates of the evaluated items.
-        settings: How much is shown.
+        settings: The numbers of items, neighbours and pairs that the report shows.
         sets: Queries, gallery if there is one, training items if there are some.
     """
     labels = model.report.query_labels.numpy()
     worst = worst_queries(model.report, settings.worst)
     searchable = _each_once([*worst, *sample_of_classes(labels, settings.searchable)])
-    shown = searchable
+    panel_queries = searchable
     comparison = None
     if other is not None:
         comparison = _compare(model, other, settings)
-        shown = _each_once([*searchable, *comparison.better, *comparison.worse])
+        panel_queries = _each_once([*searchable, *comparison.better, *comparison.worse])
 
-    # One search serves the queries that are shown and those from whose neighbours confusions are counted.
+    # One search serves both the queries with a panel and the sample from which confusions are counted.
     confusion_sample = sample_of_classes(labels, settings.confusion_queries)
-    queries = np.union1d(np.array(shown, np.int64), np.array(confusion_sample, np.int64))
+    queries = np.union1d(np.array(panel_queries, np.int64), np.array(confusion_sample, np.int64))
     neighbours = model.nearest(queries, max(settings.neighbours, CONFUSION_K), settings.memory_mb)
     retrieved = dict(zip(queries.tolist(), model.retrieved(neighbours, settings.neighbours), strict=True))
     confusion_neighbours = _rows_of(neighbours, np.searchsorted(queries, confusion_sample), CONFUSION_K)
@@ -231,7 +231,7 @@ def find(
     return Findings(
         worst=worst,
         searchable=searchable,
-        retrieved={query: retrieved[query] for query in shown},
+        retrieved={query: retrieved[query] for query in panel_queries},
         comparison=comparison,
         confused=_most_confused(confusion_neighbours, model),
         confusion_queries=len(confusion_sample),
@@ -300,16 +300,16 @@ def _lowest_of_classes(
 
     Queries whose value is NaN are never chosen.
     """
-    chosen: list[int] = []
-    chosen_of_class: Counter[int] = Counter()
+    lowest: list[int] = []
+    count_of_class: Counter[int] = Counter()
     for query in np.argsort(values, kind="stable").tolist():  # NaN comes last
-        if len(chosen) >= count or np.isnan(values[query]):
+        if len(lowest) >= count or np.isnan(values[query]):
             break
         label = int(labels[query])
-        if chosen_of_class[label] < most_of_a_class:
-            chosen_of_class[label] += 1
-            chosen.append(query)
-    return chosen
+        if count_of_class[label] < most_of_a_class:
+            count_of_class[label] += 1
+            lowest.append(query)
+    return lowest
 
 
 def sample_of_classes(labels: Int[np.ndarray, "queries"], count: int) -> list[int]:
@@ -364,9 +364,9 @@ def _most_confused(neighbours: Neighbours, model: Model) -> dict[Any, tuple[Any,
     counts = confusions(neighbours, labels, model.searched.labels)
     confused: dict[Any, tuple[Any, float]] = {}
     # The most frequent confusion comes first; equally frequent ones are ordered by name.
-    for (label, other), count in sorted(counts.items(), key=lambda pair: (-pair[1], str(pair[0][1]))):
+    for (label, wrong_label), count in sorted(counts.items(), key=lambda pair: (-pair[1], str(pair[0][1]))):
         if label not in confused:
-            confused[label] = (other, count / neighbours_of_label[label])
+            confused[label] = (wrong_label, count / neighbours_of_label[label])
     return confused
 
 
@@ -404,7 +404,7 @@ def _find_suspects(model: Model, settings: ReportSettings) -> tuple[Suspects | N
         return None, [], []
     items = _evaluated_items(model)
     try:
-        found = suspects(
+        result = suspects(
             items.embeddings,
             items.labels,
             k=SUSPECT_K,
@@ -413,7 +413,7 @@ def _find_suspects(model: Model, settings: ReportSettings) -> tuple[Suspects | N
         )
     except ValueError as error:
         return None, [], [f"Suspects are left out. {error}"]
-    return found, items.keys, []
+    return result, items.keys, []
 
 
 def _find_duplicates(
@@ -451,7 +451,7 @@ def _duplicates_between(
         bits = torch.as_tensor(first_items.embeddings[:1]).shape[1]
         # The score of two codes is minus the number of bits that differ.
         min_score = -float(round((1 - min_score) * bits))
-    found = near_duplicates(
+    duplicates = near_duplicates(
         first_items.embeddings,
         None if is_one_set else second_items.embeddings,
         min_score=min_score,
@@ -461,9 +461,11 @@ def _duplicates_between(
         memory_mb=settings.memory_mb,
     )
     pairs: list[tuple[Key, Key, float]] = []
-    for i, j, score in zip(found.first.tolist(), found.second.tolist(), found.scores.tolist(), strict=True):
+    for i, j, score in zip(
+        duplicates.first.tolist(), duplicates.second.tolist(), duplicates.scores.tolist(), strict=True
+    ):
         is_same_item = has_ids and first_ids[i] == second_ids[j]
         if not is_same_item:
             pairs.append(((first, i), (second, j), score))
-    same_items = len(found.first) - len(pairs)
-    return Duplicates(kind, pairs[: settings.duplicates], found.total - same_items)
+    same_items = len(duplicates.first) - len(pairs)
+    return Duplicates(kind, pairs[: settings.duplicates], duplicates.total - same_items)

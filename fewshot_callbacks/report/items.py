@@ -16,7 +16,7 @@ from PIL import Image
 
 from fewshot_callbacks.files.images import (
     ENDINGS,
-    FoundImages,
+    ImageListing,
     as_seen,
     has_known_range,
     list_folders,
@@ -87,24 +87,24 @@ def image_files(folder: Path) -> list[Path]:
     return find_images(folder).files
 
 
-def find_images(folder: Path) -> FoundImages:
+def find_images(folder: Path) -> ImageListing:
     """List the images of a folder as `image_files` does, and count the files that were skipped."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
     of_systems = Counter[str]()
     class_folders = list_folders(folder, of_systems)
     if class_folders:
-        found = list_images(class_folders, folder, IMAGE_ENDINGS)
-        found.of_systems.update(of_systems)
+        listing = list_images(class_folders, folder, IMAGE_ENDINGS)
+        listing.of_systems.update(of_systems)
     else:
-        found = list_images([folder], None, IMAGE_ENDINGS)
-    if not found.files:
-        skipped = found.describe_skipped()
+        listing = list_images([folder], None, IMAGE_ENDINGS)
+    if not listing.files:
+        skipped = listing.describe_skipped()
         reason = f"; {skipped}" if skipped else ""
         raise ValueError(
             f"{folder} holds no image ({', '.join(IMAGE_ENDINGS)}){reason}. Pass the folder that holds them."
         )
-    return found
+    return listing
 
 
 def pictures_of_files(files: Sequence[Path], side: int, background: str = "white") -> Picture:
@@ -182,10 +182,10 @@ class Thumbnails:
         """Return the text or the data URI of an item, and whether it is a text."""
         set_number, index = key
         picture = self.sets[set_number].picture
-        shown = None if picture is None else picture(index)
-        if isinstance(shown, str):
-            return shown[:MAX_TEXT], True
-        return data_uri(shown, self.side, self.background), False
+        content = None if picture is None else picture(index)
+        if isinstance(content, str):
+            return content[:MAX_TEXT], True
+        return data_uri(content, self.side, self.background), False
 
     def _note_failure(self, key: Key, error: Exception) -> None:
         set_number, index = key
@@ -205,31 +205,31 @@ def name_of(key: Key) -> str:
     return f"{key[0]}-{key[1]}"
 
 
-def data_uri(shown: object, side: int, background: str = "white") -> str:
+def data_uri(original: object, side: int, background: str = "white") -> str:
     """Encode an image as WebP, without loss where it is small.
 
     Args:
-        shown: A Pillow image, a tensor or an array.
+        original: A Pillow image, a tensor or an array.
         side: Pixels of the longer side of the picture; smaller images keep their size.
         background: The colour behind what is transparent in a Pillow image.
 
     Returns:
         The picture as a data URI.
     """
-    image = _rgb_image(shown, side, background)
+    image = _rgb_image(original, side, background)
     image.thumbnail((side, side))
     content = io.BytesIO()
     image.save(content, "WEBP", lossless=max(image.size) <= MAX_LOSSLESS, quality=72, method=2)
     return "data:image/webp;base64," + base64.b64encode(content.getvalue()).decode()
 
 
-def _rgb_image(shown: object, side: int, background: str) -> Image.Image:
+def _rgb_image(original: object, side: int, background: str) -> Image.Image:
     """Return an image of 8 bits in red, green and blue."""
-    if isinstance(shown, Image.Image) and has_known_range(shown):
-        return as_seen(shown, background).convert("RGB")
+    if isinstance(original, Image.Image) and has_known_range(original):
+        return as_seen(original, background).convert("RGB")
     from fewshot_callbacks.plots import to_picture  # noqa: PLC0415 - matplotlib, which files of images do not need
 
-    picture = to_picture(shown, longest=max(256, side))
+    picture = to_picture(original, longest=max(256, side))
     values = np.rint(255 * picture).astype(np.uint8)
     if values.shape[-1] == 1:
         values = values[..., 0]

@@ -81,8 +81,8 @@ def _interval_text(report: Values, metric: str) -> str:
 def headline(report: RetrievalReport) -> list[MetricText]:
     """Choose the metrics that are shown first."""
     by_name = {metric.name: metric for metric in metric_texts(report)}
-    others = [name for name in by_name if name.startswith(("recall@precision", "grouped_recall@1"))]
-    return [by_name[name] for name in (*HEADLINES, *others) if name in by_name]
+    further_names = [name for name in by_name if name.startswith(("recall@precision", "grouped_recall@1"))]
+    return [by_name[name] for name in (*HEADLINES, *further_names) if name in by_name]
 
 
 def pair_counts(report: RetrievalReport) -> dict[str, Any] | None:
@@ -177,7 +177,7 @@ def _rounded(value: float | None, digits: int = 4) -> float | None:
 
 
 @dataclass
-class PageData:
+class PageWriter:
     """Collects the items that the page shows, while it writes the parts of the page that name them.
 
     Attributes:
@@ -215,8 +215,8 @@ class PageData:
             "ap": _rounded(float(report.per_query["mAP"][query]), 3),
             "note": note,
             "found": [
-                [self.item((self.searched_set, found.item)), _rounded(found.score, 6), found.relevant]
-                for found in retrieved
+                [self.item((self.searched_set, neighbour.item)), _rounded(neighbour.score, 6), neighbour.relevant]
+                for neighbour in retrieved
             ],
         }
 
@@ -230,15 +230,15 @@ def page_data(
         The data, and the items whose pictures they need, the most important first: those of the worst queries, then
         suspects, near duplicates, differences between two models, and further queries for the search.
     """
-    data = PageData(sets, model)
+    writer = PageWriter(sets, model)
     # The order of these calls is the priority of the pictures: the file may have no room for the last ones.
-    panels = {query: data.panel(query, findings.retrieved[query], model.report) for query in findings.worst}
-    suspected = _suspects_data(data, findings, settings)
-    duplicates = [_duplicates_data(data, group) for group in findings.duplicates]
-    changed = [] if other is None else _comparison_data(data, model, other, findings)
+    panels = {query: writer.panel(query, findings.retrieved[query], model.report) for query in findings.worst}
+    suspected = _suspects_data(writer, findings, settings)
+    duplicates = [_duplicates_data(writer, group) for group in findings.duplicates]
+    changed = [] if other is None else _comparison_data(writer, model, other, findings)
     for query in findings.searchable:
         if query not in panels:
-            panels[query] = data.panel(query, findings.retrieved[query], model.report)
+            panels[query] = writer.panel(query, findings.retrieved[query], model.report)
     content = {
         "counts": pair_counts(model.report),
         "classes": class_table(model, other, findings),
@@ -248,49 +248,49 @@ def page_data(
         "suspects": suspected,
         "duplicates": duplicates,
         "changed": changed,
-        "items": data.items,
+        "items": writer.items,
     }
-    return content, data.requested
+    return content, writer.requested
 
 
-def _suspects_data(data: PageData, findings: Findings, settings: ReportSettings) -> list[dict[str, Any]]:
+def _suspects_data(writer: PageWriter, findings: Findings, settings: ReportSettings) -> list[dict[str, Any]]:
     """Write the most suspicious items, each with the neighbours that speak for another label."""
     suspects = findings.suspects
     if suspects is None:
         return []
-    written = []
-    for row in range(min(len(suspects), settings.suspects)):
-        suggested: Any = int(suspects.suggested[row])
+    rows = []
+    for number in range(min(len(suspects), settings.suspects)):
+        suggested: Any = int(suspects.suggested[number])
         suggested_label = suggested if suspects.label_names is None else suspects.label_names[suggested]
-        neighbour_keys = [findings.suspect_keys[index] for index in suspects.neighbours[row].tolist() if index >= 0]
-        votes = [vote for vote in suspects.votes[row].tolist() if vote >= 0]
-        written.append(
+        neighbour_keys = [findings.suspect_keys[index] for index in suspects.neighbours[number].tolist() if index >= 0]
+        votes = [vote for vote in suspects.votes[number].tolist() if vote >= 0]
+        rows.append(
             {
-                "item": data.item(findings.suspect_keys[int(suspects.index[row])]),
-                "suggested": data.sets[0].label(suggested_label),
-                "probability": _rounded(float(suspects.probability[row]), 3),
-                "agree": [votes.count(suggested), votes.count(int(suspects.given[row])), len(votes)],
+                "item": writer.item(findings.suspect_keys[int(suspects.index[number])]),
+                "suggested": writer.sets[0].label(suggested_label),
+                "probability": _rounded(float(suspects.probability[number]), 3),
+                "agree": [votes.count(suggested), votes.count(int(suspects.given[number])), len(votes)],
                 "found": [
-                    [data.item(key), None, vote == suggested]
+                    [writer.item(key), None, vote == suggested]
                     for key, vote in zip(neighbour_keys[: settings.neighbours], votes, strict=False)
                 ],
             }
         )
-    return written
+    return rows
 
 
-def _duplicates_data(data: PageData, duplicates: Duplicates) -> dict[str, Any]:
+def _duplicates_data(writer: PageWriter, duplicates: Duplicates) -> dict[str, Any]:
     """Write the near duplicates of one kind."""
     return {
         "kind": duplicates.kind,
         "total": duplicates.total,
         "pairs": [
-            [data.item(first), data.item(second), _rounded(score, 6)] for first, second, score in duplicates.pairs
+            [writer.item(first), writer.item(second), _rounded(score, 6)] for first, second, score in duplicates.pairs
         ],
     }
 
 
-def _comparison_data(data: PageData, model: Model, other: Model, findings: Findings) -> list[list[Any]]:
+def _comparison_data(writer: PageWriter, model: Model, other: Model, findings: Findings) -> list[list[Any]]:
     """Write the queries that the first model ranks better, then those that it ranks worse, by both models each."""
     comparison = findings.comparison
     if comparison is None:
@@ -298,8 +298,8 @@ def _comparison_data(data: PageData, model: Model, other: Model, findings: Findi
     return [
         [
             [
-                data.panel(query, findings.retrieved[query], model.report, model.name),
-                data.panel(query, comparison.retrieved[query], other.report, other.name),
+                writer.panel(query, findings.retrieved[query], model.report, model.name),
+                writer.panel(query, comparison.retrieved[query], other.report, other.name),
             ]
             for query in queries
         ]
@@ -378,21 +378,21 @@ def write_report(
     model = Model(report, queries, gallery, name)
     sets = [items for items in (queries, gallery, train) if items is not None]
     findings = find(model, other, train, settings, sets)
-    data, requested = page_data(model, other, findings, sets, settings)
+    content, requested = page_data(model, other, findings, sets, settings)
     max_bytes = int(min(settings.max_mb * 1e6, 2**62))  # infinity is no bound
-    picture_bytes = max_bytes - len(_json(data)) - PAGE_BYTES
+    picture_bytes = max_bytes - len(_json(content)) - PAGE_BYTES
     thumbnails = Thumbnails(sets, settings.thumbnail, picture_bytes, settings.background)
     thumbnails.add(requested)
-    data |= {"images": thumbnails.images, "texts": thumbnails.texts}
-    left_out = _omissions(model, findings, thumbnails, settings)
-    page = _render(model, other, findings, data, left_out, title, settings)
+    content |= {"images": thumbnails.images, "texts": thumbnails.texts}
+    omissions = _omissions(model, findings, thumbnails, settings)
+    page = _render(model, other, findings, content, omissions, title, settings)
     if len(page) > max_bytes:
-        left_out.append(
+        omissions.append(
             f"The file takes {len(page) / 1e6:.1f} MB, more than the {settings.max_mb:g} MB allowed, even without "
             f"pictures. Choose fewer queries."
         )
     write_whole(path, page)
-    return WrittenReport(Path(path), len(page), tuple(left_out))
+    return WrittenReport(Path(path), len(page), tuple(omissions))
 
 
 def check_writable(path: str | Path) -> None:
@@ -453,7 +453,7 @@ def _target(path: Path) -> Path:
 
 
 def _can_be_replaced(path: Path) -> bool:
-    """Return whether a path is free or that of a regular file; a link that leads to itself is neither."""
+    """Return whether a path is free, or is a regular file; a link that leads to itself is neither."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -493,9 +493,9 @@ def _omissions(model: Model, findings: Findings, thumbnails: Thumbnails, setting
     return sentences
 
 
-def _json(data: dict[str, Any]) -> str:
+def _json(content: dict[str, Any]) -> str:
     """Write data that stands in a script element: no character in it can end the element."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -530,12 +530,12 @@ def _render(
     model: Model,
     other: Model | None,
     findings: Findings,
-    data: dict[str, Any],
-    left_out: Sequence[str],
+    content: dict[str, Any],
+    omissions: Sequence[str],
     title: str,
     settings: ReportSettings,
 ) -> bytes:
-    """Fill the template of the report; `fill` says what it asks for."""
+    """Return the page: the template of the report, filled by `fill`."""
     report = model.report
     comparison = []
     if other is not None:
@@ -556,9 +556,9 @@ def _render(
         confusion_k=CONFUSION_K,
         suspect_k=SUSPECT_K,
         worst_of_a_class=WORST_OF_A_CLASS,
-        left_out=left_out,
-        background=settings.background if data["images"] else None,
-        data=_json(data),
+        left_out=omissions,
+        background=settings.background if content["images"] else None,
+        data=_json(content),
     )
 
 

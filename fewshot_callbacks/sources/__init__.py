@@ -5,7 +5,7 @@ A *source* of embeddings is whatever has three members: `shape`, which is (rows,
 are sources as they are, and so are `Shards`.
 """
 
-from fewshot_callbacks.sources.chosen_rows import ChosenRows
+from fewshot_callbacks.sources.row_subset import RowSubset
 from fewshot_callbacks.sources.shards import Shards
 
-__all__ = ["ChosenRows", "Shards"]
+__all__ = ["RowSubset", "Shards"]

@@ -57,17 +57,17 @@ class ArrowColumn(LazyArray):
         group = bisect_right(self._group_starts, start, hi=len(self._group_starts) - 1) - 1
         if start < self._first_row or self._group_starts[group] > self._end_row:
             self._go_to_group(group)
-        parts = []
+        slices = []
         while start < stop:
             if start >= self._end_row:
                 self._decode_next_batch()
                 continue
-            part = self._decoded[start - self._first_row : stop - self._first_row]
-            parts.append(part)
-            start += len(part)
-        if not parts:
+            batch_slice = self._decoded[start - self._first_row : stop - self._first_row]
+            slices.append(batch_slice)
+            start += len(batch_slice)
+        if not slices:
             return self._decoded[:0]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return slices[0] if len(slices) == 1 else np.concatenate(slices)
 
     @property
     def _end_row(self) -> int:
@@ -104,9 +104,9 @@ class ArrowColumn(LazyArray):
         if self._dim is None and len(dims):
             self._dim = int(dims[0])
         dim = self._dim or 0
-        is_other = dims != self._dim
-        if is_other.any():
-            row = int(is_other.argmax())
+        differs = dims != self._dim
+        if differs.any():
+            row = int(differs.argmax())
             raise FileError(
                 f"holds lists of {dim} numbers in {self._name!r}, and in row {first_row + row} one of {dims[row]}. Write "
                 "vectors of one length."

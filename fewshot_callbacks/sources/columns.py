@@ -45,35 +45,35 @@ def read_beside_vectors(arrays: FileArrays, name: str, argument: str, rows: int)
 
 
 def read_own_files(paths: Any, argument: str) -> list[NDArray[Any]]:
-    """Return the content of the `.npy` files of a column, in their order.
+    """Return the array in each `.npy` file of a column, in the order of the files.
 
     Raises:
         ValueError: There are none, or one is damaged, or holds Python objects.
     """
-    parts = []
+    by_file = []
     for file in find_shards(paths).files:
         with naming_file(file):
-            parts.append(_copied(array_named(open_npy(file), "embeddings", argument)))
-    return parts
+            by_file.append(_copied(array_named(open_npy(file), "embeddings", argument)))
+    return by_file
 
 
-def join_column(parts: Sequence[NDArray[Any]], argument: str, files: Sequence[Path], rows: int) -> NDArray[Any]:
+def join_column(by_file: Sequence[NDArray[Any]], argument: str, files: Sequence[Path], rows: int) -> NDArray[Any]:
     """Return a column of all rows; `is_gallery` as booleans.
 
     Args:
-        parts: The column, or its parts in several files.
+        by_file: The entries of the column in each file; a single array if all rows are given as one.
         argument: What the column is, such as `labels`.
         files: The files of the vectors.
         rows: Number of all vectors.
 
     Raises:
-        ValueError: It has not one entry for each row, parts are of different kinds or shapes, or words are spelt in two
+        ValueError: It has not one entry for each row, its files hold different kinds or shapes, or words are spelt in two
             forms of Unicode.
     """
-    if len({(part.dtype.kind == "U", part.shape[1:]) for part in parts}) > 1:  # NumPy would join words and numbers
-        kinds = sorted({f"{part.dtype.name} of {part.ndim} axes" for part in parts})
+    if len({(array.dtype.kind == "U", array.shape[1:]) for array in by_file}) > 1:  # NumPy would join words and numbers
+        kinds = sorted({f"{array.dtype.name} of {array.ndim} axes" for array in by_file})
         raise ValueError(f"{argument} are {' and '.join(kinds)} in different files. Write them alike.")
-    column = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    column = by_file[0] if len(by_file) == 1 else np.concatenate(by_file)
     if column.ndim == 0 or len(column) != rows:
         raise ValueError(
             f"{argument} has {len(column) if column.ndim else 'no'} entries for the {rows} rows of {len(files)} files "
@@ -111,9 +111,9 @@ def _refuse_two_spellings(argument: str, words: NDArray[Any]) -> None:
         return
     spellings: dict[str, str] = {}
     for word in np.unique(words).tolist():
-        other = spellings.setdefault(composed_form(word), word)
-        if other != word:
+        first_spelling = spellings.setdefault(composed_form(word), word)
+        if first_spelling != word:
             raise ValueError(
-                f"{argument} hold {composed_form(word)!r} in two forms of Unicode, {other!a} and {word!a}, which would be "
-                "two values. Write one of them, such as unicodedata.normalize('NFC', word)."
+                f"{argument} hold {composed_form(word)!r} in two forms of Unicode, {first_spelling!a} and {word!a}, which "
+                "would be two values. Write one of them, such as unicodedata.normalize('NFC', word)."
             )

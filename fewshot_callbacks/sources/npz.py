@@ -23,7 +23,7 @@ _LENGTHS_AT = 26
 
 
 def open_npz(file: Path) -> FileArrays:
-    """Return the arrays of an archive, whose members are .npy files."""
+    """Return the arrays of an archive of .npy files."""
     with zipfile.ZipFile(file) as archive, file.open("rb") as stream:
         return {
             member.filename.removesuffix(".npy"): (
@@ -100,7 +100,7 @@ class _CheckedArray(LazyArray):
 
 
 class _CompressedArray(LazyArray):
-    """A compressed array of an archive: it is unpacked as far as it is read, and anew for a step back.
+    """A compressed array of an archive. It is unpacked as far as it is read; a step back unpacks it from the beginning.
 
     Args:
         file: The archive.

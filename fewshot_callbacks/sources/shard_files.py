@@ -53,23 +53,23 @@ def find_shards(paths: Any) -> ShardFiles:
         ValueError: There are none, one is of an unknown kind, a link that leads nowhere, or listed twice.
     """
     listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    found = [_find_one(path) for path in listed]
-    files = tuple(file for some in found for file in some.files)
+    by_path = [_find_one(path) for path in listed]
+    files = tuple(file for shard_files in by_path for file in shard_files.files)
     if not files:
         raise ValueError("there are no files in an empty list. Pass a file, a folder or a glob.")
     for file in files:
         _refuse_broken_link(file)
         _refuse_unknown_format(file)
     _refuse_twice(files)
-    notes = tuple(note for some in found for note in some.notes)
-    reordered = [some.reordered for some in found if some.reordered is not None]
+    notes = tuple(note for shard_files in by_path for note in shard_files.notes)
+    reordered = [shard_files.reordered for shard_files in by_path if shard_files.reordered is not None]
     return ShardFiles(files, notes, reordered[-1] if reordered else None)
 
 
 def file_stamp(file: Path) -> tuple[int, int]:
-    """Return the size and the time of a file, which change as a rule when it is written anew.
+    """Return the size and the time of a file. As a rule they change when the file is written again.
 
-    A copy may change the time alone, or keep both.
+    A copy may change the time alone, or neither.
     """
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns
@@ -91,8 +91,8 @@ def _find_in_folder(folder: Path) -> ShardFiles:
     Raises:
         ValueError: There are none, or of several kinds.
     """
-    named = [folder / name for name in os.listdir(folder) if Path(name).suffix.lower() in FORMATS]
-    shards = [file for file in named if file.is_symlink() or file.is_file()]
+    paths = [folder / name for name in os.listdir(folder) if Path(name).suffix.lower() in FORMATS]
+    shards = [path for path in paths if path.is_symlink() or path.is_file()]
     listed = _listed_by_datasets(folder)
     if listed:
         absent = [file for file in listed if not file.is_file()]
@@ -102,12 +102,12 @@ def _find_in_folder(folder: Path) -> ShardFiles:
             )
         return ShardFiles(tuple(listed), _note_on_caches([file for file in shards if file not in set(listed)]))
     hidden = Counter(file.name for file in shards if file.name.startswith(_HIDDEN_PREFIXES))
-    found = _in_order([file for file in shards if file.name not in hidden], wants_caches=False)
-    kinds = sorted({file.suffix.lower() for file in found.files})
+    shard_files = _in_order([file for file in shards if file.name not in hidden], wants_caches=False)
+    kinds = sorted({file.suffix.lower() for file in shard_files.files})
     if len(kinds) != 1:
         holds = f"holds {' and '.join(kinds)} files" if kinds else f"holds no {_ENDINGS} file"
         raise ValueError(f"{folder} {holds}. Pass those that you mean as a glob, such as '{folder / '*.npy'}'.")
-    return found._replace(notes=(*_note_on_system_names(folder, hidden), *found.notes))
+    return shard_files._replace(notes=(*_note_on_system_names(folder, hidden), *shard_files.notes))
 
 
 def _find_by_glob(pattern: str) -> ShardFiles:
@@ -116,26 +116,27 @@ def _find_by_glob(pattern: str) -> ShardFiles:
     Raises:
         ValueError: There are none.
     """
-    parts = Path(pattern).parts
-    # number of folders before the first wildcard
-    fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    components = Path(pattern).parts
+    with_wildcards = (number for number, component in enumerate(components) if glob.has_magic(component))
+    first_wildcard = next(with_wildcards, len(components))
     # Whoever writes `.part-*` or `__MACOSX` wants such names.
-    wanted_prefixes = {part[:1] for part in parts[fixed:]}
+    wanted_prefixes = {component[:1] for component in components[first_wildcard:]}
     files = []
     system_names = Counter[str]()
     for match in glob.glob(pattern, recursive=True):
         file = Path(match)
         if file.is_dir() or not (file.is_symlink() or file.is_file()):
             continue
-        unwanted = [part for part in file.parts[fixed:] if is_system_name(part) and part[:1] not in wanted_prefixes]
+        matched_names = file.parts[first_wildcard:]
+        unwanted = [name for name in matched_names if is_system_name(name) and name[:1] not in wanted_prefixes]
         if unwanted:
             system_names[unwanted[0]] += 1
         else:
             files.append(file)
     if not files:
         raise ValueError(f"{pattern} is no file, and as a glob it matches none. Pass a file, a folder or a glob.")
-    found = _in_order(files, wants_caches=parts[-1].startswith("cache"))
-    return found._replace(notes=(*_note_on_system_names(pattern, system_names), *found.notes))
+    shard_files = _in_order(files, wants_caches=components[-1].startswith("cache"))
+    return shard_files._replace(notes=(*_note_on_system_names(pattern, system_names), *shard_files.notes))
 
 
 def _in_order(files: Sequence[Path], *, wants_caches: bool) -> ShardFiles:
@@ -148,43 +149,43 @@ def _in_order(files: Sequence[Path], *, wants_caches: bool) -> ShardFiles:
     by_numbers = sorted(files, key=lambda file: natural_sort_key(str(file)))
     for file in by_numbers:
         _refuse_broken_link(file)
-    data = set(by_numbers) if wants_caches else _without_caches(by_numbers)
-    remaining = [file for file in by_numbers if file in data]
-    first_links = _without_second_links(remaining)
-    links = [file for file in remaining if file not in first_links]
-    chosen = [file for file in remaining if file in first_links]
-    notes = _note_on_caches([file for file in by_numbers if file not in data])
+    data_files = by_numbers if wants_caches else _without_caches(by_numbers)
+    unique_files = _without_second_links(data_files)
+    notes = _note_on_caches(_without(by_numbers, data_files))
+    links = _without(data_files, unique_files)
     if links:
         notes += (
             f"{_counted(links, 'link')} to files that are read already, such as {links[0]}, "
             f"{'is' if len(links) == 1 else 'are'} passed over",
         )
-    pairs = zip(chosen, sorted(chosen, key=str), strict=True)
+    pairs = zip(unique_files, sorted(unique_files, key=str), strict=True)
     reordered = next(((by_number, by_letter) for by_number, by_letter in pairs if by_number != by_letter), None)
-    return ShardFiles(tuple(chosen), notes, reordered)
+    return ShardFiles(tuple(unique_files), notes, reordered)
 
 
-def _without_caches(files: Sequence[Path]) -> set[Path]:
-    """Return files without the results that the package datasets keeps beside its data; all of a folder of such results."""
+def _without_caches(files: Sequence[Path]) -> list[Path]:
+    """Return the files, in their order, that are no caches of the package datasets; all files of a folder of only caches."""
     by_folder: dict[Path, list[Path]] = defaultdict(list)
     for file in files:
         by_folder[file.parent].append(file)
-    data: set[Path] = set()
+    data_files: set[Path] = set()
     for folder, in_folder in by_folder.items():
         listed = set(_listed_by_datasets(folder)).intersection(in_folder)
         no_caches = {file for file in in_folder if not _CACHE_NAME.fullmatch(file.name)}
-        data |= listed or no_caches or set(in_folder)
-    return data
+        data_files |= listed or no_caches or set(in_folder)
+    return [file for file in files if file in data_files]
 
 
-def _without_second_links(files: Sequence[Path]) -> set[Path]:
-    """Return one path for each file: that which is no link and lies behind none, or else the first."""
+def _without_second_links(files: Sequence[Path]) -> list[Path]:
+    """Return one path for each file, in their order: the path that is no link and lies behind none, or else the first."""
     by_target: dict[str, list[Path]] = defaultdict(list)
     for file in files:
         by_target[os.path.realpath(file)].append(file)
-    return {
-        next((file for file in same if os.path.abspath(file) == target), same[0]) for target, same in by_target.items()
+    unique_files = {
+        next((path for path in paths if os.path.abspath(path) == target), paths[0])
+        for target, paths in by_target.items()
     }
+    return [file for file in files if file in unique_files]
 
 
 def _listed_by_datasets(folder: Path) -> list[Path]:
@@ -194,6 +195,12 @@ def _listed_by_datasets(folder: Path) -> list[Path]:
         return [folder / str(entry["filename"]) for entry in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is another program's
         return []
+
+
+def _without(files: Sequence[Path], excluded: Sequence[Path]) -> list[Path]:
+    """Return the files that are not excluded, in their order."""
+    excluded_set = set(excluded)
+    return [file for file in files if file not in excluded_set]
 
 
 def _note_on_caches(files: Sequence[Path]) -> tuple[str, ...]:
@@ -233,10 +240,11 @@ def _refuse_twice(files: Sequence[Path]) -> None:
     Raises:
         ValueError: There is one; names both ways.
     """
-    seen: dict[str, Path] = {}
+    by_target: dict[str, Path] = {}
     for file in files:
-        real = os.path.realpath(file)
-        if real in seen:
-            other = "" if seen[real] == file else f" ({seen[real]} is the same file)"
-            raise ValueError(f"{file} is listed twice, and its rows would count twice{other}. Pass each file once.")
-        seen[real] = file
+        target = os.path.realpath(file)
+        if target in by_target:
+            first_path = by_target[target]
+            alias = "" if first_path == file else f" ({first_path} is the same file)"
+            raise ValueError(f"{file} is listed twice, and its rows would count twice{alias}. Pass each file once.")
+        by_target[target] = file

@@ -108,33 +108,37 @@ class Shards:
         scale: float = 1.0,
         offset: float = 0.0,
     ) -> None:
-        found = find_shards(paths)
-        self.files = found.files
+        shard_files = find_shards(paths)
+        self.files = shard_files.files
         self._stamps = [file_stamp(file) for file in self.files]
         self._lock = Lock()
         self._opened = lru_cache(_OPEN_FILES)(self._open)
 
         arguments: dict[str, Any] = {"labels": labels, "ids": ids, "groups": groups, "is_gallery": is_gallery}
-        given = {argument: column for argument, column in arguments.items() if column is not None}
-        beside = {argument: column for argument, column in given.items() if is_beside_vectors(column)}
-        content = _inspect(self.files, self._opened, embeddings, beside)
+        column_arguments = {argument: column for argument, column in arguments.items() if column is not None}
+        names = {argument: column for argument, column in column_arguments.items() if is_beside_vectors(column)}
+        content = _inspect(self.files, self._opened, embeddings, names)
         self._name = content.name
         self._starts = [0, *accumulate(content.lengths)]
         self.shape = (self._starts[-1], content.form.dim)
         self._scaling = _Scaling.of(scale, offset, content)
         self.dtype = content.form.dtype if self._scaling is None else np.dtype(np.float32)
 
-        parts = {argument: _column_parts(argument, column, content) for argument, column in given.items()}
-        columns = {argument: join_column(parts[argument], argument, self.files, len(self)) for argument in given}
+        by_file = {
+            argument: _column_by_file(argument, column, content) for argument, column in column_arguments.items()
+        }
+        columns = {
+            argument: join_column(arrays, argument, self.files, len(self)) for argument, arrays in by_file.items()
+        }
         self.labels: NDArray[Any] | None = columns.get("labels")
         self.ids: NDArray[Any] | None = columns.get("ids")
         self.groups: NDArray[Any] | None = columns.get("groups")
         self.is_gallery: NDArray[Any] | None = columns.get("is_gallery")
 
         # A column in several files of its own has the order of these, as the vectors have that of theirs.
-        whole = [argument for argument in given if argument not in beside and len(parts[argument]) == 1]
-        order = found.note_on_order(whole)
-        self.notes = (*found.notes, *([order] if order else []))
+        single_arrays = [argument for argument in by_file if argument not in names and len(by_file[argument]) == 1]
+        order = shard_files.note_on_order(single_arrays)
+        self.notes = (*shard_files.notes, *([order] if order else []))
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -165,11 +169,11 @@ class Shards:
             file_start, file_stop = self._starts[index : index + 2]
             if file_start == file_stop:
                 continue
-            part = self._read(index, slice(max(start - file_start, 0), min(stop, file_stop) - file_start))
-            if len(part) == len(joined):  # all rows lie in this file: no copy
-                return part.astype(self.dtype, copy=False) if isinstance(part, np.ndarray) else part
+            from_file = self._read(index, slice(max(start - file_start, 0), min(stop, file_stop) - file_start))
+            if len(from_file) == len(joined):  # all rows lie in this file: no copy
+                return from_file.astype(self.dtype, copy=False) if isinstance(from_file, np.ndarray) else from_file
             first = max(file_start - start, 0)
-            joined[first : first + len(part)] = part
+            joined[first : first + len(from_file)] = from_file
         return joined
 
     def where(self, row: int) -> str:
@@ -207,7 +211,7 @@ class Shards:
 
 
 class _Form(NamedTuple):
-    """What the vectors of all files have in common."""
+    """The dim and the type of the vectors, alike in all files."""
 
     dim: int
     # NumPy's, in the byte order of this machine, or torch.bfloat16
@@ -218,7 +222,7 @@ class _Form(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """What lies in the files, without the vectors."""
+    """The content of the files, without the vectors."""
 
     # name of the array of the vectors
     name: str
@@ -232,21 +236,21 @@ class _Content(NamedTuple):
 
 
 def _inspect(
-    files: Sequence[Path], opened: Callable[[int], FileArrays], name: str | None, columns: Mapping[str, str]
+    files: Sequence[Path], opened: Callable[[int], FileArrays], name: str | None, column_names: Mapping[str, str]
 ) -> _Content:
-    """Open each file once; return what it holds, and the columns beside the vectors.
+    """Return the content of all files, and the columns beside the vectors. Each file is opened once.
 
     Args:
         files: The files.
         opened: Returns the arrays of a file by its index.
         name: Name of the array of the vectors; None to find it.
-        columns: Argument -> name of a column beside the vectors.
+        column_names: Argument -> name of a column beside the vectors.
 
     Raises:
         ValueError: A file is damaged, lacks something, or has vectors of another form than the first one with rows.
     """
     lengths: list[int] = []
-    parts: dict[str, list[NDArray[Any]]] = {argument: [] for argument in columns}
+    columns: dict[str, list[NDArray[Any]]] = {argument: [] for argument in column_names}
     form: _Form | None = None
     first_file = files[0]
     for index, file in enumerate(files):
@@ -268,11 +272,11 @@ def _inspect(
                     f"holds vectors of {file_form}, and {first_file} of {form}. Pass files of one model that were saved "
                     "with one dtype."
                 )
-            for argument, column in columns.items():
-                parts[argument].append(read_beside_vectors(arrays, column, argument, rows))
+            for argument, column in column_names.items():
+                columns[argument].append(read_beside_vectors(arrays, column, argument, rows))
     if name is None or form is None:
         raise ValueError(f"{files[0]} and the files after it hold no rows. Pass files that hold embeddings.")
-    return _Content(name, lengths, form, first_file, parts)
+    return _Content(name, lengths, form, first_file, columns)
 
 
 def _only_matrix(arrays: FileArrays) -> str:
@@ -315,8 +319,8 @@ def _form_of(vectors: FileArray, name: str) -> _Form:
     return _Form(int(shape[1]), dtype)
 
 
-def _column_parts(argument: str, column: Any, content: _Content) -> list[NDArray[Any]]:
-    """Return a column as it is given: in the files of the vectors, in files of its own, or as one array."""
+def _column_by_file(argument: str, column: Any, content: _Content) -> list[NDArray[Any]]:
+    """Return the entries of a column in each file, of the vectors or of its own; a single array if it is given as one."""
     if argument in content.columns:
         return content.columns[argument]
     if has_own_files(column):
@@ -325,14 +329,14 @@ def _column_parts(argument: str, column: Any, content: _Content) -> list[NDArray
 
 
 class _Scaling(NamedTuple):
-    """By what integers are scaled, and which one stands for 0."""
+    """The factor of integers that stand for other numbers, and the integer that stands for 0."""
 
     scale: np.float32
     offset: np.float32
 
     @classmethod
     def of(cls, scale: float, offset: float, content: _Content) -> _Scaling | None:
-        """Return the scaling; None where numbers are what they stand for.
+        """Return the scaling; None if the numbers stand for themselves.
 
         Raises:
             ValueError: The numbers are no integers.
@@ -347,5 +351,5 @@ class _Scaling(NamedTuple):
         return cls(np.float32(scale), np.float32(offset))
 
     def scaled(self, numbers: NDArray[Any]) -> NDArray[np.float32]:
-        """Return what integers stand for."""
+        """Return the numbers that integers stand for."""
         return (numbers.astype(np.float32) - self.offset) * self.scale

@@ -92,11 +92,11 @@ class StoredRows:
 
     def take(self, indices: NDArray[Any]) -> Tensor:
         """Return (indices, dim) the rows of these indices. All rows are read once, in their order."""
-        taken = torch.empty(len(indices), self.dim, dtype=self.dtype)
+        result = torch.empty(len(indices), self.dim, dtype=self.dtype)
         for chunk, values in self.chunks():
             in_chunk = np.flatnonzero((indices >= chunk.start) & (indices < chunk.stop))
-            taken[torch.from_numpy(in_chunk)] = values[torch.from_numpy(indices[in_chunk] - chunk.start)]
-        return taken
+            result[torch.from_numpy(in_chunk)] = values[torch.from_numpy(indices[in_chunk] - chunk.start)]
+        return result
 
     def memory_mapped(self) -> Tensor:
         """Return (rows, dim) all rows, mapped from a file: that of the source, or a copy that vanishes with the tensor.
@@ -161,8 +161,8 @@ def is_source(rows: Any) -> bool:
     return True
 
 
-def even_slices(start: int, stop: int, most: int) -> list[slice]:
-    """Return slices of about equal size that cover a range, each of at most `most` rows; none of an empty range.
+def even_slices(start: int, stop: int, max_rows: int) -> list[slice]:
+    """Return slices of about equal size that cover a range, each of at most `max_rows` rows; none for an empty range.
 
     Examples:
         >>> even_slices(0, 10, 4)
@@ -170,20 +170,20 @@ def even_slices(start: int, stop: int, most: int) -> list[slice]:
     """
     if stop <= start:
         return []
-    count = max(1, math.ceil((stop - start) / most))
+    count = max(1, math.ceil((stop - start) / max_rows))
     bounds = [start + (stop - start) * number // count for number in range(count + 1)]
     return [slice(first, last) for first, last in pairwise(bounds)]
 
 
 class _Reading(NamedTuple, Generic[T]):
-    """Rows that a thread reads."""
+    """A slice of rows, and its values once a thread has read them."""
 
     rows: slice
     values: Future[T]
 
 
 def read_ahead(slices: Iterable[slice], read: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
-    """Yield each slice with what is read of it, while a thread reads the next one.
+    """Yield each slice with its values, while a thread reads the values of the next one.
 
     Args:
         slices: Which rows, in the order in which they are read.
@@ -200,7 +200,7 @@ def read_ahead(slices: Iterable[slice], read: Callable[[slice], T]) -> Iterator[
 
 
 def _is_mapped(source: Any) -> bool:
-    """Return whether all rows of a source are those of one mapped file, so that a slice reads nothing."""
+    """Return whether a source is one mapped file, so that a slice reads nothing."""
     if len(getattr(source, "files", ["one file"])) != 1:
         return False
     base = source[0:1]

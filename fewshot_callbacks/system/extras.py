@@ -9,12 +9,12 @@ from typing import Any
 
 
 @contextmanager
-def required_extra(extra: str, what: str) -> Iterator[None]:
+def required_extra(extra: str, needed_by: str) -> Iterator[None]:
     """Inside the block, an error on a package that is not installed names the extra that brings it.
 
     Args:
         extra: Name of the extra.
-        what: What needs it, in the words of the user.
+        needed_by: What needs it, in the words of the user.
 
     Raises:
         ModuleNotFoundError: With the package, and the command that installs it.
@@ -22,7 +22,7 @@ def required_extra(extra: str, what: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as missing:
-        raise _explained(extra, what, missing) from missing
+        raise _explained(extra, needed_by, missing) from missing
 
 
 def missing_extra(package: str, extra: str, missing: ModuleNotFoundError) -> Callable[[str], Any]:
@@ -47,11 +47,11 @@ def missing_extra(package: str, extra: str, missing: ModuleNotFoundError) -> Cal
     return refuse
 
 
-def _explained(extra: str, what: str, missing: ModuleNotFoundError) -> ModuleNotFoundError:
+def _explained(extra: str, needed_by: str, missing: ModuleNotFoundError) -> ModuleNotFoundError:
     """Return the error that a user reads; the given error if a module of this package is missing."""
     package = (missing.name or "").partition(".")[0]
     # A missing module of this package is a mistake in the package, which no extra mends.
     if package in ("", "fewshot_callbacks"):
         return missing
-    words = f"{what} needs {package}, which is not installed. Run pip install 'fewshot-callbacks[{extra}]'."
+    words = f"{needed_by} needs {package}, which is not installed. Run pip install 'fewshot-callbacks[{extra}]'."
     return ModuleNotFoundError(words, name=missing.name)

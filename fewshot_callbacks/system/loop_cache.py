@@ -173,7 +173,7 @@ class LoopCache(FunctionCache):
         files = self._files_by_use()
         complete = [file for file, _ in files if file.suffix == ".nbc"]
         oldest = time.time() - _UNFINISHED_SECONDS
-        incomplete = [file for file, used in files if file.suffix != ".nbc" and used < oldest]
+        incomplete = [file for file, last_use in files if file.suffix != ".nbc" and last_use < oldest]
         for file in [*complete[_MOST_FILES:], *incomplete]:
             file.unlink(missing_ok=True)
 

@@ -18,8 +18,8 @@ def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
     so on. A `CombinedLoader` that draws from several at a time is one stream of batches, and so is one loader.
     """
     # Not `Trainer.val_dataloaders`: in `validate` after `fit` it still gives the loaders of `fit`.
-    others: dict[Any, Any] = {TrainerFn.TESTING: trainer.test_loop, TrainerFn.VALIDATING: trainer.validate_loop}
-    loop = others.get(trainer.state.fn, trainer.fit_loop.epoch_loop.val_loop)
+    loop_of_state: dict[Any, Any] = {TrainerFn.TESTING: trainer.test_loop, TrainerFn.VALIDATING: trainer.validate_loop}
+    loop = loop_of_state.get(trainer.state.fn, trainer.fit_loop.epoch_loop.val_loop)
     combined = loop._combined_loader
     if combined is None:
         return {}
@@ -56,7 +56,7 @@ def unknown_order_reason(loader: Any, batches: int, items: int) -> str | None:
 
 
 def sample_count(loader: Any, batches: int) -> int:
-    """Return the number of samples that a loader gives in so many batches; one in each without a batch size."""
+    """Return the number of samples in the first `batches` batches of a loader; one per batch without a batch size."""
     batch_size = getattr(loader, "batch_size", None)
     samples = batches if batch_size is None else batches * batch_size
     return min(samples, len(loader.sampler))

@@ -11,17 +11,19 @@ from lightning.pytorch import LightningModule, Trainer
 from fewshot_callbacks.distributed.torch_distributed import process_count
 
 
-def log_synced_values(module: LightningModule, values: Mapping[str, float], shown: str | None = None) -> None:
-    """Log values of an epoch that are equal on all ranks, or of which the largest counts; one is shown in the bar."""
+def log_synced_values(
+    module: LightningModule, values: Mapping[str, float], progress_bar_key: str | None = None
+) -> None:
+    """Log values of an epoch; of several ranks the largest counts. The progress bar shows the value of one key."""
     options: dict[str, Any] = {"on_step": False, "on_epoch": True, "add_dataloader_idx": False, "batch_size": 1}
     if process_count() > 1:  # a maximum, so that Lightning does not warn of values that it has not reduced
         options |= {"sync_dist": True, "reduce_fx": "max"}
     for key, value in values.items():
-        module.log(key, value, prog_bar=key == shown, **options)
+        module.log(key, value, prog_bar=key == progress_bar_key, **options)
 
 
 def logged_names(trainer: Trainer) -> set[str]:
-    """Return the names under which a value of this epoch has been logged so far."""
+    """Return the names of the values that were logged in this epoch."""
     results = trainer._results
     if results is None:
         return set()

@@ -18,7 +18,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
     Afterwards each submodule is in the mode in which it was, and the random states are what they were.
     """
-    modes = [(part, part.training) for part in module.modules()]
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
     module.eval()
     try:
         with preserved_random_states(), torch.no_grad():
@@ -26,8 +26,8 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
     finally:
         # Set directly: `train(mode)` sets the submodules as well, and a module may override it, to keep some of them
         # frozen.
-        for part, training in modes:
-            part.training = training
+        for submodule, training in modes:
+            submodule.training = training
 
 
 @contextmanager
@@ -39,9 +39,9 @@ def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
     with one seed draw the same dropout.
     """
     buffers = [
-        (part._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
-        for part in module.modules()
-        for name, buffer in part._buffers.items()
+        (submodule._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
+        for submodule in module.modules()
+        for name, buffer in submodule._buffers.items()
     ]
     try:
         with preserved_random_states(), torch.no_grad():

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from fewshot_callbacks import discriminant_ratio, evaluate_retrieval
-from tests.scripts import loaded
+from tests.scripts import imported_script
 
 
 @pytest.fixture(scope="module")
 def feasibility():
-    with loaded("benchmarks/feasibility.py") as module:
+    with imported_script("benchmarks/feasibility.py") as module:
         yield module
 
 

@@ -1,10 +1,10 @@
 """The benchmark runs, and counts the pairs and groups that it names."""
 
-from tests.scripts import loaded
+from tests.scripts import imported_script
 
 
 def test_columns_are_multiples_of_the_first_row_in_three_tables(capsys):
-    with loaded("benchmarks/grouped_growth.py") as growth:
+    with imported_script("benchmarks/grouped_growth.py") as growth:
         small, large = growth.Size(400, 20, 5), growth.Size(800, 40, 5)
         assert (small.groups, large.groups, small.pairs_in_groups) == (4, 8, 4 * 100**2)
         lines = growth.table({small: [1.0, 2.0, 4.0], large: [3.0, 4.0, 8.0]}).splitlines()

@@ -6,12 +6,12 @@ import sys
 import pytest
 import torch
 
-from tests.scripts import loaded
+from tests.scripts import imported_script
 
 
 @pytest.fixture(scope="module")
 def retrieval():
-    with loaded("benchmarks/retrieval.py") as module:
+    with imported_script("benchmarks/retrieval.py") as module:
         yield module
 
 

@@ -14,7 +14,7 @@ from fewshot_callbacks.callbacks.embeddings import STEP_KEYS
 from fewshot_callbacks.data import EpisodicBatchSampler
 from fewshot_callbacks.functional import RetrievalReport, discriminant_ratio, evaluate_retrieval
 from fewshot_callbacks.protonet import ProtoNet
-from tests.functional.variance import logged_by_definition
+from tests.functional.variance_ratio_reference import logged_by_definition
 
 FEATURES, DIM, CLASSES = 12, 5, 6
 

@@ -21,7 +21,7 @@ from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.functional import discriminant_ratio
 from tests.callbacks.models import EveryBatch, Net, items, loader, messages_of, trainer
-from tests.functional.variance import by_definition, logged_by_definition
+from tests.functional.variance_ratio_reference import logged_by_definition, ratio_by_definition
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`|.*defined a `validation_step`")
 WORDS = "of the first measured batch have one item"
@@ -75,7 +75,7 @@ def test_every_batch_is_measured_as_the_function_does(settings: dict[str, Any]) 
     if settings:
         assert expected != pytest.approx(ratios(batches), nan_ok=True)
     scaled = torch.nn.functional.normalize if settings.get("normalize") else torch.Tensor.double
-    by_hand = [by_definition(scaled(step["embeddings"]), step["labels"]) for step in batches.outputs]
+    by_hand = [ratio_by_definition(scaled(step["embeddings"]), step["labels"]) for step in batches.outputs]
     assert batches.ratios == pytest.approx(by_hand, rel=1e-4, abs=1e-5)
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from fewshot_callbacks.functional import evaluate_retrieval
-from tests.callbacks import gloo_jobs
-from tests.callbacks.gloo_jobs import EXACT, SCRIPT, uneven
+from tests.callbacks import process_jobs
 from tests.callbacks.models import close
+from tests.callbacks.process_jobs import EXACT, SCRIPT, uneven
 from tests.gloo_processes import answers, folder_of
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
-JOBS = gloo_jobs.__name__
+JOBS = process_jobs.__name__
 Seen = list[dict[str, Any]]
 
 

@@ -28,7 +28,7 @@ from fewshot_callbacks.plots.embedding_map import Projection
 from fewshot_callbacks.plots.scores import operating_marks
 from fewshot_callbacks.report import ReportSettings
 from tests.callbacks.models import Net, items, loader, multi_label_items, retrieval, trainer
-from tests.callbacks.pictured import AsGiven, brute_force
+from tests.callbacks.panel_rows import IdentityNet, brute_force
 
 DATA = items()
 ASKED = {"metrics": ("mAP", "recall@1", "recall@3", "recall@5", "recall@precision0.5", "fnmr@fmr0.1")}
@@ -41,7 +41,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def validated(*callbacks: Any, data: Any = DATA, stage: str = "validate") -> None:
-    getattr(trainer(*callbacks), stage)(AsGiven(), loader(data), verbose=False)
+    getattr(trainer(*callbacks), stage)(IdentityNet(), loader(data), verbose=False)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_classes_are_counted_as_by_hand(drawn: dict[str, Any]) -> None:
     names = {10 * number - 7: f"kind {number}" for number in range(6)}
     validated(retrieval(**ASKED), ScorePlots(k=3, names=names))
-    embeddings, labels = AsGiven().by_hand(DATA)
+    embeddings, labels = IdentityNet().by_hand(DATA)
     scores, relevant, precision = brute_force(embeddings, labels)
     classes = {each.name: each.value for each in drawn["weakest_classes"][0]}
     by_hand = {names[label]: float(precision[labels == label].mean()) for label in labels.unique().tolist()}
@@ -74,7 +74,7 @@ def test_classes_are_counted_as_by_hand(drawn: dict[str, Any]) -> None:
 def test_operating_points_are_those_of_the_report(drawn: dict[str, Any]) -> None:
     monitor = retrieval(**ASKED)
     validated(monitor, ScorePlots())
-    scores, relevant, _ = brute_force(*AsGiven().by_hand(DATA))
+    scores, relevant, _ = brute_force(*IdentityNet().by_hand(DATA))
     pairs = ~torch.eye(len(scores), dtype=torch.bool)
     marks, errors = operating_marks(monitor.report)
     assert [mark.name.split(",")[0] for mark in marks] == ["decision", "precision 0.5", "FMR 0.1"]
@@ -141,7 +141,9 @@ def test_tensorboard_shows_the_points_with_thumbnails(maps: Any, tmp_path: Path)
     points, labels = DATA.tensors
     data = TensorDataset(points.reshape(-1, 1, 3, 4), labels)
     drawing = EmbeddingMap(classes=6, per_class=2, projector=True, names={-7: "owl"})
-    trainer(retrieval(), drawing, logger=TensorBoardLogger(tmp_path)).validate(AsGiven(), loader(data), verbose=False)
+    trainer(retrieval(), drawing, logger=TensorBoardLogger(tmp_path)).validate(
+        IdentityNet(), loader(data), verbose=False
+    )
     [sprite] = tmp_path.rglob("sprite.png")
     with Image.open(sprite) as image:
         assert image.size == (4 * 32, 4 * 32)  # twelve pictures in rows of four

@@ -126,14 +126,23 @@ def test_words_in_the_batch_alone() -> None:
     assert monitor.report.label_names == tuple(sorted(WORDS.values()))
 
 
-def test_batches_of_words_and_of_integers_in_one_set_are_nan_and_one_warning() -> None:
+@pytest.mark.parametrize("monitor", [RetrievalMonitor, DiscriminantRatioMonitor])
+def test_batches_of_words_and_of_integers_in_one_set_end_the_run(monitor: Any) -> None:
     net = Formed(lambda labels: list(labels) if len(labels) < 11 else torch.arange(len(labels)))
     words = "the labels so far are integers, those of this batch strings"
+    with pytest.raises(UsageError, match=words):
+        log_of_validation(monitor(), net, worded())
     with pytest.warns(UserWarning, match=words) as warned:
-        logged = log_of_validation((retrieval(), DiscriminantRatioMonitor()), net, worded())
-    assert len([text for text in messages_of(warned) if words in text]) == 2  # of each monitor
-    assert math.isnan(logged["val/mAP"])
-    assert math.isnan(logged["val/J"])
+        logged = log_of_validation(monitor(strict=False), net, worded())
+    assert len([text for text in messages_of(warned) if words in text]) == 1
+    assert math.isnan(logged["val/mAP" if monitor is RetrievalMonitor else "val/J"])
+
+
+def test_queries_of_words_and_a_gallery_of_integers_end_the_run() -> None:
+    net = Returns(lambda net, x, y: {"embeddings": net(x), "labels": y})
+    words = "query_labels are strings, gallery_labels integers. Pass the same form"
+    with pytest.raises(UsageError, match=words):
+        log_of_validation(RetrievalMonitor(gallery=1), net, [worded(), loader(numbers(items()))])
 
 
 def test_labels_that_are_missing_end_the_run() -> None:

@@ -19,7 +19,7 @@ from tests.callbacks.models import (
     trainer,
     with_prefix,
 )
-from tests.callbacks.pictured import told
+from tests.callbacks.panel_rows import indexed_panels
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def test_one_loader_is_measured_and_the_others_need_no_embeddings(chosen: Any, s
     every = (
         DiscriminantRatioMonitor(loaders=chosen),
         EmbeddingHealthMonitor(loaders=chosen),
-        told(1, 1, 1),
+        indexed_panels(1, 1, 1),
     )
     net, values = logged(retrieval(loaders=chosen), *every, stage=stage)
     pair = net.by_hand(VALIDATION)

@@ -14,9 +14,17 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
 from fewshot_callbacks.callbacks import retrieval as retrieval_module
-from tests.callbacks import gloo_jobs
+from tests.callbacks import process_jobs
+from tests.callbacks.fit_states import (
+    RandomNet,
+    StateRecorder,
+    all_monitors,
+    modes_of,
+    random_states,
+    seed_everything,
+    states_of_fit,
+)
 from tests.callbacks.models import VALIDATION, are_equal, episodes, loader, trainer
-from tests.callbacks.traces import Drawing, Traces, all_monitors, modes_of, random_states, run, start
 from tests.gloo_processes import answers
 
 pytestmark = pytest.mark.filterwarnings(
@@ -48,9 +56,9 @@ def holds_tensors(monitor: Any) -> list[str]:
 
 
 def test_a_fit_with_all_monitors_is_bit_identical_to_one_without() -> None:
-    net, without = run(accumulate_grad_batches=3)
+    net, without = states_of_fit(accumulate_grad_batches=3)
     monitors = all_monitors()
-    other, with_them = run(*monitors, accumulate_grad_batches=3)
+    other, with_them = states_of_fit(*monitors, accumulate_grad_batches=3)
     assert len(without) == len(with_them) == 16 * 2 + 5 + 5
     for one, two in zip(without, with_them, strict=True):
         assert are_equal(one, two)
@@ -63,7 +71,7 @@ def test_a_fit_with_all_monitors_is_bit_identical_to_one_without() -> None:
 
 def test_python_random_is_left_alone_too(gloo_folder: Path) -> None:
     """In a process of its own, without the type checker."""
-    (seen,) = answers(gloo_folder, gloo_jobs.__name__, 1)
+    (seen,) = answers(gloo_folder, process_jobs.__name__, 1)
     without, with_monitors = seen["states"]
     assert without == with_monitors
     assert seen["gap"]
@@ -78,10 +86,10 @@ def _ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def after_a_break(monitors: list[Any], where: str, error: type[BaseException]) -> tuple[Drawing, Trainer]:
+def after_a_break(monitors: list[Any], where: str, error: type[BaseException]) -> tuple[RandomNet, Trainer]:
     """A fit that breaks off in the third batch of a step."""
-    start(5)
-    net = Drawing()
+    seed_everything(5)
+    net = RandomNet()
     before: Callable[..., Any] = getattr(net, where)
 
     def breaks(batch: Any, batch_idx: int, *more: Any) -> Any:
@@ -125,8 +133,8 @@ def test_a_measurement_that_breaks_off_leaves_nothing_behind(
     where: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the check, `embed` is given a validation batch, with training items a larger one."""
-    start(5)
-    net = Drawing()
+    seed_everything(5)
+    net = RandomNet()
     seen: dict[str, Any] = {}
 
     def breaks_off(*_: Any, **__: Any) -> Any:
@@ -136,7 +144,7 @@ def test_a_measurement_that_breaks_off_leaves_nothing_behind(
         random.random(), np.random.rand(), torch.rand(())  # noqa: NPY002
         breaks_off()
 
-    def embed(module: Drawing, batch: Any) -> Tensor:
+    def embed(module: RandomNet, batch: Any) -> Tensor:
         if where == ("the check of embed" if len(batch[0]) == 11 else "training items"):
             fails()
         return module(batch[0])
@@ -171,7 +179,9 @@ def test_a_measurement_that_breaks_off_leaves_nothing_behind(
 def test_a_checkpoint_holds_what_a_resumed_run_needs_and_nothing_else(tmp_path: Path) -> None:
     contents = []
     for name, monitors in (("without", []), ("with", all_monitors())):
-        run(*monitors, ModelCheckpoint(tmp_path / name, filename="saved"), val_check_interval=None, max_epochs=1)
+        states_of_fit(
+            *monitors, ModelCheckpoint(tmp_path / name, filename="saved"), val_check_interval=None, max_epochs=1
+        )
         contents.append(torch.load(tmp_path / name / "saved.ckpt", weights_only=True))
     without, with_them = contents
     states = {key: state for key, state in with_them["callbacks"].items() if not key.startswith("ModelCheckpoint")}
@@ -185,11 +195,11 @@ def test_a_checkpoint_holds_what_a_resumed_run_needs_and_nothing_else(tmp_path: 
 
     ends = []
     for name, monitors in (("without", []), ("with", again := all_monitors())):
-        net, traces = Drawing(), Traces()
-        made = trainer(*monitors, traces, max_epochs=2)
-        start(6)
+        net, recorder = RandomNet(), StateRecorder()
+        made = trainer(*monitors, recorder, max_epochs=2)
+        seed_everything(6)
         made.fit(net, episodes(), loader(VALIDATION), ckpt_path=str(tmp_path / name / "saved.ckpt"))
-        ends.append(traces.seen)
+        ends.append(recorder.states)
     assert len(ends[0]) == 8 * 2 + 1
     assert all(are_equal(one, two) for one, two in zip(*ends, strict=True))
     assert again[3].history.steps == tuple(range(1, 17))

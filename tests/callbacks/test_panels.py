@@ -26,7 +26,7 @@ from fewshot_callbacks.callbacks import panels as panels_module
 from fewshot_callbacks.callbacks._pictures import ImageReader, first_part, has_index
 from fewshot_callbacks.callbacks.panels import KeptImages, mixed
 from tests.callbacks.models import Net, items, loader, messages_of, retrieval, trainer
-from tests.callbacks.pictured import SETS, AsGiven, Drawn, assert_rows, brute_force, told
+from tests.callbacks.panel_rows import SETS, IdentityNet, PanelRecorder, assert_rows, brute_force, indexed_panels
 
 DATA = items()
 
@@ -60,7 +60,7 @@ def validated(net: Net, loaders: Any, panels: RetrievalPanels, monitor: Any = No
     return [words for words in messages_of(caught) if "Panels" in words or "picture" in words]
 
 
-class Adds(AsGiven):
+class Adds(IdentityNet):
     """Its step returns more of each batch."""
 
     def __init__(self, **more: Callable[[Tensor, Tensor], Any]) -> None:
@@ -77,17 +77,17 @@ def item_of(row: Any) -> int:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Drawn:
+def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PanelRecorder:
     """What is drawn from now on."""
     monkeypatch.chdir(tmp_path)
-    seen = Drawn()
+    seen = PanelRecorder()
     monkeypatch.setattr(panels_module, "retrieval_panels", seen)
     return seen
 
 
-def test_the_queries_and_neighbours_are_those_of_brute_force(drawn: Drawn) -> None:
-    net = AsGiven()
-    assert validated(net, loader(DATA), told(worst=5, mistakes=4, sample=3, k=4)) == []
+def test_the_queries_and_neighbours_are_those_of_brute_force(drawn: PanelRecorder) -> None:
+    net = IdentityNet()
+    assert validated(net, loader(DATA), indexed_panels(worst=5, mistakes=4, sample=3, k=4)) == []
     embeddings, labels = net.by_hand(DATA)
     scores, relevant, precision = brute_force(embeddings, labels)
     best, first = scores.max(dim=1)
@@ -101,9 +101,9 @@ def test_the_queries_and_neighbours_are_those_of_brute_force(drawn: Drawn) -> No
         assert_rows(rows, (embeddings, labels))
 
 
-def test_the_worst_are_those_of_a_report_none_perfect_and_three_of_a_class_at_most(drawn: Drawn) -> None:
+def test_the_worst_are_those_of_a_report_none_perfect_and_three_of_a_class_at_most(drawn: PanelRecorder) -> None:
     monitor = retrieval()
-    validated(AsGiven(), loader(DATA), told(worst=99), monitor)
+    validated(IdentityNet(), loader(DATA), indexed_panels(worst=99), monitor)
     left, precision, labels = [], monitor.report.per_query["mAP"], DATA.tensors[1].tolist()
     for query in precision.argsort().tolist():
         if precision[query] < 1 and [labels[each] for each in left].count(labels[query]) < 3:
@@ -111,17 +111,19 @@ def test_the_worst_are_those_of_a_report_none_perfect_and_three_of_a_class_at_mo
     assert drawn.queries("worst_queries") == left
 
 
-def test_what_is_excluded_is_no_neighbour(drawn: Drawn) -> None:
+def test_what_is_excluded_is_no_neighbour(drawn: PanelRecorder) -> None:
     net = Adds(camera=lambda points, _: (points[:, 0] > 0.3).long())
-    validated(net, loader(DATA), told(sample=36), retrieval(groups="camera"))
+    validated(net, loader(DATA), indexed_panels(sample=36), retrieval(groups="camera"))
     camera = (DATA.tensors[0][:, 0] > 0.3).tolist()
     rows = drawn.figures["sample_queries"][0]
     assert all(camera[int(row[0])] != camera[int(each[0])] for row in rows for each in row[3])
 
 
-def test_the_gallery_of_another_loader(drawn: Drawn) -> None:
-    net, gallery = AsGiven(), items(seed=5)
-    panels = told(images=lambda data, index: f"{index}{' in the gallery' * (data is gallery)}", sample=36, k=3)
+def test_the_gallery_of_another_loader(drawn: PanelRecorder) -> None:
+    net, gallery = IdentityNet(), items(seed=5)
+    panels = indexed_panels(
+        images=lambda data, index: f"{index}{' in the gallery' * (data is gallery)}", sample=36, k=3
+    )
     validated(net, {"ours": loader(DATA), "all": loader(gallery)}, panels, retrieval(gallery="all"))
     rows = drawn.figures["sample_queries"][0]
     assert len(rows) == len(DATA)
@@ -130,9 +132,9 @@ def test_the_gallery_of_another_loader(drawn: Drawn) -> None:
     assert_rows(rows, net.by_hand(DATA) + net.by_hand(gallery), place=lambda shown: int(shown.split()[0]))
 
 
-def test_a_gallery_by_a_flag(drawn: Drawn) -> None:
+def test_a_gallery_by_a_flag(drawn: PanelRecorder) -> None:
     net = Adds(gallery=lambda points, _: points[:, 0] > 0.3)
-    validated(net, loader(DATA), told(), retrieval(gallery="gallery"))
+    validated(net, loader(DATA), indexed_panels(), retrieval(gallery="gallery"))
     in_gallery = DATA.tensors[0][:, 0] > 0.3
     rows = drawn.figures["sample_queries"][0]
     assert not any(in_gallery[int(row[0])] for row in rows)
@@ -140,78 +142,83 @@ def test_a_gallery_by_a_flag(drawn: Drawn) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*An estimate")
-def test_a_sample_of_queries_is_searched_for_the_worst(drawn: Drawn) -> None:
+def test_a_sample_of_queries_is_searched_for_the_worst(drawn: PanelRecorder) -> None:
     monitor = retrieval(max_queries=9)
-    trainer(monitor, told(worst=9, sample=9)).validate(AsGiven(), loader(DATA), verbose=False)
-    _, _, precision = brute_force(*AsGiven().by_hand(DATA))
+    trainer(monitor, indexed_panels(worst=9, sample=9)).validate(IdentityNet(), loader(DATA), verbose=False)
+    _, _, precision = brute_force(*IdentityNet().by_hand(DATA))
     chosen = monitor.report.drawn
     assert sorted(drawn.queries("sample_queries")) == chosen.tolist()
     imperfect = chosen[precision[chosen] < 1]
     assert drawn.queries("worst_queries") == imperfect[precision[imperfect].argsort()].tolist()
 
 
-def test_words_for_labels_and_names_of_classes(drawn: Drawn) -> None:
+def test_words_for_labels_and_names_of_classes(drawn: PanelRecorder) -> None:
     labels = DATA.tensors[1]
     data = TensorDataset(DATA.tensors[0], (labels + 7) // 10)
     data.classes = [f"kind {number}" for number in range(6)]
     for net, given, settings, names in (
         (Adds(labels=lambda _, labels: [f"a {n}" for n in labels.tolist()]), DATA, {}, [f"a {n}" for n in labels]),
-        (AsGiven(), DATA, {"names": {-7: "owl"}}, ["owl" if label == -7 else str(int(label)) for label in labels]),
-        (AsGiven(), Subset(data, range(20)), {}, [f"kind {number}" for number in data.tensors[1]]),
+        (
+            IdentityNet(),
+            DATA,
+            {"names": {-7: "owl"}},
+            ["owl" if label == -7 else str(int(label)) for label in labels],
+        ),
+        (IdentityNet(), Subset(data, range(20)), {}, [f"kind {number}" for number in data.tensors[1]]),
     ):
-        validated(net, loader(given), told(**settings))
+        validated(net, loader(given), indexed_panels(**settings))
         assert all(row[1] == names[int(row[0])] for row in drawn.figures["sample_queries"][-1])
 
 
-def test_equal_embeddings_are_told_as_ties(drawn: Drawn) -> None:
-    validated(AsGiven(), loader(TensorDataset(torch.ones(8, 12), torch.arange(8) % 2)), told(mistakes=0))
+def test_equal_embeddings_are_told_as_ties(drawn: PanelRecorder) -> None:
+    validated(IdentityNet(), loader(TensorDataset(torch.ones(8, 12), torch.arange(8) % 2)), indexed_panels(mistakes=0))
     assert all(tied for row in drawn.figures["worst_queries"][0] for *_, tied in row[3])
     assert all("about" in row[2] for row in drawn.figures["worst_queries"][0])
 
 
-def test_the_sample_is_the_same_in_every_epoch(drawn: Drawn) -> None:
-    trainer(retrieval(), told(worst=0, mistakes=0, sample=5), max_epochs=2).fit(Net(), loader(), loader(DATA))
+def test_the_sample_is_the_same_in_every_epoch(drawn: PanelRecorder) -> None:
+    trainer(retrieval(), indexed_panels(worst=0, mistakes=0, sample=5), max_epochs=2).fit(Net(), loader(), loader(DATA))
     first, second = (drawn.queries("sample_queries", time) for time in range(2))
     assert len(set(first)) == 5
     assert second == first
     assert "epoch 1" in drawn.titles[1]
 
 
-def test_images_of_the_data_set_without_their_normalisation(drawn: Drawn) -> None:
-    validated(AsGiven(), loader(Shown()), RetrievalPanels(mean=[0.4], std=0.1, max_share=None))
+def test_images_of_the_data_set_without_their_normalisation(drawn: PanelRecorder) -> None:
+    validated(IdentityNet(), loader(Shown()), RetrievalPanels(mean=[0.4], std=0.1, max_share=None))
     for row in drawn.figures["sample_queries"][0]:
         expected = (DATA.tensors[0][item_of(row)].reshape(3, 4, 1) * 0.1 + 0.4).clip(0, 1)
         assert np.allclose(row[0], expected, atol=1e-6)
         assert all(each[0].shape == (3, 4, 1) for each in row[3])
 
 
-def test_an_image_that_cannot_be_read_is_named_and_the_rest_is_shown(drawn: Drawn) -> None:
+def test_an_image_that_cannot_be_read_is_named_and_the_rest_is_shown(drawn: PanelRecorder) -> None:
     def images(data: Any, index: int) -> Any:
         if index % 3 == 0:
             raise OSError("the file is truncated")
         return torch.zeros(3, 4, 4) if index % 3 == 1 else "a text"
 
-    [words] = validated(AsGiven(), loader(DATA), told(images=images))
+    [words] = validated(IdentityNet(), loader(DATA), indexed_panels(images=images))
     assert "of dataloader_idx_0 (OSError: the file is truncated)" in words
     assert "item " in words
     assert all((row[0] is None) == (item_of(row) % 3 == 0) for row in drawn.figures["sample_queries"][0])
 
 
-def test_a_stream_shows_the_items_that_it_says(drawn: Drawn) -> None:
-    panels = told(sample=36, images=lambda batch, place: str(float(batch[0][place][0])))
-    validated(AsGiven(), DataLoader(Stream(DATA), batch_size=7), panels)
+def test_a_stream_shows_the_items_that_it_says(drawn: PanelRecorder) -> None:
+    panels = indexed_panels(sample=36, images=lambda batch, place: str(float(batch[0][place][0])))
+    validated(IdentityNet(), DataLoader(Stream(DATA), batch_size=7), panels)
     place = {str(float(point)): place for place, point in enumerate(DATA.tensors[0][:, 0])}.__getitem__
     rows = drawn.figures["sample_queries"][0]
     assert sorted(map(item_of, rows)) == list(range(36))
     assert all(place(row[0]) == item_of(row) and len(row[3]) == 5 for row in rows)
-    assert_rows(rows, AsGiven().by_hand(DATA), place)
+    assert_rows(rows, IdentityNet().by_hand(DATA), place)
     assert "whose images were kept" in drawn.titles[0]
 
 
-def test_only_items_whose_images_were_kept_are_queries(drawn: Drawn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_items_whose_images_were_kept_are_queries(drawn: PanelRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(panels_module, "MAX_KEPT", 10)
     panels = RetrievalPanels(worst=36, mistakes=36, sample=36, max_share=None)
-    validated(AsGiven(), DataLoader(Stream(Shown()), batch_size=7), panels)
+    validated(IdentityNet(), DataLoader(Stream(Shown()), batch_size=7), panels)
     kept = {item_of(row) for row in drawn.figures["sample_queries"][0]}
     assert len(kept) == 10
     for figures in drawn.figures.values():
@@ -266,8 +273,8 @@ def test_what_is_shown_of_a_sample() -> None:
 
 def test_pictures_of_each_loader_are_at_the_steps_of_the_metrics(tmp_path: Path) -> None:
     made = trainer(retrieval(), RetrievalPanels(2, 2, 2, max_share=None), logger=CSVLogger(tmp_path))
-    made.fit(AsGiven(), loader(Shown()), [loader(Shown()), loader(Shown())])
-    made.test(AsGiven(), loader(Shown()), verbose=False)
+    made.fit(IdentityNet(), loader(Shown()), [loader(Shown()), loader(Shown())])
+    made.test(IdentityNet(), loader(Shown()), verbose=False)
     files = {path.as_posix().split("pictures/")[1]: path for path in tmp_path.rglob("*.png")}
     assert set(files) == {
         *(f"val/{name}/dataloader_idx_{number}/step=000003.png" for name in SETS for number in (0, 1)),
@@ -288,7 +295,7 @@ def test_items_without_an_index_are_said_to_need_a_function_of_the_batch(images:
             for point, label in DATA:
                 yield {"points": point, "labels": label}
 
-    class OfRows(AsGiven):
+    class OfRows(IdentityNet):
         def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
             return super().validation_step((batch["points"], batch["labels"]), batch_idx)
 

@@ -18,9 +18,9 @@ from fewshot_callbacks.callbacks._conduct import Stopwatch, UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing as FigureDrawing
 from fewshot_callbacks.callbacks._pictures import SHARE_KEY, PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet
+from tests.callbacks.fit_states import RandomNet, StateRecorder, seed_everything
 from tests.callbacks.models import VALIDATION, Net, are_equal, episodes, items, loader, messages_of, retrieval, trainer
-from tests.callbacks.pictured import told
-from tests.callbacks.traces import Drawing, Traces, start
+from tests.callbacks.panel_rows import indexed_panels
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
 
@@ -138,7 +138,7 @@ def test_an_error_is_a_warning_and_the_run_goes_on(where: str, monkeypatch: pyte
     def fails(*_: Any, **__: Any) -> Any:
         raise ArithmeticError("no picture today")
 
-    panels = told(images=fails) if where == "see_batch" else told()
+    panels = indexed_panels(images=fails) if where == "see_batch" else indexed_panels()
     if where == "_figures":
         monkeypatch.setattr(panels, "_figures", fails)
     elif where == "drawing":
@@ -167,13 +167,13 @@ def test_nothing_is_drawn_of_a_set_that_cannot_be_evaluated() -> None:
 
 def test_a_fit_with_pictures_is_bit_identical_to_one_without(tmp_path: Path) -> None:
     ends = []
-    for pictures in ([], [told(1, 1, 1, k=2), EmbeddingMap(max_share=None, method="tsne", per_class=5)]):
-        start(5)
-        net, traces = Drawing(), Traces()
+    for pictures in ([], [indexed_panels(1, 1, 1, k=2), EmbeddingMap(max_share=None, method="tsne", per_class=5)]):
+        seed_everything(5)
+        net, recorder = RandomNet(), StateRecorder()
         logger, monitor = CSVLogger(tmp_path / str(len(pictures))), retrieval(source="encoder", strict=True)
-        made = trainer(monitor, *pictures, traces, max_epochs=2, logger=logger, num_sanity_val_steps=1)
+        made = trainer(monitor, *pictures, recorder, max_epochs=2, logger=logger, num_sanity_val_steps=1)
         made.fit(net, episodes(2), loader(VALIDATION))
-        ends.append(traces.seen)
+        ends.append(recorder.states)
     assert len(list(tmp_path.rglob("*.png"))) == 2 * 4
     assert len(ends[0]) == len(ends[1])
     assert all(are_equal(one, two) for one, two in zip(*ends, strict=True))
@@ -188,7 +188,7 @@ def test_a_run_that_breaks_off_leaves_nothing_behind(error: type[BaseException])
                 raise error("broken off")
             return super().validation_step(batch, batch_idx)
 
-    panels = told(images=lambda batch, place: batch[0][place])
+    panels = indexed_panels(images=lambda batch, place: batch[0][place])
     with pytest.raises((error, SystemExit)):
         trainer(retrieval(), panels).validate(Breaks(), loader(VALIDATION, shuffle=True), verbose=False)
     assert (panels._kept, panels._is_due) == ({}, False)

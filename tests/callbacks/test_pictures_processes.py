@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.callbacks import gloo_jobs
-from tests.callbacks.gloo_jobs import ITEMS, shorter, uneven
+from tests.callbacks import process_jobs
 from tests.callbacks.models import multi_label_items
-from tests.callbacks.pictured import AsGiven, assert_rows, brute_force
+from tests.callbacks.panel_rows import IdentityNet, assert_rows, brute_force
+from tests.callbacks.process_jobs import ITEMS, shorter, uneven
 from tests.gloo_processes import answers
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
@@ -20,7 +20,7 @@ PLACES = {str(float(point)): place for place, point in enumerate(uneven().tensor
 @pytest.fixture(scope="module")
 def ranks(gloo_folder: Path) -> list[dict[str, Any]]:
     """What each of the two has seen."""
-    return [seen["pictures"] for seen in answers(gloo_folder, gloo_jobs.__name__, 2)]
+    return [seen["pictures"] for seen in answers(gloo_folder, process_jobs.__name__, 2)]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_the_first_process_draws_what_brute_force_finds_and_the_others_nothing(
 ) -> None:
     assert [rank[case]["said"] for rank in ranks] == [[], []]
     assert not any(ranks[1][case]["figures"].values())
-    sets = [tensor for part in data for tensor in AsGiven().by_hand(part)]
+    sets = [tensor for part in data for tensor in IdentityNet().by_hand(part)]
     scores, relevant, precision = brute_force(*sets)
     best, first = scores.max(dim=1)
     wrong = (~relevant.gather(1, first[:, None])[:, 0]).nonzero()[:, 0]

@@ -27,7 +27,6 @@ from fewshot_callbacks.callbacks import (
 )
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
-from tests.callbacks.gloo_jobs import AsGiven
 from tests.callbacks.models import (
     FEATURES,
     TRAINING,
@@ -44,6 +43,7 @@ from tests.callbacks.models import (
     trainer,
     with_prefix,
 )
+from tests.callbacks.process_jobs import ReturnedPoints
 
 QUERIES, GALLERY = items(), items(per_class=4, seed=4)
 
@@ -122,7 +122,7 @@ def test_order_batches_and_precision(
     data = DataLoader(TensorDataset(points[order], labels[order]), batch_size=batch_size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sets without a J
-        logged = log_of_validation((monitor, DiscriminantRatioMonitor()), AsGiven(), data)
+        logged = log_of_validation((monitor, DiscriminantRatioMonitor()), ReturnedPoints(), data)
     found = monitor.report
     assert found is not None
     assert found.values == expected.values
@@ -153,7 +153,7 @@ def test_recall_at_a_precision_may_choose_a_threshold_below_zero_unless_bounds_a
     angles = torch.deg2rad(torch.where(torch.arange(8) % 2 == 0, 0.0, 100.0)) + labels * math.pi
     points, metrics = torch.stack([angles.cos(), angles.sin()], dim=1), (*DEFAULT_METRICS, "recall@precision0.4")
     recalls = [
-        log_of_validation(retrieval(metrics=metrics, **bounds), AsGiven(), loader(TensorDataset(points, labels)))
+        log_of_validation(retrieval(metrics=metrics, **bounds), ReturnedPoints(), loader(TensorDataset(points, labels)))
         for bounds in ({}, {"threshold_bounds": (0, 1)})
     ]
     assert recalls[0]["val/recall@precision0.4"] == 1.0  # 12 of 28 pairs are relevant: accept all, at cosine -1

@@ -12,7 +12,7 @@ from fewshot_callbacks.cli.compare import DYNAMICS, RECORD, TrainingRecord, best
 from fewshot_callbacks.cli.fit import check_checkpoint
 from fewshot_callbacks.cli.main import main
 from fewshot_callbacks.functional import compare_dynamics
-from tests.cli.words import CONFIGS, MONITORS, QUIET
+from tests.cli.command_options import CONFIGS, MONITORS, QUIET
 
 
 @pytest.fixture(autouse=True)

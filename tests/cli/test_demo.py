@@ -14,7 +14,7 @@ from fewshot_callbacks.cli.main import main
 from fewshot_callbacks.plots.style import METHODS, new_figure
 from fewshot_callbacks.protonet import ProtoNet
 from tests.cases import first_classes
-from tests.plots.legible import assert_legible
+from tests.plots.legibility import assert_legible
 
 QUICK = ["--epochs", "1", "--episodes", "2", "--test_episodes", "10"]
 

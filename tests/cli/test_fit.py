@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger
 from fewshot_callbacks.cli.compare import TrainingRecord
 from fewshot_callbacks.cli.fit import command
 from fewshot_callbacks.cli.main import main
-from tests.cli.words import CONFIGS, QUIET, TINY, TINY_BALANCED, write_images
+from tests.cli.command_options import CONFIGS, QUIET, TINY, TINY_BALANCED, write_images
 
 
 @pytest.fixture

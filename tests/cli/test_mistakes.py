@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fewshot_callbacks.cli.main import BROKEN_PIPE, DEBUG, INTERRUPTED, TERMINATED, main, one_line
 from fewshot_callbacks.cli.parsing import as_yaml, parse
 from fewshot_callbacks.protonet import ProtoNet
-from tests.cli.words import CONFIGS, MONITORS, ONE_EPOCH, QUIET, write_images
+from tests.cli.command_options import CONFIGS, MONITORS, ONE_EPOCH, QUIET, write_images
 
 FOLDER, GLYPHS = (str(CONFIGS / f"protonet_dr_{data}.yaml") for data in ("folder", "glyphs"))
 SIZES = ("train.shots=1", "train.queries=2", "train.episodes=1", "evaluation.shots=1", "evaluation.queries=2")

@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
-from tests.metrics import gloo_jobs
+from tests.metrics import process_jobs
 from tests.reports import assert_same
 
 
 def test_processes_that_share_one_set_give_the_report_of_one_process(on_ranks: list[dict[str, Any]]) -> None:
-    alone = evaluate_retrieval(*gloo_jobs.items(200), **gloo_jobs.MORE)
+    alone = evaluate_retrieval(*process_jobs.items(200), **process_jobs.MORE)
     for answers in on_ranks:
         assert_same(alone, answers["sharded"][200])
 
 
-@pytest.mark.parametrize("name", gloo_jobs.SHARDS)
+@pytest.mark.parametrize("name", process_jobs.SHARDS)
 def test_shards_of_any_size_give_the_values_of_one_process(on_ranks: list[dict[str, Any]], name: str) -> None:
-    embeddings, labels = gloo_jobs.items()
-    alone = evaluate_retrieval(embeddings, labels, **gloo_jobs.MORE)
+    embeddings, labels = process_jobs.items()
+    alone = evaluate_retrieval(embeddings, labels, **process_jobs.MORE)
     expected = float(discriminant_ratio(embeddings.double(), labels))
     for answers in on_ranks:
         assert_same(alone, answers["sharded"][name])
@@ -30,7 +30,7 @@ def test_shards_of_any_size_give_the_values_of_one_process(on_ranks: list[dict[s
 
 def test_an_error_that_concerns_all_is_the_same_on_every_rank(on_ranks: list[dict[str, Any]]) -> None:
     with pytest.raises(ValueError, match="none of the 1 queries has another item of its class") as alone:
-        evaluate_retrieval(torch.ones(1, 5), torch.zeros(1, dtype=torch.int64), **gloo_jobs.MORE)
+        evaluate_retrieval(torch.ones(1, 5), torch.zeros(1, dtype=torch.int64), **process_jobs.MORE)
     for answers in on_ranks:
         assert answers["sharded"][1] == str(alone.value)
 
@@ -49,4 +49,4 @@ def test_the_error_of_one_process_is_raised_on_all_ranks(on_ranks: list[dict[str
 @pytest.mark.usefixtures("on_ranks")
 def test_nothing_holds_a_destroyed_group(gloo_folder: Path) -> None:
     """The threads of a group that is held would live until the interpreter ends, and could abort the process there."""
-    assert list((gloo_folder / "tests.metrics.gloo_jobs").glob("*/* holds its group")) == []
+    assert list((gloo_folder / "tests.metrics.process_jobs").glob("*/* holds its group")) == []

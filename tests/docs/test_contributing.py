@@ -21,7 +21,7 @@ HOUSE = (
     "tests/test_architecture.py",
     "tests/test_defaults.py",
     "tests/test_guarantees.py",
-    "tests/docs/test_sources.py",
+    "tests/docs/test_literature.py",
 )
 
 

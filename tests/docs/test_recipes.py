@@ -15,10 +15,11 @@ RECIPES = sorted((pages.ROOT / "examples" / "recipes").glob("*.py"))
 @pytest.mark.usefixtures("few_glyphs", "as_users_run_it")
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
 def test_runs_and_has_a_page(recipe, tmp_path, gloo_folder, monkeypatch):
-    page = pages.ROOT / "docs" / "recipes" / f"{recipe.stem}.md"
-    assert f'--8<-- "examples/recipes/{recipe.name}"' in page.read_text(encoding="utf-8")
+    page = (pages.ROOT / "docs" / "recipes" / f"{recipe.stem}.md").read_text(encoding="utf-8")
+    assert f'--8<-- "examples/recipes/{recipe.name}"' in page
+    assert f"(../../examples/recipes/{recipe.name})" in page  # in the repository, a page does not show the file itself
     if recipe.stem == "ddp":
-        printed = answers(gloo_folder, "tests.docs.gloo_jobs", 2)
+        printed = answers(gloo_folder, "tests.docs.process_jobs", 2)
         assert {rank for said in printed for rank in re.findall(r"rank (\d): mAP 0\.\d+\n", said)} == {"0", "1"}
         assert len({said.rpartition("mAP ")[2] for said in printed}) == 1
         return

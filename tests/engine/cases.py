@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from tests.cases import made
+from tests.cases import clustered_items
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
 PRECISIONS = ("int8", "float16", "float32", "float64")
@@ -123,7 +123,7 @@ def cases(draw):
 def pooled_case(kind, similarity, n=150, classes=10):
     labels = torch.arange(n) % classes
     if kind in ("separated", "hard"):
-        queries = made(n, classes, 12, noise=0.5 if kind == "separated" else 2.0)[0]
+        queries = clustered_items(n, classes, 12, noise=0.5 if kind == "separated" else 2.0)[0]
     elif kind == "few-values":  # positives and negatives tie
         queries = (torch.nn.functional.one_hot(labels, 12).float() + 0.45 * torch.randn(n, 12)).round()
     else:

@@ -13,7 +13,7 @@ from fewshot_callbacks.engine.evaluation import rank_of_best
 from fewshot_callbacks.engine.layout import least_bytes, plan_layout
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.grouped_recall import grouped_recall, label_groups
-from tests.cases import made
+from tests.cases import clustered_items
 from tests.engine.cases import SIMILARITIES
 from tests.reports import assert_same
 
@@ -128,7 +128,7 @@ def test_the_copied_rows_of_a_batch_of_groups_are_part_of_the_budget(monkeypatch
 
     module = sys.modules[label_groups.__module__]  # the package holds the function of the same name
     monkeypatch.setattr(module, "rank_of_best", recorded)
-    embeddings, labels = made(4_000, 40, 64)
+    embeddings, labels = clustered_items(4_000, 40, 64)
     sets = embeddings[:2_000], labels[:2_000], embeddings[2_000:], labels[2_000:]
     whole = grouped_recall(*sets, label_groups=10)
     planned.clear()
@@ -139,7 +139,7 @@ def test_the_copied_rows_of_a_batch_of_groups_are_part_of_the_budget(monkeypatch
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_values_do_not_depend_on_the_budget(similarity):
-    embeddings, labels = made(400, 20, 12, noise=3)
+    embeddings, labels = clustered_items(400, 20, 12, noise=3)
     asked = (*DEFAULT_METRICS, "auc_pr", "recall@precision0.1", "recall@precision0.3", "eer")
     options = {"similarity": similarity, "metrics": asked, "label_groups": 5}
     whole = evaluate_retrieval(embeddings, labels, **options, memory_mb=512)
@@ -148,7 +148,7 @@ def test_values_do_not_depend_on_the_budget(similarity):
 
 
 def test_a_budget_that_cannot_be_kept_is_said_with_one_that_can():
-    embeddings, labels = made(600, 20, 12)
+    embeddings, labels = clustered_items(600, 20, 12)
     note = evaluate_retrieval(embeddings, labels, label_groups=None, memory_mb=0.5).memory_note
     assert note.startswith("The budget of 0.5 MB cannot be kept: this evaluation takes about ")
     enough = float(note.rsplit("Pass memory_mb=", 1)[1].split()[0])

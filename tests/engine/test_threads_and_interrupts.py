@@ -15,7 +15,7 @@ from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options, run_tasks
 from fewshot_callbacks.functional import nearest
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
-from tests.cases import made, sampled_product
+from tests.cases import clustered_items, sampled_product
 from tests.reports import assert_same
 
 
@@ -177,7 +177,7 @@ def test_torch_is_set_as_before(raised, road):
     torch.set_float32_matmul_precision("medium")
     try:
         with engine_options(**road), nullcontext() if raised is None else pytest.raises(raised, match="in the bar"):
-            evaluate_retrieval(*made(200, 20, 8), label_groups=None, progress=progress)
+            evaluate_retrieval(*clustered_items(200, 20, 8), label_groups=None, progress=progress)
         assert settings() == (3, "medium")
     finally:
         torch.set_num_threads(before[0])
@@ -199,7 +199,7 @@ AROUND_ROADS = (
 )
 def test_what_is_switched_on_around_a_call_changes_nothing(name, road, similarity):
     """Lightning validates and tests in inference mode, which is a thread's own in PyTorch."""
-    rows, labels = made(120, 12, 8, noise=2.0)
+    rows, labels = clustered_items(120, 12, 8, noise=2.0)
     rows, means = (rows.sign(), ()) if similarity == "hamming" else (rows, ("prototype_accuracy",))
     options = {"similarity": similarity, "metrics": (*DEFAULT_METRICS, *means, "auc_pr", "eer"), "label_groups": 3}
 

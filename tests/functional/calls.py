@@ -5,11 +5,12 @@ import torch
 from fewshot_callbacks import evaluate_retrieval, functional
 from fewshot_callbacks.data import ClassBalancedBatchSampler, EpisodicBatchSampler
 
-SOME = {"ways": 3, "shots": 1, "queries": 3, "episodes": 7}
+EPISODE_SIZES = {"ways": 3, "shots": 1, "queries": 3, "episodes": 7}
 
 
 def moments(items, labels):
-    first, second = (functional.ClassMoments.of(items[some], labels[some]) for some in (slice(20), slice(20, None)))
+    first = functional.ClassMoments.of(items[:20], labels[:20])
+    second = functional.ClassMoments.of(items[20:], labels[20:])
     return first.merge(second).merge(functional.ClassMoments.nothing(items.shape[1])).discriminant_ratio()
 
 
@@ -18,7 +19,7 @@ def probe(items, labels):
     return [*report.values.values(), report.strength, *report.errors.values()]
 
 
-OF_LABELS = {
+CALLS_WITH_LABELS = {
     "evaluate_retrieval": lambda items, labels: list(evaluate_retrieval(items, labels, label_groups=2).values.values()),
     "grouped_recall": lambda items, labels: functional.grouped_recall(items, labels, label_groups=2, repeats=3).at[1],
     "linear_probe": probe,
@@ -33,8 +34,8 @@ OF_LABELS = {
         items[:, 0].sin(), labels
     ),
     "class_subset": lambda items, labels: functional.class_subset(labels, 3, 2),
-    "sample_episodes": lambda items, labels: functional.sample_episodes(labels, **SOME).indices,
-    "EpisodicBatchSampler": lambda items, labels: list(EpisodicBatchSampler(labels, **SOME)),
+    "sample_episodes": lambda items, labels: functional.sample_episodes(labels, **EPISODE_SIZES).indices,
+    "EpisodicBatchSampler": lambda items, labels: list(EpisodicBatchSampler(labels, **EPISODE_SIZES)),
     "ClassBalancedBatchSampler": lambda items, labels: list(
         ClassBalancedBatchSampler(labels, classes_per_batch=3, items_per_class=2)
     ),

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 LABEL_VALUES = st.sampled_from([0, 1, 2, 3, -1, -7, 2**24, 2**24 + 1, 2**61, 2**61 + 1, -(2**62), 2**63 - 1, -(2**63)])
 
 
-def made(items=60, classes=5, dim=8, dtype=torch.float64):
+def clustered_items(items=60, classes=5, dim=8, dtype=torch.float64):
+    """Return (items, dim) embeddings around the centres of their classes, and (items,) labels."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(items) % classes
     centres = torch.randn(classes, dim, generator=generator, dtype=torch.float64)

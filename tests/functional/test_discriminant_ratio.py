@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, batch_ratios, discriminant_ratio
-from tests.functional.class_cases import batches, exact_scatters, extreme_sets, made
+from tests.functional.class_cases import batches, clustered_items, exact_scatters, extreme_sets
 from tests.thread_processes import in_threads
 
 
@@ -36,7 +36,7 @@ def assert_close_to_exact(found, exact, dtype):
 class TestInvariance:
     @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool])
     def test_any_integer_labels(self, dtype):
-        embeddings, labels = made()[0], torch.arange(60) % 2
+        embeddings, labels = clustered_items()[0], torch.arange(60) % 2
         found = discriminant_ratio(embeddings, (labels * 255 if dtype == torch.uint8 else labels).to(dtype))
         torch.testing.assert_close(found, discriminant_ratio(embeddings, labels))
 
@@ -44,7 +44,7 @@ class TestInvariance:
     @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
     def test_epsilon_is_a_share_of_the_scatter(self, scale, dtype):
         """With one that shows: a number that is added would weigh less the larger the embeddings are."""
-        embeddings, labels = made(dtype=dtype)
+        embeddings, labels = clustered_items(dtype=dtype)
         without = float(discriminant_ratio(embeddings, labels, eps=0.0))
         expected = without / (1 + 0.3 * (1 + without))  # Tr(S_B) / (Tr(S_W) + 0.3 Tr(S_T)), divided by Tr(S_W)
         scaled = scale * embeddings
@@ -53,7 +53,7 @@ class TestInvariance:
         assert float(moments.discriminant_ratio(eps=0.3)) == pytest.approx(expected, rel=1e-5)
 
     def test_scale_changes_nothing_but_normalisation_does(self):
-        embeddings, labels = made()
+        embeddings, labels = clustered_items()
         embeddings[3] = 0  # which has no length 1, and stays as it is
         torch.testing.assert_close(discriminant_ratio(1e4 * embeddings, labels), discriminant_ratio(embeddings, labels))
         lengths = torch.linspace(0.1, 10.0, 60).unsqueeze(1)
@@ -107,7 +107,7 @@ class TestNothingToSay:
     @pytest.mark.parametrize(("bad", "place"), [(math.nan, 7), (math.inf, 0)])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_non_finite_embeddings(self, bad, place, dtype):
-        embeddings, labels = made(dtype=dtype)
+        embeddings, labels = clustered_items(dtype=dtype)
         embeddings[place, 2] = bad
         assert discriminant_ratio(embeddings, labels).isnan()
         assert ClassMoments.of(embeddings, labels).discriminant_ratio().isnan()
@@ -116,7 +116,7 @@ class TestNothingToSay:
 class TestWhileTraining:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_no_gradient_and_inputs_unchanged_and_autocast_changes_nothing(self, dtype):
-        embeddings, labels = made(dtype=dtype)
+        embeddings, labels = clustered_items(dtype=dtype)
         embeddings.requires_grad_()
         before, labels_before, state = embeddings.detach().clone(), labels.clone(), torch.get_rng_state()
         ratios = batch_ratios(embeddings, labels, normalize=True)
@@ -142,7 +142,7 @@ class TestWhileTraining:
 
 class TestClassMoments:
     def test_per_class(self):
-        embeddings, labels = made()
+        embeddings, labels = clustered_items()
         left, right = ClassMoments.of(embeddings[:20], labels[:20] + 2**61), (embeddings[20:], labels[20:] + 2**61)
         before = left.means.clone()
         moments = left.merge(ClassMoments.of(right[0].requires_grad_(), right[1]))
@@ -156,7 +156,7 @@ class TestClassMoments:
             torch.testing.assert_close(moments.scatter[label], (members - members.mean(0)).square().sum())
 
     def test_an_empty_batch_adds_nothing(self):
-        embeddings, labels = made()
+        embeddings, labels = clustered_items()
         whole, nothing = ClassMoments.of(embeddings, labels), ClassMoments.of(embeddings[:0], labels[:0])
         for merged in (whole.merge(nothing), nothing.merge(whole)):
             assert merged.labels.tolist() == whole.labels.tolist()

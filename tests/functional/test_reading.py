@@ -27,7 +27,7 @@ from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional._reading import non_finite_rows
 from fewshot_callbacks.protonet import SoftmaxHead, SupportClassifier
 from fewshot_callbacks.protonet.evaluation import evaluate_episodes
-from tests.functional.calls import OF_LABELS, SOME
+from tests.functional.calls import CALLS_WITH_LABELS, EPISODE_SIZES
 from tests.thread_processes import in_threads
 
 BOOK = np.array(["heron", "owl", "", "Ünal", "owl 2", "10"])
@@ -169,8 +169,8 @@ def test_words_beside_numbers_are_refused():
 # ------------------------------------------------------------------------------------------------------ every other function
 
 
-EPISODES = sample_episodes(NUMBERS, **SOME)
-CALLS = OF_LABELS | {
+EPISODES = sample_episodes(NUMBERS, **EPISODE_SIZES)
+CALLS = CALLS_WITH_LABELS | {
     "evaluate_episodes": lambda items, labels: evaluate_episodes(items, labels, SoftmaxHead(), EPISODES).per_episode
 }
 
@@ -189,9 +189,9 @@ def test_messages_of_other_functions_hold_the_words():
     with pytest.raises(ValueError, match=r"label_groups: labels are strings.*np.unique\(labels, return_inverse=True\)"):
         label_groups(WORDS, 2)
     with pytest.raises(ValueError, match="needs 9 images per class; class '' has 6"):
-        EpisodicBatchSampler(WORDS, **SOME | {"queries": 8})
+        EpisodicBatchSampler(WORDS, **EPISODE_SIZES | {"queries": 8})
     with pytest.raises(ValueError, match=r"EpisodicBatchSampler needs integer labels; got torch.float32"):
-        EpisodicBatchSampler([0.5, 1.5] * 5, **SOME)
+        EpisodicBatchSampler([0.5, 1.5] * 5, **EPISODE_SIZES)
     with pytest.raises(ValueError, match="class 'owl' has 2 and class 'heron' has 3"):
         split_episode(torch.eye(5), ["heron", "heron", "heron", "owl", "owl"], shots=1)
 

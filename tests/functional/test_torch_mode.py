@@ -15,7 +15,7 @@ from fewshot_callbacks.losses import SoftAveragePrecisionLoss
 from fewshot_callbacks.metrics import DiscriminantRatio, RetrievalEvaluation, VarianceRatio
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 from fewshot_callbacks.protonet import SoftmaxHead, evaluate_episodes
-from tests.functional.calls import OF_LABELS, SOME
+from tests.functional.calls import CALLS_WITH_LABELS, EPISODE_SIZES
 
 ITEMS = torch.randn(80, 6, generator=torch.Generator().manual_seed(0))
 WIDE = ITEMS.double()
@@ -53,7 +53,7 @@ def loss_and_gradient(similarity):
 
 
 CALLS = {
-    **{name: partial(call, ITEMS, WORDS) for name, call in OF_LABELS.items()},
+    **{name: partial(call, ITEMS, WORDS) for name, call in CALLS_WITH_LABELS.items()},
     "ratios of float64": lambda: (functional.discriminant_ratio(WIDE, LABELS), functional.variance_ratio(WIDE, LABELS)),
     "all metrics": lambda: evaluate_retrieval(ITEMS, LABELS, **EVERYTHING),
     "of lists": lambda: evaluate_retrieval(ITEMS.tolist(), WORDS, label_groups=[WORDS[:5], WORDS[5:10]]),
@@ -70,7 +70,7 @@ CALLS = {
     "evaluate_episodes": lambda: evaluate_episodes(ITEMS, LABELS, HEAD, EPISODES),
     "summarize_accuracies": lambda: functional.summarize_accuracies(SHARES[:9], EPISODES),
     "mean_interval": lambda: functional.mean_interval([0.5, 0.7]),
-    "fixed episodes": lambda: EpisodicBatchSampler(LABELS, **SOME, fixed=True).hash,
+    "fixed episodes": lambda: EpisodicBatchSampler(LABELS, **EPISODE_SIZES, fixed=True).hash,
     "losses": lambda: [loss_and_gradient(similarity) for similarity in ("cosine", "euclidean", "hamming")],
     "EmbeddingStore": stored,
     "metrics": lambda: [of_metric(METRICS[0], ONE_EACH), *map(of_metric, METRICS[1:])],

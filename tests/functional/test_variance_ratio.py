@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks.functional import variance_ratio, variance_ratio_of_set
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, batch_ratios
-from tests.functional.class_cases import batches, exact_scatters, extreme_sets, made
-from tests.functional.variance import interval_by_definition
+from tests.functional.class_cases import batches, clustered_items, exact_scatters, extreme_sets
+from tests.functional.variance_ratio_reference import interval_by_definition
 from tests.thread_processes import in_threads
 
 
@@ -61,7 +61,7 @@ class TestDefinition:
         assert_close(of_set, expected, 1e-11)
 
     def test_scale_changes_nothing_but_normalisation_does(self):
-        embeddings, labels = made()
+        embeddings, labels = clustered_items()
         lengths = torch.linspace(0.1, 10.0, 60).unsqueeze(1)
         found = []
         for normalize in (False, True):

@@ -11,7 +11,7 @@ from torchmetrics import MetricCollection
 from fewshot_callbacks.functional import ClassMoments, variance_ratio, variance_ratio_of_set
 from fewshot_callbacks.functional import discriminant_ratio as functional
 from fewshot_callbacks.metrics import DiscriminantRatio, VarianceRatio
-from tests.metrics import gloo_jobs
+from tests.metrics import process_jobs
 from tests.metrics.cases import COPIES, clustered_items, cut_sets, fill, reloaded
 
 
@@ -126,9 +126,9 @@ def test_in_a_collection_each_batch_is_added_once_for_both(monkeypatch):
 
 
 class TestSeveralProcesses:
-    @pytest.mark.parametrize("name", gloo_jobs.SHARDS)
+    @pytest.mark.parametrize("name", process_jobs.SHARDS)
     def test_every_rank_gets_the_value_of_one_process(self, on_ranks, name):
-        embeddings, labels = gloo_jobs.items()
+        embeddings, labels = process_jobs.items()
         alone = fill(DiscriminantRatio(), embeddings, labels, [(0, 23)])
         expected = variance_ratio_of_set(embeddings, labels)
         for answers in on_ranks:
@@ -139,7 +139,7 @@ class TestSeveralProcesses:
             assert interval == pytest.approx(tuple(expected.interval), rel=1e-6)
 
     def test_each_process_goes_on_with_its_own_state(self, on_ranks):
-        embeddings, labels = gloo_jobs.items()
+        embeddings, labels = process_jobs.items()
         count = len(on_ranks)
         more = torch.arange(count).float().repeat_interleave(2)[:, None].expand(2 * count, 5)
         expected = functional(torch.cat([embeddings, more]), torch.cat([labels, torch.tensor([7, 8] * count)]))

@@ -4,9 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fewshot_callbacks.metrics import EmbeddingStore
-from tests.metrics import gloo_jobs
+from tests.metrics import process_jobs
 from tests.metrics.cases import WRONG_BATCHES
 
 
@@ -40,7 +41,7 @@ def test_holds_copies_and_not_what_a_slice_was_cut_from(view):
     store.append(view(big), labels[:4], positions)
     (batch,) = store._batches
     assert batch.embeddings.untyped_storage().nbytes() == batch.embeddings.numel() * 4
-    assert batch.labels.values.untyped_storage().nbytes() == 4 * 8
+    assert batch.columns.labels.values.untyped_storage().nbytes() == 4 * 8
     for tensor in (big.detach(), labels, positions):
         tensor.zero_()
     shard = store.shard()
@@ -74,6 +75,46 @@ def test_refusals_leave_the_store_alone(arguments, message):
         store.append(*arguments)
     assert len(store) == 3
     assert torch.equal(store.gather()[0], embeddings)
+
+
+class LargeTensors(TorchDispatchMode):
+    """Collects the addresses of the tensors with at least this number of entries that operations return."""
+
+    def __init__(self, entries):
+        super().__init__()
+        self.entries, self.addresses = entries, set()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.numel() >= self.entries:
+            self.addresses.add(result.data_ptr())
+        return result
+
+
+@pytest.mark.parametrize("dataset_size", [None, 90], ids=["all items", "ten dropped"])
+def test_a_shard_takes_the_memory_of_its_rows_once_also_if_items_are_dropped(dataset_size):
+    store, embeddings, _ = filled(30, 40, 30, dim=64)
+    kept = embeddings[:dataset_size]
+    with LargeTensors(kept.numel()) as large:
+        shard = store.shard(dataset_size)
+    assert torch.equal(shard.embeddings, kept)
+    assert large.addresses == {shard.embeddings.data_ptr()}
+
+
+def test_positions_count_dropped_items_and_places_do_not():
+    store = EmbeddingStore()
+    store.append(torch.eye(4), torch.arange(4), ids=["a", "b", "a", "c"])
+    shard = store.shard()
+    assert shard.positions.tolist() == [0, 1, 3]
+    assert shard.places.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("size", [None, 5])
+def test_batches_of_several_dtypes_give_the_wider_one(size):
+    store = EmbeddingStore()
+    store.append(torch.ones(3, 2).half(), torch.arange(3))
+    store.append(torch.ones(3, 2), torch.arange(3))
+    assert store.shard(size).embeddings.dtype == torch.float32
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="copies through pinned memory need a GPU")
@@ -149,7 +190,7 @@ def rows_of(embeddings, labels):
 class TestSeveralProcesses:
     @pytest.mark.parametrize("n", [1, 23])
     def test_the_padding_of_the_sampler_is_dropped_and_the_order_restored(self, on_ranks, n):
-        embeddings, labels = gloo_jobs.items(n)
+        embeddings, labels = process_jobs.items(n)
         for answers in on_ranks:
             found, padded = answers["embedding_store"][f"sampler {n}"]
             assert torch.equal(found[0], embeddings.half())
@@ -158,7 +199,7 @@ class TestSeveralProcesses:
             assert torch.equal(padded[0], torch.cat([embeddings, embeddings.repeat(2, 1)[: -n % len(on_ranks)]]).half())
 
     def test_positions_of_a_part_of_the_items(self, on_ranks):
-        embeddings, labels = gloo_jobs.items()
+        embeddings, labels = process_jobs.items()
         kept = labels != labels[0]
         for answers in on_ranks:
             found, found_labels = answers["embedding_store"]["some"]
@@ -167,13 +208,13 @@ class TestSeveralProcesses:
             found, found_labels = answers["embedding_store"]["nothing"]
             assert (found.shape, found_labels.shape, found_labels.dtype) == ((0, 0), (0,), torch.int64)
 
-    @pytest.mark.parametrize("name", gloo_jobs.SHARDS)
+    @pytest.mark.parametrize("name", process_jobs.SHARDS)
     def test_every_rank_gets_every_item_once(self, on_ranks, name):
         first, *others = (answers["embedding_store"][name] for answers in on_ranks)
         for other in others:
             assert torch.equal(first[0], other[0])
             assert torch.equal(first[1], other[1])
-        assert rows_of(*first) == rows_of(*gloo_jobs.items())
+        assert rows_of(*first) == rows_of(*process_jobs.items())
 
     def test_what_processes_give_differently_is_refused_in_all_of_them(self, on_ranks):
         last = f"process {len(on_ranks) - 1}"
@@ -192,7 +233,7 @@ class TestSeveralProcesses:
     def test_of_items_with_one_id_one_stays(self, on_ranks):
         for answers in on_ranks:
             found, dropped = answers["embedding_store"]["ids"]
-            assert rows_of(*found) == rows_of(*gloo_jobs.items())
+            assert rows_of(*found) == rows_of(*process_jobs.items())
             assert dropped == 7 * (len(on_ranks) - 1) + len(on_ranks)
 
 

@@ -7,7 +7,7 @@ from torchmetrics import MetricCollection
 
 from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
 from fewshot_callbacks.metrics import DiscriminantRatio, EmbeddingStore, RetrievalEvaluation, VarianceRatio
-from tests.metrics import gloo_jobs
+from tests.metrics import process_jobs
 from tests.metrics.cases import COPIES
 
 SETTINGS = {"label_groups": 2}
@@ -99,13 +99,13 @@ def test_the_store_keeps_words():
 
 
 def test_words_that_only_one_process_has(on_ranks):
-    embeddings, labels = gloo_jobs.items()
-    expected = evaluate_retrieval(embeddings, gloo_jobs.words(labels), **gloo_jobs.SETTINGS)
+    embeddings, labels = process_jobs.items()
+    expected = evaluate_retrieval(embeddings, process_jobs.words(labels), **process_jobs.SETTINGS)
     for answers in on_ranks:
         report, scatter = answers["words_as_labels"]["first empty"]
         assert report == expected
         assert report.label_names == expected.label_names
-        assert scatter.keys() == set(gloo_jobs.words(labels))
+        assert scatter.keys() == set(process_jobs.words(labels))
 
 
 def test_a_process_with_integers(on_ranks):

@@ -12,7 +12,7 @@ from torchmetrics import MetricCollection, MetricTracker
 
 from fewshot_callbacks.functional import DEFAULT_METRICS, Relevance, evaluate_retrieval
 from fewshot_callbacks.metrics import RetrievalEvaluation
-from tests.metrics import gloo_jobs
+from tests.metrics import process_jobs
 from tests.metrics.cases import COPIES, WRONG_BATCHES
 
 SETTINGS = {"metrics": ("mAP", "recall@1", "recall@3")}
@@ -101,6 +101,8 @@ def test_forward_gives_the_batch_and_keeps_the_whole_and_the_report_is_that_of_t
         assert metric.report.queries == 20
     assert_metrics_are(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
     assert metric.report.queries == 40
+    metric.reset()
+    assert metric.report is None
 
 
 def test_forward_of_a_batch_without_a_match_keeps_what_was_collected():
@@ -190,9 +192,9 @@ def test_of_items_with_one_id_the_first_counts():
     assert_metrics_are(found, evaluate_retrieval(embeddings[::2], labels[::2], **SETTINGS).metrics())
 
 
-@pytest.mark.parametrize("name", [*gloo_jobs.SHARDS, "half"])
+@pytest.mark.parametrize("name", [*process_jobs.SHARDS, "half"])
 def test_every_rank_gets_the_value_of_one_process(on_ranks, name):
-    embeddings, labels = gloo_jobs.items()
+    embeddings, labels = process_jobs.items()
     embeddings = embeddings.half() if name == "half" else embeddings
     expected = evaluate_retrieval(embeddings, labels, **SETTINGS).metrics()
     for answers in on_ranks:
@@ -200,7 +202,7 @@ def test_every_rank_gets_the_value_of_one_process(on_ranks, name):
 
 
 def test_what_a_sampler_repeats_is_found_by_ids(on_ranks):
-    expected = evaluate_retrieval(*gloo_jobs.items(23), **SETTINGS).metrics()
+    expected = evaluate_retrieval(*process_jobs.items(23), **SETTINGS).metrics()
     for answers in on_ranks:
         assert_metrics_are(answers["retrieval"]["ids"], expected)
 

@@ -14,7 +14,7 @@ from sklearn.decomposition import PCA
 
 from fewshot_callbacks.plots.embedding_map import Projection, embedding_map, project
 from fewshot_callbacks.plots.style import LIGHT_GREY
-from tests.plots.legible import assert_legible, drawn_texts
+from tests.plots.legibility import assert_legible, drawn_texts
 
 LABELS = np.arange(40) % 4
 LONG = "a name that is far too long for its room, whatever room that may be " * 4

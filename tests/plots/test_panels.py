@@ -12,7 +12,7 @@ from PIL import Image
 
 from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, retrieval_panels, to_picture
 from fewshot_callbacks.plots.style import IRRELEVANT, RELEVANT, pixels
-from tests.plots.legible import assert_legible, drawn_texts
+from tests.plots.legibility import assert_legible, drawn_texts
 
 
 def test_bytes_of_a_tensor_and_of_an_array_are_the_same_picture():

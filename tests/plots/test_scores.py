@@ -19,7 +19,7 @@ from fewshot_callbacks.plots.scores import (
     score_histograms,
     weakest_classes,
 )
-from tests.plots.legible import assert_legible, drawn_texts
+from tests.plots.legibility import assert_legible, drawn_texts
 
 LONG = "a name that is far too long for its room, whatever room that may be " * 4
 NAMES = ["cat", LONG, "日本語", "Ελληνικά", "$x$", "tab\tand\nline"]

@@ -21,7 +21,7 @@ from fewshot_callbacks.plots.style import (
     pixels,
     save,
 )
-from tests.plots.legible import drawn_texts
+from tests.plots.legibility import drawn_texts
 
 
 @in_house_style

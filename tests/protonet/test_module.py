@@ -302,6 +302,13 @@ def test_embeddings_that_are_not_finite_give_nan(mode: Any, loader: Any) -> None
     assert math.isnan(logged["test/accuracy"])
 
 
+def test_the_progress_bar_shows_one_value_of_training_and_one_of_validation() -> None:
+    run = trainer(max_epochs=1)
+    run.fit(model(), episodes_loader(fixed=False), images_loader())
+    assert set(run.progress_bar_metrics) == {"train/loss", "val/accuracy"}
+    assert "train/accuracy" in run.logged_metrics
+
+
 def collated(batch: list[Any]) -> tuple[Tensor, Any]:
     """Labels are strings in the batches that hold an odd number of images, integers in the others."""
     images, labels = zip(*batch, strict=True)

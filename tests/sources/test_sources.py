@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fewshot_callbacks import Shards
-from fewshot_callbacks.sources import ChosenRows
+from fewshot_callbacks.sources import RowSubset
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8")
 
@@ -316,7 +316,7 @@ def test_an_open_arrow_file_is_read_to_its_end_if_another_takes_its_name(tmp_pat
     assert np.array_equal(shards[0:10], rows[:10])  # a step back
 
 
-def test_chosen_rows_that_lie_far_apart_are_read_in_spans(tmp_path):
+def test_rows_of_a_subset_that_lie_far_apart_are_read_in_spans(tmp_path):
     rows = matrix(50_000)
     np.save(tmp_path / "rows.npy", rows)
     chosen = np.arange(len(rows)) % 1000 < 2
@@ -328,7 +328,7 @@ def test_chosen_rows_that_lie_far_apart_are_read_in_spans(tmp_path):
             longest = max(longest, span.stop - span.start)
             return super().__getitem__(span)
 
-    source = ChosenRows(Watched(tmp_path / "rows.npy"), chosen)
+    source = RowSubset(Watched(tmp_path / "rows.npy"), chosen)
     for part in (slice(0, 100), slice(3, 40), slice(20, 21), slice(7, 7)):
         assert np.array_equal(source[part], rows[chosen][part])
     assert longest <= 1024

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.scripts import loaded
+from tests.scripts import imported_script
 
-with loaded("studies/distance_ratio_maps.py") as maps:
+with imported_script("studies/distance_ratio_maps.py") as maps:
     pass
 
 COSINE = [name for name in maps.SPHERE if "Face" in name]

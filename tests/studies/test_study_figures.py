@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from tests.plots.legible import assert_legible
-from tests.scripts import ROOT, loaded
+from tests.plots.legibility import assert_legible
+from tests.scripts import ROOT, imported_script
 
-with loaded("studies/study_figures.py") as studies:
+with imported_script("studies/study_figures.py") as studies:
     pass
 
 DATA = {

@@ -2,12 +2,12 @@
 
 import json
 
-from tests.scripts import loaded
+from tests.scripts import imported_script
 
 
 def test_the_file_lies_below_build(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with loaded("tools/gpu_check.py") as check:
+    with imported_script("tools/gpu_check.py") as check:
         monkeypatch.setattr(check, "CHECKS", {"a part": lambda setting: "fine"})
         assert check.main(["--device", "cpu"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["build"]

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from tests.scripts import loaded
+from tests.scripts import imported_script
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def tree(tmp_path):
 
 
 def copied(root, state):
-    with loaded("tools/mutants/working_tree.py") as working_tree:
+    with imported_script("tools/mutants/working_tree.py") as working_tree:
         working_tree.open_state(state)
         working_tree.copy_working_tree(root, state)
     return sorted(path.name for path in (state / "tree").iterdir())

@@ -44,7 +44,7 @@ from fewshot_callbacks.functional._repeated import (
 )
 from fewshot_callbacks.functional.retrieval import relevance as given_relevance
 from fewshot_callbacks.settings import Similarity
-from fewshot_callbacks.sources import ChosenRows, Shards
+from fewshot_callbacks.sources import RowSubset, Shards
 from fewshot_callbacks.sources.stored_rows import StoredRows, as_one_tensor, is_source
 
 # Share of the budget beyond which rows of files are not loaded.
@@ -554,11 +554,11 @@ def with_stored_arrays(
     if isinstance(queries, Shards) and queries.is_gallery is not None and gallery is None:
         shards = queries
         is_gallery = queries.is_gallery
-        queries = ChosenRows(shards, ~is_gallery)
-        gallery = ChosenRows(shards, is_gallery)
+        queries = RowSubset(shards, ~is_gallery)
+        gallery = RowSubset(shards, is_gallery)
     merged = dict(passed)
     for prefix, rows in (("query", queries), ("gallery", gallery)):
-        if isinstance(rows, Shards | ChosenRows):
+        if isinstance(rows, Shards | RowSubset):
             stored = {f"{prefix}_ids": rows.ids, f"{prefix}_groups": rows.groups}
             if labelled:
                 stored[f"{prefix}_labels"] = rows.labels
@@ -737,7 +737,7 @@ class _Reader:
         check_places(self.call, name, torch.cat(self.processes.gather(places)))
         non_finite, hashes = _checked_rows(rows, as_codes=self.as_codes)
         location = ""
-        if len(non_finite) and isinstance(source, Shards | ChosenRows):
+        if len(non_finite) and isinstance(source, Shards | RowSubset):
             location = f", which is {source.where(int(non_finite[0]))}"
         length = sum(sizes)
         non_finite_of_all = torch.cat(self.processes.gather(places[non_finite])).sort().values

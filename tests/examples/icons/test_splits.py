@@ -18,8 +18,8 @@ from PIL import Image
 
 from fewshot_callbacks.cli.main import main
 from fewshot_callbacks.data.dataset import split_of
-from tests.cli.words import QUIET
-from tests.cli.words import TINY as TINY_RUN
+from tests.cli.command_options import QUIET
+from tests.cli.command_options import TINY as TINY_RUN
 from tests.examples.icon_trees import SVG, artists, many, picture
 
 SMALL = {"size": 8, "min_families": 2}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks import near_duplicates
 from fewshot_callbacks.engine.options import engine_options
-from tests.cases import made, sampled_product
+from tests.cases import clustered_items, sampled_product
 from tests.engine.cases import PRECISIONS, SIMILARITIES, cases, engines
 from tests.engine.oracles import prepared, scores_of
 
@@ -41,7 +41,7 @@ def test_pairs_from_a_score_on_are_those_of_comparing_all(case, road, quantile, 
 
 @pytest.mark.parametrize(("similarity", "precision"), sampled_product(SIMILARITIES, [None, *PRECISIONS], count=6))
 def test_many_items_in_a_small_budget(similarity, precision):
-    rows, labels = made(300, 20, 16)
+    rows, labels = clustered_items(300, 20, 16)
     case = {"queries": rows, "query_labels": labels, "similarity": similarity}
     for most in (300, 10**5):
         check(case, 0.97, most, memory_mb=0.1, precision=precision, threads=2)

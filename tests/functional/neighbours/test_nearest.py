@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks import nearest
 from fewshot_callbacks.engine.options import engine_options
-from tests.cases import made, sampled_product
+from tests.cases import clustered_items, sampled_product
 from tests.engine.cases import PRECISIONS, SIMILARITIES, cases, engines
 from tests.engine.oracles import prepared, scores_of
 
@@ -51,13 +51,13 @@ def test_agrees_with_sorting_the_exact_scores(case, road, k):
 
 @pytest.mark.parametrize(("similarity", "precision"), sampled_product(SIMILARITIES, [None, *PRECISIONS], count=6))
 def test_many_items_in_a_small_budget(similarity, precision):
-    rows, labels = made(300, 20, 16)
+    rows, labels = clustered_items(300, 20, 16)
     case = {"queries": rows, "query_labels": labels, "similarity": similarity}
     check(case, 3, memory_mb=0.1, precision=precision, threads=2)
 
 
 def test_chosen_queries_are_rows_of_all():
-    vectors, labels = made(80, 8, 6)
+    vectors, labels = clustered_items(80, 8, 6)
     every, some = nearest(vectors, labels, k=3), nearest(vectors, labels, query_indices=[70, 2, 2], k=3)
     assert some.query_indices.tolist() == [70, 2, 2]
     assert torch.equal(some.indices, every.indices[[70, 2, 2]])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks import nearest, suspects
-from tests.cases import made
+from tests.cases import clustered_items
 
 
 def by_loops(labels, votes):
@@ -68,7 +68,7 @@ def test_agrees_with_loops(n, classes, k, seed):
 
 
 def test_finds_flipped_labels():
-    vectors, labels = made(600, 20, 24, noise=0.7)
+    vectors, labels = clustered_items(600, 20, 24, noise=0.7)
     wrong, given = torch.randperm(600)[:60], labels.clone()
     given[wrong] = (given[wrong] + torch.randint(1, 20, (len(wrong),))) % 20
     found = suspects(vectors, given)

@@ -15,7 +15,7 @@ from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import evaluate_retrieval, plan_evaluation
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, collect_inputs
-from tests.cases import made
+from tests.cases import clustered_items
 from tests.functional.retrieval.cases import check_all_metrics, retrieval_cases
 from tests.reports import assert_same
 
@@ -37,7 +37,7 @@ def test_fixed_threshold(case, threshold):
 
 @pytest.mark.parametrize("noise", [0.3, 3.0, 100.0])
 def test_larger_sets_equal_a_sorted_reference(noise):
-    embeddings, labels = made(300, 20, 12, noise=noise)
+    embeddings, labels = clustered_items(300, 20, 12, noise=noise)
     unit = torch.nn.functional.normalize(embeddings.double(), dim=1)
     scores, same = (unit @ unit.T).fill_diagonal_(-2), (labels[:, None] == labels).fill_diagonal_(False)
     asked = (*DEFAULT_METRICS, "fnmr@fmr0.001", "fnmr@fmr0.01", "fnmr@fmr0.2", "eer")
@@ -119,7 +119,7 @@ def test_a_cosine_does_not_see_the_length_of_an_embedding():
 
 class TestInput:
     def test_accepts_numpy_half_and_mixed_precision_any_integers_and_gradients(self):
-        embeddings, labels = made(80, 8, 16)
+        embeddings, labels = clustered_items(80, 8, 16)
         expected = evaluate_retrieval(embeddings.half().float(), labels)
         halves = embeddings.half().requires_grad_()
         assert evaluate_retrieval(halves, labels.to(torch.uint8)) == expected
@@ -154,12 +154,12 @@ class TestInput:
         ],
     )
     def test_refuses_with_fact_and_fix(self, change, message, as_users_run_it):
-        embeddings, labels = made(40, 4, 8)
+        embeddings, labels = clustered_items(40, 4, 8)
         with pytest.raises(ValueError, match=message):
             evaluate_retrieval(**({"queries": embeddings, "query_labels": labels} | change))
 
     def test_non_finite_rows_are_counted_and_located(self):
-        embeddings, labels = made(40, 4, 8)
+        embeddings, labels = clustered_items(40, 4, 8)
         embeddings[[5, 31], 2] = torch.tensor([math.nan, -math.inf])
         with pytest.raises(ValueError, match=r"2 of 40 rows of queries hold NaN or Inf, the first at index 5"):
             evaluate_retrieval(embeddings, labels)
@@ -214,12 +214,12 @@ def test_the_same_items_twice_are_one_set():
 class TestMetrics:
     def test_keys_of_the_report_are_those_that_were_asked_for_in_their_order(self):
         asked = ("eer", "map@3_found", "macro_recall@1", "recall@7", "grouped_recall@2", "auc_pr", "fnmr@fmr0.01")
-        report = evaluate_retrieval(*made(100, 20, 8), metrics=asked)
+        report = evaluate_retrieval(*clustered_items(100, 20, 8), metrics=asked)
         assert tuple(report.metrics()) == tuple(json.loads(json.dumps(report.to_dict()))["metrics"]) == asked
-        assert tuple(evaluate_retrieval(*made(100, 20, 8)).metrics()) == DEFAULT_METRICS
+        assert tuple(evaluate_retrieval(*clustered_items(100, 20, 8)).metrics()) == DEFAULT_METRICS
 
     def test_what_was_not_asked_for_is_no_quiet_number(self):
-        report = evaluate_retrieval(*made(100, 20, 8), metrics=("pair_f1", "recall@2"))
+        report = evaluate_retrieval(*clustered_items(100, 20, 8), metrics=("pair_f1", "recall@2"))
         assert (report.grouped, report.notes) == (None, ())
         for missing in (lambda: report.mAP, lambda: report["mAP"]):
             with pytest.raises(LookupError, match=r"no 'mAP', but pair_f1, recall@2. Ask for it .*metrics=\('mAP', "):
@@ -230,7 +230,7 @@ class TestMetrics:
         assert [key in report for key in ("recall@2", "mAP", 0)] == [True, False, False]
 
     def test_pairs_are_counted_where_that_was_asked_for(self):
-        data, asked = made(100, 20, 8), ("mAP", "recall@2")
+        data, asked = clustered_items(100, 20, 8), ("mAP", "recall@2")
         report, whole = evaluate_retrieval(*data, metrics=asked), evaluate_retrieval(*data, metrics=(*asked, "pair_f1"))
         others = ({"threshold": 0.5}, {"metrics": ("eer", "mAP")}, {"metrics": ("opis@fmr0.1",)})
         counted = [whole, *(evaluate_retrieval(*data, **{"metrics": asked} | one) for one in others)]
@@ -258,7 +258,7 @@ class TestMetrics:
 
 class TestSample:
     def test_a_sample_is_near_the_whole_and_says_what_it_is(self):
-        data = made(800, 40, 16, noise=2.0)
+        data = clustered_items(800, 40, 16, noise=2.0)
         whole, part = evaluate_retrieval(*data), evaluate_retrieval(*data, max_queries=200)
         assert (part.queries, part.gallery, part.is_estimate, whole.is_estimate) == (200, 800, True, False)
         low, high = part.intervals["mAP"]
@@ -274,7 +274,7 @@ class TestSample:
         assert torch.bincount(labels[drawn]).tolist() == [10, 30, 60]
 
     def test_a_drawn_query_is_no_candidate_of_itself(self):
-        embeddings, labels = made(60, 20, 8, noise=50.0)
+        embeddings, labels = clustered_items(60, 20, 8, noise=50.0)
         whole, part = (evaluate_retrieval(embeddings, labels, max_queries=n).per_class()["mAP"] for n in (None, 59))
         assert sum(part.get(label) == value for label, value in whole.items()) >= 19  # all but that of the lost query
 
@@ -292,7 +292,7 @@ def test_progress_ends_at_all_pairs_and_never_falls_back(memory_mb):
 
 
 def test_a_budget_that_cannot_be_kept_is_told_and_changes_no_number():
-    data = made(600, 20, 6, noise=2.0)  # 17,000 relevant pairs, more than the budget holds
+    data = clustered_items(600, 20, 6, noise=2.0)  # 17,000 relevant pairs, more than the budget holds
     report, whole = evaluate_retrieval(*data, memory_mb=0.4), evaluate_retrieval(*data)
     assert (report, whole.memory_note) == (whole, None)
     assert report.messages[-1] == report.memory_note

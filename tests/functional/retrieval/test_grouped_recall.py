@@ -20,8 +20,8 @@ from tests.functional.brute_force import BruteForce, recall_at
 from tests.functional.retrieval.cases import retrieval_cases
 
 
-def made(classes=40, per_class=6, noise=1.5):
-    return cases.made(classes * per_class, classes, 16, noise)
+def clusters(classes=40, per_class=6, noise=1.5):
+    return cases.clustered_items(classes * per_class, classes, 16, noise)
 
 
 def recalls_by_loops(case, groups, k, unmatched):
@@ -79,7 +79,7 @@ def test_equals_loops_over_groups(case, unmatched, data):
 
 @pytest.mark.parametrize(("size", "noise"), [(2, 1.5), (3, 0.0), (7, 1.5)])  # also without a single miss
 def test_drawn_groups_are_those_of_label_groups(size, noise):
-    embeddings, labels = made(20, 3, noise)
+    embeddings, labels = clusters(20, 3, noise)
     splits = label_groups(labels, size, seed=4, repeats=3).tolist()
     given = [grouped_recall(embeddings, labels, k=(1, size - 1), label_groups=split) for split in splits]
     drawn = grouped_recall(embeddings, labels, k=(1, size - 1), label_groups=size, seed=4, repeats=3)
@@ -157,16 +157,16 @@ class TestSplit:
 
 class TestValue:
     def test_one_group_of_all_labels_is_plain_recall_and_has_no_interval(self):
-        plain = evaluate_retrieval(*made(), metrics=("recall@1", "recall@5")).at("recall@{k}")
+        plain = evaluate_retrieval(*clusters(), metrics=("recall@1", "recall@5")).at("recall@{k}")
         with pytest.warns(UserWarning, match="Grouped recall over 1 group of 40 labels has no interval") as caught:
-            result = grouped_recall(*made(), k=(1, 5), label_groups=40)
+            result = grouped_recall(*clusters(), k=(1, 5), label_groups=40)
         assert len(caught) == 1
         assert result.at == pytest.approx(plain, abs=1e-12)
         assert all(math.isnan(end) for interval in result.intervals.values() for end in interval)
 
     def test_plain_recall_falls_with_more_classes_and_grouped_recall_does_not(self):
         # one embedding; its 160 classes whole, and as 2, 4 and 8 subsets of as many classes
-        embeddings, labels = made(160, noise=1.3)
+        embeddings, labels = clusters(160, noise=1.3)
         plain, grouped = [], []
         for parts in (1, 2, 4, 8):
             subsets = [labels % parts == part for part in range(parts)]
@@ -178,7 +178,7 @@ class TestValue:
         assert max(grouped) - min(grouped) < half < 0.06
 
     def test_confidence_widens_the_interval(self):
-        widths = [grouped_recall(*made(), confidence=level).intervals[1].half_width for level in (0.5, 0.95, 0.999)]
+        widths = [grouped_recall(*clusters(), confidence=level).intervals[1].half_width for level in (0.5, 0.95, 0.999)]
         assert widths[0] < widths[1] / 2 < widths[2] / 4
 
 
@@ -201,7 +201,7 @@ class TestValue:
     ],
 )
 def test_says_what_is_wrong(change, message, as_users_run_it):
-    embeddings, labels = made(8, 5)
+    embeddings, labels = clusters(8, 5)
     with pytest.raises(ValueError, match=message):
         grouped_recall(**({"queries": embeddings, "query_labels": labels, "label_groups": 4} | change))
 
@@ -219,7 +219,7 @@ def test_a_group_without_any_gallery_item_is_refused_and_noted():
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
 def test_an_evaluation_and_one_of_a_sample_find_the_same_in_any_budget(similarity):
-    embeddings, labels = made(23, 10)  # three labels are left over
+    embeddings, labels = clusters(23, 10)  # three labels are left over
     data = embeddings * 10 ** (2 * torch.rand(230, 1)), labels
     options = {"similarity": similarity, "label_groups": 5, "seed": 4}
     grouped = grouped_recall(*data, **options, k=(1, 3))

@@ -13,7 +13,7 @@ from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
 from fewshot_callbacks.functional.verification.scores import trial_scores
-from tests.cases import made
+from tests.cases import clustered_items
 
 PRECISIONS = (0.05, 0.3, 0.5, 0.56, 0.6, 2 / 3, 0.75, 0.9, 1.0)
 
@@ -97,7 +97,7 @@ def test_recall_at_precision_is_that_of_the_smallest_of_all_thresholds(options, 
     ],
 )
 def test_a_threshold_accepts_the_pairs_that_it_counts_among_the_scores_that_a_user_reads(similarity, scale):
-    vectors, labels = made(60, 6, noise=2)
+    vectors, labels = clustered_items(60, 6, noise=2)
     vectors = vectors.double() * scale
     metrics = ("pair_f1", "recall@precision0.3", "fnmr@fmr0.1")
     report = evaluate_retrieval(vectors, labels, similarity=similarity, metrics=metrics, label_groups=None)
@@ -136,7 +136,7 @@ def scores_of_pairs(vectors, labels, similarity):
 
 @pytest.mark.parametrize(("similarity", "as_on_device"), [("cosine", False), ("dot", True), ("euclidean", False)])
 def test_counts_are_those_of_all_pairs_and_the_operating_points_are_among_them(similarity, as_on_device):
-    vectors, labels = made(400, 34, noise=0.8)
+    vectors, labels = clustered_items(400, 34, noise=0.8)
     asked = (*DEFAULT_METRICS, "recall@precision0.5")
     with engine_options(as_on_device=as_on_device):
         report = evaluate_retrieval(vectors, labels, similarity=similarity, metrics=asked)
@@ -157,7 +157,7 @@ def test_counts_are_those_of_all_pairs_and_the_operating_points_are_among_them(s
 
 
 def test_what_a_screen_has_not_counted_is_estimated_from_a_sample_and_said():
-    vectors, labels = made(1200, 100, noise=0.3)
+    vectors, labels = clustered_items(1200, 100, noise=0.3)
     with engine_options(buffer_pairs=2**14):
         counts = evaluate_retrieval(vectors, labels).pair_counts
     _, irrelevant = scores_of_pairs(vectors, labels, "cosine")
@@ -201,6 +201,6 @@ def test_thresholds_are_dense_where_false_matches_change():
 
     In 4,096 dimensions the scores of irrelevant pairs have a standard deviation of 3 of the evenly spaced thresholds.
     """
-    false_positives = evaluate_retrieval(*made(600, 50, 4096, noise=0.1)).pair_counts.false_positives
+    false_positives = evaluate_retrieval(*clustered_items(600, 50, 4096, noise=0.1)).pair_counts.false_positives
     counted = np.unique(false_positives[false_positives >= 30])
     assert (counted[1:] < 2 * counted[:-1]).all()

@@ -104,7 +104,7 @@ def test_cost_of_likelihood_ratios():
     assert evaluate_trials([0, 0], [True, False], metrics=("cllr",))["cllr"] == 1
 
 
-def made(identities, items, seed):
+def scored_pairs(identities, items, seed):
     """Scores, kinds and identities of all pairs."""
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(identities), items)
@@ -117,10 +117,10 @@ def made(identities, items, seed):
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
     """Of 60 sets 48 or more with a probability of 99.9 % if 94 % do; taking trials as independent holds far fewer."""
     keys = ("eer", "min_dcf@0.1", "tar@far0.05", "tar@far0.1", "cllr")
-    truth = evaluate_trials(*made(700, 3, 0)[:2], metrics=keys)
+    truth = evaluate_trials(*scored_pairs(700, 3, 0)[:2], metrics=keys)
     held = dict.fromkeys(keys, 0)
     for seed in range(60):
-        scores, same, first, second = made(40, 3, 1 + seed)
+        scores, same, first, second = scored_pairs(40, 3, 1 + seed)
         found = evaluate_trials(scores, same, first=first, second=second, metrics=keys)
         for key, (low, high) in found.intervals.items():
             held[key] += low <= truth[key] <= high
@@ -154,7 +154,7 @@ def test_leaving_out_each_identity_gives_the_error_of_a_mean():
 
 
 def test_order_and_form_do_not_matter():
-    scores, same, first, second = made(20, 3, 5)
+    scores, same, first, second = scored_pairs(20, 3, 5)
     folds = np.arange(len(scores)) % 4
     whole = evaluate_trials(scores, same, first=first, second=second, folds=folds)
     order = np.random.default_rng(0).permutation(len(scores))
@@ -168,7 +168,7 @@ def test_order_and_form_do_not_matter():
 
 
 def test_what_the_report_shows():
-    scores, same, first, second = made(20, 3, 5)
+    scores, same, first, second = scored_pairs(20, 3, 5)
     report = evaluate_trials(scores, same, first=first, second=second)
     assert str(report).splitlines()[0] == "1,770 trials, 60 genuine, 1,710 impostor"
     assert report.notes == (

@@ -1,4 +1,4 @@
-"""Some rows of shards, as a source."""
+"""A subset of the rows of shards, as a source."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from fewshot_callbacks.sources.shards import Shards
 LEAST_SPAN = 1024
 
 
-class ChosenRows:
-    """Some rows of shards as a source, with their columns.
+class RowSubset:
+    """A subset of the rows of shards, with their columns, as a source.
 
     Args:
         shards: All rows.
-        mask: (rows,) Which of them are chosen.
+        mask: (rows,) Whether each row is in the subset.
 
     Attributes:
-        shape: (chosen rows, dim).
-        dtype: That of the shards.
-        notes: Those of the shards.
-        labels: (chosen rows,) Their labels; None if the shards have none. So are `ids` and `groups`.
+        shape: (rows of the subset, dim).
+        dtype: The dtype of the shards.
+        notes: The notes of the shards.
+        labels: (rows of the subset,) Labels; None if the shards have none. So are `ids` and `groups`.
     """
 
-    def __init__(self, shards: Shards | ChosenRows, mask: NDArray[np.bool_]) -> None:
+    def __init__(self, shards: Shards | RowSubset, mask: NDArray[np.bool_]) -> None:
         self._shards = shards
-        # the index of each chosen row among all
+        # the index of each row among all rows of the shards
         self._indices = np.flatnonzero(mask)
         self.shape: tuple[int, int] = (len(self._indices), shards.shape[1])
         self.dtype: Any = shards.dtype
@@ -44,25 +44,25 @@ class ChosenRows:
         return len(self._indices)
 
     def __getitem__(self, rows: slice) -> Any:
-        """Return rows that are neighbours among the chosen ones.
+        """Return rows that are neighbours in the subset.
 
-        Rows that lie between them are read as well, in spans of about as many rows as are returned: so the memory is at most
-        three times that of the result.
+        Rows of the shards that lie between them are read as well, in spans of about as many rows as are returned. So the
+        memory is at most three times that of the result.
         """
         indices = self._indices[rows]
         if len(indices) == 0:
             return self._shards[0:0]
-        length = max(LEAST_SPAN, len(indices))
-        spans = indices // length
-        borders = [0, *(np.flatnonzero(np.diff(spans)) + 1), len(indices)]
-        parts = []
+        span_length = max(LEAST_SPAN, len(indices))
+        span_numbers = indices // span_length
+        borders = [0, *(np.flatnonzero(np.diff(span_numbers)) + 1), len(indices)]
+        by_span = []
         for start, stop in pairwise(borders):
             first = int(indices[start])
             last = int(indices[stop - 1])
-            parts.append(self._shards[first : last + 1][indices[start:stop] - first])
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(parts)
+            by_span.append(self._shards[first : last + 1][indices[start:stop] - first])
+        if len(by_span) == 1:
+            return by_span[0]
+        return np.concatenate(by_span) if isinstance(by_span[0], np.ndarray) else torch.cat(by_span)
 
     def where(self, row: int) -> str:
         """Say in which row of which file a row lies."""

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.stats import t as student
 
 
-def by_definition(embeddings, labels):
+def ratio_by_definition(embeddings, labels):
     """(MSB - MSW) / (n0 MSW); NaN where it is undefined."""
     items = [np.asarray(item, dtype=np.float64) for item in embeddings.detach().double()]
     classes = [
@@ -19,11 +19,11 @@ def by_definition(embeddings, labels):
     means = [sum(members) / len(members) for members in classes]
     msb = sum(len(own) * float(((m - centre) ** 2).sum()) for own, m in zip(classes, means, strict=True)) / (k - 1)
     msw = sum(float(((x - m) ** 2).sum()) for own, m in zip(classes, means, strict=True) for x in own) / (n - k)
-    return (msb - msw) / (size(labels) * msw) if msw else math.nan
+    return (msb - msw) / (effective_class_size(labels) * msw) if msw else math.nan
 
 
-def size(labels):
-    """n0, what stands for the number of items of a class."""
+def effective_class_size(labels):
+    """Return n0, the effective number of items of a class."""
     counts = np.unique(labels.numpy(), return_counts=True)[1].tolist()
     return (sum(counts) - sum(c * c for c in counts) / sum(counts)) / (len(counts) - 1)
 
@@ -33,8 +33,8 @@ def interval_by_definition(embeddings, labels, confidence=0.95):
     names = sorted(set(labels.tolist()))
     if len(names) < 3:
         return math.nan, math.nan
-    n0 = size(labels)
-    without = [by_definition(embeddings[labels != name], labels[labels != name]) for name in names]
+    n0 = effective_class_size(labels)
+    without = [ratio_by_definition(embeddings[labels != name], labels[labels != name]) for name in names]
     if not all(1 + n0 * ratio > 0 for ratio in without):
         return math.nan, math.nan
     logs = [math.log(1 + n0 * ratio) for ratio in without]
@@ -44,12 +44,16 @@ def interval_by_definition(embeddings, labels, confidence=0.95):
     shares = [int((labels == name).sum()) / len(labels) for name in names]
     freedom = 2 * sum(move**2 for move in moves) ** 2 / sum(move**4 for move in moves)
     freedom = max(1.0, min(1 / sum(share**2 for share in shares) - 1, freedom))
-    centre = math.log(1 + n0 * by_definition(embeddings, labels))
+    centre = math.log(1 + n0 * ratio_by_definition(embeddings, labels))
     reach = float(student.ppf((1 + confidence) / 2, freedom)) * error
     return (math.exp(centre - reach) - 1) / n0, (math.exp(centre + reach) - 1) / n0
 
 
 def logged_by_definition(embeddings, labels):
-    """What the monitor of a set must log of it, without the prefix."""
+    """Return the values that a monitor must log of a set, by their keys without the prefix."""
     low, high = interval_by_definition(embeddings, labels)
-    return {"variance_ratio": by_definition(embeddings, labels), "variance_ratio_low": low, "variance_ratio_high": high}
+    return {
+        "variance_ratio": ratio_by_definition(embeddings, labels),
+        "variance_ratio_low": low,
+        "variance_ratio_high": high,
+    }

@@ -1,4 +1,4 @@
-"""Words and images that tests of commands have in common: where the configurations lie, and a run of seconds."""
+"""Options for runs of seconds, the folder of the configurations, and images to train on: for tests of commands."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What `gloo_jobs` does with pictures in two processes: what is drawn of a set of which each holds a part."""
+"""What `process_jobs` does with pictures in two processes: what is drawn of a set of which each holds a part."""
 
 import os
 import warnings
@@ -10,12 +10,12 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.callbacks import panels
-from tests.callbacks.gloo_jobs import ITEMS, OwnSampler, parallel, shorter, uneven
 from tests.callbacks.models import loader, multi_label_items, retrieval, trainer
-from tests.callbacks.pictured import AsGiven, Drawn, told
+from tests.callbacks.panel_rows import IdentityNet, PanelRecorder, indexed_panels
+from tests.callbacks.process_jobs import ITEMS, OwnSampler, parallel, shorter, uneven
 
 
-class Words(AsGiven):
+class Words(IdentityNet):
     """Returns words for labels, and other ones in each process."""
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
@@ -29,12 +29,12 @@ def by_index_or_value(holder: Any, place: int) -> str:
 
 def drawn_of(net: Any, loaders: Any, *, fails: bool = False, **settings: Any) -> dict[str, Any]:
     """What this process draws, and what it says."""
-    callback = told(worst=4, mistakes=4, sample=4, k=3, images=by_index_or_value)
+    callback = indexed_panels(worst=4, mistakes=4, sample=4, k=3, images=by_index_or_value)
     if fails and torch.distributed.get_rank() == 1:
         callback._gather_kept = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
     own = "ids" in settings
     with (
-        mock.patch.object(panels, "retrieval_panels", Drawn()) as seen,
+        mock.patch.object(panels, "retrieval_panels", PanelRecorder()) as seen,
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
@@ -44,7 +44,7 @@ def drawn_of(net: Any, loaders: Any, *, fails: bool = False, **settings: Any) ->
     return {"figures": seen.figures, "said": said, "mAP": float(made.callback_metrics["val/mAP"])}
 
 
-class WithIds(AsGiven):
+class WithIds(IdentityNet):
     """Takes batches of points, labels and ids."""
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
@@ -60,8 +60,8 @@ def answers(folder: Path) -> dict[str, Any]:
     own = DataLoader(numbered, batch_size=4, sampler=OwnSampler())
     return {
         "words": drawn_of(Words(), loader(uneven())),
-        "gallery": drawn_of(AsGiven(), [loader(shorter()), loader(uneven())], gallery=1),
-        "targets": drawn_of(AsGiven(), loader(multi_label_items(ITEMS))),
+        "gallery": drawn_of(IdentityNet(), [loader(shorter()), loader(uneven())], gallery=1),
+        "targets": drawn_of(IdentityNet(), loader(multi_label_items(ITEMS))),
         "own sampler": drawn_of(WithIds(), own, ids="id"),
-        "fails": drawn_of(AsGiven(), loader(uneven()), fails=True),
+        "fails": drawn_of(IdentityNet(), loader(uneven()), fails=True),
     }

@@ -1,4 +1,4 @@
-"""What the tests of pictures share: items that are told by a text, and what was drawn of them."""
+"""Panels whose items are shown as their index, a recorder of the rows that are drawn, and their check by brute force."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,11 +15,11 @@ from tests.callbacks.models import Net
 SETS = ("worst_queries", "confident_mistakes", "sample_queries")
 
 Row = tuple[Any, str, str, list[tuple[Any, str, float, bool, bool]]]
-"""query: what is shown, label, caption; neighbours: what is shown, label, score, relevant, tied"""
+"""query: picture, label, caption; neighbours: picture, label, score, relevant, tied"""
 
 
-class AsGiven(Net):
-    """The points are the embeddings."""
+class IdentityNet(Net):
+    """A module whose embeddings are the points."""
 
     def embed(self, points: Tensor) -> Tensor:
         return points.flatten(1)[:, :5] + 0 * super().embed(points.flatten(1))
@@ -30,8 +30,8 @@ def as_row(row: PanelRow) -> Row:
     return row.query.picture, row.query.label, row.remark, neighbours
 
 
-class Drawn:
-    """Takes the place of the function that draws panels, and keeps what it was to draw."""
+class PanelRecorder:
+    """A replacement of the function that draws panels; it records the rows and the title of each figure."""
 
     def __init__(self) -> None:
         self.figures: dict[str, list[list[Row]]] = {name: [] for name in SETS}
@@ -45,20 +45,22 @@ class Drawn:
         return Figure(figsize=(1, 1), dpi=10)
 
     def queries(self, name: str, time: int = -1) -> list[int]:
-        """The queries of a figure, which are shown as their index."""
+        """Return the queries of a figure, whose pictures are their indices."""
         return [int(row[0]) for row in self.figures[name][time]]
 
 
-def told(*numbers: int, **settings: Any) -> RetrievalPanels:
-    """Panels whose items are told by their index, however long drawing takes."""
+def indexed_panels(*numbers: int, **settings: Any) -> RetrievalPanels:
+    """Return panels that show each item as its index, and are drawn however long it takes."""
     return RetrievalPanels(*numbers, **({"images": lambda _, index: str(index), "max_share": None} | settings))
 
 
 def brute_force(embeddings: Tensor, labels: Tensor, *gallery: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores (queries, gallery), relevance, and the average precision of each query; a query is not its own candidate."""
-    others, kinds = gallery or (embeddings, labels)
-    one, two = (torch.nn.functional.normalize(part.double(), dim=1) for part in (embeddings, others))
-    scores, relevant = one @ two.T, labels[:, None] == kinds[None]
+    """Return scores (queries, gallery), relevance, and average precision of each query, which is no candidate for itself."""
+    items, item_labels = gallery or (embeddings, labels)
+    unit_queries = torch.nn.functional.normalize(embeddings.double(), dim=1)
+    unit_items = torch.nn.functional.normalize(items.double(), dim=1)
+    scores = unit_queries @ unit_items.T
+    relevant = labels[:, None] == item_labels[None]
     if not gallery:
         scores.fill_diagonal_(-torch.inf)
         relevant.fill_diagonal_(False)
@@ -69,13 +71,13 @@ def brute_force(embeddings: Tensor, labels: Tensor, *gallery: Tensor) -> tuple[T
 
 
 def assert_rows(rows: list[Row], sets: Sequence[Tensor], place: Any = int, names: Any = str) -> None:
-    """Compare with brute force: labels, captions, and the neighbours with their labels, scores and relevance.
+    """Assert that labels, captions and neighbours, with their labels, scores and relevance, are those of brute force.
 
     Args:
-        rows: Of a figure.
+        rows: The rows of a figure.
         sets: Embeddings and labels of the queries, and of the gallery if there is one.
-        place: The index of an item by what is shown of it.
-        names: The name of a class by its label.
+        place: Returns the index of an item by its picture.
+        names: Returns the name of a class by its label.
     """
     scores, relevant, precision = brute_force(*sets)
     for query, label, caption, neighbours in rows:
@@ -84,9 +86,9 @@ def assert_rows(rows: list[Row], sets: Sequence[Tensor], place: Any = int, names
         rank = int(relevant[item][order].nonzero()[0]) + 1
         assert label == names(int(sets[1][item]))
         assert caption.endswith(f", AP {precision[item]:.3f}, first hit at rank {rank}")
-        shown, kinds, values, hits, _ = zip(*neighbours, strict=True)
-        order = order[: len(shown)]
-        assert [place(each) for each in shown] == order.tolist()
-        assert list(kinds) == [names(kind) for kind in sets[-1][order].tolist()]
+        pictures, labels, values, hits, _ = zip(*neighbours, strict=True)
+        order = order[: len(pictures)]
+        assert [place(picture) for picture in pictures] == order.tolist()
+        assert list(labels) == [names(label) for label in sets[-1][order].tolist()]
         assert values == pytest.approx(scores[item][order].tolist(), abs=1e-6)
         assert list(hits) == relevant[item][order].tolist()

@@ -1,4 +1,4 @@
-"""A module that draws from every random state, its fit with or without all monitors, and all that the fit leaves behind."""
+"""Fits with and without monitors of a module that draws random numbers, and all states that a monitor could change."""
 
 import random
 from typing import Any
@@ -12,8 +12,8 @@ from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealt
 from tests.callbacks.models import SHOTS, VALIDATION, Embeds, episodes, gap_monitor, loader, retrieval, trainer
 
 
-class Drawing(Embeds):
-    """Draws from every random state in every step; a part of it is frozen, an optimiser has a state."""
+class RandomNet(Embeds):
+    """A module that draws from every random state in every step; some weights are frozen, and its optimiser has a state."""
 
     shots = SHOTS
 
@@ -51,54 +51,55 @@ def all_monitors(**settings: Any) -> list[Any]:
 
 
 def random_states() -> list[Any]:
-    """But Python's own, of which `test_python_random_is_left_alone_too` is."""
+    """Return the random states of PyTorch and NumPy; `test_python_random_is_left_alone_too` is about Python's."""
     return [torch.get_rng_state(), np.random.get_state()[1].tolist()]  # noqa: NPY002
 
 
 def modes_of(net: nn.Module) -> list[bool]:
-    return [part.training for part in net.modules()]
+    return [submodule.training for submodule in net.modules()]
 
 
-class Traces(Callback):
-    """After each batch and each validation: all that a monitor could disturb."""
+class StateRecorder(Callback):
+    """Records everything that a monitor could change, after each batch and each validation."""
 
     def __init__(self) -> None:
-        self.seen: list[Any] = []
+        self.states: list[Any] = []
 
     def note(self, net: LightningModule) -> None:
         gradients = [None if weight.grad is None else weight.grad.clone() for weight in net.parameters()]
         weights = {name: value.clone() for name, value in net.state_dict().items()}
-        self.seen.append(
+        self.states.append(
             [weights, gradients, modes_of(net), [w.requires_grad for w in net.parameters()], random_states()]
         )
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         self.note(pl_module)
-        self.seen.append(outputs["loss"].clone())
+        self.states.append(outputs["loss"].clone())
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.note(pl_module)
 
 
-def start(seed: int) -> None:
+def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     torch.manual_seed(seed)
 
 
-def run(*monitors: Callback, **settings: Any) -> tuple[Drawing, list[Any]]:
-    """A fit from the same start; all that it leaves behind."""
-    start(5)
-    net, traces = Drawing(), Traces()
-    made = trainer(
-        *monitors, traces, **({"max_epochs": 2, "num_sanity_val_steps": 1, "val_check_interval": 4} | settings)
+def states_of_fit(*monitors: Callback, **settings: Any) -> tuple[RandomNet, list[Any]]:
+    """Fit a module from the same seed; return it, and the states during and after the fit."""
+    seed_everything(5)
+    net = RandomNet()
+    recorder = StateRecorder()
+    run = trainer(
+        *monitors, recorder, **({"max_epochs": 2, "num_sanity_val_steps": 1, "val_check_interval": 4} | settings)
     )
-    made.fit(net, episodes(), [loader(VALIDATION), loader(VALIDATION)])
+    run.fit(net, episodes(), [loader(VALIDATION), loader(VALIDATION)])
     state = [
         net.state_dict(),
-        [optimizer.state_dict() for optimizer in made.optimizers],
+        [optimizer.state_dict() for optimizer in run.optimizers],
         random_states(),
         modes_of(net),
         [torch.get_float32_matmul_precision(), torch.get_num_threads()],
     ]
-    return net, [*traces.seen, *state]
+    return net, [*recorder.states, *state]

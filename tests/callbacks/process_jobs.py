@@ -26,6 +26,7 @@ from fewshot_callbacks.callbacks import (
 )
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS
 from fewshot_callbacks.data import EpisodicBatchSampler
+from tests.callbacks.fit_states import all_monitors, states_of_fit
 from tests.callbacks.models import (
     TRAINING,
     Embeds,
@@ -46,7 +47,6 @@ from tests.callbacks.models import (
     retrieval,
     trainer,
 )
-from tests.callbacks.traces import all_monitors, run
 
 ITEMS, QUALITY = 25, [0.0, 4.0, 0.3]
 GROUPS = ((1, "gloo"), (2, "gloo"), (3, "gloo"))
@@ -102,7 +102,7 @@ def of_two_views(net: Returns, points: Tensor, labels: Tensor) -> dict[str, Any]
 
 
 Flagged, TwoEncoders, TwoViews = (partial(Returns, step) for step in (flagged, of_two_encoders, of_two_views))
-AsGiven = partial(Returns, lambda net, points, labels, *_: {"embeddings": points, "labels": labels})
+ReturnedPoints = partial(Returns, lambda net, points, labels, *_: {"embeddings": points, "labels": labels})
 """The points are the embeddings: the same bits in batches of any size."""
 
 
@@ -184,7 +184,7 @@ def without_type_checker(folder: Path) -> dict[str, Any]:
     """
     states = []
     for monitors in ([], all_monitors()):
-        net, _ = run(*monitors, max_epochs=1)
+        net, _ = states_of_fit(*monitors, max_epochs=1)
         states.append((random.getstate(), net.classifier.weight.tolist()))
     script = folder / "train.py"
     script.write_text(SCRIPT)
@@ -205,10 +205,10 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
     def both(outputs: Any, batch: Any) -> Any:
         return batch[0], batch[1]
 
-    seen["exact"] = exact(AsGiven, loader(uneven()))
+    seen["exact"] = exact(ReturnedPoints, loader(uneven()))
     by_id = EmbeddingSource(both, labels=1, ids=lambda outputs, batch: batch[2])
-    seen["ids"] = exact(AsGiven, **own, source=by_id)
-    seen["no data"] = exact(AsGiven, streamed())
+    seen["ids"] = exact(ReturnedPoints, **own, source=by_id)
+    seen["no data"] = exact(ReturnedPoints, streamed())
     seen["two views"] = exact(TwoViews, loader(uneven()))
     if count < 3:  # two show as well as three would
         random_state = random.getstate()
@@ -216,14 +216,14 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
         seen["random is left alone"] = random.getstate() == random_state
     if count == 2:
         everything = DataLoader(uneven(), sampler=DistributedSampler(uneven(), num_replicas=1, rank=0, shuffle=False))
-        seen["all to each"] = exact(AsGiven, everything, owns_sampler=True)
-        seen["no ids"] = exact(AsGiven, **own, source=EmbeddingSource(both, labels=1))
+        seen["all to each"] = exact(ReturnedPoints, everything, owns_sampler=True)
+        seen["no ids"] = exact(ReturnedPoints, **own, source=EmbeddingSource(both, labels=1))
         seen |= failures() | {"no dynamics": dynamics()}
         file = str(folder / "training_dynamics.json")
         seen["dynamics"] = dynamics(TrainingDynamicsMonitor(every_n_steps=2, strict=True, file=file))
-        from tests.callbacks import picture_jobs
+        from tests.callbacks import picture_process_jobs
 
-        seen["pictures"] = picture_jobs.answers(folder)
+        seen["pictures"] = picture_process_jobs.answers(folder)
     return seen
 
 
@@ -241,12 +241,12 @@ def of_sets() -> dict[str, Any]:
         "loaders": validate(Net, [loader(uneven()), loader(shorter())], retrieval(), DiscriminantRatioMonitor()),
         "gallery": validate(Net, [loader(shorter()), loader(uneven())], retrieval(gallery=1)),
         "words and flag": validate(Flagged, loader(uneven()), words, DiscriminantRatioMonitor()),
-        "targets": validate(AsGiven, targets, retrieval(gallery=1)),
+        "targets": validate(ReturnedPoints, targets, retrieval(gallery=1)),
         "two encoders": validate(TwoEncoders, loader(uneven()), retrieval(source=both)),
         "groups": validate(TwoEncoders, loader(uneven()), retrieval(**cameras)),
         "votes": validate(Embeds, loader(uneven()), *votes),
-        "health": validate(AsGiven, loader(uneven()), EmbeddingHealthMonitor(k=10)),
-        "health of a list": validate(AsGiven, streamed(), EmbeddingHealthMonitor(k=10)),
+        "health": validate(ReturnedPoints, loader(uneven()), EmbeddingHealthMonitor(k=10)),
+        "health of a list": validate(ReturnedPoints, streamed(), EmbeddingHealthMonitor(k=10)),
         "generalization gap": validate(Embeds, loader(uneven()), gap),
     }
     assert words.report is not None
@@ -268,7 +268,7 @@ def failures() -> dict[str, Any]:
     seen["gap fails"] = validate(Net, loader(uneven()), failing)
     points, targets = multi_label_items(5).tensors
     spoilt = loader(TensorDataset(points * math.nan, targets))
-    seen["no targets"] = validate(AsGiven, spoilt, retrieval())
+    seen["no targets"] = validate(ReturnedPoints, spoilt, retrieval())
     with pytest.raises(ValueError, match="rows of queries") as strict:
         validate(partial(Returns, partial(fails_in_second, "nan")), loader(uneven()), retrieval(strict=True))
     made = trainer(retrieval(), **parallel(), max_epochs=1, num_sanity_val_steps=1)

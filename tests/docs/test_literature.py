@@ -1,4 +1,4 @@
-"""The page of sources: each claim has a verdict, and its evidence is there."""
+"""The page of the literature: each claim has a verdict, and its evidence is there."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def check_evidence(cell: str, page: Path) -> int:
 
 @pytest.mark.parametrize("title", SOURCES)
 def test_every_claim_has_a_verdict_and_evidence_that_is_there(title: str) -> None:
-    for claim, where, done, verdict in rows(section(DOCS / "sources.md", title)):
+    for claim, where, done, verdict in rows(section(DOCS / "literature.md", title)):
         assert claim, where
         assert re.match(r"\*\*(seen|differs|not tried)\*\*", verdict), (claim, verdict)
-        assert check_evidence(done, DOCS / "sources.md") or verdict.startswith("**not tried**"), claim
+        assert check_evidence(done, DOCS / "literature.md") or verdict.startswith("**not tried**"), claim
 
 
 @pytest.mark.parametrize("page", ["class_count_invariance.md", "feasibility.md", "average_precision_loss.md"])
