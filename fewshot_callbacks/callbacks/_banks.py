@@ -78,7 +78,7 @@ class BankMonitor(CollectingMonitor):
         if bank not in ("gallery", "self"):
             data: Any = None if isinstance(bank, str) else bank
             # All items are taken, so that the seed changes nothing.
-            self._training = TrainingClasses(data, None, None, 0, owner, "bank")
+            self._training = TrainingClasses(data, None, None, 0, owner, "bank", by_class=not takes_targets)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a run: find the training items of the run anew."""

@@ -233,6 +233,8 @@ class TrainingClasses:
         seed: Seed of the draw.
         owner: Name of the callback, for messages.
         argument: Name of the argument for `data`, for messages.
+        by_class: Whether the labels of the data set are read before its items, to draw classes and to find mistakes early.
+            Without, all items are taken, and their labels are those of the batches.
     """
 
     data: TrainingData | None
@@ -241,6 +243,7 @@ class TrainingClasses:
     seed: int
     owner: str
     argument: str = "training_data"
+    by_class: bool = True
 
     def __post_init__(self) -> None:
         self.begin()
@@ -311,10 +314,10 @@ class TrainingClasses:
             options = {name: getattr(data, name) for name in ("batch_size", "num_workers", "collate_fn", "pin_memory")}
         if options["batch_size"] is None:
             options["batch_size"] = 64
-        if self.classes is None and self.items_per_class is None:
-            sample = torch.arange(len(dataset))
-        else:
+        if self.by_class:
             sample = class_subset(self._labels_of(dataset), self.classes, self.items_per_class, self.seed)
+        else:
+            sample = torch.arange(len(dataset))
         self.items = len(sample)
         # The user's loader has all items, and may shuffle them. Lightning does not know this one, and adds no sampler.
         share = sample[trainer.global_rank :: process_count()].tolist()
