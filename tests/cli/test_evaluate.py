@@ -42,6 +42,20 @@ def refused(capsys, *words):
     return said
 
 
+def test_the_table_has_the_range_that_ties_leave_where_digits_show_it(tmp_path, capsys):
+    codes = np.random.default_rng(0).integers(0, 2, (40, 4)).astype(np.float32)
+    labels = np.arange(40) % 8
+    path = tmp_path / "codes.npz"
+    np.savez(path, embeddings=codes, labels=labels)
+    words = ("evaluate", str(path), "--similarity", "hamming", "--metrics", "mAP", "pair_f1", "J")
+    assert main(list(words)) == 0
+    table = " ".join(capsys.readouterr().out.split())
+    ends = evaluate_retrieval(codes, labels, similarity="hamming", metrics="mAP").tie_ranges["mAP"]
+    assert "order of ties" in table
+    assert all(f"{end:.4f}" in table for end in ends)
+    assert evaluated(capsys, *words[1:])["tie_ranges"] == {"mAP": list(ends)}
+
+
 METRICS_OF_A_USER = """
 from fewshot_callbacks import Metric, relevant_ranks
 
