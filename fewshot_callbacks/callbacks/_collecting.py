@@ -189,8 +189,9 @@ class CollectingMonitor(EvaluationMonitor):
         """
         callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
         monitors = [callback for callback in callbacks if isinstance(callback, CollectingMonitor)]
-        # A callback that hands its hooks on to a monitor is in the list in its place.
-        first = next((monitor for monitor in monitors if monitor.source == self.source), self)
+        sharing = [monitor for monitor in monitors if monitor.source == self.source]
+        # A monitor is not in the list if a callback of the user hands its hooks on to it.
+        first = sharing[0] if self in sharing else self
         # Lightning sets callbacks up in their order: the collection of the first one is that of this run.
         self._collection = Collection(self.source) if first is self else first._collection
         self._collection.join(self._question)

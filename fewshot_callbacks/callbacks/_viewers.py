@@ -31,17 +31,19 @@ class ItemSet:
     """Queries or gallery items, in the order of the data set."""
 
     embeddings: Float[Tensor, "items dim"]
+    """on the CPU, in the dtype of the model"""
     labels: Sequence[Label]
-    # index of each item in the pass of all processes over their data
+    """label of each item; empty if the steps gave none"""
     positions: Int[Tensor, "items"]
-    # name of the loader of these items
+    """index of each item in the pass of all processes over their data"""
     source: str
-    # this loader
+    """name of the loader of these items"""
     loader: Any
-
-    # group and id of each item; None without groups, or ids
-    groups: Labels | None = None
-    ids: Labels | None = None
+    """this loader"""
+    groups: Sequence[int | str] | None = None
+    """group of each item; None without groups"""
+    ids: Sequence[int | str] | None = None
+    """id of each item; None without ids"""
 
     def class_names(self, names: Names | None) -> dict[Label, str]:
         """Return label -> name of its class: by `names`, by the attribute `classes` of the data set, or the label itself.
@@ -99,7 +101,9 @@ def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> I
         return None
     if len(parts) == 1:
         # The items are in order, and a copy of the embeddings may be large.
-        return ItemSet(shard.embeddings, labels, shard.positions, source, loader, shard.groups, shard.ids)
+        return ItemSet(
+            shard.embeddings, labels, shard.positions, source, loader, _as_list(shard.groups), _as_list(shard.ids)
+        )
     order = torch.cat([part.places for part in parts]).argsort()
     # A process without items does not know the dimension.
     embeddings = torch.cat([part.embeddings for part in parts if len(part.embeddings)] or [shard.embeddings])
@@ -118,10 +122,15 @@ def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> I
     )
 
 
-def _joined_in_order(name: str, columns: Sequence[Labels | None], order: Tensor) -> Labels | None:
+def _joined_in_order(name: str, columns: Sequence[Labels | None], order: Tensor) -> Sequence[int | str] | None:
     """Return the groups or ids of all processes in the order of the data set; None if no process has any."""
     filled = [column for column in columns if column is not None]
-    return join("RetrievalMonitor", filled, name)[order] if filled else None
+    return _as_list(join("RetrievalMonitor", filled, name)[order]) if filled else None
+
+
+def _as_list(column: Labels | None) -> Sequence[int | str] | None:
+    """Return the groups or ids of items as numbers or words; None if there are none."""
+    return None if column is None else column.tolist()
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -91,6 +92,20 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(EmbeddingStore, "append", counting)
     return counts
+
+
+@pytest.fixture
+def stores(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[EmbeddingStore]]:
+    """Weak references to the stores in which batches are kept, one for each batch."""
+    references: list[weakref.ref[EmbeddingStore]] = []
+    append = EmbeddingStore.append
+
+    def watched(self: EmbeddingStore, *arguments: Any, **others: Any) -> None:
+        references.append(weakref.ref(self))
+        append(self, *arguments, **others)
+
+    monkeypatch.setattr(EmbeddingStore, "append", watched)
+    return references
 
 
 # ------------------------------------------------------------------------------------- the same values, in every order
@@ -307,6 +322,24 @@ def test_a_training_with_a_sanity_check_and_the_trainer_once_more() -> None:
     assert {key: float(run.callback_metrics[key]) for key in expected} == close(expected)
 
 
+class AfterSanityCheck(Callback):
+    """Sees whether the stores of the sanity check still live."""
+
+    def __init__(self, held: list[weakref.ref[EmbeddingStore]]) -> None:
+        self.held = held
+        self.are_free: list[bool] = []
+
+    def on_sanity_check_end(self, *_: Any) -> None:
+        gc.collect()
+        self.are_free.append(bool(self.held) and all(reference() is None for reference in self.held))
+
+
+def test_nothing_is_held_after_the_sanity_check(stores: list[weakref.ref[EmbeddingStore]]) -> None:
+    after = AfterSanityCheck(stores)
+    trainer(*three(PLAIN), after, num_sanity_val_steps=1).fit(Net(), loader(), loader(QUERIES))
+    assert after.are_free == [True]
+
+
 def test_one_monitor_in_two_trainers() -> None:
     net, monitors = Net(), three(PLAIN)
     wanted = log_of_validation(tuple(three(PLAIN)), net, loader(QUERIES))
@@ -336,21 +369,13 @@ class Interrupted(Net):
         return super().validation_step(batch, batch_idx)
 
 
-def test_an_interrupt_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[weakref.ref[EmbeddingStore]] = []
-    append = EmbeddingStore.append
-
-    def watched(self: EmbeddingStore, *arguments: Any, **others: Any) -> None:
-        held.append(weakref.ref(self))
-        append(self, *arguments, **others)
-
-    monkeypatch.setattr(EmbeddingStore, "append", watched)
+def test_an_interrupt_leaves_nothing_behind(stores: list[weakref.ref[EmbeddingStore]]) -> None:
     net, monitors = Interrupted(), three(PLAIN)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         log_of_validation(tuple(monitors), net, loader(QUERIES))
     gc.collect()
-    assert len(held) == 2
-    assert all(reference() is None for reference in held)
+    assert len(stores) == 2
+    assert all(reference() is None for reference in stores)
     assert count_hooks(net) == 0
     wanted = log_of_validation(tuple(three(PLAIN)), Net(), loader(QUERIES))
     assert log_of_validation(tuple(monitors), Net(), loader(QUERIES)).keys() == wanted.keys()
@@ -366,10 +391,12 @@ class HandsOn(Callback):
             setattr(self, f"on_validation_{event}", getattr(monitor, f"on_validation_{event}"))
 
 
-def test_a_monitor_inside_another_callback() -> None:
+@pytest.mark.parametrize("others", [[], [KnnMonitor(2, "self", source="encoder")]])
+def test_a_monitor_inside_another_callback(others: list[Callback]) -> None:
     net = Net()
-    logged = log_of_validation((HandsOn(retrieval(source="encoder")), KnnMonitor(2, "self", source="encoder")), net)
-    assert logged["val/mAP"] == log_of_validation(retrieval(source="encoder"), net)["val/mAP"]
+    for _ in range(2):
+        logged = log_of_validation((HandsOn(retrieval(source="encoder")), *others), net)
+        assert logged["val/mAP"] == log_of_validation(retrieval(source="encoder"), net)["val/mAP"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- errors
@@ -480,6 +507,20 @@ def test_what_keeps_monitors_apart_is_said_once(one: Any, other: Any, reason: st
     if reason is not None:
         assert said[0].startswith("RetrievalMonitor and KnnMonitor each keep a copy")
         assert re.search(reason, said[0])
+
+
+def test_sources_in_a_configuration_are_equal_if_their_arguments_are() -> None:
+    parser = ArgumentParser()
+    parser.add_argument("--monitors", type=list[Callback])
+    source = {"source": ["embeddings", "labels"], "labels": "species", "ids": "path"}
+    monitors = [
+        {"class_path": "fewshot_callbacks.RetrievalMonitor", "init_args": {"source": source}},
+        {"class_path": "fewshot_callbacks.KnnMonitor", "init_args": {"bank": "self", "source": source}},
+        {"class_path": "fewshot_callbacks.DiscriminantRatioMonitor", "init_args": {"source": "encoder"}},
+    ]
+    made = parser.instantiate_classes(parser.parse_object({"monitors": monitors})).monitors
+    assert made[0].source == made[1].source == EmbeddingSource(labels="species", ids="path")
+    assert made[2].source == EmbeddingSource("encoder")
 
 
 # ----------------------------------------------------------------------------------------------------- a monitor of your own
