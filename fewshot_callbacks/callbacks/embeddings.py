@@ -461,7 +461,7 @@ class EmbeddingReader:
             except (KeyError, IndexError, TypeError) as error:
                 raise UsageError(
                     f"{self.owner}, {self.source.but_for()}: the batch is {describe(batch)} and has no entry {labels!r}. "
-                    "Pass labels=..., a key or a position that it has, or a function of the batch."
+                    "Give this source a key or a position that the batch has, labels='key', or a function of the batch."
                 ) from error
         for part in (outputs, batch):
             if isinstance(part, Mapping) and key in part:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks import EmbeddingSource, KnnMonitor, Monitor, TrialList, VerificationMonitor
 from tests.callbacks.gloo_jobs import AsGiven, parallel, uneven
@@ -76,6 +76,19 @@ def logged(callbacks: list[Callback], loaders: Any) -> dict[str, float]:
     return {key: float(value) for key, value in run.callback_metrics.items()}
 
 
+def with_rounded_repeats() -> DataLoader[Any]:
+    """25 items, the first five of them once more with embeddings that differ a little, and the index of each."""
+    points, labels = uneven().tensors
+    repeated = TensorDataset(
+        torch.cat([points, points[:5] + 1e-3]), torch.cat([labels, labels[:5]]), torch.arange(30) % 25
+    )
+    return loader(repeated, 4)
+
+
+def numbers(outputs: Any, batch: Any) -> list[str]:
+    return [f"{index:02}" for index in batch[2].tolist()]
+
+
 def two_loaders() -> list[DataLoader[Any]]:
     """The items of the list in two loaders, of which both have some."""
     first, second = (items(), uneven())
@@ -95,6 +108,9 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
     }
     verification = VerificationMonitor(trials_of(36), paths, metrics=TRIAL_METRICS)
     seen["two loaders"] = logged([verification], two_loaders())
+    once = VerificationMonitor(trials_of(25), numbers, metrics=TRIAL_METRICS)
+    logged([once], with_rounded_repeats())
+    seen["repeats"] = str(once.report)
     assert verification.report is not None
     seen["intervals"] = str(verification.report)
     assert all(math.isnan(seen[name].pop("val/fails")) for name in ("forwards", "backwards", "alone", "again"))
