@@ -15,6 +15,7 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -606,3 +607,10 @@ def test_what_measure_must_not_return(result: Any, words: str) -> None:
 
 def test_a_monitor_without_names_logs_what_it_measures() -> None:
     assert log_of_validation(Whole(name="mine"), Net(), loader(QUERIES)) == {"val/mine/items": 36.0}
+
+
+def test_a_checkpoint_whose_mode_says_otherwise_is_a_warning(tmp_path: Path) -> None:
+    worst = ModelCheckpoint(tmp_path, monitor="val/silhouette", mode="min")
+    with pytest.warns(UserWarning, match="val/silhouette") as caught:
+        trainer(SilhouetteMonitor(), worst).fit(Net(), loader(), loader(QUERIES))
+    assert any("mode='max'" in message for message in messages_of(caught))
