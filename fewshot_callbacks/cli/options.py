@@ -126,8 +126,8 @@ class Trials:
         similarity: How embeddings are compared.
         metrics: The keys of the metrics. There are eer, min_dcf@{p}, tar@far{p}, accuracy and cllr. By default eer,
             min_dcf@0.01, tar@far0.01, tar@far0.001, and accuracy where there are folds.
-        miss_cost: Cost of a rejected genuine trial, for min_dcf.
-        false_match_cost: Cost of an accepted trial of two identities, for min_dcf.
+        miss_cost: Cost of a rejected target trial, for min_dcf.
+        false_match_cost: Cost of an accepted non-target trial, for min_dcf.
         figures: Folder where det.png and scores.png are written; figures of this command are replaced, other files of
             these names refused.
         report: HTML file to write, with figures and the worst mistakes; a file of this name is replaced.
