@@ -124,7 +124,7 @@ class Collection:
     """The embeddings, labels, ids and columns of a validation, held once.
 
     It is made at the setup of the first monitor of a Trainer that has this source. What it holds is dropped when the last
-    monitor has finished its measuring.
+    monitor has finished its measuring; a side that all monitors have measured goes before.
 
     Args:
         source: Where the items come from.
@@ -145,7 +145,7 @@ class Collection:
         self.has_label_sets = False
         # whether each step gives two embeddings
         self.has_two_encoders = False
-        self.clear()
+        self._reset()
 
     # ------------------------------------------------------------------------------------------------------ who takes part
 
@@ -155,7 +155,7 @@ class Collection:
         # What cannot be read concerns all of them.
         self.reader.owner = _owners(self._questions)
 
-    def bank(self, training: TrainingClasses, groups: Entry | Sequence[Entry] | None = None) -> Bank:
+    def shared_bank(self, training: TrainingClasses, groups: Entry | Sequence[Entry] | None = None) -> Bank:
         """Return the bank of a sample of training items, one for all monitors that ask for the same sample.
 
         Args:
@@ -163,16 +163,25 @@ class Collection:
             groups: Entry of a batch with the group of each item; None if it is not asked for.
         """
         for bank in self.banks:
-            if bank.training.is_same_sample(training) and (groups is None or bank.groups in (None, groups)):
-                bank.groups = bank.groups if groups is None else groups
+            if bank.is_for(training, groups):
+                bank.serve(training, groups)
                 return bank
         self.banks.append(Bank(training, self.embedder, groups))
         return self.banks[-1]
 
     # ---------------------------------------------------------------------------------------------------- one validation
 
-    def clear(self) -> None:
-        """Drop what was collected."""
+    def begin(self, question: Question) -> None:
+        """Begin a validation: with the first question that says so, what is left of the one before is dropped."""
+        if not self._begun or question in self._begun:
+            self._reset()
+        self._begun.append(question)
+
+    def _reset(self) -> None:
+        """Forget a validation: its items, its errors, who has finished, and what banks hold.
+
+        The form of the labels stays for the run. Called only while no monitor still has to measure.
+        """
         self._rows: dict[SideKey, _Rows] = {}
         self._joined: dict[SideKey, _Side] = {}
         # (side, flag) -> the items without and with the flag
@@ -196,24 +205,25 @@ class Collection:
         # what other processes know, asked once
         self._has_agreed = False
         self._dealings: dict[int, Dealing] = {}
-        # questions that need no more of a side, and none of any
+        # questions that have begun this validation, those that need no more of a side, and those that have finished
+        self._begun: list[Question] = []
         self._done: dict[SideKey, list[Question]] = defaultdict(list)
-        self._released: list[Question] = []
+        self._finished: list[Question] = []
         for bank in self.banks:
             bank.clear()
 
-    def release(self, question: Question) -> None:
+    def finish(self, question: Question) -> None:
         """End the part of a question in this validation; with the last question all is dropped."""
-        self._released.append(question)
-        if all(known in self._released for known in self._questions):
-            self.clear()
+        self._finished.append(question)
+        if all(known in self._finished for known in self._questions):
+            self._reset()
 
     def done_with(self, question: Question, sides: Iterable[SideKey]) -> None:
-        """Say that a question needs these sides no more; those that no question needs are dropped."""
+        """Say that a question needs these sides no more; joined ones that no question needs are dropped."""
         for key in sides:
             side = self._undivided(key)
             self._done[side].append(question)
-            finished = [*self._done[side], *self._released]
+            finished = [*self._done[side], *self._finished]
             if all(known in finished for known in self._questions if known.keeps_items):
                 self._joined.pop(side, None)
                 self._divided = {place: parts for place, parts in self._divided.items() if place[0] != side}
@@ -496,7 +506,7 @@ class Collection:
     def close(self) -> None:
         """End the run, also after an error: remove the hook, and drop what was collected."""
         self.reader.detach()
-        self.clear()
+        self._reset()
 
     def attach(self, module: LightningModule) -> None:
         """Add the hook to the submodule that embeddings come from.

@@ -135,7 +135,7 @@ class VerificationMonitor(CollectingMonitor):
         """Return the items of all loaders as one set."""
         return [SetSides("", "", [SideKey(loader) for loader in ends_of_loaders(trainer, self.loaders)])]
 
-    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Return the metrics of the trials whose items came, and the number of the others. *Collective*."""
         parts = [self._listed_items(trainer, side) for side in evaluated_set.sides]
         parts_by_rank = all_processes().to_first(parts)
@@ -153,7 +153,7 @@ class VerificationMonitor(CollectingMonitor):
                 f"{missing:,} of the {len(self.trials):,} trials are left out, since an item of each did not come in this "
                 "validation, or came as several different ones."
             )
-        self._tell(notes, key)
+        self._tell(notes, set_name)
         return report.values | {MISSING: float(missing)}
 
     def _listed_items(self, trainer: Trainer, side: SideKey) -> _ListedItems:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks import EmbeddingSource, KnnMonitor, Monitor, TrialList, VerificationMonitor
-from tests.callbacks.gloo_jobs import AsGiven, parallel, uneven
 from tests.callbacks.models import TRAINING, Labelled, items, loader, retrieval, trainer
+from tests.callbacks.process_jobs import ReturnedPoints, parallel, uneven
 from tests.callbacks.silhouette import SilhouetteMonitor
 
 GROUPS = ((1, "gloo"), (2, "gloo"))
@@ -72,7 +72,7 @@ def logged(callbacks: list[Callback], loaders: Any) -> dict[str, float]:
     run = trainer(*callbacks, **parallel())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run.validate(AsGiven(), loaders, verbose=False)
+        run.validate(ReturnedPoints(), loaders, verbose=False)
     return {key: float(value) for key, value in run.callback_metrics.items()}
 
 
