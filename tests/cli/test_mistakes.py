@@ -169,7 +169,7 @@ def test_few_classes_have_no_grouped_recall_and_no_note(words, files, capsys):
     ("words", "line"),
     [
         ("evaluate named.npz", "named.npz holds 'emb', 'y', but not 'embeddings' and 'labels'. Pass --embeddings and "
-         "--labels with their names, or name the arrays so when saving. Write one with numpy.savez("),
+         "--labels with their names, or name the arrays so when saving. For queries and gallery in two files, write one"),
         ("report named.npz", "named.npz holds 'emb', 'y', but not 'embeddings' and 'labels'. Name the arrays when saving."),
         ("evaluate two.npz --labels labels",
          "two.npz has no 'embeddings', and 'a', 'b' with two axes. Pass --embeddings with the name of one."),
