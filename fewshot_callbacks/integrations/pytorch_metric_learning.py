@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning.distances import BatchedDistance, CosineSimilarity, DotProductSimilarity, LpDistance
@@ -83,7 +83,7 @@ class ExactAccuracyCalculator(AccuracyCalculator):
 
         Args:
             query: (queries, dim) embeddings, tensor or array.
-            query_labels: (queries,) labels; or (queries, numbers), where labels are equal if all of their numbers are.
+            query_labels: (queries,) labels: integers or other numbers.
             reference: (references, dim) embeddings to retrieve from; None are the queries, each without itself.
             reference_labels: Labels of the references.
             ref_includes_query: Whether the first references are the queries, so that each is found without itself.
@@ -97,52 +97,43 @@ class ExactAccuracyCalculator(AccuracyCalculator):
             ValueError: If arguments are in the order of version 1, their lengths differ, or the references do not begin with
                 the queries although `ref_includes_query` is true.
         """
-        call = {"include": include, "exclude": exclude}
         if reference is None:
             reference = query
             reference_labels = query_labels
             ref_includes_query = True
-        arrays = [numpy_to_torch(array).to(self.device) for array in (query, query_labels, reference, reference_labels)]
-        _refuse_wrong_arrays(*arrays, ref_includes_query)
-        self.curr_function_dict = self.get_function_dict(**call)
+        query, query_labels, reference, reference_labels = (
+            numpy_to_torch(array).to(self.device) for array in (query, query_labels, reference, reference_labels)
+        )
+        items = _Items(query, query_labels, reference, reference_labels, ref_includes_query)
+        items.check()
+        self.curr_function_dict = self.get_function_dict(include, exclude)
         metrics = self.get_curr_metrics()
-        values = self._exact_values([name for name in metrics if name in _KEYS], *arrays, ref_includes_query)
+        values = self._exact_values(items, [name for name in metrics if name in _KEYS])
         others = [name for name in metrics if name not in _KEYS]
         if others:
-            values |= super().get_accuracy(*arrays, ref_includes_query, include=others)
-            self.curr_function_dict = self.get_function_dict(**call)
+            values |= super().get_accuracy(*items, include=others)
+            self.curr_function_dict = self.get_function_dict(include, exclude)
         return {name: values[name] for name in metrics}
 
-    def _exact_values(
-        self,
-        metrics: Sequence[str],
-        query: Tensor,
-        query_labels: Tensor,
-        reference: Tensor,
-        reference_labels: Tensor,
-        ref_includes_query: bool,
-    ) -> dict[str, Any]:
+    def _exact_values(self, items: _Items, metrics: Sequence[str]) -> dict[str, Any]:
         """Return the values of the metrics that this package computes."""
         if not metrics:
             return {}
-        labels = torch.cat([query_labels, reference_labels])
-        distinct, codes = labels.reshape(len(labels), -1).unique(dim=0, return_inverse=True)
-        query_codes = codes[: len(query)]
-        reference_codes = codes[len(query) :]
         k = self.k
+        query_codes, reference_codes = items.codes()
         if k == "max_bin_count":
-            sizes = reference_codes[torch.isin(reference_codes, query_codes)].bincount(minlength=1)
-            k = max(1, int(sizes.max()) - int(ref_includes_query))
+            relevant = reference_codes[torch.isin(reference_codes, query_codes)]
+            k = max(1, int(relevant.bincount(minlength=1).max()) - int(items.ref_includes_query))
         keys = {name: _KEYS[name][0] if k is None else _KEYS[name][1].format(k=k) for name in metrics}
         ids: dict[str, Any] = {}
-        if ref_includes_query:
-            ids = {"query_ids": range(len(query)), "gallery_ids": range(len(reference))}
+        if items.ref_includes_query:
+            ids = {"query_ids": range(len(items.query)), "gallery_ids": range(len(items.reference))}
         prefix = "macro_" if self.avg_of_avgs else ""
         try:
             report = evaluate_retrieval(
-                _as_floats(query),
+                _as_floats(items.query),
                 query_codes,
-                _as_floats(reference),
+                _as_floats(items.reference),
                 reference_codes,
                 **ids,
                 similarity=self.similarity,
@@ -152,41 +143,52 @@ class ExactAccuracyCalculator(AccuracyCalculator):
             )
         except NothingToRetrieveError:
             LOGGER.warning("None of the query labels are in the reference set.")
-            return dict.fromkeys(metrics, [math.nan] * len(distinct) if self.return_per_class else math.nan)
+            return dict.fromkeys(metrics, [math.nan] * len(query_codes.unique()) if self.return_per_class else math.nan)
         if self.return_per_class:
             per_class = report.per_class()
             return {name: list(per_class[key].values()) for name, key in keys.items()}
         return {name: report[prefix + key] for name, key in keys.items()}
 
 
+class _Items(NamedTuple):
+    """The arguments of `get_accuracy`."""
+
+    query: Tensor
+    query_labels: Tensor
+    reference: Tensor
+    reference_labels: Tensor
+    ref_includes_query: bool
+
+    def check(self) -> None:
+        """Refuse the order of version 1, and references that do not begin with the queries although they should."""
+        call = f"{_CALL}.get_accuracy"
+        shapes = {name: tuple(getattr(self, name).shape) for name in ("query_labels", "reference", "reference_labels")}
+        is_one_label = all(math.prod(shapes[name][1:]) == 1 for name in ("query_labels", "reference_labels"))
+        if len(shapes["reference"]) == 1 or not is_one_label:
+            listed = ", ".join(f"{name} has shape {shape}" for name, shape in shapes.items())
+            raise ValueError(
+                f"{call}: {listed}. Pass query, query_labels, reference, reference_labels in this order, which is not that "
+                "of version 1, and one label for each item."
+            )
+        first = slice(len(self.query))
+        if self.ref_includes_query and not (
+            torch.equal(self.query, self.reference[first])
+            and torch.equal(self.query_labels, self.reference_labels[first])
+        ):
+            raise ValueError(
+                f"{call}: ref_includes_query=True, and reference and reference_labels do not begin with query and "
+                "query_labels. Put the queries first, or pass ref_includes_query=False."
+            )
+
+    def codes(self) -> tuple[Tensor, Tensor]:
+        """Return a number for the label of each query and of each reference, in the order of labels."""
+        labels = [self.query_labels.flatten(), self.reference_labels.flatten()]
+        codes = torch.cat(labels).unique(return_inverse=True)[1]
+        return codes[: len(labels[0])], codes[len(labels[0]) :]
+
+
 def _as_floats(embeddings: Tensor) -> Tensor:
     return embeddings if embeddings.is_floating_point() else embeddings.double()
-
-
-def _refuse_wrong_arrays(
-    query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor, ref_includes_query: bool
-) -> None:
-    """Refuse arguments of `get_accuracy` in the order of version 1, and such that do not fit each other."""
-    call = f"{_CALL}.get_accuracy"
-    are_embeddings = query_labels.ndim == 2 and query_labels.is_floating_point() and query_labels.shape[1] > 1
-    if are_embeddings or reference.ndim == 1:
-        raise ValueError(
-            f"{call}: query_labels of shape {tuple(query_labels.shape)} and type {query_labels.dtype} and reference of shape "
-            f"{tuple(reference.shape)} are in the order of version 1. Pass query, query_labels, reference, reference_labels."
-        )
-    for name, embeddings, labels in (("query", query, query_labels), ("reference", reference, reference_labels)):
-        if len(embeddings) != len(labels):
-            raise ValueError(
-                f"{call}: {name} has {len(embeddings)} embeddings, and {name}_labels {len(labels)} labels. Pass one for each."
-            )
-    first = slice(len(query))
-    if ref_includes_query and not (
-        torch.equal(query, reference[first]) and torch.equal(query_labels, reference_labels[first])
-    ):
-        raise ValueError(
-            f"{call}: ref_includes_query=True, and reference and reference_labels do not begin with query and query_labels. "
-            "Put the queries first, or pass ref_includes_query=False."
-        )
 
 
 def _similarity_of(knn_func: Any) -> Any:
@@ -195,7 +197,7 @@ def _similarity_of(knn_func: Any) -> Any:
     Raises:
         ValueError: If it cannot be computed exactly.
     """
-    distance = getattr(knn_func, "distance", None)  # of CustomKNN
+    distance: Any = getattr(knn_func, "distance", None)  # of CustomKNN
     if isinstance(distance, BatchedDistance):
         distance = distance.distance
     is_product = type(distance) in (CosineSimilarity, DotProductSimilarity) and distance.power == 1

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sentence_transformers import util
+from torch import Tensor
 
 from fewshot_callbacks.functional import Relevance, evaluate_retrieval
 
@@ -77,16 +78,13 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
                 f"{_CALL}: write_predictions=True asks for the nearest documents, which it does not list. Leave it out, or "
                 "use InformationRetrievalEvaluator."
             )
-        settings: dict[str, Any] = {"unknown": unknown, "memory_mb": memory_mb, "device": device}
         self.relevance = self._read_relevance(unknown)
-        self.memory_mb = memory_mb
-        self.device = device
-        self.evaluators = {}
-        for dim in [] if dims is None else self._checked(dims):
-            name = f"{self.name}_{dim}".removeprefix("_")
-            self.evaluators[dim] = ExactRetrievalEvaluator(
-                **{**arguments, "name": name, "truncate_dim": dim}, **settings
-            )
+        self.settings: dict[str, Any] = {"memory_mb": memory_mb, "device": device}
+        self.evaluators: dict[int, ExactRetrievalEvaluator] = {}
+        for dim in () if dims is None else self._checked(dims):
+            arguments["name"] = f"{self.name}_{dim}".removeprefix("_")
+            arguments["truncate_dim"] = dim
+            self.evaluators[dim] = ExactRetrievalEvaluator(**arguments, unknown=unknown, **self.settings)
 
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1, **options: Any
@@ -104,21 +102,21 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
             ValueError: If a score function is not known, or one of `dims` exceeds the dimension of the embeddings.
         """
         if not self.evaluators:
-            return super().__call__(model, output_path, epoch, steps, **options)
+            return cast(dict[str, float], super().__call__(model, output_path, epoch, steps, **options))
         queries, corpus = self._embed(model, **options)
         largest = max(self.evaluators)
         if largest > queries.shape[1]:
             raise ValueError(
-                f"{_CALL}: dims hold {largest}, and the embeddings have {queries.shape[1]} dimensions. Pass as many or fewer."
+                f"{_CALL}: dims hold {largest}, and embeddings have {queries.shape[1]} dimensions. Pass no more than these."
             )
         values: dict[str, float] = {}
         for dim, evaluator in self.evaluators.items():
             embeddings = {"query_embeddings": queries[:, :dim], "corpus_embeddings": corpus[:, :dim]}
             values |= evaluator(model, output_path, epoch, steps, **embeddings)
-        self.primary_metric = self.evaluators[largest].primary_metric
+        self.primary_metric: str | None = self.evaluators[largest].primary_metric
         return values
 
-    def compute_all_metrics(self, model: Any, output_path: str | None = None, **options: Any) -> dict[str, Any]:
+    def compute_all_metrics(self, model: Any, output_path: Any = None, **options: Any) -> dict[str, Any]:
         """Return score function -> metric -> k -> value; `InformationRetrievalEvaluator` calls it."""
         queries, corpus = self._embed(model, **options)
         scores = {name: self._evaluate(queries, corpus, function) for name, function in self.score_functions.items()}
@@ -134,20 +132,17 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
         """Return the embeddings of queries and corpus; those that are passed are not computed."""
         if query_embeddings is None:
             prompts = {"prompt_name": self.query_prompt_name, "prompt": self.query_prompt}
-            query_embeddings = self.embed_inputs(model, self.queries, encode_fn_name="query", **prompts).cpu()
+            query_embeddings = self._encode(model, self.queries, "query", prompts)
         if corpus_embeddings is None:
             prompts = {"prompt_name": self.corpus_prompt_name, "prompt": self.corpus_prompt}
-            chunks = [
-                self.embed_inputs(
-                    model if corpus_model is None else corpus_model,
-                    self.corpus[start : start + self.corpus_chunk_size],
-                    encode_fn_name="document",
-                    **prompts,
-                ).cpu()
-                for start in range(0, len(self.corpus), self.corpus_chunk_size)
-            ]
-            corpus_embeddings = torch.cat(chunks)
+            corpus_embeddings = self._encode(corpus_model or model, self.corpus, "document", prompts)
         return query_embeddings, corpus_embeddings
+
+    def _encode(self, model: Any, texts: Sequence[Any], kind: str, prompts: dict[str, Any]) -> Tensor:
+        """Return the embeddings of texts on the CPU, whose chunks alone are on the device of the model."""
+        size = self.corpus_chunk_size
+        chunks = [texts[start : start + size] for start in range(0, len(texts), size)]
+        return torch.cat([self.embed_inputs(model, chunk, encode_fn_name=kind, **prompts).cpu() for chunk in chunks])
 
     def _evaluate(self, queries: Any, corpus: Any, function: Callable[..., Any]) -> dict[str, dict[int, float]]:
         """Return metric -> k -> value for a score function."""
@@ -166,8 +161,7 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
             relevance=self.relevance,
             similarity=_similarity_of(function),
             metrics=[key for by_k in keys.values() for key in by_k.values()],
-            memory_mb=self.memory_mb,
-            device=self.device,
+            **self.settings,
         )
         return {metric: {k: report[key] for k, key in by_k.items()} for metric, by_k in keys.items()}
 
@@ -182,16 +176,15 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
                 f"{_CALL}: no query has relevant documents. Pass relevant_docs with the ids of queries as keys."
             )
         judged = {query: list(self.relevant_docs[query]) for query in self.queries_ids}
-        known = set(self.corpus_ids)
-        missing = {document for documents in judged.values() for document in documents if document not in known}
-        for query, documents in judged.items():
-            if len(set(documents)) < len(documents):
-                raise ValueError(f"{_CALL}: relevant_docs of {query!r} name a document twice. Pass sets of ids.")
+        repeated = [query for query, documents in judged.items() if len(set(documents)) < len(documents)]
+        if repeated:
+            raise ValueError(f"{_CALL}: relevant_docs of {repeated[0]!r} name a document twice. Pass sets of ids.")
+        missing = sorted(set().union(*judged.values()).difference(self.corpus_ids), key=repr)
         if missing and unknown == "error":
-            shown = ", ".join(sorted(map(repr, missing))[:_SHOWN])
+            shown = ", ".join(map(repr, missing[:_SHOWN]))
             raise ValueError(
-                f"{_CALL}: relevant_docs name {len(missing)} documents that are not in the corpus: {shown}. Add them, or pass "
-                "unknown='ignore': they then count as never found, as in InformationRetrievalEvaluator."
+                f"{_CALL}: relevant_docs name {len(missing)} documents that are not in the corpus: {shown}. Add them to the "
+                "corpus, or pass unknown='ignore': they then count as never found, as in InformationRetrievalEvaluator."
             )
         return Relevance.from_judgements(judged, self.queries_ids, self.corpus_ids, unknown=unknown)
 

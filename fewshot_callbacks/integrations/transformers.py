@@ -62,10 +62,16 @@ class BatchRetrievalMetrics:
             ValueError: If the model has several outputs and `output` does not name one; or as `evaluate_retrieval` does.
         """
         embeddings = self._embeddings_of(evaluation.predictions)
+        labels = evaluation.label_ids
+        if isinstance(labels, tuple | list):
+            raise ValueError(
+                f"{_CALL}: label_ids hold {len(labels)} arrays, one for each of label_names. Pass the name of the labels "
+                'alone: TrainingArguments(label_names=["labels"]).'
+            )
         processes = all_processes()
         # Item i of the set belongs to process i % count, as `EmbeddingStore.shard` numbers them.
         share = slice((processes.rank - self._items) % processes.count, None, processes.count)
-        self._store.append(embeddings[share], evaluation.label_ids[share])
+        self._store.append(embeddings[share], labels[share])
         self._items += len(embeddings)
         if not compute_result:
             return {}
