@@ -98,7 +98,8 @@ class Metric:
 
     pattern: str
     source: MetricSource
-    value: Callable[..., Any] | None
+    # An object that can be called need not have a hash.
+    value: Callable[..., Any] | None = field(hash=False)
     meaning: str
     range: tuple[float, float] | None = (0.0, 1.0)
     better: Literal["higher", "lower"] | None = "higher"

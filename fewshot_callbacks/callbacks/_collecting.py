@@ -191,7 +191,9 @@ class CollectingMonitor(EvaluationMonitor):
         """
         callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
         monitors = [callback for callback in callbacks if isinstance(callback, CollectingMonitor)]
-        first = next(monitor for monitor in monitors if monitor.source == self.source)
+        sharing = [monitor for monitor in monitors if monitor.source == self.source]
+        # A monitor is not in the list if a callback of the user hands its hooks on to it.
+        first = sharing[0] if self in sharing else self
         # Lightning sets callbacks up in their order: the collection of the first one is that of this run.
         self._collection = Collection(self.source) if first is self else first._collection
         self._collection.join(self._question)
@@ -202,13 +204,16 @@ class CollectingMonitor(EvaluationMonitor):
 
     def _tell_of_similar_sources(self, monitors: Sequence[CollectingMonitor]) -> None:
         """Say which monitors read the same embeddings a second time, and what keeps them apart."""
-        for other in monitors[: monitors.index(self)]:
+        for other in monitors[: monitors.index(self)] if self in monitors else ():
             both_keep_items = other._question.keeps_items and self._question.keeps_items
             if both_keep_items and other.source.source == self.source.source:
+                calls = (other.source.but_for(), self.source.but_for())
+                reason = f"one has source={calls[0]}, and the other source={calls[1]}"
+                if calls[0] == calls[1]:
+                    reason += ", and two functions are equal only if they are one object"
                 rank_zero_info(
-                    f"{other._policy.owner} and {self._policy.owner} each keep a copy of the same embeddings, since one has "
-                    f"source={other.source.but_for()}, and the other source={self.source.but_for()}. Give both one "
-                    "EmbeddingSource to keep one copy."
+                    f"{other._policy.owner} and {self._policy.owner} each keep a copy of the same embeddings, since "
+                    f"{reason}. Give both one EmbeddingSource to keep one copy."
                 )
                 return
 
@@ -273,7 +278,9 @@ class CollectingMonitor(EvaluationMonitor):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the sets, before checkpoints and early stopping read the values. *Collective*."""
-        failures = self._own_errors | self._collection.failures(self._question)
+        errors = self._own_errors | self._collection.failures(self._question)
+        # Loaders that others alone read concern others alone.
+        failures = {loader: error for loader, error in errors.items() if self._reads(trainer, loader)}
         try:
             self._check_loaders(trainer)
             self._prepare(trainer)

@@ -34,7 +34,7 @@ from fewshot_callbacks.callbacks.embeddings import (
 )
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
 from fewshot_callbacks.functional._labels import Labels, as_labels, as_targets, join, no_labels
-from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard, rows_of_shard
+from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard, refuse_another_form, rows_of_shard
 from fewshot_callbacks.trainer.loaders import evaluation_loaders, unknown_order_reason, unpadded_length
 
 
@@ -90,6 +90,17 @@ class _Rows:
     store: EmbeddingStore
     columns: dict[Column, list[Labels]] = field(default_factory=lambda: defaultdict(list))
 
+    def append(self, column: Column, values: Labels, owner: str) -> None:
+        """Append the values of a batch to a column.
+
+        Raises:
+            ValueError: If they are words and those before integers, or the other way round; names the monitor, `owner`.
+        """
+        batches = self.columns[column]
+        refuse_another_form(owner, batches[0].form if batches else "", values, column.argument)
+        if len(values):
+            batches.append(values)
+
 
 class _Side(NamedTuple):
     """The items of a side that this process holds, joined."""
@@ -141,9 +152,8 @@ class Collection:
     def join(self, question: Question) -> None:
         """Take part in each validation of the run."""
         self._questions.append(question)
-        owners = list(dict.fromkeys(known.owner for known in self._questions))
         # What cannot be read concerns all of them.
-        self.reader.owner = " and ".join(owners)
+        self.reader.owner = _owners(self._questions)
 
     def bank(self, training: TrainingClasses, groups: Entry | Sequence[Entry] | None = None) -> Bank:
         """Return the bank of a sample of training items, one for all monitors that ask for the same sample.
@@ -203,7 +213,8 @@ class Collection:
         for key in sides:
             side = self._undivided(key)
             self._done[side].append(question)
-            if all(known in self._done[side] or known in self._released for known in self._questions):
+            finished = [*self._done[side], *self._released]
+            if all(known in finished for known in self._questions if known.keeps_items):
                 self._joined.pop(side, None)
                 self._divided = {place: parts for place, parts in self._divided.items() if place[0] != side}
 
@@ -279,7 +290,8 @@ class Collection:
         if self._has_labels.setdefault(loader, has_labels) != has_labels:
             raise ValueError("Some batches have labels, others have none. Give labels in every batch, or in none.")
         if not has_labels and loader not in self._label_errors:
-            error = self.reader.no_labels(batch, step)
+            asking = (question for question in self._questions if question.needs_labels)
+            error = self.reader.no_labels(batch, step, _owners(asking))
             # A step that has given labels before may give some again.
             was_successful = step in self.reader.successful_steps
             self._label_errors[loader] = ValueError(str(error)) if was_successful else error
@@ -292,44 +304,42 @@ class Collection:
         self, key: SideKey, embeddings: Tensor, labels: Labels, trainer: Trainer, outputs: Any, batch: Any
     ) -> None:
         """Append the items of a batch to the rows of a side, with their ids and columns."""
-        if not any(question.keeps_items for question in self._questions):
+        if not any(question.keeps_items for question in self._expecting):
             return
         rows = self._rows.setdefault(key, _Rows(EmbeddingStore(self.source.spill_to)))
         items = len(labels)
         ids: Any = self.source.ids
         if isinstance(ids, tuple):
             ids = ids[key.is_second]
-        item_ids = None if ids is None else self._names("ids", ids, outputs, batch, items)
+        item_ids = None
+        if ids is not None:
+            item_ids = read_names("ids", ids, outputs, batch, items, self.reader.owner, self.source.views)
         rows.store.append(embeddings, labels, ids=item_ids)
-        for column in self._columns():
+        for column in _columns_of(self._expecting):
             if (key.loader, column) in self._column_errors:
                 continue
             try:
                 values = self._read_column(trainer, column, outputs, batch, items)
+                if values is not None:
+                    rows.append(column, values, self._owners_of(column))
             except Exception as error:
                 self._column_errors[key.loader, column] = error
-            else:
-                if values is not None:
-                    rows.columns[column].append(values)
 
-    def _columns(self) -> list[Column]:
-        """Return the columns that some question asks for."""
-        return list(dict.fromkeys(column for question in self._questions for column in question.columns))
+    def _owners_of(self, column: Column) -> str:
+        """Return the names of the monitors that ask for a column, for messages."""
+        return _owners(question for question in self._questions if column in question.columns)
 
     def _read_column(self, trainer: Trainer, column: Column, outputs: Any, batch: Any, items: int) -> Labels | None:
         """Return the value of each item of a batch; None if the column names the loader of the gallery."""
+        owner = self._owners_of(column)
+        views = self.source.views
         if column.argument != FLAG:
-            return self._names(column.argument, column.entry, outputs, batch, items)
+            return read_names(column.argument, column.entry, outputs, batch, items, owner, views)
         if gallery_flag(trainer, column.entry) is None:
             return None
         hint = "" if callable(column.entry) else f" Nor is there such a loader; there are {names_of_loaders(trainer)}."
-        views = self.source.views
-        is_gallery = read_flag(column.entry, outputs, batch, items, self.reader.owner, views, hint)
+        is_gallery = read_flag(column.entry, outputs, batch, items, owner, views, hint)
         return Labels(is_gallery.long())
-
-    def _names(self, argument: str, entry: Entry | Sequence[Entry], outputs: Any, batch: Any, items: int) -> Labels:
-        """Return an id or a group for each item of a batch."""
-        return read_names(argument, entry, outputs, batch, items, self.reader.owner, self.source.views)
 
     def _read_labels(self, labels: Any, step: str) -> Labels:
         """Read the labels of a step, one or several for each item.
@@ -472,7 +482,7 @@ class Collection:
             # A position counts the items of all processes, which are dealt in turn.
             kept_rows = (shard.positions - processes.rank) // processes.count
             columns: dict[Column, Labels] = {}
-            for column in self._columns():
+            for column in _columns_of(self._questions):
                 batches = rows.columns[column]
                 values = join(self.reader.owner, batches, column.argument) if batches else no_labels()
                 # After an error of this column its values are fewer; nobody reads them.
@@ -497,3 +507,13 @@ class Collection:
         self.reader.attach(module)
         if self.source.embed is not None:
             self.embedder.check_name(module)
+
+
+def _owners(questions: Iterable[Question]) -> str:
+    """Return the names of the monitors that ask, for messages: `RetrievalMonitor and KnnMonitor`."""
+    return " and ".join(dict.fromkeys(question.owner for question in questions))
+
+
+def _columns_of(questions: Iterable[Question]) -> list[Column]:
+    """Return the columns that some of these questions ask for."""
+    return list(dict.fromkeys(column for question in questions for column in question.columns))

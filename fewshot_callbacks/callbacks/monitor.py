@@ -52,8 +52,7 @@ class EmbeddedSet:
     @property
     def ids(self) -> Sequence[int | str] | None:
         """The id of each query; None if the source has no `ids`."""
-        ids = self.queries.ids
-        return None if ids is None else ids.tolist()
+        return self.queries.ids
 
 
 class Monitor(CollectingMonitor):

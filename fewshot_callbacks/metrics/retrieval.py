@@ -34,7 +34,7 @@ from fewshot_callbacks.metrics._label_states import (
     labels_in_states,
 )
 from fewshot_callbacks.metrics.embedding_store import gather_tensors, read_batch, read_ids, refuse_another_form
-from fewshot_callbacks.settings import RetrievalOptions, from_keywords, takes
+from fewshot_callbacks.settings import RequestedMetric, RetrievalOptions, from_keywords, takes
 
 # Columns with one label for each item; each has the two states of `add_label_states`.
 LABEL_COLUMNS = ("labels", "ids", "groups")
@@ -110,7 +110,8 @@ class RetrievalEvaluation(Metric):
         options |= {name: value for name, value in settings.items() if name in get_type_hints(MetricOptions)}
         super().__init__(**options)
         evaluation_settings = {name: value for name, value in settings.items() if name not in options}
-        self._requested = reported_metrics(from_keywords(RetrievalEvaluation, evaluation_settings))
+        # Refuses a wrong setting now.
+        from_keywords(RetrievalEvaluation, evaluation_settings)
         self.settings = cast(RetrievalOptions, evaluation_settings)
         self.judged = None
         self.at_least = at_least
@@ -128,6 +129,11 @@ class RetrievalEvaluation(Metric):
             add_label_states(self, name)
         for name in ("embeddings", "is_gallery"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    @property
+    def _requested(self) -> Sequence[RequestedMetric]:
+        """The metrics that are computed; not kept, since the functions of some cannot be pickled."""
+        return reported_metrics(from_keywords(RetrievalEvaluation, dict(self.settings)))
 
     @property
     def higher_is_better(self) -> bool | None:  # type: ignore[override] # torchmetrics has it as an attribute

@@ -42,6 +42,20 @@ def refused(capsys, *words):
     return said
 
 
+def test_the_table_has_the_range_that_ties_leave_where_digits_show_it(tmp_path, capsys):
+    codes = np.random.default_rng(0).integers(0, 2, (40, 4)).astype(np.float32)
+    labels = np.arange(40) % 8
+    path = tmp_path / "codes.npz"
+    np.savez(path, embeddings=codes, labels=labels)
+    words = ("evaluate", str(path), "--similarity", "hamming", "--metrics", "mAP", "pair_f1", "J")
+    assert main(list(words)) == 0
+    table = " ".join(capsys.readouterr().out.split())
+    ends = evaluate_retrieval(codes, labels, similarity="hamming", metrics="mAP").tie_ranges["mAP"]
+    assert "order of ties" in table
+    assert all(f"{end:.4f}" in table for end in ends)
+    assert evaluated(capsys, *words[1:])["tie_ranges"] == {"mAP": list(ends)}
+
+
 METRICS_OF_A_USER = """
 from fewshot_callbacks import Metric, relevant_ranks
 
@@ -479,7 +493,7 @@ def test_a_column_that_was_written_anew_is_not_gone_on_with(columns, tmp_path, c
     np.save(file, np.load(file)[::-1])
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # of the same size and time
     said = refused(capsys, *columns)
-    assert re.search(rf"state holds the state of another evaluation, by its --{name} \(\w+, now \w+\)", said)
+    assert re.search(rf"state holds the state of another evaluation, by its content of --{name} \(\w+, now \w+\)", said)
     assert "Delete the folder to begin anew" in said
     np.save(file, np.load(file)[::-1])
     evaluated(capsys, *columns)
@@ -524,7 +538,7 @@ def test_an_array_with_the_name_of_a_check_replaces_none(tmp_path, capsys):
     killed(file, "--resume", tmp_path / "state")
     capsys.readouterr()
     said = refused(capsys, file, "--resume", tmp_path / "state", "--similarity", "dot")
-    assert "state holds the state of another evaluation, by its settings (" in said
+    assert "state holds the state of another evaluation, by its --similarity (None, now dot)" in said
 
 
 def test_judgements_that_were_written_anew_are_not_gone_on_with(judged, tmp_path, capsys):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fewshot_callbacks import functional
-from fewshot_callbacks.functional import RetrievalSettings, evaluate_retrieval, verification
+from fewshot_callbacks.functional import Metric, RetrievalSettings, evaluate_retrieval, verification
 from fewshot_callbacks.functional.retrieval.operating_points import OperatingPoint
 from fewshot_callbacks.functional.statistics import Difference, Interval
 
@@ -22,7 +22,7 @@ def public_results():
     classes = {
         kind for kind in public if is_dataclass(kind) and isinstance(kind, type) and kind.__eq__ != object.__eq__
     }
-    classes -= {RetrievalSettings, verification.TrialList}  # settings and input, of which NaN is refused
+    classes -= {RetrievalSettings, Metric, verification.TrialList}  # settings and input, of which NaN is refused
     return [
         kind for kind in classes if any(re.search(r"\bfloat\b|Interval", str(field.type)) for field in fields(kind))
     ]

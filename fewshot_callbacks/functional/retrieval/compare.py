@@ -82,6 +82,11 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
             continue
         interval = grouped.get(name, UNKNOWN)
         requested = first.requested(name)
+        if requested != second.requested(name):
+            raise ValueError(
+                f"compare_reports: {name!r} is a metric of a user, and another one in each evaluation. Evaluate both with "
+                "the same metric, or give one of the two another pattern."
+            )
         if requested.of_queries in first.per_query:
             of_queries = first.per_query[requested.of_queries] - second.per_query[requested.of_queries]
             bounds = requested.metric.range

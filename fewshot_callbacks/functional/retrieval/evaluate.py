@@ -453,7 +453,7 @@ def _tie_ranges(
             values = per_query.values[requested.of_queries].clone()
             values[per_query.tied] = of_tied
             means.append(mean_of_queries(requested, values, labels))
-        ranges[requested.key] = TieRange(*means)
+        ranges[requested.key] = TieRange(min(means), max(means))
     return ranges
 
 

@@ -300,14 +300,14 @@ class TieRange(NamedTuple):
     """
 
     lowest: float
-    """the value where relevant items come last among equal scores: `ties="pessimistic"`"""
+    """the value where relevant items come last among equal scores (`ties="pessimistic"`); first, if lower is better"""
     highest: float
-    """the value where they come first: `ties="optimistic"`"""
+    """the value where they come first (`ties="optimistic"`); last, if lower is better"""
 
     @property
     def width(self) -> float:
         """How far apart both ends are."""
-        return abs(self.highest - self.lowest)
+        return self.highest - self.lowest
 
 
 class Points(dict[float, T]):

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -19,12 +20,14 @@ from fewshot_callbacks import (
     evaluate_retrieval,
     evaluate_trials,
 )
+from fewshot_callbacks.functional import Share
 from fewshot_callbacks.functional.retrieval import requested_metric
 from fewshot_callbacks.settings import RetrievalSettings
 from tests.functional import brute_force
 from tests.functional.brute_force import BruteForce
 from tests.functional.retrieval import users_metrics
 from tests.functional.retrieval.users_metrics import F1, F1_AT_2, LIFT, MARGIN, MEAN_RANK, RBP, f1_at_k
+from tests.thread_processes import in_threads
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -106,6 +109,31 @@ def test_intervals_follow_the_range():
         assert first.intervals[f"{macro}unbounded"].low < first["unbounded"]
         assert differences[f"{macro}unbounded"].interval.half_width > 0
     assert math.isnan(compare_reports(first, first)["unbounded"].interval.low)
+
+
+@dataclass
+class Scaled:
+    """An object that can be called, and has no hash."""
+
+    factor: float
+
+    def __call__(self, ranks, ties):
+        return self.factor * f1_at_k(ranks, 2, ties)
+
+
+def test_an_object_that_can_be_called_is_a_function():
+    metric = Metric("half", "ranks", Scaled(0.5), "Half of the F1.")
+    report = evaluate_retrieval(ITEMS, LABELS, metrics=(metric, F1_AT_2, metric))
+    assert report["half"] == pytest.approx(report["f1@2"] / 2)
+
+
+def test_two_metrics_of_one_key_are_not_compared():
+    other = Metric("f1@{k}", "ranks", f1_at_k, "Another one.")
+    first, second = (evaluate_retrieval(ITEMS, LABELS, metrics=metric.at(k=2)) for metric in (F1, other))
+    with pytest.raises(
+        ValueError, match=r"^compare_reports: 'f1@2' is a metric of a user, and another one in each eval"
+    ):
+        compare_reports(first, second)
 
 
 def test_nothing_is_registered():
@@ -369,3 +397,18 @@ def test_a_report_has_its_sentence():
     page = pytest.importorskip("fewshot_callbacks.report.page")
     report = evaluate_retrieval(ITEMS, LABELS, metrics=("mAP", F1_AT_2))
     assert page.metric_texts(report)[1].meaning == "Harmonic mean of precision@2 and ir_recall@2."
+
+
+def test_it_is_the_same_in_several_processes_which_must_bring_the_same_function():
+    metrics = ("mAP", F1_AT_2, MEAN_RANK, LIFT, "macro_f1@2")
+    alone = evaluate_retrieval(ITEMS, LABELS, metrics=metrics)
+
+    def part(processes, asked=metrics):
+        own = torch.arange(60)[processes.rank :: processes.count]
+        return evaluate_retrieval(ITEMS[own], LABELS[own], metrics=asked, share=Share(processes, own))
+
+    assert all(report == alone for report in in_threads(2, part))
+    other = Metric("f1@{k}", "ranks", lambda ranks, k, ties: f1_at_k(ranks, k, ties) / 2, F1.meaning).at(k=2)
+    refusals = in_threads(2, lambda processes: part(processes, (F1_AT_2, other)[processes.rank : processes.rank + 1]))
+    assert all("Metric('f1@{k}', 'ranks', f1_at_k)" in str(refusal) for refusal in refusals)
+    assert all("metrics is" in str(refusal) for refusal in refusals)
