@@ -26,6 +26,7 @@ BELOW = {
     "plots": {"functional", "files", "system"},
     "report": {"settings", "plots", "functional", "files", "system"},
     "data": {"functional", "files", "system"},
+    "integrations": {"settings", "metrics", "functional", "distributed"},
     "trainer": {"distributed"},
     "protonet": {"trainer", "metrics", "losses", "functional", "distributed", "system"},
     "callbacks": {
@@ -154,7 +155,18 @@ def test_a_planted_import_is_found(file, line, said, tmp_path):
     assert wrong_imports(tmp_path) == [said]
 
 
-WITHOUT_LIGHTNING = ["system", "distributed", "files", "sources", "engine", "functional", "losses", "plots", "report"]
+WITHOUT_LIGHTNING = [
+    "system",
+    "distributed",
+    "files",
+    "sources",
+    "engine",
+    "functional",
+    "losses",
+    "plots",
+    "report",
+    "integrations",
+]
 
 
 @pytest.mark.parametrize("layer", WITHOUT_LIGHTNING)

@@ -20,7 +20,18 @@ from fewshot_callbacks.functional import Moments
 
 PACKAGE = "fewshot_callbacks"
 ROOT = Path(__file__).parents[1]
-LAYERS = ("callbacks", "data", "functional", "losses", "metrics", "plots", "protonet", "report", "sources")
+LAYERS = (
+    "callbacks",
+    "data",
+    "functional",
+    "integrations",
+    "losses",
+    "metrics",
+    "plots",
+    "protonet",
+    "report",
+    "sources",
+)
 NAMES = fewshot_callbacks.__all__
 
 # Where users read what they construct and call.

@@ -1,0 +1,99 @@
+"""Time `ExactRetrievalEvaluator` beside `InformationRetrievalEvaluator` of sentence-transformers, without an encoder.
+
+    python benchmarks/information_retrieval.py                     # the size of MS MARCO's dev queries, 100,000 documents
+    python benchmarks/information_retrieval.py --queries 500 --documents 20000
+
+Queries and documents are random unit vectors; each query has one relevant document, its vector plus noise. Each evaluator
+runs in a process of its own, in turns, so that its peak of memory is its own. The rows must have equal values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.util import cos_sim
+
+from fewshot_callbacks.integrations import ExactRetrievalEvaluator
+
+EVALUATORS = {"ours": ExactRetrievalEvaluator, "theirs": InformationRetrievalEvaluator}
+
+
+class Vectors:
+    """A model whose texts are the numbers of rows, so that encoding takes no time."""
+
+    similarity_fn_name = "cosine"
+    model_card_data = type("Card", (), {"set_evaluation_metrics": lambda *_: None})()
+
+    def __init__(self, queries: int, documents: int, dim: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.corpus = torch.nn.functional.normalize(torch.randn(documents, dim, generator=generator))
+        noise = torch.randn(queries, dim, generator=generator) * 0.25
+        self.queries = torch.nn.functional.normalize(self.corpus[:queries] + noise)
+
+    def similarity(self, queries: torch.Tensor, corpus: torch.Tensor) -> torch.Tensor:
+        return cos_sim(queries, corpus)
+
+    def encode_query(self, rows: list[int], **_: Any) -> torch.Tensor:
+        return self.queries[rows[0] : rows[-1] + 1]
+
+    def encode_document(self, rows: list[int], **_: Any) -> torch.Tensor:
+        return self.corpus[rows[0] : rows[-1] + 1]
+
+
+def measure(evaluator: str, queries: int, documents: int, dim: int) -> None:
+    """Print seconds, processor seconds, the peak of memory beyond the embeddings in MB, and the values."""
+    kind = EVALUATORS[evaluator]
+    small = {number: number for number in range(300)}
+    # compiles loops, and measures the products of the processor
+    kind(small, small, {number: {number} for number in small})(Vectors(300, 300, dim))
+    model = Vectors(queries, documents, dim)
+    texts = {number: number for number in range(documents)}
+    task = {number: number for number in range(queries)}, texts, {number: {number} for number in range(queries)}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    worked = time.process_time()
+    values = kind(*task)(model)
+    seconds = time.perf_counter() - started
+    worked = time.process_time() - worked
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3
+    print(json.dumps({"seconds": seconds, "processor": worked, "MB": peak, "values": values}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--queries", type=int, default=6980)
+    parser.add_argument("--documents", type=int, default=100_000)
+    parser.add_argument("--dim", type=int, default=384)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--measure", choices=EVALUATORS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    sizes = [arguments.queries, arguments.documents, arguments.dim]
+    if arguments.measure:
+        measure(arguments.measure, *sizes)
+        return
+    print(f"{sizes[0]:,} queries, {sizes[1]:,} documents, {sizes[2]} dimensions, {torch.get_num_threads()} threads")
+    first: dict[str, float] = {}
+    for _ in range(arguments.repeats):
+        for evaluator in EVALUATORS:
+            names = ("--queries", "--documents", "--dim")
+            options = [word for name, size in zip(names, sizes, strict=True) for word in (name, str(size))]
+            command = [sys.executable, "-W", "ignore", __file__, "--measure", evaluator, *options]
+            row = json.loads(
+                subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+            )
+            first = first or row["values"]
+            apart = max(abs(row["values"][key] - first[key]) for key in first)
+            times = f"{row['seconds']:8.1f} s{row['processor']:8.1f} processor s"
+            print(f"{evaluator:<8}{times}{row['MB']:10,.0f} MB   at most {apart:.1e} apart", flush=True)
+
+
+if __name__ == "__main__":
+    main()

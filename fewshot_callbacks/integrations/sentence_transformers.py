@@ -1,0 +1,222 @@
+"""`ExactRetrievalEvaluator`: the evaluator of information retrieval of sentence-transformers, with exact ranks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from sentence_transformers import util
+from torch import Tensor
+
+from fewshot_callbacks.functional import Relevance, evaluate_retrieval
+
+try:
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+except ModuleNotFoundError:  # before version 5.4
+    from sentence_transformers.evaluation import InformationRetrievalEvaluator
+
+_CALL = "ExactRetrievalEvaluator"
+_SIMILARITIES = {
+    util.cos_sim: "cosine",
+    util.pytorch_cos_sim: "cosine",
+    util.dot_score: "dot",
+    util.euclidean_sim: "euclidean",
+}
+# Ids that a message shows.
+_SHOWN = 3
+
+
+class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
+    """Takes the place of `InformationRetrievalEvaluator`: the same arguments, keys, files and model card; exact values.
+
+    Documents with equal scores count as the mean over their orders, so that values do not depend on the ids of documents.
+    No matrix of all scores is made. Only the process that calls it computes.
+
+    Args:
+        queries: Text of each query, by id.
+        corpus: Text of each document, by id.
+        relevant_docs: Ids of the relevant documents of each query, each once.
+        *args: Further arguments of `InformationRetrievalEvaluator`, in its order. `corpus_chunk_size` is the number of
+            documents that are encoded before their embeddings go to the CPU.
+        dims: Dimensions to which the embeddings of one encoding are truncated, each with values of its own: `dims=(256, 64)`
+            and `name="dim"` give keys such as `dim_64_cosine_ndcg@10`. The primary metric is that of the largest.
+        unknown: What to do with relevant documents that are not in the corpus: `error`, or `ignore`, which counts them as
+            never found, as `InformationRetrievalEvaluator` does.
+        memory_mb: Bound on the memory used beyond the embeddings, in MB, see `RetrievalSettings`.
+        device: Device that computes the scores, see `RetrievalSettings`.
+        **options: Further arguments of `InformationRetrievalEvaluator`, by name.
+
+    Raises:
+        ValueError: If no query has a relevant document, a relevant document is named twice or not in the corpus, `dims` are
+            no different positive integers, or `write_predictions=True` asks for lists of nearest documents.
+
+    Examples:
+        >>> evaluator = ExactRetrievalEvaluator({"q": "a query"}, {"d": "a document"}, {"q": {"d"}}, ndcg_at_k=[5])
+        >>> evaluator.ndcg_at_k
+        [5]
+    """
+
+    def __init__(
+        self,
+        queries: Mapping[Any, Any],
+        corpus: Mapping[Any, Any],
+        relevant_docs: Mapping[Any, Any],
+        *args: Any,
+        dims: Sequence[int] | None = None,
+        unknown: str = "error",
+        memory_mb: float | None = None,
+        device: str = "cpu",
+        **options: Any,
+    ) -> None:
+        signature = inspect.signature(InformationRetrievalEvaluator)
+        arguments = signature.bind(queries, corpus, relevant_docs, *args, **options).arguments
+        super().__init__(**arguments)
+        if self.write_predictions:
+            raise ValueError(
+                f"{_CALL}: write_predictions=True asks for the nearest documents, which it does not list. Leave it out, or "
+                "use InformationRetrievalEvaluator."
+            )
+        self.relevance = self._read_relevance(unknown)
+        self.settings: dict[str, Any] = {"memory_mb": memory_mb, "device": device}
+        self.evaluators: dict[int, ExactRetrievalEvaluator] = {}
+        for dim in () if dims is None else self._checked(dims):
+            arguments["name"] = f"{self.name}_{dim}".removeprefix("_")
+            arguments["truncate_dim"] = dim
+            self.evaluators[dim] = ExactRetrievalEvaluator(**arguments, unknown=unknown, **self.settings)
+
+    def __call__(
+        self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1, **options: Any
+    ) -> dict[str, float]:
+        """Return the values of a model, and write and store them as `InformationRetrievalEvaluator` does.
+
+        Args:
+            model: A `SentenceTransformer`.
+            output_path: Folder for the file of values; None writes none.
+            epoch: Epoch of the training, for the file.
+            steps: Step of the training, for the file.
+            **options: `corpus_model` or `corpus_embeddings`, as `InformationRetrievalEvaluator` takes them.
+
+        Raises:
+            ValueError: If a score function is not known, or one of `dims` exceeds the dimension of the embeddings.
+        """
+        if not self.evaluators:
+            return cast(dict[str, float], super().__call__(model, output_path, epoch, steps, **options))
+        queries, corpus = self._embed(model, **options)
+        largest = max(self.evaluators)
+        if largest > queries.shape[1]:
+            raise ValueError(
+                f"{_CALL}: dims hold {largest}, and embeddings have {queries.shape[1]} dimensions. Pass no more than these."
+            )
+        values: dict[str, float] = {}
+        for dim, evaluator in self.evaluators.items():
+            embeddings = {"query_embeddings": queries[:, :dim], "corpus_embeddings": corpus[:, :dim]}
+            values |= evaluator(model, output_path, epoch, steps, **embeddings)
+        self.primary_metric: str | None = self.evaluators[largest].primary_metric
+        return values
+
+    def compute_all_metrics(self, model: Any, output_path: Any = None, **options: Any) -> dict[str, Any]:
+        """Return score function -> metric -> k -> value; `InformationRetrievalEvaluator` calls it."""
+        queries, corpus = self._embed(model, **options)
+        scores = {name: self._evaluate(queries, corpus, function) for name, function in self.score_functions.items()}
+        for values in scores.values():
+            self.output_scores(values)
+        return scores
+
+    compute_metrices = compute_all_metrics  # as sentence-transformers 5 calls it
+
+    def _embed(
+        self, model: Any, corpus_model: Any = None, corpus_embeddings: Any = None, query_embeddings: Any = None
+    ) -> tuple[Any, Any]:
+        """Return the embeddings of queries and corpus; those that are passed are not computed."""
+        if query_embeddings is None:
+            prompts = {"prompt_name": self.query_prompt_name, "prompt": self.query_prompt}
+            query_embeddings = self._encode(model, self.queries, "query", prompts)
+        if corpus_embeddings is None:
+            prompts = {"prompt_name": self.corpus_prompt_name, "prompt": self.corpus_prompt}
+            corpus_embeddings = self._encode(corpus_model or model, self.corpus, "document", prompts)
+        return query_embeddings, corpus_embeddings
+
+    def _encode(self, model: Any, texts: Sequence[Any], kind: str, prompts: dict[str, Any]) -> Tensor:
+        """Return the embeddings of texts on the CPU, whose chunks alone are on the device of the model."""
+        size = self.corpus_chunk_size
+        chunks = [texts[start : start + size] for start in range(0, len(texts), size)]
+        return torch.cat([self.embed_inputs(model, chunk, encode_fn_name=kind, **prompts).cpu() for chunk in chunks])
+
+    def _evaluate(self, queries: Any, corpus: Any, function: Callable[..., Any]) -> dict[str, dict[int, float]]:
+        """Return metric -> k -> value for a score function."""
+        # metric of theirs -> k -> metric of this package
+        keys = {
+            "accuracy@k": {k: f"recall@{k}" for k in self.accuracy_at_k},
+            "precision@k": {k: f"precision@{k}" for k in self.precision_recall_at_k},
+            "recall@k": {k: f"ir_recall@{k}" for k in self.precision_recall_at_k},
+            "ndcg@k": {k: f"ndcg@{k}" for k in self.ndcg_at_k},
+            "mrr@k": {k: f"mrr@{k}" for k in self.mrr_at_k},
+            "map@k": {k: f"map@{k}_min" for k in self.map_at_k},
+        }
+        report = evaluate_retrieval(
+            queries,
+            gallery=corpus,
+            relevance=self.relevance,
+            similarity=_similarity_of(function),
+            metrics=[key for by_k in keys.values() for key in by_k.values()],
+            **self.settings,
+        )
+        return {metric: {k: report[key] for k, key in by_k.items()} for metric, by_k in keys.items()}
+
+    def _read_relevance(self, unknown: str) -> Relevance:
+        """Return the relevant documents of the queries.
+
+        Raises:
+            ValueError: As the constructor does.
+        """
+        if not self.queries_ids:
+            raise ValueError(
+                f"{_CALL}: no query has relevant documents. Pass relevant_docs with the ids of queries as keys."
+            )
+        judged = {query: list(self.relevant_docs[query]) for query in self.queries_ids}
+        repeated = [query for query, documents in judged.items() if len(set(documents)) < len(documents)]
+        if repeated:
+            raise ValueError(f"{_CALL}: relevant_docs of {repeated[0]!r} name a document twice. Pass sets of ids.")
+        missing = sorted(set().union(*judged.values()).difference(self.corpus_ids), key=repr)
+        if missing and unknown == "error":
+            shown = ", ".join(map(repr, missing[:_SHOWN]))
+            raise ValueError(
+                f"{_CALL}: relevant_docs name {len(missing)} documents that are not in the corpus: {shown}. Add them to the "
+                "corpus, or pass unknown='ignore': they then count as never found, as in InformationRetrievalEvaluator."
+            )
+        return Relevance.from_judgements(judged, self.queries_ids, self.corpus_ids, unknown=unknown)
+
+    def _checked(self, dims: Sequence[int]) -> list[int]:
+        """Return the dimensions, from the first to the last.
+
+        Raises:
+            ValueError: If they are no different positive integers, or `truncate_dim` is passed, too.
+        """
+        if not dims or any(type(dim) is not int or dim < 1 for dim in dims) or len(set(dims)) < len(dims):
+            raise ValueError(f"{_CALL}: dims={dims!r} must be different positive integers, such as (256, 64).")
+        if self.truncate_dim is not None:
+            raise ValueError(
+                f"{_CALL}: dims={dims!r} and truncate_dim={self.truncate_dim} both say to which dimensions embeddings are "
+                "truncated. Pass dims alone."
+            )
+        return list(dims)
+
+
+def _similarity_of(function: Callable[..., Any]) -> Any:
+    """Return the name of a score function in this package.
+
+    Raises:
+        ValueError: If it is none of those that can be computed exactly.
+    """
+    # The method `similarity` of a model says its name; before sentence-transformers 6 it was one of the functions.
+    name = getattr(getattr(function, "__self__", None), "similarity_fn_name", None)
+    similarity = _SIMILARITIES.get(function, name)
+    if similarity not in _SIMILARITIES.values():
+        shown = getattr(function, "__name__", function) if name is None else name
+        raise ValueError(
+            f"{_CALL} cannot compute the score function {shown}. Pass cos_sim, dot_score or euclidean_sim of "
+            "sentence_transformers.util in score_functions, or use InformationRetrievalEvaluator."
+        )
+    return similarity

@@ -1,0 +1,1 @@
+"""Adapters to other libraries, each beside the library itself."""
