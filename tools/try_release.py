@@ -16,13 +16,17 @@ from pathlib import Path
 
 CORE = """
 import sys
+from pathlib import Path
 import torch
+import fewshot_callbacks
 from fewshot_callbacks import evaluate_retrieval
 
 labels = torch.arange(40) % 4
 embeddings = torch.nn.functional.one_hot(labels).float() + 0.1 * torch.randn(40, 4)
 report = evaluate_retrieval(embeddings, labels, metrics=("mAP", "recall@1"))
 assert report.mAP > 0.99, report.mAP
+skill = Path(fewshot_callbacks.__file__).parent / ".agents/skills/fewshot-callbacks/SKILL.md"
+assert skill.is_file(), f"there is no {skill}"
 extras = {"jsonargparse", "matplotlib", "jinja2", "pyarrow"} & set(sys.modules)
 assert not extras, f"the core alone imports {extras}"
 print(report)
