@@ -122,32 +122,40 @@ def vectors(rows: Any) -> torch.Tensor:
 
 
 def ask_ours(case: Case) -> float:
-    from fewshot_callbacks import RetrievalEvaluation, evaluate_retrieval
+    return _evaluate_at_once(case) if case.chunk is None else _evaluate_in_chunks(case, case.chunk)
 
-    key = "mAP" if case.metric == "ap" else case.metric
-    queries, query_labels = vectors(case.queries), torch.tensor(case.query_labels)
-    ids = {"query_ids": [f"query{number}" for number in range(len(queries))], "gallery_ids": case.gallery_ids}
-    if case.chunk is None:
-        if case.gallery is None:
-            report = evaluate_retrieval(queries, query_labels, similarity="dot", metrics=(key,))
-        else:
-            gallery, gallery_labels = vectors(case.gallery), torch.tensor(case.gallery_labels)
-            settings = {"similarity": "dot", "metrics": (key,), **(ids if case.gallery_ids else {})}
-            report = evaluate_retrieval(queries, query_labels, gallery, gallery_labels, **settings)
-        return report[key]
-    metric = RetrievalEvaluation(similarity="dot", metrics=(key,))
-    rows = [(row, label, False) for row, label in zip(case.queries, case.query_labels, strict=True)]
-    rows += [(row, label, True) for row, label in zip(case.gallery or [], case.gallery_labels, strict=True)]
-    names = [*ids["query_ids"], *case.ids]
-    for start in range(0, len(rows), case.chunk):
-        embeddings, labels, is_gallery = zip(*rows[start : start + case.chunk], strict=True)
+
+def _our_settings(case: Case) -> dict[str, Any]:
+    return {"similarity": "dot", "metrics": ("mAP" if case.metric == "ap" else case.metric,)}
+
+
+def _evaluate_at_once(case: Case) -> float:
+    sets = [vectors(case.queries), torch.tensor(case.query_labels)]
+    if case.gallery is not None:
+        sets += [vectors(case.gallery), torch.tensor(case.gallery_labels)]
+    ids = {}
+    if case.gallery_ids:
+        ids = {"query_ids": [f"query{number}" for number in range(len(case.queries))], "gallery_ids": case.gallery_ids}
+    report = fewshot_callbacks.evaluate_retrieval(*sets, **ids, **_our_settings(case))
+    return next(iter(report.values.values()))
+
+
+def _evaluate_in_chunks(case: Case, size: int) -> float:
+    """Add queries and gallery to the metric class in pieces."""
+    metric = fewshot_callbacks.RetrievalEvaluation(**_our_settings(case))
+    embeddings = vectors([*case.queries, *(case.gallery or [])])
+    labels = torch.tensor([*case.query_labels, *case.gallery_labels])
+    ids = [*(f"query{number}" for number in range(len(case.queries))), *case.ids]
+    is_gallery = torch.arange(len(embeddings)) >= len(case.queries)
+    for start in range(0, len(embeddings), size):
+        part = slice(start, start + size)
         metric.update(
-            vectors(embeddings),
-            torch.tensor(labels),
-            names[start : start + case.chunk] if case.gallery_ids else None,
-            is_gallery=None if case.gallery is None else torch.tensor(is_gallery),
+            embeddings[part],
+            labels[part],
+            ids[part] if case.gallery_ids else None,
+            is_gallery=None if case.gallery is None else is_gallery[part],
         )
-    return float(metric.compute()[key])
+    return float(next(iter(metric.compute().values())))
 
 
 def ask_pytorch_metric_learning(case: Case) -> float:
