@@ -17,8 +17,10 @@ trainer:
   callbacks:
     - class_path: fewshot_callbacks.RetrievalMonitor
       init_args:
-        source: encoder
+        source: &source { source: encoder, labels: 1 }  # an EmbeddingSource, which the next monitor shares
         metrics: [mAP, "recall@1", "recall@5", "map@10_found"]
+    - class_path: fewshot_callbacks.KnnMonitor
+      init_args: { k: [5], bank: self, source: *source }
     - class_path: fewshot_callbacks.DiscriminantRatioMonitor
       init_args:
         source: encoder

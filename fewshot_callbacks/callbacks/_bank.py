@@ -36,6 +36,17 @@ class Bank:
         self.embedder = embedder
         self.clear()
 
+    def is_for(self, training: TrainingClasses, groups: Entry | Sequence[Entry] | None) -> bool:
+        """Return whether these items, with these groups, are those of the bank, or the bank can have the groups, too."""
+        has_groups = groups is None or self.groups in (None, groups)
+        return self.training.is_same_sample(training) and has_groups
+
+    def serve(self, training: TrainingClasses, groups: Entry | Sequence[Entry] | None) -> None:
+        """Embed the same items for another monitor, too; called at its setup."""
+        # Who takes the targets of a regression does not read labels beforehand.
+        self.training.by_class = self.training.by_class and training.by_class
+        self.groups = self.groups if groups is None else groups
+
     def clear(self) -> None:
         """Drop what was embedded."""
         # the items of this process; and its part without repeated items, joined when the first set is measured

@@ -87,7 +87,7 @@ class CollectingMonitor(EvaluationMonitor):
     _remedy_for_weights = ""
 
     # training items that the sets are compared with
-    _bank: Bank | None = None
+    _training_bank: Bank | None = None
 
     def __init__(
         self,
@@ -125,15 +125,15 @@ class CollectingMonitor(EvaluationMonitor):
 
     @abstractmethod
     def _names(self) -> Sequence[str]:
-        """Return the names of the values of a set, without stage and end of the key, as far as they are always the same."""
+        """Return the names of all values that a set may have, without stage and end of the key; empty if none is known."""
 
     @abstractmethod
-    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Return name -> value of a set, the same in every process. *Collective*.
 
         Args:
             trainer: The Trainer.
-            key: First part of the keys, such as `val/t2i`, and their end: the name of the set, for messages.
+            set_name: First part of the keys, such as `val/t2i`, and their end, for messages.
             evaluated_set: The set.
         """
 
@@ -148,7 +148,7 @@ class CollectingMonitor(EvaluationMonitor):
     def _after_set(self, trainer: Trainer, stage: str, evaluated_set: SetSides, has_values: bool) -> None:
         """Hand on a set after its values were logged. *Collective*. By default nothing is done."""
 
-    def _names_of_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Sequence[str]:
+    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Sequence[str]:
         """Return the names of values that are NaN if a set cannot be measured. *Collective*."""
         return self._names()
 
@@ -160,7 +160,7 @@ class CollectingMonitor(EvaluationMonitor):
         """Return whether this validation is measured: by default each is."""
         return True
 
-    def _prepare(self, trainer: Trainer) -> None:
+    def _check(self, trainer: Trainer) -> None:
         """Make checks at the end of an epoch that may fail on one rank alone; not collective.
 
         Raises:
@@ -191,7 +191,9 @@ class CollectingMonitor(EvaluationMonitor):
         """
         callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
         monitors = [callback for callback in callbacks if isinstance(callback, CollectingMonitor)]
-        first = next(monitor for monitor in monitors if monitor.source == self.source)
+        sharing = [monitor for monitor in monitors if monitor.source == self.source]
+        # A monitor is not in the list if a callback of the user hands its hooks on to it.
+        first = sharing[0] if self in sharing else self
         # Lightning sets callbacks up in their order: the collection of the first one is that of this run.
         self._collection = Collection(self.source) if first is self else first._collection
         self._collection.join(self._question)
@@ -202,13 +204,16 @@ class CollectingMonitor(EvaluationMonitor):
 
     def _tell_of_similar_sources(self, monitors: Sequence[CollectingMonitor]) -> None:
         """Say which monitors read the same embeddings a second time, and what keeps them apart."""
-        for other in monitors[: monitors.index(self)]:
+        for other in monitors[: monitors.index(self)] if self in monitors else ():
             both_keep_items = other._question.keeps_items and self._question.keeps_items
             if both_keep_items and other.source.source == self.source.source:
+                calls = (other.source.but_for(), self.source.but_for())
+                reason = f"one has source={calls[0]}, and the other source={calls[1]}"
+                if calls[0] == calls[1]:
+                    reason += ", and two functions are equal only if they are one object"
                 rank_zero_info(
-                    f"{other._policy.owner} and {self._policy.owner} each keep a copy of the same embeddings, since one has "
-                    f"source={other.source.but_for()}, and the other source={self.source.but_for()}. Give both one "
-                    "EmbeddingSource to keep one copy."
+                    f"{other._policy.owner} and {self._policy.owner} each keep a copy of the same embeddings, since "
+                    f"{reason}. Give both one EmbeddingSource to keep one copy."
                 )
                 return
 
@@ -229,7 +234,7 @@ class CollectingMonitor(EvaluationMonitor):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
         """Remove the hook, and drop the embeddings; of an interrupted epoch nothing is measured or logged."""
         self._collection.close()
-        self._bank = None
+        self._training_bank = None
         # The monitors that shared the collection do so again in the next run.
         self._collection = Collection(self.source)
         self._forget()
@@ -242,10 +247,10 @@ class CollectingMonitor(EvaluationMonitor):
             # Without a sanity check the loaders were not known at the start of the training.
             self._check_keys(trainer)
         self._forget()
-        self._collection.clear()
+        self._collection.begin(self._question)
         if self._needs_bank(trainer):
-            assert self._bank is not None
-            self._bank.begin(pl_module)
+            assert self._training_bank is not None
+            self._training_bank.begin(pl_module)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -273,10 +278,12 @@ class CollectingMonitor(EvaluationMonitor):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the sets, before checkpoints and early stopping read the values. *Collective*."""
-        failures = self._own_errors | self._collection.failures(self._question)
+        errors = self._own_errors | self._collection.failures(self._question)
+        # Loaders that others alone read concern others alone.
+        failures = {loader: error for loader, error in errors.items() if self._reads(trainer, loader)}
         try:
             self._check_loaders(trainer)
-            self._prepare(trainer)
+            self._check(trainer)
             self._check_bank(trainer, has_failed=bool(failures))
         except Exception as error:  # a metric must not end a training
             # It counts for all loaders that have no error of their own.
@@ -291,7 +298,7 @@ class CollectingMonitor(EvaluationMonitor):
             if self._collection.seen and not failed:
                 self._collection.reader.successful_steps.add(step_of(trainer))
         self._forget()
-        self._collection.release(self._question)
+        self._collection.finish(self._question)
 
     on_test_epoch_start, on_test_epoch_end = on_validation_epoch_start, on_validation_epoch_end
     on_test_batch_start, on_test_batch_end = on_validation_batch_start, on_validation_batch_end
@@ -300,7 +307,7 @@ class CollectingMonitor(EvaluationMonitor):
 
     def _needs_bank(self, trainer: Trainer) -> bool:
         """Return whether this validation is compared with training items."""
-        return self._bank is not None
+        return self._training_bank is not None
 
     def _see_weights(self, trainer: Trainer, loader: int) -> None:
         """Let the bank embed its items after the first batch of a loader.
@@ -308,8 +315,8 @@ class CollectingMonitor(EvaluationMonitor):
         Raises:
             UsageError: If the weights of another loader's steps were others.
         """
-        assert self._bank is not None
-        if not self._bank.after_first_batch(trainer, loader):
+        assert self._training_bank is not None
+        if not self._training_bank.after_first_batch(trainer, loader):
             raise changed_weights(self._policy.owner, self._remedy_for_weights)
 
     def _check_bank(self, trainer: Trainer, has_failed: bool) -> None:
@@ -320,10 +327,10 @@ class CollectingMonitor(EvaluationMonitor):
         """
         if not self._needs_bank(trainer):
             return
-        assert self._bank is not None
-        if not has_failed and not self._bank.embed_without_batch(trainer):
+        assert self._training_bank is not None
+        if not has_failed and not self._training_bank.embed_without_batch(trainer):
             raise changed_weights(self._policy.owner, self._remedy_for_weights)
-        self._bank.check()
+        self._training_bank.check()
 
     # ---------------------------------------------------------------------------------------------------------- measuring
 
@@ -363,14 +370,18 @@ class CollectingMonitor(EvaluationMonitor):
     ) -> Mapping[str, float] | None:
         """Return name -> value of a set; None after an error, which was handled. *Collective*."""
         prefix = self._key(stage, evaluated_set.direction)
-        first_key = f"{prefix}/{self._names()[0]}{evaluated_set.suffix}"
+        set_name = prefix + evaluated_set.suffix
+        names = self._names()
+        consequence = f"{self._policy.owner} logs nothing of {set_name}."
+        if names:
+            consequence = f"{prefix}/{names[0]}{evaluated_set.suffix} and the other values of this set are NaN."
         values = None
-        with self._policy.handling(f"{first_key} and the other values of this set are NaN."):
+        with self._policy.handling(consequence):
             for side in evaluated_set.sides:
                 if side.loader in failed:
                     raise failed[side.loader]
             with all_processes().together():
-                values = self._measure_set(trainer, prefix + evaluated_set.suffix, evaluated_set)
+                values = self._measure_set(trainer, set_name, evaluated_set)
         return values
 
     def _shard(self, trainer: Trainer, side: SideKey) -> Shard:

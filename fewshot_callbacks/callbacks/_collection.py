@@ -34,7 +34,7 @@ from fewshot_callbacks.callbacks.embeddings import (
 )
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
 from fewshot_callbacks.functional._labels import Labels, as_labels, as_targets, join, no_labels
-from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard, rows_of_shard
+from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard, refuse_another_form, rows_of_shard
 from fewshot_callbacks.trainer.loaders import evaluation_loaders, unknown_order_reason, unpadded_length
 
 
@@ -90,6 +90,17 @@ class _Rows:
     store: EmbeddingStore
     columns: dict[Column, list[Labels]] = field(default_factory=lambda: defaultdict(list))
 
+    def append(self, column: Column, values: Labels, owner: str) -> None:
+        """Append the values of a batch to a column.
+
+        Raises:
+            ValueError: If they are words and those before integers, or the other way round; names the monitor, `owner`.
+        """
+        batches = self.columns[column]
+        refuse_another_form(owner, batches[0].form if batches else "", values, column.argument)
+        if len(values):
+            batches.append(values)
+
 
 class _Side(NamedTuple):
     """The items of a side that this process holds, joined."""
@@ -113,7 +124,7 @@ class Collection:
     """The embeddings, labels, ids and columns of a validation, held once.
 
     It is made at the setup of the first monitor of a Trainer that has this source. What it holds is dropped when the last
-    monitor has finished its measuring.
+    monitor has finished its measuring; a side that all monitors have measured goes before.
 
     Args:
         source: Where the items come from.
@@ -134,18 +145,17 @@ class Collection:
         self.has_label_sets = False
         # whether each step gives two embeddings
         self.has_two_encoders = False
-        self.clear()
+        self._reset()
 
     # ------------------------------------------------------------------------------------------------------ who takes part
 
     def join(self, question: Question) -> None:
         """Take part in each validation of the run."""
         self._questions.append(question)
-        owners = list(dict.fromkeys(known.owner for known in self._questions))
         # What cannot be read concerns all of them.
-        self.reader.owner = " and ".join(owners)
+        self.reader.owner = _owners(self._questions)
 
-    def bank(self, training: TrainingClasses, groups: Entry | Sequence[Entry] | None = None) -> Bank:
+    def shared_bank(self, training: TrainingClasses, groups: Entry | Sequence[Entry] | None = None) -> Bank:
         """Return the bank of a sample of training items, one for all monitors that ask for the same sample.
 
         Args:
@@ -153,16 +163,25 @@ class Collection:
             groups: Entry of a batch with the group of each item; None if it is not asked for.
         """
         for bank in self.banks:
-            if bank.training.is_same_sample(training) and (groups is None or bank.groups in (None, groups)):
-                bank.groups = bank.groups if groups is None else groups
+            if bank.is_for(training, groups):
+                bank.serve(training, groups)
                 return bank
         self.banks.append(Bank(training, self.embedder, groups))
         return self.banks[-1]
 
     # ---------------------------------------------------------------------------------------------------- one validation
 
-    def clear(self) -> None:
-        """Drop what was collected."""
+    def begin(self, question: Question) -> None:
+        """Begin a validation: with the first question that says so, what is left of the one before is dropped."""
+        if not self._begun or question in self._begun:
+            self._reset()
+        self._begun.append(question)
+
+    def _reset(self) -> None:
+        """Forget a validation: its items, its errors, who has finished, and what banks hold.
+
+        The form of the labels stays for the run. Called only while no monitor still has to measure.
+        """
         self._rows: dict[SideKey, _Rows] = {}
         self._joined: dict[SideKey, _Side] = {}
         # (side, flag) -> the items without and with the flag
@@ -186,24 +205,26 @@ class Collection:
         # what other processes know, asked once
         self._has_agreed = False
         self._dealings: dict[int, Dealing] = {}
-        # questions that need no more of a side, and none of any
+        # questions that have begun this validation, those that need no more of a side, and those that have finished
+        self._begun: list[Question] = []
         self._done: dict[SideKey, list[Question]] = defaultdict(list)
-        self._released: list[Question] = []
+        self._finished: list[Question] = []
         for bank in self.banks:
             bank.clear()
 
-    def release(self, question: Question) -> None:
+    def finish(self, question: Question) -> None:
         """End the part of a question in this validation; with the last question all is dropped."""
-        self._released.append(question)
-        if all(known in self._released for known in self._questions):
-            self.clear()
+        self._finished.append(question)
+        if all(known in self._finished for known in self._questions):
+            self._reset()
 
     def done_with(self, question: Question, sides: Iterable[SideKey]) -> None:
-        """Say that a question needs these sides no more; those that no question needs are dropped."""
+        """Say that a question needs these sides no more; joined ones that no question needs are dropped."""
         for key in sides:
             side = self._undivided(key)
             self._done[side].append(question)
-            if all(known in self._done[side] or known in self._released for known in self._questions):
+            finished = [*self._done[side], *self._finished]
+            if all(known in finished for known in self._questions if known.keeps_items):
                 self._joined.pop(side, None)
                 self._divided = {place: parts for place, parts in self._divided.items() if place[0] != side}
 
@@ -279,7 +300,8 @@ class Collection:
         if self._has_labels.setdefault(loader, has_labels) != has_labels:
             raise ValueError("Some batches have labels, others have none. Give labels in every batch, or in none.")
         if not has_labels and loader not in self._label_errors:
-            error = self.reader.no_labels(batch, step)
+            asking = (question for question in self._questions if question.needs_labels)
+            error = self.reader.no_labels(batch, step, _owners(asking))
             # A step that has given labels before may give some again.
             was_successful = step in self.reader.successful_steps
             self._label_errors[loader] = ValueError(str(error)) if was_successful else error
@@ -292,44 +314,42 @@ class Collection:
         self, key: SideKey, embeddings: Tensor, labels: Labels, trainer: Trainer, outputs: Any, batch: Any
     ) -> None:
         """Append the items of a batch to the rows of a side, with their ids and columns."""
-        if not any(question.keeps_items for question in self._questions):
+        if not any(question.keeps_items for question in self._expecting):
             return
         rows = self._rows.setdefault(key, _Rows(EmbeddingStore(self.source.spill_to)))
         items = len(labels)
         ids: Any = self.source.ids
         if isinstance(ids, tuple):
             ids = ids[key.is_second]
-        item_ids = None if ids is None else self._names("ids", ids, outputs, batch, items)
+        item_ids = None
+        if ids is not None:
+            item_ids = read_names("ids", ids, outputs, batch, items, self.reader.owner, self.source.views)
         rows.store.append(embeddings, labels, ids=item_ids)
-        for column in self._columns():
+        for column in _columns_of(self._expecting):
             if (key.loader, column) in self._column_errors:
                 continue
             try:
                 values = self._read_column(trainer, column, outputs, batch, items)
+                if values is not None:
+                    rows.append(column, values, self._owners_of(column))
             except Exception as error:
                 self._column_errors[key.loader, column] = error
-            else:
-                if values is not None:
-                    rows.columns[column].append(values)
 
-    def _columns(self) -> list[Column]:
-        """Return the columns that some question asks for."""
-        return list(dict.fromkeys(column for question in self._questions for column in question.columns))
+    def _owners_of(self, column: Column) -> str:
+        """Return the names of the monitors that ask for a column, for messages."""
+        return _owners(question for question in self._questions if column in question.columns)
 
     def _read_column(self, trainer: Trainer, column: Column, outputs: Any, batch: Any, items: int) -> Labels | None:
         """Return the value of each item of a batch; None if the column names the loader of the gallery."""
+        owner = self._owners_of(column)
+        views = self.source.views
         if column.argument != FLAG:
-            return self._names(column.argument, column.entry, outputs, batch, items)
+            return read_names(column.argument, column.entry, outputs, batch, items, owner, views)
         if gallery_flag(trainer, column.entry) is None:
             return None
         hint = "" if callable(column.entry) else f" Nor is there such a loader; there are {names_of_loaders(trainer)}."
-        views = self.source.views
-        is_gallery = read_flag(column.entry, outputs, batch, items, self.reader.owner, views, hint)
+        is_gallery = read_flag(column.entry, outputs, batch, items, owner, views, hint)
         return Labels(is_gallery.long())
-
-    def _names(self, argument: str, entry: Entry | Sequence[Entry], outputs: Any, batch: Any, items: int) -> Labels:
-        """Return an id or a group for each item of a batch."""
-        return read_names(argument, entry, outputs, batch, items, self.reader.owner, self.source.views)
 
     def _read_labels(self, labels: Any, step: str) -> Labels:
         """Read the labels of a step, one or several for each item.
@@ -472,7 +492,7 @@ class Collection:
             # A position counts the items of all processes, which are dealt in turn.
             kept_rows = (shard.positions - processes.rank) // processes.count
             columns: dict[Column, Labels] = {}
-            for column in self._columns():
+            for column in _columns_of(self._questions):
                 batches = rows.columns[column]
                 values = join(self.reader.owner, batches, column.argument) if batches else no_labels()
                 # After an error of this column its values are fewer; nobody reads them.
@@ -486,7 +506,7 @@ class Collection:
     def close(self) -> None:
         """End the run, also after an error: remove the hook, and drop what was collected."""
         self.reader.detach()
-        self.clear()
+        self._reset()
 
     def attach(self, module: LightningModule) -> None:
         """Add the hook to the submodule that embeddings come from.
@@ -497,3 +517,13 @@ class Collection:
         self.reader.attach(module)
         if self.source.embed is not None:
             self.embedder.check_name(module)
+
+
+def _owners(questions: Iterable[Question]) -> str:
+    """Return the names of the monitors that ask, for messages: `RetrievalMonitor and KnnMonitor`."""
+    return " and ".join(dict.fromkeys(question.owner for question in questions))
+
+
+def _columns_of(questions: Iterable[Question]) -> list[Column]:
+    """Return the columns that some of these questions ask for."""
+    return list(dict.fromkeys(column for question in questions for column in question.columns))

@@ -11,13 +11,13 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 from tqdm.auto import tqdm
 
-from fewshot_callbacks.distributed.processes import RemoteError
+from fewshot_callbacks.distributed.processes import RemoteError, SharedError
 from fewshot_callbacks.distributed.torch_distributed import broadcast_object
 from fewshot_callbacks.functional._labels import LabelFormsError
 from fewshot_callbacks.trainer.warning import warn
 
 
-class UsageError(ValueError):
+class UsageError(SharedError):
     """A mistake in the settings of a monitor or in what a step returns, which every later batch would repeat."""
 
 

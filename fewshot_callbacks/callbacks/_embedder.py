@@ -256,8 +256,8 @@ class TrainingClasses:
 
     def is_same_sample(self, other: TrainingClasses) -> bool:
         """Return whether another object draws the same items of the same data."""
-        sizes = (self.classes, self.items_per_class, self.seed)
-        return self.data is other.data and sizes == (other.classes, other.items_per_class, other.seed)
+        draw = (self.classes, self.items_per_class, self.seed)
+        return self.data is other.data and draw == (other.classes, other.items_per_class, other.seed)
 
     def embedded(
         self, trainer: Trainer, embed: Embedder, groups: Entry | Sequence[Entry] | None = None

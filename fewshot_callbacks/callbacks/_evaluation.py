@@ -17,8 +17,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks._watched_keys import Better, look_for_misspelt_keys, look_for_wrong_modes
+from fewshot_callbacks.distributed.processes import SharedError
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
-from fewshot_callbacks.functional._labels import LabelFormsError
 from fewshot_callbacks.functional.retrieval.settings import several
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 from fewshot_callbacks.trainer.logs import log_synced_values, logged_names
@@ -162,7 +162,7 @@ def portable(error: Exception) -> Exception:
     if process_count() == 1:
         return error
     # Other classes may take other arguments than a text, or hold objects that cannot be pickled.
-    if type(error) in (ValueError, UsageError, LabelFormsError):
+    if type(error) is ValueError or isinstance(error, SharedError):
         return type(error)(str(error))
     return RuntimeError(f"{type(error).__name__}: {error}")
 

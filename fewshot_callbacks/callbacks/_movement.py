@@ -65,7 +65,9 @@ def sample_of(shard: Shard, step: int, processes: Processes) -> Sample | None:
 def has_fixed_order(trainer: Trainer, loader: int) -> bool:
     """Return whether a loader gives its items in the same order at each validation, as far as its sampler tells."""
     dataloader = list(evaluation_loaders(trainer).values())[loader]
-    return not isinstance(getattr(dataloader, "sampler", None), RandomSampler)
+    sampler = getattr(dataloader, "sampler", None)
+    # A DistributedSampler says so in an attribute.
+    return not isinstance(sampler, RandomSampler) and not getattr(sampler, "shuffle", False)
 
 
 class MovementOfSet:

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from lightning.pytorch import Callback, Trainer
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
@@ -42,10 +40,10 @@ class ItemSet:
     """name of the loader of these items"""
     loader: Any
     """this loader"""
-    groups: NDArray[Any] | None = None
-    """group of each item, integers or strings; None without groups"""
-    ids: NDArray[Any] | None = None
-    """id of each item, integers or strings; None without ids"""
+    groups: Sequence[int | str] | None = None
+    """group of each item; None without groups"""
+    ids: Sequence[int | str] | None = None
+    """id of each item; None without ids"""
 
     def class_names(self, names: Names | None) -> dict[Label, str]:
         """Return label -> name of its class: by `names`, by the attribute `classes` of the data set, or the label itself.
@@ -104,13 +102,7 @@ def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> I
     if len(parts) == 1:
         # The items are in order, and a copy of the embeddings may be large.
         return ItemSet(
-            shard.embeddings,
-            labels,
-            shard.positions,
-            source,
-            loader,
-            None if shard.groups is None else np.asarray(shard.groups),
-            None if shard.ids is None else np.asarray(shard.ids),
+            shard.embeddings, labels, shard.positions, source, loader, _as_list(shard.groups), _as_list(shard.ids)
         )
     order = torch.cat([part.places for part in parts]).argsort()
     # A process without items does not know the dimension.
@@ -130,10 +122,15 @@ def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> I
     )
 
 
-def _joined_in_order(name: str, columns: Sequence[Labels | None], order: Tensor) -> NDArray[Any] | None:
+def _joined_in_order(name: str, columns: Sequence[Labels | None], order: Tensor) -> Sequence[int | str] | None:
     """Return the groups or ids of all processes in the order of the data set; None if no process has any."""
     filled = [column for column in columns if column is not None]
-    return np.asarray(join("RetrievalMonitor", filled, name)[order]) if filled else None
+    return _as_list(join("RetrievalMonitor", filled, name)[order]) if filled else None
+
+
+def _as_list(column: Labels | None) -> Sequence[int | str] | None:
+    """Return the groups or ids of items as numbers or words; None if there are none."""
+    return None if column is None else column.tolist()
 
 
 @dataclass(frozen=True, eq=False)

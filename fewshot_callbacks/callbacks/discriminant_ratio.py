@@ -189,7 +189,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
     def _names(self) -> Sequence[str]:
         return ("J", "variance_ratio", "variance_ratio_low", "variance_ratio_high")
 
-    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Return J, the variance ratio and the ends of its interval over all processes, by name. *Collective*."""
         [side] = evaluated_set.sides
         values: dict[str, float] = dict.fromkeys(self._names(), torch.nan)

@@ -109,11 +109,11 @@ class EmbeddingHealthMonitor(BatchMonitor):
     def _names(self) -> Sequence[str]:
         return [*names_of(labels=True, k=self.k), *MOVEMENTS]
 
-    def _names_of_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Sequence[str]:
+    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Sequence[str]:
         has_labels = self._collection.have_classes(evaluated_set.sides[0].loader)
         return names_of(labels=bool(has_labels), k=self.k)
 
-    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Measure the items of all processes, and return name -> value. *Collective*."""
         [side] = evaluated_set.sides
         has_labels = self._collection.have_classes(side.loader)
@@ -128,12 +128,12 @@ class EmbeddingHealthMonitor(BatchMonitor):
             share=Share(all_processes(), shard.places),
         )
         self.reports[evaluated_set.suffix] = health
-        self._tell(health.notes, key)
-        self._report_collapse(health.collapse, key)
+        self._tell(health.notes, set_name)
+        self._report_collapse(health.collapse, set_name)
         values, note = self._movement_of(trainer, evaluated_set, shard)
         # Embeddings that have collapsed may have nowhere to move to.
         if note is not None and health.collapse is None:
-            self._tell([note], key)
+            self._tell([note], set_name)
         return health.metrics() | values
 
     def _movement_of(
@@ -148,7 +148,12 @@ class EmbeddingHealthMonitor(BatchMonitor):
         sample = sample_of(shard, trainer.global_step, all_processes())
         values: dict[str, float] = {}
         note = None
-        if sample is not None and has_fixed_order(trainer, evaluated_set.sides[0].loader):
+        if not has_fixed_order(trainer, evaluated_set.sides[0].loader):
+            note = (
+                f"{MOVEMENTS[0]} and the others of its kind are not logged, since the loader shuffles its items, so that "
+                "those of two validations cannot be compared. Pass shuffle=False to the loader."
+            )
+        elif sample is not None:
             movement = self._movements.setdefault(evaluated_set.suffix, MovementOfSet())
             values, note = movement.compare(sample, id(trainer.lightning_module))
         return gather_objects((values, note))[0]

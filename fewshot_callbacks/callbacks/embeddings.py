@@ -461,7 +461,7 @@ class EmbeddingReader:
             except (KeyError, IndexError, TypeError) as error:
                 raise UsageError(
                     f"{self.owner}, {self.source.but_for()}: the batch is {describe(batch)} and has no entry {labels!r}. "
-                    "Pass labels=..., a key or a position that it has, or a function of the batch."
+                    "Give this source a key or a position that the batch has, labels='key', or a function of the batch."
                 ) from error
         for part in (outputs, batch):
             if isinstance(part, Mapping) and key in part:
@@ -472,13 +472,19 @@ class EmbeddingReader:
             return None
         raise self.no_labels(batch, step)
 
-    def no_labels(self, batch: Any, step: str) -> UsageError:
-        """Return the error that a step has no labels; it says where they were looked for, and how to say where they are."""
+    def no_labels(self, batch: Any, step: str, owner: str = "") -> UsageError:
+        """Return the error that a step has no labels; it says where they were looked for, and how to say where they are.
+
+        Args:
+            batch: What the step was called with.
+            step: Name of the step.
+            owner: Who needs them; by default the owner of the reader.
+        """
         description = "two tensors of one shape, such as two views of each item" if _is_pair(batch) else describe(batch)
         fix = self.source.but_for(labels="key")
         return UsageError(
-            f"{self.owner} found no labels: {step} returned none under {self.keys[1]!r}, and the batch is {description}. "
-            f"Say where they are in the batch: source={fix}, labels=1 for a position, or a function of it."
+            f"{owner or self.owner} found no labels: {step} returned none under {self.keys[1]!r}, and the batch is "
+            f"{description}. Say where they are in the batch: source={fix}, labels=1 for a position, or a function of it."
             + (self.without_training if step == TRAINING_STEP else "")
         )
 

@@ -142,7 +142,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
         """Begin a run: forget the run before."""
         super().setup(trainer, pl_module, stage)
         self.training.begin()
-        self._bank = self._collection.bank(self.training)
+        self._training_bank = self._collection.shared_bank(self.training)
         self.schedule.begin()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -168,16 +168,16 @@ class GeneralizationGapMonitor(CollectingMonitor):
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
         """Check with the first batch that training batches will be embedded in the same way."""
         if read.first == 0 and read.embeddings is not None and not self.source.embeds_batches:
-            assert self._bank is not None
-            self._bank.compare(trainer, loader, batch, read.embeddings, self._settings.similarity)
+            assert self._training_bank is not None
+            self._training_bank.compare(trainer, loader, batch, read.embeddings, self._settings.similarity)
 
-    def _prepare(self, trainer: Trainer) -> None:
+    def _check(self, trainer: Trainer) -> None:
         """Check that the Trainer has the loader to compare with."""
         if not self._is_measured(trainer):
             return
         if evaluation_loaders(trainer) and loader_index(trainer, self.val_loader) is None:
             raise UsageError(no_such_loader(trainer, f"GeneralizationGapMonitor(val_loader={self.val_loader!r})"))
-        super()._prepare(trainer)
+        super()._check(trainer)
 
     def _needs_bank(self, trainer: Trainer) -> bool:
         return self._is_measured(trainer)
@@ -207,7 +207,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
             values = dict.fromkeys(self._names(), math.nan)
         return {**values, "share_of_time": self.schedule.watch.share}
 
-    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Return the gap of the validation set to the training items, with its recalls, by name. *Collective*."""
         with self.schedule.watch.running():
             self.gap = self._gap(trainer)
@@ -217,8 +217,8 @@ class GeneralizationGapMonitor(CollectingMonitor):
 
     def _gap(self, trainer: Trainer) -> GeneralizationGap:
         """Return the gap, the same in every process; an error of one is raised in all. *Collective*."""
-        assert self._bank is not None
-        training = self._bank.shard()
+        assert self._training_bank is not None
+        training = self._training_bank.shard()
         [side] = self._sets(trainer)[0].sides
         validation = self._shard(trainer, side)
         if self.training.items_per_class is not None:

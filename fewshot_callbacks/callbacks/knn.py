@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from fewshot_callbacks.callbacks._banks import BankMonitor
+from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
 from fewshot_callbacks.callbacks._embedder import TrainingData
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import SetSides
@@ -95,7 +95,7 @@ class KnnMonitor(BankMonitor):
     def _names(self) -> Sequence[str]:
         return self._accuracies
 
-    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Return the accuracies of the queries, by name. *Collective*."""
         sides = evaluated_set.sides
         queries = self._shard(trainer, sides[0])
@@ -114,5 +114,5 @@ class KnnMonitor(BankMonitor):
             **options,
         )
         self.reports[evaluated_set.direction + evaluated_set.suffix] = report
-        self._tell(report.notes, f"{key}, knn")
+        self._tell(report.notes, f"{set_name}, knn")
         return report.values

@@ -52,8 +52,7 @@ class EmbeddedSet:
     @property
     def ids(self) -> Sequence[int | str] | None:
         """The id of each query; None if the source has no `ids`."""
-        ids = self.queries.ids
-        return None if ids is None else ids.tolist()
+        return self.queries.ids
 
 
 class Monitor(CollectingMonitor):
@@ -122,13 +121,13 @@ class Monitor(CollectingMonitor):
         """Return name -> value, a number or a tensor of one, for a set; called on the first process alone."""
 
     def _names(self) -> Sequence[str]:
-        return tuple(self.names or self._latest_names) or (type(self).__name__,)
+        return self.names or self._latest_names
 
-    def _names_of_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Sequence[str]:
+    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Sequence[str]:
         """Return the names that are known; none before the first success if the class declares none. *Collective*."""
         return self.names or self._latest_names
 
-    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Call `measure` on the first process, and return its values. *Collective*."""
         loaders = list(evaluation_loaders(trainer).items())
         sides: list[ItemSet | None] = []

@@ -7,7 +7,8 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from fewshot_callbacks.callbacks._banks import BankMonitor
+from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
+from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._embedder import TrainingData
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import SetSides
@@ -112,15 +113,19 @@ class ProbeMonitor(BankMonitor):
             for name, better in self._better.items()
         }
 
-    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
-        """Return the values of the probe, by name. *Collective*."""
-        sides = evaluated_set.sides
-        bank = self._bank_shard(trainer, sides)
-        if bank is None:
-            raise ValueError(
+    def _check(self, trainer: Trainer) -> None:
+        super()._check(trainer)
+        if self.bank == "gallery" and self.gallery is None and not self._collection.has_two_encoders:
+            raise UsageError(
                 "ProbeMonitor(bank='gallery'): this set has no gallery. Pass gallery=..., or bank='train' with training "
                 "data."
             )
+
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
+        """Return the values of the probe, by name. *Collective*."""
+        sides = evaluated_set.sides
+        bank = self._bank_shard(trainer, sides)
+        assert bank is not None
         queries = self._grouped_shard(trainer, sides[0])
         groups = {} if self._groups is None else {"query_groups": queries.groups, "gallery_groups": bank.groups}
         report = linear_probe(
@@ -135,7 +140,7 @@ class ProbeMonitor(BankMonitor):
         )
         self.reports[evaluated_set.direction + evaluated_set.suffix] = report
         self._latest_names = tuple(report.values)
-        self._tell(report.notes, f"{key}, probe")
+        self._tell(report.notes, f"{set_name}, probe")
         return report.values
 
 

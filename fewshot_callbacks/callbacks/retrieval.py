@@ -181,8 +181,8 @@ class RetrievalMonitor(CollectingMonitor):
         for viewer in viewers_of(trainer, prefix):
             viewer.see_batch(prefix, loader_name, dataloader, range(read.first, read.first + read.items), batch)
 
-    def _prepare(self, trainer: Trainer) -> None:
-        super()._prepare(trainer)
+    def _check(self, trainer: Trainer) -> None:
+        super()._check(trainer)
         try:
             self._metrics()
         except ValueError as error:
@@ -204,11 +204,11 @@ class RetrievalMonitor(CollectingMonitor):
         self.reports = {}
         super()._measure(trainer, pl_module, stage, failed)
 
-    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Evaluate a set, and return the values that are logged. *Collective*."""
-        report = self._evaluate(trainer, key, evaluated_set.sides)
+        report = self._evaluate(trainer, set_name, evaluated_set.sides)
         self.reports[evaluated_set.direction + evaluated_set.suffix] = report
-        prefix = key.removesuffix(evaluated_set.suffix)
+        prefix = set_name.removesuffix(evaluated_set.suffix)
         return self._values(trainer, prefix, evaluated_set.suffix, report)
 
     def _after_set(self, trainer: Trainer, stage: str, evaluated_set: SetSides, has_values: bool) -> None:
@@ -247,10 +247,10 @@ class RetrievalMonitor(CollectingMonitor):
                 **self._settings.arguments(),
             )
 
-    def _names_of_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Sequence[str]:
+    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Sequence[str]:
         """Return the names that the latest report of a set had, or would have."""
         suffix = evaluated_set.suffix
-        prefix = key.removesuffix(suffix)
+        prefix = set_name.removesuffix(suffix)
         self._find_watched_unmatched(trainer, f"{prefix}/{UNMATCHED}{suffix}")
         names = [name for name in self._names() if f"{prefix}/{name}{suffix}" not in self._undefined_keys]
         if f"{prefix}/{UNMATCHED}{suffix}" in self._unmatched_keys:

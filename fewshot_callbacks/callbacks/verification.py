@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Column
+from fewshot_callbacks.callbacks._embedder import LARGEST_DIFFERENCE
 from fewshot_callbacks.callbacks._evaluation import Loaders, ends_of_loaders
 from fewshot_callbacks.callbacks._sides import SetSides, SideKey
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
@@ -39,6 +40,7 @@ class _ListedItems:
 
     ids: list[str]
     embeddings: Tensor  # (listed items, dim)
+    places: Tensor  # (listed items,) place of each among the items of all processes
     items: int  # number of all its items
 
 
@@ -47,9 +49,10 @@ class VerificationMonitor(CollectingMonitor):
 
     The embeddings of a validation are held against a fixed list of pairs, as speaker and face verification have it. The
     items of each trial are found by their ids among the items of all loaders that are measured, so that both sides of a
-    trial may come from different loaders. Trials of which an item did not come, as with `limit_val_batches`, are left out;
-    their number is logged as `val/missing_trials`, and a warning says so once. Labels are not needed: the list says which
-    trials are target trials (both sides of one identity) and which are non-target trials.
+    trial may come from different loaders. An id that comes twice with one embedding is one item. Trials of which an item
+    did not come, as with `limit_val_batches`, are left out; their number is logged as `val/missing_trials`, and a warning
+    says so once. Labels are not needed: the list says which trials are target trials (both sides of one identity) and
+    which are non-target trials.
 
     With several processes the embeddings of the listed items are brought to the first one, which scores the trials; all
     log its values.
@@ -132,14 +135,14 @@ class VerificationMonitor(CollectingMonitor):
         """Return the items of all loaders as one set."""
         return [SetSides("", "", [SideKey(loader) for loader in ends_of_loaders(trainer, self.loaders)])]
 
-    def _measure_set(self, trainer: Trainer, key: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Return the metrics of the trials whose items came, and the number of the others. *Collective*."""
         parts = [self._listed_items(trainer, side) for side in evaluated_set.sides]
         parts_by_rank = all_processes().to_first(parts)
         result = None
         if parts_by_rank is not None:
             # An error of the first process is raised in all.
-            result = self._evaluate([part for parts_of_rank in parts_by_rank for part in parts_of_rank])
+            result = self._evaluate([_of_all_processes(side) for side in zip(*parts_by_rank, strict=True)])
         answer = broadcast_object(result)
         assert answer is not None
         report, missing = answer
@@ -150,7 +153,7 @@ class VerificationMonitor(CollectingMonitor):
                 f"{missing:,} of the {len(self.trials):,} trials are left out, since an item of each did not come in this "
                 "validation, or came as several different ones."
             )
-        self._tell(notes, key)
+        self._tell(notes, set_name)
         return report.values | {MISSING: float(missing)}
 
     def _listed_items(self, trainer: Trainer, side: SideKey) -> _ListedItems:
@@ -158,19 +161,19 @@ class VerificationMonitor(CollectingMonitor):
         shard = self._shard(trainer, side)
         ids = [str(name) for name in self._column(trainer, side, self._ids).tolist()]
         rows = [row for row, name in enumerate(ids) if self.trials.names(name)]
-        return _ListedItems([ids[row] for row in rows], shard.embeddings[rows], len(ids))
+        return _ListedItems([ids[row] for row in rows], shard.embeddings[rows], shard.places[rows], len(ids))
 
-    def _evaluate(self, parts: Sequence[_ListedItems]) -> tuple[TrialReport, int]:
+    def _evaluate(self, loaders: Sequence[_ListedItems]) -> tuple[TrialReport, int]:
         """Return the report of the trials whose items came, and the number of the others.
+
+        Args:
+            loaders: The listed items of each loader, of all processes.
 
         Raises:
             ValueError: If no trial has both items.
         """
-        ids = [name for part in parts for name in part.ids]
-        items = sum(part.items for part in parts)
-        # A process without items does not know the dimension.
-        embeddings = torch.cat([part.embeddings for part in parts if part.ids] or [torch.empty(0, 0)])
-        ids, embeddings = _without_copies(ids, embeddings)
+        items = sum(loader.items for loader in loaders)
+        ids, embeddings = _without_copies([name for loader in loaders for name in loader.ids], _joined(loaders))
         first, second = self.trials.known_rows(ids)
         has_items = (first >= 0) & (second >= 0)
         if not bool(has_items.any()):
@@ -193,13 +196,37 @@ class VerificationMonitor(CollectingMonitor):
         return report, len(has_items) - len(trials)
 
 
+def _of_all_processes(parts: Sequence[_ListedItems]) -> _ListedItems:
+    """Return the items of a loader in the order of its data set, whatever process holds them."""
+    places = torch.cat([part.places for part in parts])
+    order = places.argsort()
+    ids = [name for part in parts for name in part.ids]
+    return _ListedItems(
+        [ids[row] for row in order.tolist()],
+        _joined(parts)[order],
+        places[order],
+        sum(part.items for part in parts),
+    )
+
+
+def _joined(parts: Sequence[_ListedItems]) -> Tensor:
+    """Return the embeddings of all parts; one without items does not know the dimension."""
+    return torch.cat([part.embeddings for part in parts if part.ids] or [torch.empty(0, 0)])
+
+
 def _without_copies(ids: Sequence[str], embeddings: Tensor) -> tuple[list[str], Tensor]:
-    """Return the first of the items that are equal in id and embedding; an item of two loaders is one item."""
-    first_rows: dict[str, list[int]] = {}
+    """Return the first of the items that have one id and, but for rounding, one embedding; it may come from two loaders."""
+    kept_of_id: dict[str, list[int]] = {}
     kept: list[int] = []
     for row, name in enumerate(ids):
-        rows = first_rows.setdefault(name, [])
-        if not any(torch.equal(embeddings[row], embeddings[other]) for other in rows):
-            rows.append(row)
+        earlier = kept_of_id.setdefault(name, [])
+        if not any(_are_one_item(embeddings[row], embeddings[other]) for other in earlier):
+            earlier.append(row)
             kept.append(row)
     return [ids[row] for row in kept], embeddings[kept]
+
+
+def _are_one_item(first: Tensor, second: Tensor) -> bool:
+    """Return whether two embeddings differ by rounding at most, as in batches of two sizes."""
+    first, second = first.double(), second.double()
+    return bool((first - second).norm() <= LARGEST_DIFFERENCE * torch.maximum(first.norm(), second.norm()))

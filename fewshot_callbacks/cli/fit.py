@@ -29,7 +29,7 @@ from fewshot_callbacks.cli.compare import CONFIGURATION, RECORD, TrainingRecord,
 from fewshot_callbacks.cli.fit_help import configurations
 from fewshot_callbacks.cli.fit_mistakes import mistake_of_training
 from fewshot_callbacks.cli.main import Terminated
-from fewshot_callbacks.cli.mistakes import MistypedError, reason, similar
+from fewshot_callbacks.cli.mistakes import MistypedError, did_you_mean, reason
 from fewshot_callbacks.data import FewShotDataModule
 from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
 from fewshot_callbacks.system.terminal import printable
@@ -394,7 +394,7 @@ def with_paths(arguments: Sequence[str]) -> list[str]:
         if not word or Path(word).suffix in (".yaml", ".yml", ".json") or Path(word).is_file():
             continue  # a file that is missing is reported with the other mistakes
         if word not in known:
-            hint = similar(word, known) or f" Give a file, or one of {', '.join(sorted(known))}."
+            hint = did_you_mean(word, known) or f" Give a file, or one of {', '.join(sorted(known))}."
             raise ValueError(f"there is no file {word}, and no configuration of this name.{hint}")
         words[place] = str(known[word])
     return words

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch.utils.data import Dataset
 
 import fewshot_callbacks
-from fewshot_callbacks.cli.mistakes import similar, unknown_option, values_of
+from fewshot_callbacks.cli.mistakes import did_you_mean, unknown_option, values_of
 
 # Options that take a class, and the base of what they take.
 BASES: dict[str, type] = {
@@ -57,7 +57,7 @@ def _mistake_of_class(option: str, name: str) -> str:
     if base is None or name in _names_of_subclasses(base):
         return ""
     if name not in fewshot_callbacks.__all__:
-        return f"--{option}: {name} is not a file or a class.{similar(name, fewshot_callbacks.__all__)}"
+        return f"--{option}: {name} is not a file or a class.{did_you_mean(name, fewshot_callbacks.__all__)}"
     found = getattr(fewshot_callbacks, name)
     if not inspect.isclass(found):
         return f"--{option}: {name} is no class that this option takes."

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from fewshot_callbacks import __version__
 from fewshot_callbacks.cli.fit_help import help_of_training
-from fewshot_callbacks.cli.mistakes import MistypedError, reason, similar
+from fewshot_callbacks.cli.mistakes import MistypedError, did_you_mean, reason
 from fewshot_callbacks.cli.options import OPTIONS, in_shell
 from fewshot_callbacks.system.extras import required_extra
 from fewshot_callbacks.system.terminal import printable
@@ -146,7 +146,7 @@ def _run(words: list[str]) -> int:
         print(_versions())
         return 0
     if not command.startswith("-") and command not in COMMANDS:
-        hint = similar(command, COMMANDS) or f" There are {', '.join(COMMANDS)}."
+        hint = did_you_mean(command, COMMANDS) or f" There are {', '.join(COMMANDS)}."
         print(f"fewshot: there is no command {command}.{hint}", file=sys.stderr)
         return 2
     parser().parse_args(words[:1])

@@ -27,7 +27,7 @@ def unknown_option(words: Sequence[str], options: Iterable[str]) -> str:
         name = word.removeprefix("--").partition("=")[0].removesuffix("+")
         owners = [name[: dot.start()] for dot in re.finditer(r"\.", name)]
         if word.startswith("--") and names.isdisjoint([name, *owners]):
-            return f"there is no option --{name}.{similar(name, names, '--')}"
+            return f"there is no option --{name}.{did_you_mean(name, names, '--')}"
     return ""
 
 
@@ -92,7 +92,7 @@ def kinds_of(kind: Any) -> str:
     return NOUNS.get(kind, "")
 
 
-def similar(name: str, known: Iterable[str], before: str = "") -> str:
+def did_you_mean(name: str, known: Iterable[str], before: str = "") -> str:
     """Return the question whether a similar name was meant; nothing if none is similar."""
     matches = get_close_matches(name, sorted(known), n=1)
     if not matches:

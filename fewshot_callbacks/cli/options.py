@@ -36,7 +36,8 @@ class Evaluate:
     Args:
         file: An .npz file, as numpy.savez writes it; or files of one set that are read piece by piece and may be larger
             than memory: .npy, .npz, .parquet, .arrow, .feather or .safetensors, a folder of these, or a glob in quotes.
-        embeddings: Array or column of the vectors of one set. By default embeddings, or the only one with two axes.
+        embeddings: Array or column of the vectors of one set. By default embeddings; in files other than one .npz also the
+            only one with two axes.
         labels: Array or column of the label of each row, by default labels; or a .npy file of all rows, as for the next
             three.
         ids: Array or column of the identity of each row, by default ids where there is one.
@@ -125,8 +126,8 @@ class Trials:
         similarity: How embeddings are compared.
         metrics: The keys of the metrics. There are eer, min_dcf@{p}, tar@far{p}, accuracy and cllr. By default eer,
             min_dcf@0.01, tar@far0.01, tar@far0.001, and accuracy where there are folds.
-        miss_cost: Cost of a rejected genuine trial, for min_dcf.
-        false_match_cost: Cost of an accepted trial of two identities, for min_dcf.
+        miss_cost: Cost of a rejected target trial, for min_dcf.
+        false_match_cost: Cost of an accepted non-target trial, for min_dcf.
         figures: Folder where det.png and scores.png are written; figures of this command are replaced, other files of
             these names refused.
         report: HTML file to write, with figures and the worst mistakes; a file of this name is replaced.
@@ -227,7 +228,7 @@ OPTIONS: dict[str, type] = {
     "demo": Demo,
 }
 """Command -> the class of its own options."""
-OFFERED_SETTINGS: dict[str, dict[type, set[str]]] = {
+SETTINGS_BUT_FOR: dict[str, dict[type, set[str]]] = {
     "evaluate": {RetrievalSettings: {"confidence"}},
     "report": {ReportSettings: {"memory_mb"}, RetrievalSettings: {"confidence", "max_queries"}},
 }
@@ -240,12 +241,12 @@ shows single queries, nor the `memory_mb` of `ReportSettings`, since a report ha
 
 def classes_of(command: str) -> list[type]:
     """Return the classes of the options of a command."""
-    return [OPTIONS[command], *OFFERED_SETTINGS.get(command, {})]
+    return [OPTIONS[command], *SETTINGS_BUT_FOR.get(command, {})]
 
 
 def options_of(command: str, owner: type) -> list[Field[Any]]:
     """Return the fields of a class that are options of a command."""
-    not_offered = OFFERED_SETTINGS.get(command, {}).get(owner, set())
+    not_offered = SETTINGS_BUT_FOR.get(command, {}).get(owner, set())
     return [field for field in fields(owner) if field.name not in not_offered]
 
 

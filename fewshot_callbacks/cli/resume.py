@@ -21,8 +21,9 @@ from fewshot_callbacks.files.journal import Journal
 from fewshot_callbacks.settings import RetrievalSettings
 from fewshot_callbacks.sources.shard_files import file_stamp, find_shards
 
-# The options on which the result depends.
-SETTINGS = (*(field.name for field in fields(RetrievalSettings)), *COLUMNS, "unknown", "at_least")
+# The options by which an evaluation is told from another: its result depends on them, or the tiles in which states are
+# counted.
+COMPARED_OPTIONS = (*(field.name for field in fields(RetrievalSettings)), *COLUMNS, "unknown", "at_least")
 # The arrays that hold vectors, and may be larger than memory.
 VECTORS = ("queries", "gallery")
 
@@ -41,19 +42,20 @@ def journal_of(options: Namespace, processes: Processes, all_sets: Sequence[Stor
     Raises:
         ValueError: The folder holds the state of another evaluation, or anything else; of all processes.
     """
-    settings = {name: str(vars(options)[name]) for name in SETTINGS if vars(options).get(name) is not None}
     description: dict[str, Any] = {
         "files": " and ".join(str(sets.file) for sets in all_sets),
-        "settings": settings,
         "processes": processes.count,
         "version": __version__,
     }
+    for name in COMPARED_OPTIONS:
+        if vars(options).get(name) is not None:
+            description[f"--{name}"] = str(vars(options)[name])
     for sets in all_sets:
         description[f"content of {sets.file}"] = _stamps_of(find_shards(str(sets.file)).files)
     for name in COLUMNS:
         column = vars(options).get(name)
         if column is not None and column.lower().endswith(".npy"):
-            description[f"--{name}"] = _digest_of_files(find_shards(column).files)
+            description[f"content of --{name}"] = _digest_of_files(find_shards(column).files)
     if options.judgements is not None:
         description["judgements"] = _digest_of_files([options.judgements])
     for sets in all_sets:

@@ -57,12 +57,13 @@ ALIKE = 0.8
 
 @dataclass(frozen=True)
 class StoredSets:
-    """The queries of a file of embeddings, and its gallery.
+    """The queries of a file of embeddings, and its gallery; of one set the queries alone.
 
     Args:
         file: The file, a folder or a glob.
-        arrays: Argument of `evaluate_retrieval` -> its value; paths are called `query_paths` and `gallery_paths`. An array
-            that the file lacks is no key. Vectors may be rows on disk.
+        arrays: Argument of `evaluate_retrieval` -> a NumPy array, (items,) or (items, labels), never a list; paths are
+            called `query_paths` and `gallery_paths`. An array that the file lacks is no key. Vectors, (items, dim), may be
+            rows on disk.
         has_names_of_two: Whether the file names its arrays as those of two sets.
         label_names: (labels,) the name of each label 0, 1, 2, ...; None if the file has none.
     """
@@ -87,7 +88,7 @@ class StoredSets:
         return self.arrays.get(name)
 
     def name_in_file(self, name: str) -> str:
-        """Return the name that an array has in the file."""
+        """Return the usual name of an array in a file of this form."""
         if self.has_names_of_two:
             return name
         names_of_one = {other: usual for names in (QUERY_NAMES, GALLERY_NAMES) for usual, other in names.items()}
@@ -257,7 +258,10 @@ def _refuse_missing(file: Path, held: Iterable[str], needed: Sequence[str], how:
         fix = "Name the arrays so when saving; a file with one set has embeddings and labels."
     elif has_options:
         options = " and ".join(f"--{name}" for name in needed)
-        fix = f"Pass {options} with their names, or name the arrays so when saving. {how}"
+        fix = (
+            f"Pass {options} with their names, or name the arrays so when saving. For queries and gallery in two files, "
+            f"write one with queries, query_labels, gallery and gallery_labels. {how}"
+        )
     else:
         fix = f"Name the arrays when saving. {how}"
     names = ", ".join(map(repr, held)) or "nothing"

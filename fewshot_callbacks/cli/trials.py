@@ -98,7 +98,7 @@ def _scores(trials: TrialList, options: Namespace) -> Any:
 def report_table(report: TrialReport, title: str) -> Table:
     """Return the table of a report for a screen."""
     people = f" of {report.identities:,} identities" if report.identities else ""
-    caption = f"{report.trials:,} trials{people}: {report.same:,} genuine, {report.different:,} impostor"
+    caption = f"{report.trials:,} trials{people}: {report.same:,} target, {report.different:,} non-target"
     table = Table(title=as_text(title), caption=caption, title_style="bold", caption_justify="left")
     table.add_column("metric", overflow="fold")
     for name in ("value", "95 % interval", "threshold"):

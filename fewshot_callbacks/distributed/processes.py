@@ -32,6 +32,10 @@ class ShardIndex(NamedTuple):
     gallery: Int[Tensor, "gallery"]
 
 
+class SharedError(ValueError):
+    """Base of errors that are made of one text, so that they are raised in other processes as what they are."""
+
+
 class RemoteError(RuntimeError):
     """Raised when another process has failed; its text is that of the other process's error."""
 
@@ -52,8 +56,8 @@ class _Failure:
     def of(cls, error: BaseException) -> _Failure:
         # An exception is sent as a text. Its class may not be known to the other process, or take other arguments than a
         # string, and what it refers to may be large, or impossible to pickle.
-        if type(error) is ValueError:
-            return cls(str(error), ValueError)
+        if type(error) is ValueError or isinstance(error, SharedError):
+            return cls(str(error), type(error))
         if not isinstance(error, Exception):  # an interrupt of one process interrupts all
             return cls(f"{type(error).__name__} in another process", KeyboardInterrupt)
         return cls(f"{type(error).__name__}: {error}", RemoteError)

@@ -149,8 +149,8 @@ class Journal:
         ]
         if differences:
             raise ValueError(
-                f"{self.folder} holds the state of another evaluation, by its {', '.join(differences)}. Delete the folder "
-                "to begin anew, or name another one."
+                f"{self.folder} holds the state of another evaluation, by its {', '.join(differences)}. Repeat the "
+                "evaluation as it was, delete the folder to begin anew, or name another one."
             )
 
     def _state_files(self) -> dict[Path, str]:

@@ -26,7 +26,7 @@ from jaxtyping import Float64, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.distributed.processes import ALONE, Processes, SharedError
 from fewshot_callbacks.functional._reading import as_tensor, refuse_masked
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
@@ -37,7 +37,7 @@ LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, 
 DIGEST_BYTES = 16
 
 
-class LabelFormsError(ValueError):
+class LabelFormsError(SharedError):
     """Raised for labels of different forms: a mistake in what is passed, which no other data and no training mends."""
 
 

@@ -76,12 +76,12 @@ def write_trials(
     figure_of = trial_figures(report)
     pictures = {
         "Detection error trade-off: what each threshold accepts wrongly, and what it rejects wrongly": figure_of["det"],
-        "Scores of genuine and impostor trials": figure_of["scores"],
+        "Scores of target and non-target trials": figure_of["scores"],
     }
-    genuine = np.flatnonzero(is_same)
-    impostors = np.flatnonzero(~is_same)
-    lowest_genuine = genuine[np.argsort(score_array[genuine], kind="stable")[:MISTAKES]]
-    highest_impostors = impostors[np.argsort(-score_array[impostors], kind="stable")[:MISTAKES]]
+    targets = np.flatnonzero(is_same)
+    nontargets = np.flatnonzero(~is_same)
+    lowest_targets = targets[np.argsort(score_array[targets], kind="stable")[:MISTAKES]]
+    highest_nontargets = nontargets[np.argsort(-score_array[nontargets], kind="stable")[:MISTAKES]]
     page = fill(
         "trials.html.jinja",
         "",
@@ -92,8 +92,8 @@ def write_trials(
         confidence=f"{100 * report.confidence:g} %",
         pictures={words: base64.b64encode(encode(figure, "png")).decode() for words, figure in pictures.items()},
         mistakes={
-            "Impostor trials with the highest scores": _mistake_rows(highest_impostors, score_array, sides),
-            "Genuine trials with the lowest scores": _mistake_rows(lowest_genuine, score_array, sides),
+            "Non-target trials with the highest scores": _mistake_rows(highest_nontargets, score_array, sides),
+            "Target trials with the lowest scores": _mistake_rows(lowest_targets, score_array, sides),
         },
     )
     write_whole(path, page)

@@ -22,6 +22,7 @@ from fewshot_callbacks.callbacks import (
     EmbeddingHealthMonitor,
     EmbeddingSource,
     KnnMonitor,
+    ProbeMonitor,
     TrainingDynamicsMonitor,
 )
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS
@@ -234,6 +235,7 @@ def of_sets() -> dict[str, Any]:
     votes = (
         KnnMonitor((1, 4, 30), Labelled(TRAINING), name="train"),
         KnnMonitor((1, 4), "self"),
+        ProbeMonitor(Labelled(TRAINING)),
     )
     words = retrieval(gallery="gallery")
     both, cameras = ("a_embeds", "b_embeds"), {"source": lambda outputs, batch: batch, "groups": "camera"}

@@ -224,8 +224,8 @@ def test_labels_are_found(labels: Any, outputs: dict[str, Tensor], batch: Any) -
 NO_EMBEDDINGS = "Monitor found no embeddings: step returned"
 NO_LABELS = "Monitor found no labels: step returned none under 'labels', "
 WHERE = (
-    "Say where they are in the batch: "
-    "source=EmbeddingSource(labels='key'), labels=1 for a position, or a function of it."
+    "Say where they are in the batch: source=EmbeddingSource(labels='key'), labels=1 for a position, "
+    "or a function of it."
 )
 
 

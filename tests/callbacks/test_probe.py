@@ -169,5 +169,5 @@ def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], words: str
 def test_what_cannot_be_fitted_on_is_said() -> None:
     with pytest.raises(UsageError, match=r"ProbeMonitor has no training set: pass bank=\.\.\."):
         trainer(ProbeMonitor()).validate(Embeds(), loader(), verbose=False)
-    with pytest.warns(UserWarning, match=r"bank='gallery'\): this set has no gallery. Pass gallery="):
+    with pytest.raises(UsageError, match=r"bank='gallery'\): this set has no gallery. Pass gallery="):
         log_of_validation(ProbeMonitor("gallery"), Embeds(), loader())

@@ -493,7 +493,7 @@ def test_a_column_that_was_written_anew_is_not_gone_on_with(columns, tmp_path, c
     np.save(file, np.load(file)[::-1])
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # of the same size and time
     said = refused(capsys, *columns)
-    assert re.search(rf"state holds the state of another evaluation, by its --{name} \(\w+, now \w+\)", said)
+    assert re.search(rf"state holds the state of another evaluation, by its content of --{name} \(\w+, now \w+\)", said)
     assert "Delete the folder to begin anew" in said
     np.save(file, np.load(file)[::-1])
     evaluated(capsys, *columns)
@@ -538,7 +538,7 @@ def test_an_array_with_the_name_of_a_check_replaces_none(tmp_path, capsys):
     killed(file, "--resume", tmp_path / "state")
     capsys.readouterr()
     said = refused(capsys, file, "--resume", tmp_path / "state", "--similarity", "dot")
-    assert "state holds the state of another evaluation, by its settings (" in said
+    assert "state holds the state of another evaluation, by its --similarity (None, now dot)" in said
 
 
 def test_judgements_that_were_written_anew_are_not_gone_on_with(judged, tmp_path, capsys):

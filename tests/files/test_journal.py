@@ -111,7 +111,10 @@ def test_processes_go_on_from_a_moment_that_all_have(tmp_path, monkeypatch, stor
 
 def test_another_evaluation_is_refused(tmp_path):
     journal_of(tmp_path)
-    with pytest.raises(ValueError, match=r"another evaluation, by its files \(some, now two\)\. Delete the folder"):
+    with pytest.raises(
+        ValueError,
+        match=r"another evaluation, by its files \(some, now two\)\. Repeat the evaluation",
+    ):
         Journal(tmp_path / "state", {"files": "two"}, ALONE)
     with pytest.raises(
         ValueError, match=r"another evaluation, by its files \(some, now None\), settings \(None, now 1\)"

@@ -57,9 +57,9 @@ def test_a_result_is_shown_as_a_short_table(name):
 
 def test_trials_are_shown_by_their_first(trials):
     lines = repr(trials).splitlines()
-    assert lines[0] == "1,200 trials, 600 of one identity, 600 of two"
-    assert lines[1].split() == ["identities", "first", "second"]
-    assert lines[2].split() == ["two", "speaker0/a.wav", "speaker1/b.wav"]
+    assert lines[0] == "1,200 trials, 600 target, 600 non-target"
+    assert lines[1].split() == ["trial", "first", "second"]
+    assert lines[2].split() == ["non-target", "speaker0/a.wav", "speaker1/b.wav"]
     assert lines[-1] == "... and 1,190 more"
     assert len(trials) == 1200
 

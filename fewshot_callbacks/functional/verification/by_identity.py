@@ -41,7 +41,7 @@ class Identities:
 
     @cached_property
     def _couples(self) -> Int[np.ndarray, "different"]:
-        """Number of the pair of identities of each impostor trial, in either order."""
+        """Number of the pair of identities of each non-target trial, in either order."""
         first = self.first[~self.same]
         second = self.second[~self.same]
         keys = np.minimum(first, second).astype(np.int64) * self.count + np.maximum(first, second)
@@ -54,9 +54,9 @@ class Identities:
 
     def _sums(self, values: Float[np.ndarray, "trials"]) -> tuple[np.ndarray, np.ndarray]:
         """Return the sum of values over the trials of each identity with itself, and over those with others."""
-        genuine = self._sum_by(self.first, values, self.same)
-        impostor = self._sum_by(self.first, values, ~self.same) + self._sum_by(self.second, values, ~self.same)
-        return genuine, impostor
+        of_targets = self._sum_by(self.first, values, self.same)
+        of_nontargets = self._sum_by(self.first, values, ~self.same) + self._sum_by(self.second, values, ~self.same)
+        return of_targets, of_nontargets
 
     def _sum_by(
         self,
@@ -80,7 +80,7 @@ class Identities:
         Args:
             value: The number, at least 0.
             contributions: Contribution of each trial to the mean over its kind.
-            weights: Derivative of the number by the mean over genuine trials, and by that over impostor trials.
+            weights: Derivative of the number by the mean over target trials, and by that over non-target trials.
             top: The largest value: 1, or infinite.
             confidence: Confidence level, in (0, 1).
         """
@@ -91,8 +91,8 @@ class Identities:
         remaining = totals[:, None] - self._trials
         if self.count < FEWEST or not (remaining > 0).all():
             return UNKNOWN
-        genuine, impostor = self._sums(deviations)
-        moves = weights[0] * genuine / remaining[0] + weights[1] * impostor / remaining[1]
+        of_targets, of_nontargets = self._sums(deviations)
+        moves = weights[0] * of_targets / remaining[0] + weights[1] * of_nontargets / remaining[1]
         largest = float(np.abs(moves).max())
         if largest == 0:
             return share_interval(value, 0.0, 1.0, self.count, confidence) if top == 1 else UNKNOWN

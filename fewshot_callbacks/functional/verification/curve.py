@@ -42,33 +42,33 @@ class Curve:
 
     @cached_property
     def accepted(self) -> Int[np.ndarray, "2 thresholds"]:
-        """Numbers of genuine trials, and of impostor trials, whose scores reach each threshold."""
+        """Numbers of target trials, and of non-target trials, whose scores reach each threshold."""
         trials_below = np.append(self._starts, len(self.same))
-        genuine_below = np.append(0, np.cumsum(self.same))[trials_below]
-        genuine = genuine_below[-1] - genuine_below
-        impostor = len(self.same) - trials_below - genuine
-        return np.stack([genuine, impostor])
+        targets_below = np.append(0, np.cumsum(self.same))[trials_below]
+        targets = targets_below[-1] - targets_below
+        nontargets = len(self.same) - trials_below - targets
+        return np.stack([targets, nontargets])
 
     @property
-    def genuine(self) -> int:
-        """Number of genuine trials."""
+    def targets(self) -> int:
+        """Number of target trials."""
         return int(self.accepted[0, 0])
 
     @property
-    def impostor(self) -> int:
-        """Number of impostor trials."""
+    def nontargets(self) -> int:
+        """Number of non-target trials."""
         return int(self.accepted[1, 0])
 
     @cached_property
     def false_non_match_rate(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of the genuine trials that each threshold rejects."""
-        rates: Float[np.ndarray, "thresholds"] = (self.genuine - self.accepted[0]) / self.genuine
+        """Share of the target trials that each threshold rejects."""
+        rates: Float[np.ndarray, "thresholds"] = (self.targets - self.accepted[0]) / self.targets
         return rates
 
     @cached_property
     def false_match_rate(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of the impostor trials that each threshold accepts."""
-        rates: Float[np.ndarray, "thresholds"] = self.accepted[1] / self.impostor
+        """Share of the non-target trials that each threshold accepts."""
+        rates: Float[np.ndarray, "thresholds"] = self.accepted[1] / self.nontargets
         return rates
 
     def keeping(self, rate: float) -> int:
@@ -102,24 +102,24 @@ class Curve:
         high = float(self.scores[-1])
         # The last edge is above all scores, so that the highest is in the last bin, also where all are equal.
         edges = np.unique(np.linspace(low, high + 1e-6 * max(high - low, abs(high), 1e-30), BINS + 1))
-        genuine, impostor = self.accepted[:, :-1]
-        recall_steps = np.linspace(0, self.genuine, RECALL_STEPS + 1)
-        match_steps = np.geomspace(1, self.impostor, MATCH_STEPS)
-        recall_positions = np.searchsorted(-genuine, -recall_steps)
-        match_positions = np.searchsorted(-impostor, -match_steps)
+        targets, nontargets = self.accepted[:, :-1]
+        recall_steps = np.linspace(0, self.targets, RECALL_STEPS + 1)
+        match_steps = np.geomspace(1, self.nontargets, MATCH_STEPS)
+        recall_positions = np.searchsorted(-targets, -recall_steps)
+        match_positions = np.searchsorted(-nontargets, -match_steps)
         edge_positions = np.searchsorted(self.thresholds, edges)
         positions = np.unique(np.concatenate([edge_positions, recall_positions, match_positions]))
-        positions = positions.clip(max=len(genuine) - 1)
-        genuine_counts, impostor_counts = -np.diff(self.accepted[:, edge_positions])
+        positions = positions.clip(max=len(targets) - 1)
+        target_counts, nontarget_counts = -np.diff(self.accepted[:, edge_positions])
         return PairCounts(
             thresholds=self.thresholds[positions],
-            true_positives=genuine[positions],
-            false_positives=impostor[positions],
-            relevant=self.genuine,
-            irrelevant=self.impostor,
+            true_positives=targets[positions],
+            false_positives=nontargets[positions],
+            relevant=self.targets,
+            irrelevant=self.nontargets,
             edges=edges,
-            relevant_counts=genuine_counts,
-            irrelevant_counts=impostor_counts,
+            relevant_counts=target_counts,
+            irrelevant_counts=nontarget_counts,
         )
 
 
@@ -131,7 +131,7 @@ def best_threshold(scores: Float[np.ndarray, "trials"], same: Bool[np.ndarray, "
     none, it is infinite.
     """
     curve = Curve(scores, same)
-    right = curve.accepted[0] - curve.accepted[1]  # but for a constant, the number of impostor trials
+    right = curve.accepted[0] - curve.accepted[1]  # but for a constant, the number of non-target trials
     is_best = right == right.max()
     last = int(np.flatnonzero(is_best)[-1])
     worse = np.flatnonzero(~is_best[:last])

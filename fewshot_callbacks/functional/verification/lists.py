@@ -52,21 +52,21 @@ class TrialList:
 
     def __str__(self) -> str:
         """Return a table of the first trials."""
-        kinds = ["one" if same else "two" for same in self.same[:SHOWN_ROWS]]
+        kinds = ["target" if same else "non-target" for same in self.same[:SHOWN_ROWS]]
         sides: tuple[tuple[str, ...], ...] = ()
         if self.items:
             sides = self.items
         elif self.first is not None and self.second is not None:
             sides = (self.first, self.second)
         scores = () if self.scores is None else [f"{score:g}" for score in self.scores[:SHOWN_ROWS]]
-        columns = {"identities": kinds, "score": scores, "fold": self.folds or ()}
+        columns = {"trial": kinds, "score": scores, "fold": self.folds or ()}
         columns |= dict(zip(("first", "second"), sides, strict=False))
         cells_of_column = {
             name: [printable(cell) for cell in cells[:SHOWN_ROWS]] for name, cells in columns.items() if cells
         }
         rows = list(zip(*cells_of_column.values(), strict=True))
         folds = "" if self.folds is None else f", {len(set(self.folds)):,} folds"
-        head = f"{len(self):,} trials, {sum(self.same):,} of one identity, {len(self) - sum(self.same):,} of two{folds}"
+        head = f"{len(self):,} trials, {sum(self.same):,} target, {len(self) - sum(self.same):,} non-target{folds}"
         return "\n".join([head, *table([*cells_of_column], rows, len(self))])
 
     def __repr__(self) -> str:
@@ -305,7 +305,7 @@ def _voxceleb(path: Path, lines: list[Line]) -> TrialList:
                 items.append((item, item_two))
             case _:
                 _refuse(path, line)
-    # Other lists keep the recordings of all speakers in one folder, by which all trials would be genuine.
+    # Other lists keep the recordings of all speakers in one folder, by which all trials would be target trials.
     people = [(item.partition("/")[0], item_two.partition("/")[0]) for item, item_two in items]
     if [item == item_two for item, item_two in people] != same:  # folders, but not those of speakers
         return TrialList(tuple(same), items=_sides(items))

@@ -45,12 +45,12 @@ class _Trials:
 
 
 class _Value(NamedTuple):
-    """The value of a metric, and how it moves with two means, over genuine and over impostor trials: for its interval."""
+    """The value of a metric, and how it moves with two means, over target and over non-target trials: for its interval."""
 
     value: float
     threshold: float
     weights: tuple[float, float] | None
-    """derivative by the mean over genuine trials, and by that over impostor trials; None if too few mistakes were seen for
+    """derivative by the mean over target trials, and by that over non-target trials; None if too few mistakes were seen for
     an interval"""
     contributions: Float[np.ndarray, "trials"] | None = None
     """contribution of each trial to these means; by default 1 for a mistake at the threshold"""
@@ -66,9 +66,9 @@ def _equal_error(trials: _Trials) -> _Value:
 
 
 def _least_cost(trials: _Trials, p: float) -> _Value:
-    """Return the least detection cost, over that of the better blind decision, if a share p of trials is genuine."""
+    """Return the least detection cost, over that of the better blind decision, if a share p of trials are target trials."""
     if p == 1:
-        raise ValueError(f"{_CALL}: min_dcf@1 has no impostor trial to accept wrongly. Pass a share below 1.")
+        raise ValueError(f"{_CALL}: min_dcf@1 has no non-target trial to accept wrongly. Pass a share below 1.")
     curve = trials.curve
     miss_price = trials.miss_cost * p
     match_price = trials.match_cost * (1 - p)
@@ -82,12 +82,12 @@ def _least_cost(trials: _Trials, p: float) -> _Value:
 
 
 def _accepted_at(trials: _Trials, p: float) -> _Value:
-    """Return the share of genuine trials that are accepted at the lowest threshold that keeps a false match rate p."""
+    """Return the share of target trials that are accepted at the lowest threshold that keeps a false match rate p."""
     curve = trials.curve
     position = curve.keeping(p)
-    has_enough = p * curve.impostor >= FEWEST_MISTAKES
+    has_enough = p * curve.nontargets >= FEWEST_MISTAKES
     weights = (-1.0, -curve.slope(p)) if has_enough else None
-    return _Value(int(curve.accepted[0, position]) / curve.genuine, float(curve.thresholds[position]), weights)
+    return _Value(int(curve.accepted[0, position]) / curve.targets, float(curve.thresholds[position]), weights)
 
 
 def _accuracy(trials: _Trials) -> _Value:
@@ -102,7 +102,7 @@ def _accuracy(trials: _Trials) -> _Value:
         # The mean over folds as a mean over trials: a trial of a small fold has a larger weight.
         contributions[in_fold] = is_right * (len(contributions) / len(trials.folds) / len(is_right))
     mean = math.fsum(accuracy for accuracy, _ in folds.values()) / len(folds)
-    weights = (curve.genuine / len(contributions), curve.impostor / len(contributions))
+    weights = (curve.targets / len(contributions), curve.nontargets / len(contributions))
     return _Value(mean, math.nan, weights, contributions, folds)
 
 
@@ -119,17 +119,17 @@ TRIAL_METRICS = (
         "eer",
         "pairs",
         _equal_error,
-        "Rate at which the shares of genuine trials rejected and of impostor trials accepted are equal.",
+        "Rate at which the shares of target trials rejected and of non-target trials accepted are equal.",
         better="lower",
     ),
     Metric(
         "min_dcf@{p}",
         "pairs",
         _least_cost,
-        "Least detection cost where a share of {p} is genuine, over that of the better blind decision.",
+        "Least detection cost where a share of {p} are target trials, over that of the better blind decision.",
         better="lower",
     ),
-    Metric("tar@far{p}", "pairs", _accepted_at, "Genuine pairs accepted where at most {p} of impostor pairs are."),
+    Metric("tar@far{p}", "pairs", _accepted_at, "Target pairs accepted where at most {p} of non-target pairs are."),
     Metric(
         "accuracy",
         "pairs",
@@ -159,7 +159,7 @@ class TrialReport(Values):
     Examples:
         >>> from fewshot_callbacks import evaluate_trials
         >>> print(evaluate_trials([0.9, 0.8, 0.3, 0.7, 0.2, 0.1], [1, 1, 1, 0, 0, 0], metrics=("eer",)))
-        6 trials, 3 genuine, 3 impostor
+        6 trials, 3 target, 3 non-target
         eer                       0.3333
     """
 
@@ -177,9 +177,9 @@ class TrialReport(Values):
     trials: int
     """number of trials"""
     same: int
-    """genuine trials: both sides are of one identity"""
+    """target trials: both sides are of one identity"""
     different: int
-    """impostor trials: the sides are of two identities"""
+    """non-target trials: the sides are of two identities"""
     identities: int
     """distinct identities; 0 where they were not given"""
     folds: dict[int | str, tuple[float, float]]
@@ -193,7 +193,7 @@ class TrialReport(Values):
 
     def __str__(self) -> str:
         """Return the values of `metrics`, one in a line with its interval where there is one, and the notes."""
-        head = f"{self.trials:,} trials, {self.same:,} genuine, {self.different:,} impostor"
+        head = f"{self.trials:,} trials, {self.same:,} target, {self.different:,} non-target"
         return "\n".join([head, *self.lines(), *self.notes])
 
     def __repr__(self) -> str:
@@ -227,10 +227,10 @@ def evaluate_trials(
 ) -> TrialReport:
     """Evaluate verification on trials: pairs that someone listed, each with a score.
 
-    A trial is genuine if both sides are of one identity, and an impostor trial otherwise. It is accepted if its score
-    reaches a threshold. The false match rate FMR is the share of impostor trials that are accepted, the false non-match
-    rate FNMR the share of genuine trials that are rejected. All values are exact, equal scores are one threshold, and the
-    order of the trials does not matter.
+    A trial is a target trial if both sides are of one identity, and a non-target trial otherwise. It is accepted if its
+    score reaches a threshold. The false match rate FMR is the share of non-target trials that are accepted, the false
+    non-match rate FNMR the share of target trials that are rejected. All values are exact, equal scores are one threshold,
+    and the order of the trials does not matter.
 
     - `eer`: the rate at which FMR and FNMR are equal, by a straight line where both jump at one score.
     - `min_dcf@0.01`: with p = 0.01, `miss_cost` a and `false_match_cost` b, the least over all thresholds of
@@ -238,7 +238,7 @@ def evaluate_trials(
     - `tar@far0.001`: 1 - FNMR at the lowest threshold whose FMR is at most 0.001.
     - `accuracy`: with `folds`, the mean over folds of the share of right decisions, at the threshold that is best on the
       other folds; the middle, where all of an interval are as good.
-    - `cllr`: half the mean of log2(1 + e^-s) over genuine trials and half that of log2(1 + e^s) over impostor trials, of
+    - `cllr`: half the mean of log2(1 + e^-s) over target trials and half that of log2(1 + e^s) over non-target trials, of
       scores s that are natural logarithms of likelihood ratios.
 
     Args:
@@ -248,8 +248,8 @@ def evaluate_trials(
         second: (trials,) identity of the second side.
         folds: (trials,) number or name of the fold of each trial, for `accuracy`.
         metrics: What is reported, by key; by default `DEFAULT_TRIAL_METRICS`, and with folds the accuracy.
-        miss_cost: Cost of a rejected genuine trial, for `min_dcf`.
-        false_match_cost: Cost of an accepted impostor trial, for `min_dcf`.
+        miss_cost: Cost of a rejected target trial, for `min_dcf`.
+        false_match_cost: Cost of an accepted non-target trial, for `min_dcf`.
         confidence: Confidence level of the intervals, in (0, 1).
 
     Returns:
@@ -320,8 +320,8 @@ def _report(
         intervals=intervals,
         confidence=confidence,
         trials=len(curve.scores),
-        same=curve.genuine,
-        different=curve.impostor,
+        same=curve.targets,
+        different=curve.nontargets,
         identities=0 if people is None else people.count,
         folds=of_folds,
         accuracy_error=_standard_error([accuracy for accuracy, _ in of_folds.values()]),
@@ -350,17 +350,17 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def _notes(requested: Sequence[RequestedMetric], curve: Curve, without_interval: Sequence[str]) -> tuple[str, ...]:
-    """Return notes on what too few impostor trials cannot show: a rate below that of one of them, and some intervals."""
+    """Return notes on what too few non-target trials cannot show: a rate below that of one of them, and some intervals."""
     rates = [request.parameters["p"] for request in requested if request.metric.value is _accepted_at]
-    notes = note_of_rates("match", rates, curve.impostor, "impostor trials")
+    notes = note_of_rates("match", rates, curve.nontargets, "non-target trials")
     if not without_interval:
         return notes
-    few = f"No interval of {', '.join(without_interval)}: fewer than {FEWEST_MISTAKES} impostor trials are accepted there."
+    few = f"No interval of {', '.join(without_interval)}: fewer than {FEWEST_MISTAKES} non-target trials are accepted there."
     return (*notes, few)
 
 
 def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.ndarray, "trials"]]:
-    """Return scores, and whether each trial is genuine.
+    """Return scores, and whether each trial is a target trial.
 
     Raises:
         ValueError: If they are not finite numbers and booleans, as many of each, or of one kind.
@@ -391,17 +391,17 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
     if len(other_kinds):
         index = int(other_kinds[0])
         raise ValueError(
-            f"{_CALL}: same holds {kinds[index].item()} at index {index}. Pass True, or 1, for genuine trials, whose "
-            "sides are of one identity, and False, or 0, for impostor trials."
+            f"{_CALL}: same holds {kinds[index].item()} at index {index}. Pass True, or 1, for target trials, whose "
+            "sides are of one identity, and False, or 0, for non-target trials."
         )
-    is_genuine = kinds.bool().numpy()
-    if is_genuine.all() or not is_genuine.any():
-        kind, missing = ("genuine", "impostor") if is_genuine.all() else ("impostor", "genuine")
+    is_target = kinds.bool().numpy()
+    if is_target.all() or not is_target.any():
+        kind, missing = ("target", "non-target") if is_target.all() else ("non-target", "target")
         raise ValueError(
-            f"{_CALL}: all {len(is_genuine)} trials are {kind} ones, and every rate needs trials of both kinds. Add "
+            f"{_CALL}: all {len(is_target)} trials are {kind} trials, and every rate needs trials of both kinds. Add "
             f"{missing} trials, or look at what `same` was made from."
         )
-    return values.double().numpy(), is_genuine
+    return values.double().numpy(), is_target
 
 
 def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) -> Identities | None:
@@ -439,7 +439,7 @@ def _folds(
     Args:
         labels: The fold of each trial, as it was passed.
         order: Index of each trial, in the order of the result.
-        same: Whether each trial is genuine, in this order.
+        same: Whether each trial is a target trial, in this order.
 
     Raises:
         ValueError: If there is a single fold, or one with a single kind of trial.
@@ -451,11 +451,11 @@ def _folds(
         name = code if names is None else names[code]
         in_fold = codes == code
         size = np.count_nonzero(in_fold)
-        genuine = np.count_nonzero(same[in_fold])
-        if genuine in (0, size):
-            kind = "genuine" if genuine else "impostor"
+        targets = np.count_nonzero(same[in_fold])
+        if targets in (0, size):
+            kind = "target" if targets else "non-target"
             raise ValueError(
-                f"{_CALL}: fold {name!r} has {size} trials, all {kind} ones. Give each fold trials of both kinds; LFW's "
+                f"{_CALL}: fold {name!r} has {size} trials, all {kind} trials. Give each fold trials of both kinds; LFW's "
                 "have 300 of each."
             )
         folds[name] = in_fold

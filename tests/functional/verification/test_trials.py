@@ -170,9 +170,9 @@ def test_order_and_form_do_not_matter():
 def test_what_the_report_shows():
     scores, same, first, second = scored_pairs(20, 3, 5)
     report = evaluate_trials(scores, same, first=first, second=second)
-    assert str(report).splitlines()[0] == "1,770 trials, 60 genuine, 1,710 impostor"
+    assert str(report).splitlines()[0] == "1,770 trials, 60 target, 1,710 non-target"
     assert report.notes == (
-        "No interval of min_dcf@0.01, tar@far0.001: fewer than 10 impostor trials are accepted there.",
+        "No interval of min_dcf@0.01, tar@far0.001: fewer than 10 non-target trials are accepted there.",
     )
     assert json.loads(json.dumps(report.to_dict()))["intervals"]["tar@far0.001"] == [None, None]
     counts = report.pair_counts
@@ -181,7 +181,7 @@ def test_what_the_report_shows():
     for threshold, tp, fp in zip(counts.thresholds, counts.true_positives, counts.false_positives, strict=True):
         assert (tp, fp) == ((scores[same] >= threshold).sum(), (scores[~same] >= threshold).sum())
     few = evaluate_trials([0.5, 0.5], [True, False])
-    words = "A false match rate below 1 (1 / 1) cannot be measured with 1 impostor trials: at"
+    words = "A false match rate below 1 (1 / 1) cannot be measured with 1 non-target trials: at"
     assert few.notes[0].startswith(words)
     assert few.thresholds["tar@far0.01"] == math.inf
     assert few.to_dict()["thresholds"]["tar@far0.01"] is None

@@ -23,8 +23,8 @@ class BankMonitor(CollectingMonitor):
     """Compares each set with a bank: the training set, the gallery or the set itself.
 
     Args:
-        bank: One of the words `banks`; a data set, a loader of one, or a function of the Trainer.
-        banks: The words that may be given.
+        bank: One of the words `allowed_banks`; a data set, a loader of one, or a function of the Trainer.
+        allowed_banks: The words that may be given.
         similarity: How embeddings of steps and of training items are compared, to see that they are made alike.
         source: See `RetrievalMonitor`.
         gallery: See there.
@@ -44,7 +44,7 @@ class BankMonitor(CollectingMonitor):
     def __init__(
         self,
         bank: str | TrainingData,
-        banks: Sequence[str],
+        allowed_banks: Sequence[str],
         similarity: Similarity,
         *,
         source: Source | EmbeddingSource,
@@ -69,8 +69,8 @@ class BankMonitor(CollectingMonitor):
             takes_targets=takes_targets,
         )
         owner = self._policy.owner
-        if isinstance(bank, str) and bank not in banks:
-            words = ", ".join(map(repr, banks))
+        if isinstance(bank, str) and bank not in allowed_banks:
+            words = ", ".join(map(repr, allowed_banks))
             raise ValueError(f"{owner}(bank={bank!r}): choose {words}, or pass a data set or loader.")
         self.bank = bank
         self.similarity: Similarity = similarity
@@ -86,14 +86,14 @@ class BankMonitor(CollectingMonitor):
         if self._training is not None:
             self._training.begin()
             groups = None if self._groups is None else self._groups.entry
-            self._bank = self._collection.bank(self._training, groups)
+            self._training_bank = self._collection.shared_bank(self._training, groups)
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
         """Check with the first batch that training items are embedded as the step embeds."""
         is_compared = read.first == 0 and read.embeddings is not None and not self.source.embeds_batches
-        if self._bank is not None and is_compared:
+        if self._training_bank is not None and is_compared:
             assert read.embeddings is not None
-            self._bank.compare(trainer, loader, batch, read.embeddings, self.similarity)
+            self._training_bank.compare(trainer, loader, batch, read.embeddings, self.similarity)
 
     def _grouped_shard(self, trainer: Trainer, side: SideKey) -> Shard:
         """Return this process's part of a side, with the group of each item if there are groups. *Collective*."""
@@ -106,13 +106,13 @@ class BankMonitor(CollectingMonitor):
         Raises:
             UsageError: If two encoders leave it open which one embeds the training items.
         """
-        if self._bank is None:
+        if self._training_bank is None:
             return self._grouped_shard(trainer, sides[1]) if self.bank == "gallery" and len(sides) > 1 else None
         if self._collection.has_two_encoders:
             raise UsageError(
                 f"{self._policy.owner} needs one encoder where the bank holds training items. Pass bank='gallery', or name "
                 "the embeddings and labels of one encoder as the source."
             )
-        shard = self._bank.shard()
+        shard = self._training_bank.shard()
         # A process without items has no groups, but passes them as the others do.
         return shard._replace(groups=no_labels()) if self._groups is not None and shard.groups is None else shard

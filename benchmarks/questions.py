@@ -1,0 +1,159 @@
+"""What each question costs beside retrieval in one validation, and what several monitors take of the memory.
+
+    python benchmarks/questions.py [--items 31730] [--dim 512] [--difficulty well-trained] [--rounds 3]
+
+The embeddings are made beforehand (`_embeddings.py`), and a module hands them to a real Trainer, so that what is measured
+is the monitors. Printed for each set of monitors, best of the rounds: seconds of the processor and by the clock, times
+those of a RetrievalMonitor alone, and the peak of memory beyond what was there before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from _embeddings import make
+from lightning.pytorch import LightningModule, Trainer
+from retrieval import PeakMemory
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from fewshot_callbacks import (
+    DiscriminantRatioMonitor,
+    EmbeddingHealthMonitor,
+    EmbeddingSource,
+    KnnMonitor,
+    ProbeMonitor,
+    RetrievalMonitor,
+    TrialList,
+    VerificationMonitor,
+)
+
+TRIALS = 40_000
+
+
+class Points(Dataset[Any]):
+    """Embeddings with their labels and numbers."""
+
+    def __init__(self, embeddings: Tensor, labels: Tensor) -> None:
+        self.embeddings = embeddings
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
+        return self.embeddings[index], self.labels[index], index
+
+
+class HandsOver(LightningModule):
+    """Its embeddings are the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, points: Tensor) -> Tensor:
+        return points
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"embeddings": self(batch[0]), "labels": batch[1]}
+
+
+def trial_list(labels: Tensor) -> TrialList:
+    """Half of the trials are of one class, as far as drawn pairs are."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randint(0, len(labels), (2, TRIALS), generator=generator)
+    order = labels.argsort()
+    half = TRIALS // 2
+    place = torch.randint(0, len(labels) - 1, (half,), generator=generator)
+    first[:half], second[:half] = order[place], order[place + 1]
+    same = (labels[first] == labels[second]).tolist()
+    return TrialList(tuple(same), items=(tuple(map(str, first.tolist())), tuple(map(str, second.tolist()))))
+
+
+def sets_of_monitors(labels: Tensor, bank: Points) -> dict[str, Callable[[], list[Any]]]:
+    """Return name -> the monitors of a validation."""
+    trials = trial_list(labels)
+    euclidean: dict[str, Any] = {"similarity": "euclidean", "name": "far"}
+    source = EmbeddingSource(labels=1)
+    apart = EmbeddingSource(labels=lambda batch: batch[1])
+    return {
+        "RetrievalMonitor": lambda: [RetrievalMonitor(source=source)],
+        "KnnMonitor, among themselves": lambda: [KnnMonitor((10, 20), "self", source=source)],
+        "KnnMonitor, a bank": lambda: [KnnMonitor((10, 20), bank, source=source)],
+        "ProbeMonitor, a bank": lambda: [ProbeMonitor(bank, source=source)],
+        f"VerificationMonitor, {TRIALS:,} trials": lambda: [VerificationMonitor(trials, ids=2, source=source)],
+        "EmbeddingHealthMonitor": lambda: [EmbeddingHealthMonitor(every_n_steps=None, source=source)],
+        "DiscriminantRatioMonitor": lambda: [DiscriminantRatioMonitor(every_n_steps=None, source=source)],
+        "two RetrievalMonitors": lambda: [RetrievalMonitor(source=source), RetrievalMonitor(source=source, name="two")],
+        "two with sources of their own": lambda: [
+            RetrievalMonitor(source=source),
+            RetrievalMonitor(name="two", source=apart),
+        ],
+        "three RetrievalMonitors": lambda: [
+            RetrievalMonitor(source=source),
+            *(RetrievalMonitor(source=source, name=name) for name in "ab"),
+        ],
+        "two, one of them euclidean": lambda: [
+            RetrievalMonitor(source=source),
+            RetrievalMonitor(source=source, **euclidean),
+        ],
+    }
+
+
+def validated(monitors: list[Any], data: Points) -> tuple[float, float, float]:
+    """Return the seconds of the processor and by the clock of a validation, and the peak of its memory in MB."""
+    trainer = Trainer(
+        callbacks=monitors,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        accelerator="cpu",
+    )
+    loader = DataLoader(data, batch_size=512)
+    with PeakMemory(torch.device("cpu")) as memory:
+        clock = time.perf_counter()
+        processor = time.process_time()
+        trainer.validate(HandsOver(), loader, verbose=False)
+        seconds = time.process_time() - processor, time.perf_counter() - clock
+    return (*seconds, memory.mb)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=31_730)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--difficulty", default="well-trained")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    data = Points(*make(options.items, options.dim, options.difficulty))
+    bank = Points(*make(options.items, options.dim, options.difficulty, seed=1))
+    bank.labels = bank.labels % (int(data.labels.max()) + 1)
+    few = Points(data.embeddings[:600], data.labels[:600])
+    monitors_of = sets_of_monitors(data.labels, bank)
+    small_monitors = sets_of_monitors(few.labels, Points(bank.embeddings[:600], few.labels))
+    for make_monitors in small_monitors.values():
+        validated(make_monitors(), few)  # compiles
+    bare = min(validated([], data)[0] for _ in range(options.rounds))
+    print(f"{options.items:,} x {options.dim}, {options.difficulty}, {torch.get_num_threads()} threads; a validation "
+          f"without monitors takes {bare:.2f} s of the processor; load {os.getloadavg()[0]:.1f}")  # fmt: skip
+    alone = None
+    for name, make_monitors in monitors_of.items():
+        runs = [validated(make_monitors(), data) for _ in range(options.rounds)]
+        processor = min(run[0] for run in runs) - bare
+        clock = min(run[1] for run in runs)
+        alone = processor if alone is None else alone
+        peak = min(run[2] for run in runs)
+        print(f"{name:40} {processor:7.2f} s {clock:7.2f} s by the clock {processor / alone:6.2f} x {peak:7.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
