@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _IMPORTS = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
 _MODULE_OF = {name.name: line.module for line in _IMPORTS if isinstance(line, ast.ImportFrom) for name in line.names}

@@ -1,36 +1,81 @@
-"""The address of the repository, its version and its date stand in several files, and are the same in all."""
+"""Addresses, version and date stand in several files, and are the same in all; nothing waits to be filled in."""
 
 import re
+import subprocess
 import tomllib
+from pathlib import Path
 
 import pytest
 
 import fewshot_callbacks
-from tests.scripts import ROOT, imported_script
+from tests.scripts import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-REPOSITORY = PROJECT["urls"]["Repository"]
-OWNER, NAME = REPOSITORY.removeprefix("https://github.com/").split("/")
-NAMES = rf"(fewshot[_-]callbacks|{NAME})\b"
-ANYWHERE = re.compile(rf"(?:github\.com/|/github/)([\w-]+)/{NAMES}|([\w-]+)\.github\.io/{NAMES}", re.IGNORECASE)
-"""The repository or its site, of whichever owner."""
+REPOSITORY = re.compile(r"(?:github\.com/|/github/)([\w-]+/fewshot[_-]callbacks)\b", re.IGNORECASE)
+"""The repository, of whichever owner."""
+SITE = re.compile(r"([\w-]+)\.github\.io/fewshot[_-]callbacks\b", re.IGNORECASE)
+"""Its site on GitHub Pages."""
 EXAMPLE = "someone"
-"""The owner in addresses that are examples."""
+"""The owner in CONTRIBUTING.md, which shows the lines that an address belongs in."""
+UNFILLED = re.compile(
+    r"\bOWNE[R]\b|\bexample\.(?:org|com|net)\b|\b(?:TOD[O]|FIXM[E]|XX[X]|TB[D])\b|\b(?:YOUR|MY)_[A-Z]{2,}"
+    r"|(?i:\blorem ipsum|\bplace[-_ ]?holder\b(?!=)|<your[ -])"
+)
+"""Words that stand for something missing. An argument of that name in a call is none. Single letters in brackets keep the
+pattern from finding itself."""
+
+needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git says which files belong to the repository")
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git says which files belong to the repository")
+def repository_texts() -> dict[str, str]:
+    """Return the text files of the checkout by their paths: those that git tracks, and new ones that it does not ignore."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout.decode().split("\0")
+    files = [Path(name) for name in names if name and (ROOT / name).is_file()]
+    contents = {file.as_posix(): (ROOT / file).read_bytes() for file in files}
+    return {path: content.decode("utf-8") for path, content in contents.items() if b"\0" not in content}
+
+
+def matches(pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+    """Return file and text of each match in the repository, without data: the outputs of notebooks and drawings."""
+    found = []
+    for path, text in repository_texts().items():
+        if path.endswith(".svg"):
+            continue
+        words = re.sub(r'"image/png": ".*"', "", text)
+        found += [(path, match[1] if pattern.groups else match[0]) for match in pattern.finditer(words)]
+    return found
+
+
+@needs_git
+def test_nothing_waits_to_be_filled_in():
+    assert matches(UNFILLED) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://github.com/OWNE" + "R/fewshot_callbacks",
+        "https://example.or" + "g/",
+        "# TOD" + "O: write this",
+        "a place" + "holder",
+        "YOUR_" + "NAME",
+    ],
+)
+def test_what_waits_is_recognised(text):
+    assert UNFILLED.search(text)
+    assert not UNFILLED.search('textwrap.shorten(text, 300, placeholder=" ...")')
+
+
+@needs_git
 def test_every_address_is_that_of_pyproject():
-    with imported_script("tools/set_address.py") as tool:
-        found = {
-            (path.relative_to(ROOT).as_posix(), match[1] or match[3], match[2] or match[4])
-            for path, text in tool.tracked_texts().items()
-            for match in ANYWHERE.finditer(text)
-            if EXAMPLE not in (match[1], match[3])
-        }
-        with pytest.raises(SystemExit, match="is no address such as https://github"):
-            tool.parts_of("someone/exact")
-    assert {"pyproject.toml", "CITATION.cff", "examples/colab.ipynb"} <= {file for file, _, _ in found}
-    assert {entry for entry in found if entry[1:] != (OWNER, NAME)} == set()
+    """Without an address in pyproject.toml, no file may name one."""
+    address = PROJECT.get("urls", {}).get("Repository", "").removeprefix("https://github.com/")
+    owner = address.partition("/")[0]
+    repositories = {entry for entry in matches(REPOSITORY) if not entry[1].startswith(f"{EXAMPLE}/")}
+    sites = {entry for entry in matches(SITE) if entry[1] != EXAMPLE}
+    assert {entry for entry in repositories if entry[1] != address} == set()
+    assert {entry for entry in sites if entry[1] != owner} == set()
 
 
 def test_the_version_stands_in_the_package_and_is_the_newest_release():
@@ -38,3 +83,12 @@ def test_the_version_stands_in_the_package_and_is_the_newest_release():
     released = re.search(r"^## \[(\d.*)\] - (\d{4}-\d\d-\d\d)$", changes, re.MULTILINE).groups()
     fields = dict(re.findall(r"^([\w-]+): (.+)$", citation, re.MULTILINE))
     assert released == (fields["version"], fields["date-released"]) == (fewshot_callbacks.__version__, released[1])
+
+
+def test_the_pages_that_name_a_version_name_this_one():
+    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("docs/start/install.md", "CONTRIBUTING.md")}
+    release = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    assert f"fewshot_callbacks-{fewshot_callbacks.__version__}-py3-none-any.whl" in pages["docs/start/install.md"]
+    tag = f"git tag v{fewshot_callbacks.__version__} && git push origin v{fewshot_callbacks.__version__}"
+    assert tag in pages["CONTRIBUTING.md"]
+    assert tag in release

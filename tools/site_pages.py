@@ -1,7 +1,8 @@
 """A hook of MkDocs: pages of the site that lie outside of docs/, and links that leave it.
 
 Every page reads well in the repository, too, so its links are those of the repository: `../benchmarks/README.md`. On the
-site such a link leads to the page that shows this file, if there is one, and else to the file in the repository.
+site such a link leads to the page that shows this file, if there is one, and else to the file in the repository. While
+pyproject.toml has no address of the repository, the words of the link stand there without it.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ OUTSIDE = {
 }
 """Page of the site -> file of the repository that it shows."""
 
-LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)(#[^)\s]*)?(?=\))")
-"""The address in a Markdown link to a file: path and anchor."""
+LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)")
+"""A Markdown link to a file: words, path and anchor."""
 
 TEST = re.compile(r"\| `(tests/[^`]+)::(\w+)` \|$", re.M)
 """The test of a guarantee, in the last column of a table. It is longer than the guarantee: on the site it is a link."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Take the address of the repository from pyproject.toml, the only place where it stands."""
+    """Take the address of the repository from pyproject.toml, if it stands there."""
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
-    config.repo_url = urls.get("Repository", "")
-    config.repo_name = "/".join(config.repo_url.split("/")[-2:])
+    config.repo_url = urls.get("Repository")
+    if config.repo_url:
+        config.repo_name = "/".join(config.repo_url.split("/")[-2:])
     return config
 
 
@@ -54,24 +56,27 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     here = OUTSIDE.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     shown = {path: page for page, path in OUTSIDE.items()}
 
-    def target(match: re.Match[str]) -> str:
-        path, anchor = match[1], match[2] or ""
+    def link_on_site(match: re.Match[str]) -> str:
+        words, path, anchor = match[1], match[2], match[3] or ""
         in_repository = posixpath.normpath(posixpath.join(posixpath.dirname(here), path))
         if in_repository in shown:
             on_site = shown[in_repository]
         elif in_repository.startswith("docs/"):
             on_site = in_repository.removeprefix("docs/")
-        elif (ROOT / in_repository).exists():
-            kind = "tree" if (ROOT / in_repository).is_dir() else "blob"
-            return f"{config.repo_url}/{kind}/main/{in_repository}{anchor}"
-        else:
+        elif not (ROOT / in_repository).exists():
             return match[0]  # MkDocs says that there is no such file
-        return posixpath.relpath(on_site, posixpath.dirname(page.file.src_uri) or ".") + anchor
+        elif config.repo_url:
+            kind = "tree" if (ROOT / in_repository).is_dir() else "blob"
+            return f"[{words}]({config.repo_url}/{kind}/main/{in_repository}{anchor})"
+        else:
+            return words
+        return f"[{words}]({posixpath.relpath(on_site, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"
 
     if page.file.src_uri == "guarantees.md":
         page.meta["hide"] = ["navigation"]  # 190 rows: the wider the table, the shorter the page
-        markdown = TEST.sub(lambda match: f"| [test]({_line_of(config, *match.groups())}) |", markdown)
-    return LINK.sub(target, markdown)
+        if config.repo_url:
+            markdown = TEST.sub(lambda match: f"| [test]({_line_of(config, *match.groups())}) |", markdown)
+    return LINK.sub(link_on_site, markdown)
 
 
 def _line_of(config: MkDocsConfig, path: str, test: str) -> str:

@@ -216,8 +216,8 @@ def summarize_batches(
     images_per_class = protocol.shots + protocol.queries
     indices = torch.arange(count * protocol.ways * images_per_class)
     indices = indices.reshape(count, protocol.ways, images_per_class)
-    placeholder = EpisodeList(indices, protocol.ways, protocol.shots, protocol.queries)
-    result = summarize_accuracies(accuracies, placeholder, batch_statistics=batch_statistics)
+    episodes_of_same_size = EpisodeList(indices, protocol.ways, protocol.shots, protocol.queries)
+    result = summarize_accuracies(accuracies, episodes_of_same_size, batch_statistics=batch_statistics)
     return replace(result, episodes_hash=UNKNOWN_EPISODES)
 
 

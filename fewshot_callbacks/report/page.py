@@ -310,7 +310,7 @@ def _comparison_data(writer: PageWriter, model: Model, other: Model, findings: F
 TEMPLATES = Path(__file__).parent / "templates"
 # Bytes of a page without data and pictures, at most: its style, script and template are 39 kB.
 PAGE_BYTES = 120_000
-# Placeholder in the template for the size of the file.
+# Stands in the page until its size is known.
 SIZE = "@SIZE@"
 # Characters that stand for the bytes of a file name that are no UTF-8; they cannot be written.
 _UNPAIRED = re.compile("[\ud800-\udfff]")
