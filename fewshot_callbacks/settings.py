@@ -438,6 +438,23 @@ class RetrievalOptions(GapOptions, total=False):
     device: str
 
 
+def plain_list(value: Any) -> Any:
+    """Return a list of another library as a list, and so those inside it; any other value unchanged.
+
+    Hydra and OmegaConf give a `ListConfig`, which is no `list`, and which holds the whole configuration.
+
+    Examples:
+        >>> from collections import UserList
+        >>> plain_list(UserList([UserList([0, 1]), UserList([2, 3])]))
+        [[0, 1], [2, 3]]
+        >>> plain_list((0.0, 1.0)), plain_list("mAP")
+        ((0.0, 1.0), 'mAP')
+    """
+    if not isinstance(value, Sequence) or isinstance(value, list | tuple | str | bytes | range):
+        return value
+    return [plain_list(entry) for entry in value]
+
+
 def refuse_other_arguments(owner: str, settings: Mapping[str, Any], written: Mapping[str, str]) -> None:
     """Refuse keywords that are arguments of something else.
 

@@ -17,6 +17,7 @@ from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Sourc
 from fewshot_callbacks.functional._labels import no_labels
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import Shard
+from fewshot_callbacks.settings import plain_list
 
 
 class BankMonitor(CollectingMonitor):
@@ -56,6 +57,7 @@ class BankMonitor(CollectingMonitor):
         groups: Entry | Sequence[Entry] | None = None,
         takes_targets: bool = False,
     ) -> None:
+        groups = plain_list(groups)
         entries = tuple(groups) if isinstance(groups, list) else groups
         self._groups = None if entries is None else Column("groups", entries)
         super().__init__(

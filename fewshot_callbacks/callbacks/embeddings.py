@@ -25,6 +25,7 @@ from fewshot_callbacks.callbacks._conduct import UsageError, check_at_least
 from fewshot_callbacks.functional._labels import Labels, as_labels, join
 from fewshot_callbacks.functional._reading import as_tensor, refuse_without_values
 from fewshot_callbacks.metrics.embedding_store import read_ids
+from fewshot_callbacks.settings import plain_list
 
 # `("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule, or
 # `"encoder:pooler_output"` what its output holds under that name. A function of (outputs, batch): (embeddings, labels).
@@ -157,7 +158,7 @@ class EmbeddingSource:
         # A configuration file gives lists, which are never equal to tuples.
         object.__setattr__(self, "source", None if source is None else _checked_source(source, "EmbeddingSource"))
         for name in ("labels", "ids"):
-            value = getattr(self, name)
+            value = plain_list(getattr(self, name))
             object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
         if self.spill_to is not None:
             object.__setattr__(self, "spill_to", fspath(self.spill_to))

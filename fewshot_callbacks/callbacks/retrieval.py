@@ -20,7 +20,7 @@ from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.retrieval import RequestedMetric, RetrievalReport, Share, evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.settings import reported_metrics, without_classes
 from fewshot_callbacks.metrics.embedding_store import Shard
-from fewshot_callbacks.settings import RetrievalOptions, from_keywords, refuse_other_arguments, takes
+from fewshot_callbacks.settings import RetrievalOptions, from_keywords, plain_list, refuse_other_arguments, takes
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 # Name of the number of queries without a match, which is logged beside the metrics once there are any.
@@ -145,6 +145,7 @@ class RetrievalMonitor(CollectingMonitor):
         **settings: Unpack[RetrievalOptions],
     ) -> None:
         refuse_other_arguments("RetrievalMonitor", settings, FUNCTION_ARGUMENTS)
+        groups = plain_list(groups)
         _refuse_groups_of_classes(groups)
         self._settings = from_keywords(RetrievalMonitor, settings)
         self._groups = (

@@ -26,6 +26,7 @@ COMMANDS = {
     "report": "the same with failures, suspects, near duplicates and images, as one HTML file",
     "trials": "verification of pairs that someone listed, such as those of LFW and VoxCeleb",
     "plan": "compute what an evaluation will cost, before it is started",
+    "warm": "compile what a first evaluation would compile, for an image of a container, a cluster or CI",
     "fit": "train a network, prototypical or any other, from a configuration file",
     "validate": "evaluate a checkpoint of fit on the validation classes",
     "test": "evaluate a checkpoint of fit on the test classes",

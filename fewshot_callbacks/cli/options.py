@@ -219,6 +219,20 @@ class Demo:
     accelerator: str = "auto"
 
 
+@dataclass
+class Warm:
+    """Compile the loops of this package now, which a first evaluation on a machine would compile.
+
+    They are kept on the disk, in the folder that NUMBA_CACHE_DIR names, or else beside the installed package, or in the
+    cache of the user. A second call compiles nothing. The loops belong to the kind of processor that compiles them.
+
+    Args:
+        float64: Compile the loops of embeddings in float64, too, which take as long again.
+    """
+
+    float64: bool = False
+
+
 OPTIONS: dict[str, type] = {
     "evaluate": Evaluate,
     "report": Report,
@@ -226,6 +240,7 @@ OPTIONS: dict[str, type] = {
     "plan": Plan,
     "compare": Compare,
     "demo": Demo,
+    "warm": Warm,
 }
 """Command -> the class of its own options."""
 SETTINGS_BUT_FOR: dict[str, dict[type, set[str]]] = {

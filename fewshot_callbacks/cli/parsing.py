@@ -16,6 +16,7 @@ from fewshot_callbacks.cli.options import OPTIONS, classes_of, options_of
 
 # jsonargparse would ask for `--json true`, `--metrics [mAP,pair_f1]` and `--names [a,b]`.
 AS_TYPED: dict[str, dict[str, Any]] = {
+    "float64": {"action": "store_true"},
     "json": {"action": "store_true"},
     "per_class": {"action": "store_true"},
     "metrics": {"nargs": "+", "metavar": "KEY"},

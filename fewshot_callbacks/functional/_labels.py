@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes, SharedError
 from fewshot_callbacks.functional._reading import as_tensor, refuse_masked
+from fewshot_callbacks.sources.stored_rows import is_of_other_library
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _INTEGERS = int | np.integer | np.bool_
@@ -473,12 +474,22 @@ def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
         raise ValueError(f"{call}: {name} is the single string {value!r}. Pass a list with one for each item.")
     if isinstance(value, Sequence):
         return _read_sequence(value, name, call)
+    if is_of_other_library(value) and not _is_read_by_numpy(value):
+        return as_tensor(value, name, call)
     if not hasattr(value, "__array__"):
         raise ValueError(
             f"{call}: {name} is a {type(value).__name__}; expected a list, array or tensor of integers or strings, one "
             f"for each item."
         )
     return _read_array(np.asarray(value), name, call)
+
+
+def _is_read_by_numpy(value: Any) -> bool:
+    """Return whether NumPy takes an array of another library, words included; CuPy refuses to copy numbers unasked."""
+    try:
+        return bool(np.asarray(value).ndim)
+    except Exception:  # each library has its own
+        return False
 
 
 def _read_sequence(entries: Sequence[Any], name: str, call: str) -> Tensor | NDArray[Any]:
@@ -517,6 +528,8 @@ def _unpacked(entry: Any) -> Any:
     if type(entry) is str:
         return entry
     if isinstance(entry, Tensor) and entry.numel() == 1:
+        return entry.item()
+    if is_of_other_library(entry) and getattr(entry, "size", 0) == 1:
         return entry.item()
     return entry[0] if isinstance(entry, list | tuple | np.ndarray) and np.shape(entry) == (1,) else entry
 

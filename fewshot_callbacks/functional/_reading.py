@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fewshot_callbacks.sources.stored_rows import StoredRows
+from fewshot_callbacks.sources.stored_rows import StoredRows, is_of_other_library, tensor_of_other_library
 
 
 @contextmanager
@@ -38,11 +38,14 @@ def default_mode() -> Iterator[None]:
 
 
 def as_tensor(value: Any, name: str, call: str) -> Tensor:
-    """Return a detached tensor of a tensor, a list of numbers or rows, or anything that NumPy makes an array of.
+    """Return a detached tensor of a tensor, an array, or a list of numbers or rows.
+
+    Arrays are those of NumPy, those that are shared by DLPack, as of JAX and CuPy, and whatever NumPy makes an array of. An
+    array on a device stays there.
 
     Raises:
-        ValueError: For masked values, for anything but numbers, for a meta tensor, which has no values, and for sparse
-            tensors.
+        ValueError: For masked values, for anything but numbers, for a meta tensor, which has no values, for sparse tensors,
+            and for arrays on a device that PyTorch does not reach.
     """
     if isinstance(value, Tensor):
         refuse_without_values(value, name, call)
@@ -50,9 +53,15 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
     refuse_masked(value, name, call)
     _refuse_words(value, name, call)
     try:
-        if isinstance(value, list | tuple) and value and all(isinstance(row, Tensor) for row in value):
+        if isinstance(value, list | tuple) and value and all(map(_is_row, value)):
             return torch.stack([as_tensor(row, name, call) for row in value])
-        return torch.as_tensor(_as_array(value), device="cpu")
+        tensor = tensor_of_other_library(value)
+        if tensor is None:
+            array = _as_array(value)
+            tensor = tensor_of_other_library(array)
+        if tensor is None:
+            tensor = torch.as_tensor(array, device="cpu")
+        return tensor.detach()
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
         raise ValueError(
@@ -70,6 +79,11 @@ def number_distinct(values: Int[Tensor, "items"]) -> tuple[Int[Tensor, "items"],
     indices = torch.arange(len(values), device=values.device)
     first_items = torch.full((len(distinct),), len(values), device=values.device)
     return numbers, first_items.scatter_reduce_(0, numbers, indices, "amin")
+
+
+def _is_row(value: Any) -> bool:
+    """Return whether an entry of a list is a tensor, or an array of a library that shares it by DLPack."""
+    return isinstance(value, Tensor) or is_of_other_library(value)
 
 
 def _refuse_words(value: Any, name: str, call: str) -> None:

@@ -13,6 +13,7 @@ from typing import IO, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -83,7 +84,9 @@ class StoredRows:
             dtype: Type of the copy; by default that in which rows are compared.
         """
         values = self.source[self.start + rows.start : self.start + rows.stop]
-        tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+        tensor = tensor_of_other_library(values)
+        if tensor is None:
+            tensor = torch.from_numpy(np.array(values))
         return tensor.detach().cpu().to(dtype or self.dtype).contiguous()
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
@@ -134,6 +137,43 @@ class StoredRows:
                 ) from error
 
 
+def is_of_other_library(array: Any) -> bool:
+    """Return whether an array is exchanged by DLPack, as those of JAX and CuPy are; false for PyTorch and NumPy."""
+    return hasattr(array, "__dlpack__") and not isinstance(array, Tensor | np.ndarray)
+
+
+def tensor_of_other_library(array: Any) -> Tensor | None:
+    """Return an array as a tensor that shares its memory, where NumPy would refuse it; None for what NumPy reads.
+
+    Tensors are returned as they are. NumPy has no bfloat16 but that of `ml_dtypes`, which PyTorch does not know.
+
+    Raises:
+        ValueError: The array is on a device that PyTorch does not reach, and is not converted to NumPy unasked.
+    """
+    if isinstance(array, Tensor):
+        return array
+    if isinstance(array, np.ndarray) and array.dtype.name == "bfloat16":
+        # PyTorch refuses negative strides, and warns of arrays that are not writeable.
+        bits = np.array(array, copy=None if array.flags.writeable else True, order="C").view(np.int16)
+        return torch.from_numpy(bits).view(torch.bfloat16)
+    if not is_of_other_library(array):
+        return None
+    try:
+        return torch.utils.dlpack.from_dlpack(array)
+    except (
+        Exception
+    ) as error:  # each library has its own errors, for arrays that are read-only, on several devices, and so on
+        try:
+            values = np.asarray(array)
+        except Exception:
+            kind = f"{type(array).__module__.partition('.')[0]} array"
+            raise ValueError(
+                f"a {kind} cannot be shared with PyTorch ({' '.join(str(error).split())}). Copy it to main memory: "
+                "cupy.asnumpy(array), or numpy.asarray(array)."
+            ) from error
+        return tensor_of_other_library(values)
+
+
 def as_one_tensor(rows: Tensor | StoredRows) -> Tensor:
     """Return rows as one tensor; stored rows are mapped from a file."""
     return rows.memory_mapped() if isinstance(rows, StoredRows) else rows
@@ -142,14 +182,14 @@ def as_one_tensor(rows: Tensor | StoredRows) -> Tensor:
 def is_source(rows: Any) -> bool:
     """Return whether rows are a source that is read by slices, and not compared as it is.
 
-    Tensors and arrays of float32 and float64 in memory are compared as they are.
+    Tensors and arrays of float32 and float64 in memory are compared as they are, and so are arrays of other libraries.
     """
     try:
         axes = len(rows.shape)
         dtype = str(rows.dtype).removeprefix("torch.")
     except (AttributeError, TypeError):
         return False
-    if axes != 2 or not hasattr(rows, "__getitem__") or dtype not in _DTYPE_NAMES:
+    if axes != 2 or not hasattr(rows, "__getitem__") or dtype not in _DTYPE_NAMES or is_of_other_library(rows):
         return False
     if isinstance(rows, Tensor):
         return dtype in _CONVERTED and rows.layout == torch.strided and not rows.is_meta

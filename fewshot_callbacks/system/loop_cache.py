@@ -9,6 +9,7 @@ has it in memory: no process ever loads a loop of other code. A file also holds 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import pickle
 import re
@@ -19,15 +20,17 @@ import types
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
-from numba.core import sigutils
-from numba.core.caching import FunctionCache
+from numba.core import config, event, sigutils
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
+from numba.misc.appdirs import AppDirs
 
 from fewshot_callbacks.system.compile_notice import say_once
 
@@ -40,6 +43,8 @@ _MOST_FILES = 48
 _UNFINISHED_SECONDS = 86400.0
 
 _DIGEST_BYTES = 32
+# The caches of all loops of this process.
+_CACHES: list[LoopCache] = []
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
@@ -51,9 +56,10 @@ def cache_on_disk(loop: Any) -> Any:
     """Return the loop. From now on it is loaded from the disk if it is there, and stored there once it was compiled."""
     if not isinstance(loop, Dispatcher):  # NUMBA_DISABLE_JIT, for debuggers: nothing is compiled
         return loop
-    try:
-        loop._cache = LoopCache(loop)  # type: ignore[attr-defined]
-    except RuntimeError:  # no folder can be written: neither beside the module, nor the user's, nor NUMBA_CACHE_DIR
+    cache = LoopCache(loop)
+    loop._cache = cache  # type: ignore[attr-defined]
+    _CACHES.append(cache)
+    if not cache.is_writable and not cache.has_files():
         warnings.warn(
             "numba finds no folder in which it can keep the compiled loops of fewshot_callbacks: each process compiles "
             "them anew, in about twenty seconds. Name a folder that can be written in NUMBA_CACHE_DIR.",
@@ -75,20 +81,103 @@ def name_by_content(loop: Any) -> None:
     loop.py_func.__qualname__ += f"_{hashlib.sha256(description.encode()).hexdigest()[:16]}"
 
 
+def named_folder() -> str:
+    """Return the folder that NUMBA_CACHE_DIR names; empty if it names none."""
+    return str(config.CACHE_DIR)  # type: ignore[attr-defined]
+
+
+def folders_of_new_loops() -> list[Path]:
+    """Return the folders where loops are stored that this process compiles; empty if none can be written."""
+    return sorted({cache.folder for cache in _CACHES if cache.is_writable})
+
+
+class CompiledLoops(event.Listener):
+    """Counts the loops of this package that are compiled. Loops that are loaded from the disk are not counted.
+
+    Examples:
+        >>> loops = CompiledLoops()
+        >>> with event.install_listener("numba:compile", loops):
+        ...     pass
+        >>> loops.count
+        0
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_start(self, event: event.Event) -> None:
+        """Do nothing."""
+
+    def on_end(self, event: event.Event) -> None:
+        """Count one loop, if it belongs to this package."""
+        if event.data["dispatcher"].py_func.__module__.startswith("fewshot_callbacks."):
+            self.count += 1
+
+
+def _folders_of(file: str) -> list[Path]:
+    """Return where numba may keep the loops of a Python file, in its order: NUMBA_CACHE_DIR, beside the file, the user's."""
+    name = _CacheLocator.get_suitable_cache_subpath(file)
+    folders = [Path(file).parent / "__pycache__", Path(AppDirs(appname="numba", appauthor=False).user_cache_dir) / name]
+    if named_folder():
+        folders.insert(0, Path(named_folder()) / name)
+    return folders
+
+
+class _ReadOnlyLocator(_CacheLocator):
+    """The first of the folders of a Python file, for a process that can write none of them."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> _ReadOnlyLocator:
+        """Return the locator of a function. Numba asks for it if all its own locators found no folder."""
+        return cls(py_file)
+
+    def ensure_cache_path(self) -> None:
+        """Accept a folder that cannot be written."""
+
+    def get_cache_path(self) -> str:
+        """Return the folder that is named in a message."""
+        return str(_folders_of(self._file)[0])
+
+    def get_source_stamp(self) -> str:
+        """Return nothing: the names of files depend on the code."""
+        return ""
+
+    def get_disambiguator(self) -> str:
+        """Return nothing: the names of files depend on the code."""
+        return ""
+
+
+class _LoopFiles(CompileResultCacheImpl):
+    """Numba's way to store and load a loop, which may also be in a folder that cannot be written."""
+
+    _locator_classes: list[Any] = [*CompileResultCacheImpl._locator_classes, _ReadOnlyLocator]  # noqa: RUF012 - as numba has it
+
+
 class LoopCache(FunctionCache):
-    """The cache that numba asks for a compiled loop: a file for each combination of types, in the folder that numba chooses.
+    """The cache that numba asks for a compiled loop: a file for each combination of types.
+
+    New loops are stored in the first folder that can be written. Loops are also loaded from the folders before it, which
+    another user may have filled, as in an image of a container.
 
     Args:
         loop: A function that numba compiles.
-
-    Raises:
-        RuntimeError: If no folder can be written.
     """
+
+    _impl_class = _LoopFiles
 
     def __init__(self, loop: Any) -> None:
         super().__init__(loop.py_func)
         self._loop = loop
-        self._folder = Path(self.cache_path)
+        self.folder = Path(self.cache_path)
+        self.is_writable = not isinstance(self._impl.locator, _ReadOnlyLocator)
+        folders = _folders_of(inspect.getfile(loop.py_func))
+        # Numba writes to the first that it can, so those before it may be another user's.
+        self._other_folders = list(takewhile(lambda folder: folder != self.folder, folders))
+        if not self.is_writable:
+            self._other_folders = folders[1:]
         name = f"{loop.py_func.__module__}.{loop.py_func.__qualname__}".replace("<", "").replace(">", "")
         self._name = name
         # With all loops that one function makes, of any version: without the hash of `name_by_content`.
@@ -101,6 +190,12 @@ class LoopCache(FunctionCache):
         file = self._file(sig, target_context.codegen())
         if file is None:
             return None
+        files = [file, *(folder / file.name for folder in self._other_folders)]
+        loops = (self._load(file, target_context) for file in files)
+        return next((loop for loop in loops if loop is not None), None)
+
+    def _load(self, file: Path, target_context: Any) -> Any:
+        """Return the loop in a file; None if there is no file, or a damaged one."""
         try:
             content = file.read_bytes()
             mark = content[: len(_MARK)]
@@ -109,10 +204,10 @@ class LoopCache(FunctionCache):
             if mark != _MARK or hashlib.sha256(loop).digest() != digest:
                 raise ValueError("it was cut or changed")
             loaded = self._impl.rebuild(target_context, pickle.loads(loop))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None
         except Exception as error:  # unpickling and LLVM promise no class of error
-            say_once(f"A compiled loop in {self._folder} cannot be loaded ({error}): it is compiled anew.")
+            say_once(f"A compiled loop in {file.parent} cannot be loaded ({error}): it is compiled anew.")
             return None
         # The time of a file tells which loops are in use. Another user may own the file.
         with suppress(OSError):
@@ -127,7 +222,7 @@ class LoopCache(FunctionCache):
         loop = dumps(self._impl.reduce(data))
         new = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             with new.open("xb") as opened:
                 opened.write(_MARK + hashlib.sha256(loop).digest() + loop)
             new.replace(file)
@@ -137,9 +232,13 @@ class LoopCache(FunctionCache):
                 new.unlink()
             if not (isinstance(error, PermissionError) and file.exists()):  # on Windows another process reads it
                 say_once(
-                    f"Compiled loops cannot be kept in {self._folder} ({error.strerror or error}): later runs compile them "
+                    f"Compiled loops cannot be kept in {self.folder} ({error.strerror or error}): later runs compile them "
                     "anew. Make room, or name another folder in NUMBA_CACHE_DIR."
                 )
+
+    def has_files(self) -> bool:
+        """Return whether a folder has loops, those of this function or of others that are defined beside it."""
+        return any(any(folder.glob("*.nbc")) for folder in [self.folder, *self._other_folders])
 
     def flush(self) -> None:
         """Remove all files of this function."""
@@ -156,12 +255,12 @@ class LoopCache(FunctionCache):
         types_of_loop = [_describe_type(kind) for kind in (*arguments, result)]
         compiler = (sys.version_info, numba.__version__, np.__version__, codegen.magic_tuple())
         key = hashlib.sha256(f"{compiler}\n{types_of_loop}\n{code}".encode()).hexdigest()[:32]
-        return self._folder / f"{self._name}.{key}.nbc"
+        return self.folder / f"{self._name}.{key}.nbc"
 
     def _files_by_use(self) -> list[tuple[Path, float]]:
         """Return the files of this function and the times of their last use, the latest first; no files of others."""
         files = []
-        for file in self._folder.glob("*.nbc*"):
+        for file in self.folder.glob("*.nbc*"):
             if self._file_name.fullmatch(file.name):
                 with suppress(OSError), file.open("rb") as opened:
                     if opened.read(len(_MARK)) in (_MARK, b""):

@@ -285,6 +285,33 @@ def test_a_full_disk_ends_no_run(engine, tmp_path):
     assert [file for file in (tmp_path / "kept").rglob("*") if file.is_file()] == []
 
 
+NOT_WRITABLE = """
+from numba.core.caching import _CacheLocator
+
+def refuse(self):
+    raise PermissionError(13, "Permission denied")
+
+_CacheLocator.ensure_cache_path = refuse
+"""
+HITS = (
+    "from some_engine.calling import twice; print(twice(1), len(twice.stats.cache_hits), len(twice.stats.cache_misses))"
+)
+
+
+def test_loops_in_a_folder_that_cannot_be_written_are_loaded(engine):
+    assert printed(engine(HITS)) == [2, 0, 1]
+    done = engine(NOT_WRITABLE + HITS)
+    assert printed(done) == [2, 1, 0]
+    assert done.stderr == ""
+
+
+def test_no_folder_for_loops_is_said_once(engine):
+    done = engine(NOT_WRITABLE + "import some_engine.calling")
+    assert done.returncode == 0
+    assert done.stderr.count("numba finds no folder") == 1
+    assert "NUMBA_CACHE_DIR" in done.stderr
+
+
 def test_old_loops_are_removed_and_files_of_others_are_not(engine, tmp_path):
     assert printed(engine("from some_engine.calling import twice; print(twice(1))")) == [2]
     (file,) = (tmp_path / "kept").rglob("*calling.twice*.nbc")

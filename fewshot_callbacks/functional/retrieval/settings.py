@@ -25,7 +25,7 @@ from fewshot_callbacks.functional.retrieval.registry import (
     stored_metrics,
 )
 from fewshot_callbacks.functional.statistics import normal_quantile
-from fewshot_callbacks.settings import DEFAULT_METRICS, RequestedMetric, RetrievalSettings
+from fewshot_callbacks.settings import DEFAULT_METRICS, RequestedMetric, RetrievalSettings, plain_list
 
 DEFAULT_MEMORY_MB: float = 512
 # The largest budget. Larger ones, such as infinity, count as this one: no machine has as much memory, and its number of
@@ -137,7 +137,7 @@ def plain_values(settings: RetrievalSettings) -> dict[str, Any]:
     Raises:
         ValueError: If an import path names no metric, or a metric stands without its parameters.
     """
-    values = {field.name: _plain(getattr(settings, field.name)) for field in fields(settings)}
+    values = {field.name: plain_list(_plain(getattr(settings, field.name))) for field in fields(settings)}
     values["metrics"] = stored_metrics(type(settings).__name__, several(values["metrics"]))
     return values
 
