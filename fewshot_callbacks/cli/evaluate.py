@@ -299,14 +299,7 @@ def moments_of(rows: Any, labels: Any) -> ClassMoments:
 
 def differences_as_dict(differences: Mapping[str, Difference]) -> dict[str, Any]:
     """Return plain values for JSON, with null for NaN."""
-    return {
-        name: {
-            "value": None if math.isnan(difference.value) else difference.value,
-            "interval": [None if math.isnan(end) else end for end in difference.interval],
-            "is_beyond_chance": None if math.isnan(difference.interval.low) else difference.is_beyond_chance,
-        }
-        for name, difference in differences.items()
-    }
+    return {name: difference.to_dict() for name, difference in differences.items()}
 
 
 def as_dict(report: RetrievalReport, options: Namespace) -> dict[str, Any]:
