@@ -22,7 +22,7 @@ from fewshot_callbacks.settings import RetrievalSettings
 from fewshot_callbacks.sources.shard_files import file_stamp, find_shards
 
 # The options on which the result depends.
-SETTINGS = (*(field.name for field in fields(RetrievalSettings)), *COLUMNS, "unknown", "at_least")
+SETTINGS = (*(field.name for field in fields(RetrievalSettings)), *COLUMNS, "unknown", "at_least", "dims", "codes")
 # The arrays that hold vectors, and may be larger than memory.
 VECTORS = ("queries", "gallery")
 

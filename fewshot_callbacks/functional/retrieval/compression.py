@@ -246,7 +246,7 @@ def compression_costs(
         metrics = reported_metrics(checked)
         forms.refuse_threshold(metrics, checked)
         # A wrong number is refused before the whole embedding is evaluated, if this process has items.
-        shape = getattr(queries, "shape", ())
+        shape: Sequence[int] = getattr(queries, "shape", ())
         if len(shape) == 2 and shape[0]:
             forms.refuse_wide(int(shape[1]))
         share.processes.refuse_other_calls(_CALL, {"dims": forms.dims, "codes": forms.codes})
