@@ -18,7 +18,6 @@ from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import SOURCE_ARGUMENTS, STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.retrieval import (
-    Code,
     CompressionReport,
     RequestedMetric,
     RetrievalReport,
@@ -156,7 +155,7 @@ class RetrievalMonitor(CollectingMonitor):
         groups: Entry | Sequence[Entry] | None = None,
         name: str | None = None,
         dims: int | Sequence[int] = (),
-        codes: Code | Sequence[Code] = (),
+        codes: str | Sequence[str] = (),
         prog_bar: bool = True,
         strict: bool | None = None,
         **settings: Unpack[RetrievalOptions],

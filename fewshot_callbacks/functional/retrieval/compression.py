@@ -161,7 +161,7 @@ def compression_costs(
     gallery_labels: Any | None = None,
     *,
     dims: int | Sequence[int] = (),
-    codes: Code | Sequence[Code] = CODES,
+    codes: str | Sequence[str] = CODES,
     relevance: Relevance | Any | None = None,
     query_ids: Any | None = None,
     gallery_ids: Any | None = None,
@@ -462,7 +462,7 @@ def costs_beside(
         differences = compare_reports(report, whole, settings.confidence)
         size = form.bytes_per_item(sets.bytes_per_number)
         variants[form.name] = CompressionVariant(form.dims, form.code, size, report, differences)
-    by_bytes = sorted(variants.items(), key=lambda entry: -entry[1].bytes_per_item)
+    by_bytes = sorted(variants.items(), key=lambda entry: (-entry[1].bytes_per_item, -entry[1].dims))
     notes = _notes(compression, ranges, sets.dim)
     return CompressionReport(whole, sets.dim, sets.dim * sets.bytes_per_number, dict(by_bytes), notes)
 
