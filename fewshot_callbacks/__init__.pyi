@@ -36,6 +36,8 @@ from fewshot_callbacks.data import (
 )
 from fewshot_callbacks.functional import (
     METRICS as METRICS,
+    CompressionReport as CompressionReport,
+    CompressionVariant as CompressionVariant,
     Difference as Difference,
     DynamicsComparison as DynamicsComparison,
     DynamicsHistory as DynamicsHistory,
@@ -70,6 +72,7 @@ from fewshot_callbacks.functional import (
     TrialReport as TrialReport,
     compare_dynamics as compare_dynamics,
     compare_reports as compare_reports,
+    compression_costs as compression_costs,
     discriminant_ratio as discriminant_ratio,
     embedding_health as embedding_health,
     evaluate_identification as evaluate_identification,

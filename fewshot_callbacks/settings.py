@@ -31,6 +31,8 @@ Ties = Literal["expected", "optimistic", "pessimistic"]
 LabelGroups = int | Sequence[Sequence[int | str]] | Literal["auto"] | None
 Divisor = Literal["min", "relevant", "found"]
 """What AP@k divides by: `min` is min(R, k), `relevant` is R, `found` is the number of relevant items in the top k."""
+Code = Literal["int8", "binary"]
+"""How a compressed embedding stores each dimension: `int8` in a byte, `binary` in a bit."""
 MetricSource = Literal["ranks", "prototypes", "groups", "pairs", "classes"]
 
 DEFAULT_METRICS = (

@@ -17,7 +17,14 @@ from fewshot_callbacks.callbacks._viewers import Viewer, show_set
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import SOURCE_ARGUMENTS, STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
-from fewshot_callbacks.functional.retrieval import RequestedMetric, RetrievalReport, Share, evaluate_retrieval
+from fewshot_callbacks.functional.retrieval import (
+    CompressionReport,
+    RequestedMetric,
+    RetrievalReport,
+    Share,
+    evaluate_retrieval,
+)
+from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
 from fewshot_callbacks.functional.retrieval.settings import reported_metrics, without_classes
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.settings import RetrievalOptions, from_keywords, plain_list, refuse_other_arguments, takes
@@ -28,6 +35,7 @@ UNMATCHED = "queries_without_match"
 # Arguments of `evaluate_retrieval`.
 GROUPS = ("query_groups", "gallery_groups")
 IDS = ("query_ids", "gallery_ids")
+LABELS = ("query_labels", "gallery_labels")
 
 # What `evaluate_retrieval` and `RetrievalEvaluation` are given for each item -> where a monitor finds it.
 _GROUPS_HINT = "groups=('person', 'camera'), entries of the batch or of the step's output, all of which a group shares"
@@ -108,6 +116,10 @@ class RetrievalMonitor(CollectingMonitor):
             the `query_groups` and `gallery_groups` of `evaluate_retrieval`.
         name: Part of the keys between the stage and the metric, such as `t2i` for `val/t2i/mAP` and `test/t2i/mAP`. Several
             monitors in one Trainer need different names; one of them may have none.
+        dims: Numbers of dimensions, such as `(64, 256)`: the first of `metrics`, and `recall@1` if it is one of them, are
+            also logged of embeddings that are truncated to so many dimensions, as `val/dims64/mAP`. See `compression_costs`.
+        codes: `int8`, `binary` or both: the same of embeddings that are stored as codes, `val/int8/mAP`, and of truncated
+            ones, `val/dims64_int8/mAP`.
         prog_bar: Show the first of the metrics in the progress bar.
         strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
@@ -118,6 +130,8 @@ class RetrievalMonitor(CollectingMonitor):
     Attributes:
         reports: The latest report of each set, by the suffix of its keys (`""` for a single loader), after the direction of
             two encoders (`"image_to_text"`); empty before the first evaluation.
+        compression: The latest compression report of each set, by the same names: what `dims` and `codes` lose, with
+            intervals. Empty without them.
 
     Raises:
         ValueError: If a setting is unknown or out of range, or `name` is empty.
@@ -140,6 +154,8 @@ class RetrievalMonitor(CollectingMonitor):
         loaders: Loaders | None = None,
         groups: Entry | Sequence[Entry] | None = None,
         name: str | None = None,
+        dims: int | Sequence[int] = (),
+        codes: str | Sequence[str] = (),
         prog_bar: bool = True,
         strict: bool | None = None,
         **settings: Unpack[RetrievalOptions],
@@ -148,6 +164,8 @@ class RetrievalMonitor(CollectingMonitor):
         groups = plain_list(groups)
         _refuse_groups_of_classes(groups)
         self._settings = from_keywords(RetrievalMonitor, settings)
+        self._forms = Compression.checked("RetrievalMonitor", dims, codes, self._settings)
+        self._forms.refuse_threshold(headline_metrics(reported_metrics(self._settings)), self._settings)
         self._groups = (
             None if groups is None else Column("groups", tuple(groups) if isinstance(groups, list) else groups)
         )
@@ -161,6 +179,7 @@ class RetrievalMonitor(CollectingMonitor):
             columns=[] if self._groups is None else [self._groups],
         )
         self.reports: dict[str, RetrievalReport] = {}
+        self.compression: dict[str, CompressionReport] = {}
 
     @property
     def report(self) -> RetrievalReport | None:
@@ -176,7 +195,16 @@ class RetrievalMonitor(CollectingMonitor):
         super().setup(trainer, pl_module, stage)
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
-        """Show a batch to the callbacks that draw."""
+        """Show a batch to the callbacks that draw.
+
+        Raises:
+            UsageError: If the embeddings have fewer dimensions than `dims`.
+        """
+        if read.embeddings is not None:
+            try:
+                self._forms.refuse_wide(read.embeddings.shape[1])
+            except ValueError as error:
+                raise UsageError(str(error)) from error
         prefix = self._prefix(stage_of(trainer))
         loader_name, dataloader = list(evaluation_loaders(trainer).items())[loader]
         for viewer in viewers_of(trainer, prefix):
@@ -197,20 +225,37 @@ class RetrievalMonitor(CollectingMonitor):
             settings = without_classes(self._policy.owner, settings)
         return reported_metrics(settings)
 
+    def _better_of_names(self) -> dict[str, Better]:
+        """Return name -> which values are better, with or without a result: of metrics, and of those of compressed forms."""
+        metrics = self._metrics()
+        better: dict[str, Better] = {requested.key: requested.metric.better for requested in metrics}
+        for name, of_form in self._forms.metrics_by_name(headline_metrics(metrics)).items():
+            better |= {f"{name}/{requested.key}": requested.metric.better for requested in of_form}
+        return better
+
     def _names(self) -> Sequence[str]:
-        return [requested.key for requested in self._metrics()]
+        return list(self._better_of_names())
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         """Evaluate the sets one after the other. *Collective*."""
         self.reports = {}
+        self.compression = {}
         super()._measure(trainer, pl_module, stage, failed)
 
     def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Evaluate a set, and return the values that are logged. *Collective*."""
-        report = self._evaluate(trainer, set_name, evaluated_set.sides)
-        self.reports[evaluated_set.direction + evaluated_set.suffix] = report
+        name = evaluated_set.direction + evaluated_set.suffix
+        arguments = self._arguments(trainer, evaluated_set.sides)
+        with evaluation_progress(trainer, f"Retrieval of {set_name}") as progress:
+            report = evaluate_retrieval(**arguments, progress=progress, **self._settings.arguments())
+        self.reports[name] = report
+        values = report.metrics()
+        if not self._forms.are_none:
+            compression = self._compress(trainer, set_name, report, arguments)
+            self.compression[name] = compression
+            values |= compression.metrics()
         prefix = set_name.removesuffix(evaluated_set.suffix)
-        return self._values(trainer, prefix, evaluated_set.suffix, report)
+        return self._logged(trainer, prefix, evaluated_set.suffix, report, values)
 
     def _after_set(self, trainer: Trainer, stage: str, evaluated_set: SetSides, has_values: bool) -> None:
         """Hand an evaluated set to the callbacks that draw. *Collective*."""
@@ -233,20 +278,35 @@ class RetrievalMonitor(CollectingMonitor):
             return shard
         return shard._replace(groups=self._column(trainer, side, self._groups))
 
-    def _evaluate(self, trainer: Trainer, set_name: str, sides: Sequence[SideKey]) -> RetrievalReport:
-        """Return the report of a set, the same in every process. *Collective*."""
-        with evaluation_progress(trainer, f"Retrieval of {set_name}") as progress:
-            shards = [self._grouped_shard(trainer, side) for side in sides]
-            columns: dict[str, Any] = dict(zip(GROUPS, (shard.groups for shard in shards), strict=False))
-            if self._ids_are_shared(sides):
-                columns |= dict(zip(IDS, (shard.ids for shard in shards), strict=True))
-            return evaluate_retrieval(
-                *(column for shard in shards for column in (shard.embeddings, shard.labels)),
-                share=Share(all_processes(), *(shard.places for shard in shards)),
+    def _arguments(self, trainer: Trainer, sides: Sequence[SideKey]) -> dict[str, Any]:
+        """Return the arguments of `evaluate_retrieval` for a set, but the settings. *Collective*."""
+        shards = [self._grouped_shard(trainer, side) for side in sides]
+        arguments: dict[str, Any] = dict(zip(GROUPS, (shard.groups for shard in shards), strict=False))
+        if self._ids_are_shared(sides):
+            arguments |= dict(zip(IDS, (shard.ids for shard in shards), strict=True))
+        for rows, labels, shard in zip(("queries", "gallery"), LABELS, shards, strict=False):
+            arguments |= {rows: shard.embeddings, labels: shard.labels}
+        return arguments | {"share": Share(all_processes(), *(shard.places for shard in shards))}
+
+    def _compress(
+        self, trainer: Trainer, key: str, report: RetrievalReport, arguments: Mapping[str, Any]
+    ) -> CompressionReport:
+        """Return what compressed forms of a set lose, the same in every process; warn of its notes. *Collective*."""
+        sets = {name: array for name, array in arguments.items() if name not in ("queries", "share")}
+        with evaluation_progress(trainer, f"Compression of {key}") as progress:
+            compression = costs_beside(
+                report,
+                self._forms,
+                arguments["queries"],
+                sets,
+                settings=self._settings,
+                metrics=headline_metrics(self._metrics()),
+                share=arguments["share"],
                 progress=progress,
-                **columns,
-                **self._settings.arguments(),
             )
+        for note in compression.notes:
+            self._policy.warn(f"{key}: {note} (Shown once.)", kind=without_digits(note))
+        return compression
 
     def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Sequence[str]:
         """Return the names that the latest report of a set had, or would have."""
@@ -263,8 +323,19 @@ class RetrievalMonitor(CollectingMonitor):
         if any(watcher.key == key for watcher in watchers(trainer)):
             self._unmatched_keys.add(key)
 
-    def _values(self, trainer: Trainer, prefix: str, suffix: str, report: RetrievalReport) -> dict[str, float]:
-        """Return name -> value of a set that was evaluated, as they are logged."""
+    def _logged(
+        self, trainer: Trainer, prefix: str, suffix: str, report: RetrievalReport, values: dict[str, float]
+    ) -> dict[str, float]:
+        """Return name -> value of a set that was evaluated, as they are logged.
+
+        Args:
+            trainer: The Trainer.
+            prefix: First part of the keys.
+            suffix: Their end.
+            report: The report of the set.
+            values: The values of the set and of its compressed forms.
+        """
+        values = dict(values)
         for note in report.messages:
             self._policy.warn(f"{prefix}{suffix}: {note}", kind=without_digits(note))
         unmatched_key = f"{prefix}/{UNMATCHED}{suffix}"
@@ -273,7 +344,6 @@ class RetrievalMonitor(CollectingMonitor):
         if report.queries_without_match:
             self._unmatched_keys.add(unmatched_key)
         monitored_by = {watcher.key: watcher.name for watcher in watchers(trainer)}
-        values = dict(report.metrics())
         for name in self._names():
             key = f"{prefix}/{name}{suffix}"
             if name in values:
@@ -293,8 +363,7 @@ class RetrievalMonitor(CollectingMonitor):
         return values
 
     def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
-        better: dict[str, Better] = {requested.key: requested.metric.better for requested in self._metrics()}
-        better[UNMATCHED] = None
+        better = {**self._better_of_names(), UNMATCHED: None}
         keys: dict[str, Better] = {}
         for evaluated_set in self._sets(trainer):
             for name, direction in better.items():

@@ -6,7 +6,8 @@ import json
 import math
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -20,14 +21,30 @@ from fewshot_callbacks.cli.options import in_shell, metric_keys
 from fewshot_callbacks.cli.processes import joined_processes, part_of_process
 from fewshot_callbacks.cli.resume import journal_of
 from fewshot_callbacks.cli.stored_sets import StoredSets, are_first, read_sets, take_where
-from fewshot_callbacks.cli.tables import DISCRIMINANT_RATIO, as_number, class_tables, comparison_table, report_table
+from fewshot_callbacks.cli.tables import (
+    DISCRIMINANT_RATIO,
+    as_number,
+    class_tables,
+    comparison_table,
+    compression_tables,
+    report_table,
+)
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.files.journal import journaling
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.dynamics import without_nan
-from fewshot_callbacks.functional.retrieval import Relevance, RetrievalReport, compare_reports, evaluate_retrieval
+from fewshot_callbacks.functional.retrieval import (
+    CompressionReport,
+    Relevance,
+    RetrievalReport,
+    compare_reports,
+    evaluate_retrieval,
+)
+from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING
+from fewshot_callbacks.functional.retrieval.settings import reported_metrics
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
-from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings
+from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings, from_keywords
 from fewshot_callbacks.sources.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import note
 
@@ -50,9 +67,14 @@ def run(options: Namespace) -> None:
         raise ValueError(
             "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
         )
+    if options.against is not None and (options.dims or options.codes):
+        raise ValueError("--dims and --codes are compared with the whole embedding of one file. Leave out --against.")
     wants_j = DISCRIMINANT_RATIO in metric_keys(options.metrics)
     options = Namespace(**vars(options) | {"metrics": metrics_of_retrieval(options.metrics)})
+    compression = compression_of(options)
     all_sets = _read_files(options)
+    for sets in all_sets:
+        compression.refuse_wide(sets.queries.shape[1])
     if wants_j:
         for sets in all_sets:
             check_labels_for_j(sets)
@@ -63,10 +85,13 @@ def run(options: Namespace) -> None:
     # The state is removed once all is printed.
     with journaling(journal):
         reports = [evaluate_sets(sets, options, processes) for sets in all_sets]
+        compressed = None
+        if not compression.are_none:
+            compressed = compress_sets(all_sets[0], reports[0], compression, options, processes)
         if processes.rank > 0:  # the first process prints
             return
         results = [
-            Result(report, moments_of_all(sets) if wants_j else None)
+            Result(report, moments_of_all(sets) if wants_j else None, compressed)
             for sets, report in zip(all_sets, reports, strict=True)
         ]
         if len(results) > 1:
@@ -98,10 +123,12 @@ class Result:
     Args:
         report: The metrics of retrieval.
         moments: The moments of the classes, for J; None unless J was requested.
+        compression: What compressed forms lose; None unless some were requested.
     """
 
     report: RetrievalReport
     moments: ClassMoments | None = None
+    compression: CompressionReport | None = None
 
     @property
     def j(self) -> float | None:
@@ -111,7 +138,11 @@ class Result:
     def to_dict(self, options: Namespace) -> dict[str, Any]:
         """Return plain values for JSON."""
         values = as_dict(self.report, options)
-        return values if self.moments is None else values | without_nan({DISCRIMINANT_RATIO: self.j})
+        if self.moments is not None:
+            values |= without_nan({DISCRIMINANT_RATIO: self.j})
+        if self.compression is not None:
+            values["compression"] = self.compression.to_dict()
+        return values
 
 
 def print_result(result: Result, options: Namespace) -> None:
@@ -133,7 +164,12 @@ def print_result(result: Result, options: Namespace) -> None:
     if options.per_class:
         for classes in class_tables(report, console.width):
             console.print(classes)
-    for message in report.messages:
+    messages = list(report.messages)
+    if result.compression is not None:
+        for compressed in compression_tables(result.compression):
+            console.print(compressed)
+        messages += result.compression.notes
+    for message in messages:
         console.print(note(in_shell(message, "evaluate")))
 
 
@@ -203,12 +239,63 @@ def check_same_items(sets: StoredSets, others: StoredSets, *, kind: str = "label
 
 def evaluate_sets(sets: StoredSets, options: Namespace, processes: Processes = ALONE) -> RetrievalReport:
     """Return the report of the sets of a file, with the settings among the options; a bar shows the pairs done."""
+    queries, arguments = _share_of_process(sets, options, processes)
+    with _progress_bar(options) as progress:
+        return evaluate_retrieval(queries, **arguments, progress=progress, **_settings(options))
+
+
+def compression_of(options: Namespace) -> Compression:
+    """Return the compressed forms that the options ask for.
+
+    Raises:
+        ValueError: As `compression_costs` does.
+    """
+    settings = from_keywords(evaluate_retrieval, _settings(options))
+    # Words that are no numbers are refused with the others.
+    dims = [int(word) if word.isdecimal() else word for word in options.dims or ()]
+    compression = Compression.checked("compression_costs", dims, options.codes or (), settings)
+    compression.refuse_threshold(headline_metrics(reported_metrics(settings)), settings)
+    return compression
+
+
+def compress_sets(
+    sets: StoredSets, report: RetrievalReport, compression: Compression, options: Namespace, processes: Processes
+) -> CompressionReport:
+    """Return what compressed forms of the sets of a file lose; a bar shows the pairs done. *Collective*."""
+    settings = from_keywords(evaluate_retrieval, _settings(options))
+    queries, arguments = _share_of_process(sets, options, processes)
+    share = arguments.pop("share", EVERYTHING)
+    with _progress_bar(options) as progress:
+        return costs_beside(
+            report,
+            compression,
+            queries,
+            arguments,
+            settings=settings,
+            metrics=headline_metrics(reported_metrics(settings)),
+            share=share,
+            progress=progress,
+        )
+
+
+def _settings(options: Namespace) -> RetrievalOptions:
+    """Return the settings of the evaluation that are among the options."""
     settings = {name: vars(options)[name] for name in SETTINGS if name in options}
     settings["metrics"] = metric_keys(settings["metrics"])
-    queries = sets.queries
+    return cast(RetrievalOptions, settings)
+
+
+def _share_of_process(sets: StoredSets, options: Namespace, processes: Processes) -> tuple[Any, dict[str, Any]]:
+    """Return the queries of this process, and its other arguments of `evaluate_retrieval`, but the settings."""
     arguments = _arguments(sets, options)
     if processes.count > 1:
-        queries, arguments = part_of_process(queries, arguments, processes)
+        return part_of_process(sets.queries, arguments, processes)
+    return sets.queries, arguments
+
+
+@contextmanager
+def _progress_bar(options: Namespace) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar of the pairs done, which the function that it yields moves."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -219,12 +306,7 @@ def evaluate_sets(sets: StoredSets, options: Namespace, processes: Processes = A
     is_hidden = vars(options).get("json", False) or not sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=is_hidden) as bar:
         task = bar.add_task("pairs", total=None)
-        return evaluate_retrieval(
-            queries,
-            **arguments,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-            **cast(RetrievalOptions, settings),
-        )
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _arguments(sets: StoredSets, options: Namespace) -> dict[str, Any]:
@@ -299,14 +381,7 @@ def moments_of(rows: Any, labels: Any) -> ClassMoments:
 
 def differences_as_dict(differences: Mapping[str, Difference]) -> dict[str, Any]:
     """Return plain values for JSON, with null for NaN."""
-    return {
-        name: {
-            "value": None if math.isnan(difference.value) else difference.value,
-            "interval": [None if math.isnan(end) else end for end in difference.interval],
-            "is_beyond_chance": None if math.isnan(difference.interval.low) else difference.is_beyond_chance,
-        }
-        for name, difference in differences.items()
-    }
+    return {name: difference.to_dict() for name, difference in differences.items()}
 
 
 def as_dict(report: RetrievalReport, options: Namespace) -> dict[str, Any]:

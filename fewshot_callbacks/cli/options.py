@@ -46,6 +46,10 @@ class Evaluate:
             Where there is none, each row is both.
         against: Embeddings of the same items in the same order, for instance by another model: shows which differences
             are beyond chance.
+        dims: Numbers of dimensions, such as 64 256: shows what embeddings lose that are truncated to their first dimensions,
+            in the first of the metrics, and in recall@1 if it is one of them.
+        codes: int8, binary or both: the same for embeddings that are stored in a byte or a bit for each dimension, and for
+            truncated ones.
         judgements: Judgements of relevance (qrels), in place of labels: a file with the four columns of TREC, or with
             query, item and grade, as BEIR has them, with or without a heading. The ids are those of ids, or of query_ids
             and gallery_ids.
@@ -65,6 +69,8 @@ class Evaluate:
     groups: str | None = None
     is_gallery: str | None = None
     against: Path | None = None
+    dims: Sequence[str] | None = None
+    codes: Sequence[str] | None = None
     judgements: Path | None = None
     unknown: Literal["error", "ignore"] = "error"
     at_least: float = 1.0

@@ -14,12 +14,14 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 from fewshot_callbacks.cli.mistakes import MistypedError, kinds_of, reason, unknown_option, values_of
 from fewshot_callbacks.cli.options import OPTIONS, classes_of, options_of
 
-# jsonargparse would ask for `--json true`, `--metrics [mAP,pair_f1]` and `--names [a,b]`.
+# jsonargparse would ask for `--json true`, `--metrics [mAP,pair_f1]`, `--dims [64,256]` and `--names [a,b]`.
 AS_TYPED: dict[str, dict[str, Any]] = {
     "float64": {"action": "store_true"},
     "json": {"action": "store_true"},
     "per_class": {"action": "store_true"},
     "metrics": {"nargs": "+", "metavar": "KEY"},
+    "dims": {"nargs": "+", "metavar": "DIMS"},
+    "codes": {"nargs": "+", "metavar": "CODE"},
     "names": {"nargs": 2, "metavar": "NAME"},
 }
 SHORT = {"output": ["-o"]}

@@ -23,7 +23,11 @@ from fewshot_callbacks.sources.shard_files import file_stamp, find_shards
 
 # The options by which an evaluation is told from another: its result depends on them, or the tiles in which states are
 # counted.
-COMPARED_OPTIONS = (*(field.name for field in fields(RetrievalSettings)), *COLUMNS, "unknown", "at_least")
+COMPARED_OPTIONS = (
+    *(field.name for field in fields(RetrievalSettings)),
+    *COLUMNS,
+    *("unknown", "at_least", "dims", "codes"),
+)
 # The arrays that hold vectors, and may be larger than memory.
 VECTORS = ("queries", "gallery")
 

@@ -10,7 +10,12 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fewshot_callbacks.functional.retrieval import RequestedMetric, RetrievalReport, requested_metric
+from fewshot_callbacks.functional.retrieval import (
+    CompressionReport,
+    RequestedMetric,
+    RetrievalReport,
+    requested_metric,
+)
 from fewshot_callbacks.functional.statistics import Difference
 from fewshot_callbacks.system.terminal import as_text
 
@@ -119,6 +124,27 @@ def comparison_table(
         *values, gain, interval, is_beyond_chance = difference.in_words()
         cells = [*(values[side] for side in order), gain]
         table.add_row(name, *("n/a" if "nan" in cell else cell for cell in cells), interval, is_beyond_chance)
+    return table
+
+
+def compression_tables(compression: CompressionReport) -> list[Table]:
+    """Return a table for each compared metric: the whole embedding, and each compressed form in a row."""
+    return [_compression_table(compression, key) for key in compression.compared()]
+
+
+def _compression_table(compression: CompressionReport, key: str) -> Table:
+    title = f"{key} of compressed embeddings of {compression.dims:,} dimensions"
+    table = Table(title=as_text(title), pad_edge=False, **NARROW)
+    table.add_column("form", overflow="fold")
+    for heading in ("bytes of\nan item", "value", "minus\nwhole", "its 95 % interval"):
+        table.add_column(heading, justify="right", overflow="fold")
+    table.add_column("beyond\nchance", overflow="fold")
+    table.add_row("whole", f"{compression.bytes_per_item:,}", as_number(compression.whole[key]))
+    for name, variant in compression.variants.items():
+        if key in variant.differences:
+            value, _, loss, interval, is_beyond_chance = variant.differences[key].in_words()
+            cells = ["n/a" if "nan" in cell else cell for cell in (value, loss)]
+            table.add_row(name, f"{variant.bytes_per_item:,}", *cells, interval, is_beyond_chance)
     return table
 
 

@@ -185,6 +185,19 @@ class Difference:
             words += f" ({interval}), {chance}"
         return words
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the difference, its interval and whether that is beyond chance, for JSON (NaN becomes None).
+
+        Examples:
+            >>> Difference(0.75, 0.5, Interval(0.125, 0.375)).to_dict()
+            {'value': 0.25, 'interval': [0.125, 0.375], 'is_beyond_chance': True}
+        """
+        return {
+            "value": None if math.isnan(self.value) else self.value,
+            "interval": [None if math.isnan(end) else end for end in self.interval],
+            "is_beyond_chance": None if math.isnan(self.interval.low) else self.is_beyond_chance,
+        }
+
     def in_words(self) -> tuple[str, str, str, str, str]:
         """Return both values, their difference, its interval and whether that is beyond chance, as tables show them.
 

@@ -11,6 +11,7 @@ with required_extra("report", "fewshot_callbacks.plots"):
     import matplotlib  # noqa: F401
 
 from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
+from fewshot_callbacks.plots.compression import compression_curve
 from fewshot_callbacks.plots.embedding_map import Projection, embedding_map, project
 from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, retrieval_panels, to_picture
 from fewshot_callbacks.plots.scores import (
@@ -35,6 +36,7 @@ __all__ = [
     "PairCounts",
     "PanelRow",
     "Projection",
+    "compression_curve",
     "confused_classes",
     "embedding_map",
     "encode",

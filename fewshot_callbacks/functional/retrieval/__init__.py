@@ -3,6 +3,11 @@
 from fewshot_callbacks.engine.options import Progress
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.functional.retrieval.compare import GeneralizationGap, compare_reports, generalization_gap
+from fewshot_callbacks.functional.retrieval.compression import (
+    CompressionReport,
+    CompressionVariant,
+    compression_costs,
+)
 from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, grouped_recall, label_groups
@@ -23,6 +28,7 @@ from fewshot_callbacks.functional.retrieval.settings import Unmatched
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.settings import (
     DEFAULT_METRICS,
+    Code,
     Divisor,
     Metric,
     RequestedMetric,
@@ -37,6 +43,9 @@ __all__ = [
     "DEFAULT_METRICS",
     "METRICS",
     "RELEVANCE_METRICS",
+    "Code",
+    "CompressionReport",
+    "CompressionVariant",
     "Divisor",
     "Enclosure",
     "ErrorRatePoint",
@@ -62,6 +71,7 @@ __all__ = [
     "Ties",
     "Unmatched",
     "compare_reports",
+    "compression_costs",
     "evaluate_retrieval",
     "generalization_gap",
     "grouped_recall",

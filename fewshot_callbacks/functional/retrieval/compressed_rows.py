@@ -1,0 +1,222 @@
+"""Compressed forms of embeddings: their first dimensions, and codes of one byte or one bit for each dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.settings import Code
+from fewshot_callbacks.sources.stored_rows import even_slices, is_source
+
+# An int8 code has 256 values, so that the range of a dimension has 255 steps.
+STEPS = 255
+LOWEST_CODE = -128
+# Numbers of embeddings that are coded at a time: 8 MB in float64, and a few copies of it.
+NUMBERS_AT_ONCE = 2**20
+
+
+class Ranges(NamedTuple):
+    """The range of each dimension over all gallery items, of all processes."""
+
+    low: Float[np.ndarray, "dim"]
+    high: Float[np.ndarray, "dim"]
+
+    def constant_dims(self) -> int:
+        """Return the number of dimensions that are the same in all gallery items."""
+        return int((self.low == self.high).sum())
+
+    def constant_bits(self) -> int:
+        """Return the number of dimensions whose bit is the same in all gallery items."""
+        return int(((self.low > 0) | (self.high <= 0)).sum())
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form in which embeddings are stored.
+
+    Args:
+        dims: Number of dimensions, the first ones.
+        code: How each dimension is stored; None for a number as it is.
+        is_whole: Whether these are all dimensions, which the name then leaves out.
+    """
+
+    dims: int
+    code: Code | None
+    is_whole: bool
+
+    @property
+    def name(self) -> str:
+        """The name in tables and keys: `dims64`, `int8` or `dims64_int8`."""
+        parts = []
+        if not self.is_whole:
+            parts.append(f"dims{self.dims}")
+        if self.code is not None:
+            parts.append(self.code)
+        return "_".join(parts)
+
+    def bytes_per_item(self, bytes_per_number: int) -> int:
+        """Return the bytes of an item, whose numbers take so many bytes each before they are coded."""
+        if self.code == "int8":
+            return self.dims
+        if self.code == "binary":
+            return -(-self.dims // 8)  # rounded up
+        return self.dims * bytes_per_number
+
+    def of(self, rows: Any, ranges: Ranges | None) -> Tensor | _FormOfSource:
+        """Return rows in this form: of a tensor a tensor, of a source a source.
+
+        Args:
+            rows: (items, dim) A tensor on the CPU, or a source that is read by slices.
+            ranges: The ranges by which int8 codes are made; other forms need none.
+
+        Returns:
+            (items, dims) numbers in their own type, int8 codes, or a byte of 0 or 1 for each bit.
+        """
+        if isinstance(rows, Tensor):
+            return self.of_tensor(rows, ranges)
+        return _FormOfSource(rows, self, ranges)
+
+    def of_tensor(self, rows: Tensor, ranges: Ranges | None) -> Tensor:
+        """Return the rows of a tensor in this form."""
+        first_dims = rows[:, : self.dims]
+        if self.code is None:
+            return first_dims
+        codes = torch.empty(first_dims.shape, dtype=torch.int8)
+        for span in _spans(len(rows), self.dims):
+            if self.code == "int8":
+                assert ranges is not None
+                codes[span] = int8_codes(first_dims[span], ranges)
+            else:
+                codes[span] = first_dims[span] > 0
+        return codes
+
+
+def forms_of(dim: int, dims: Sequence[int], codes: Sequence[Code]) -> list[Form]:
+    """Return the forms of embeddings: the first dimensions, codes of all dimensions, and codes of the first ones.
+
+    Args:
+        dim: Number of all dimensions.
+        dims: Numbers of dimensions.
+        codes: Kinds of codes.
+
+    Examples:
+        >>> [form.name for form in forms_of(8, [4], ["int8", "binary"])]
+        ['dims4', 'int8', 'binary', 'dims4_int8', 'dims4_binary']
+    """
+    truncated = [Form(number, None, False) for number in dims]
+    coded = [Form(dim, code, True) for code in codes]
+    both = [Form(number, code, False) for number in dims for code in codes]
+    return truncated + coded + both
+
+
+def int8_codes(rows: Float[Tensor, "items dims"], ranges: Ranges) -> Int[Tensor, "items dims"]:
+    """Return the int8 codes of rows, from -128 for the lowest number of a dimension to 127 for its highest one.
+
+    The arithmetic is that of `sentence_transformers.util.quantize_embeddings` with these ranges (version 6.2), so that its
+    codes are the same.
+
+    Args:
+        rows: The first dimensions of some embeddings.
+        ranges: The ranges of all dimensions.
+    """
+    dims = rows.shape[1]
+    low = ranges.low[:dims].astype(np.float32)
+    steps = (ranges.high[:dims].astype(np.float32) - low) / STEPS
+    steps[steps == 0] = 1  # all items have one number, whose code is the lowest
+    numbers = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+    levels = torch.floor((numbers - torch.from_numpy(low)) / torch.from_numpy(steps)).clamp(0, STEPS)
+    return (levels + LOWEST_CODE).to(torch.int8)
+
+
+def find_ranges(gallery: Any, dim: int, processes: Processes) -> Ranges:
+    """Return the ranges of all dimensions. *Collective*.
+
+    Args:
+        gallery: (items, dim) The gallery items of this process: a tensor on the CPU, or a source; finite.
+        dim: Number of dimensions, which a process without items does not know otherwise.
+        processes: Those that hold the gallery together.
+    """
+    low = np.full(dim, np.inf)
+    high = np.full(dim, -np.inf)
+    for span in _spans(int(gallery.shape[0]), dim):
+        rows = _as_tensor(gallery[span]).double().numpy()
+        low = np.minimum(low, rows.min(axis=0))
+        high = np.maximum(high, rows.max(axis=0))
+    by_process = processes.gather(Ranges(low, high))
+    lows = [ranges.low for ranges in by_process]
+    highs = [ranges.high for ranges in by_process]
+    return Ranges(np.min(lows, axis=0), np.max(highs, axis=0))
+
+
+def refuse_wide_ranges(call: str, ranges: Ranges) -> None:
+    """Refuse ranges that float32, in which int8 codes are computed, cannot hold.
+
+    Args:
+        call: The public function, for messages.
+        ranges: The ranges of all dimensions.
+
+    Raises:
+        ValueError: With the first such dimension.
+    """
+    sizes = np.maximum(np.abs(ranges.low), np.abs(ranges.high))
+    too_wide = np.flatnonzero(np.maximum(sizes, ranges.high - ranges.low) > np.finfo(np.float32).max)
+    if len(too_wide):
+        first = int(too_wide[0])
+        raise ValueError(
+            f"{call}: dimension {first} of the gallery ranges from {ranges.low[first]:.3g} to {ranges.high[first]:.3g}, "
+            "which float32 cannot hold, in which int8 codes are computed. Divide the embeddings by a number, or leave "
+            "'int8' out of codes."
+        )
+
+
+class _FormOfSource:
+    """The rows of a source in a form, as a source: each slice is read and coded when it is asked for.
+
+    Args:
+        rows: All dimensions.
+        form: The form.
+        ranges: The ranges by which int8 codes are made.
+    """
+
+    def __init__(self, rows: Any, form: Form, ranges: Ranges | None) -> None:
+        self._rows = rows
+        self._form = form
+        self._ranges = ranges
+        self.shape = (int(rows.shape[0]), form.dims)
+        self.dtype = rows.dtype if form.code is None else torch.int8
+
+    def __getitem__(self, span: slice) -> Tensor:
+        """Return neighbouring rows in the form. All dimensions of a few rows at a time are in memory."""
+        start, stop, _ = span.indices(self.shape[0])
+        pieces = [
+            self._form.of_tensor(_as_tensor(self._rows[piece]), self._ranges)
+            for piece in even_slices(start, stop, _rows_at_once(int(self._rows.shape[1])))
+        ]
+        if not pieces:
+            return self._form.of_tensor(_as_tensor(self._rows[0:0]), self._ranges)
+        return torch.cat(pieces)
+
+
+def is_read(rows: Any) -> bool:
+    """Return whether rows are a source whose slices are read, and no tensor in memory."""
+    return is_source(rows) and not isinstance(rows, Tensor)
+
+
+def _as_tensor(rows: Tensor | NDArray[Any]) -> Tensor:
+    return rows if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows))
+
+
+def _spans(items: int, dim: int) -> list[slice]:
+    return even_slices(0, items, _rows_at_once(dim))
+
+
+def _rows_at_once(dim: int) -> int:
+    return max(1, NUMBERS_AT_ONCE // max(1, dim))

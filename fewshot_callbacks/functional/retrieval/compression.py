@@ -1,0 +1,540 @@
+"""`compression_costs`: the metrics of truncated and quantised embeddings beside those of the whole embedding."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Unpack, cast, get_args
+
+import torch
+
+from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.engine.options import Progress
+from fewshot_callbacks.functional._equality import equal_with_nan
+from fewshot_callbacks.functional._reading import as_tensor, default_mode
+from fewshot_callbacks.functional._table import table
+from fewshot_callbacks.functional.retrieval.compare import compare_reports
+from fewshot_callbacks.functional.retrieval.compressed_rows import (
+    Form,
+    Ranges,
+    find_ranges,
+    forms_of,
+    is_read,
+    refuse_wide_ranges,
+)
+from fewshot_callbacks.functional.retrieval.evaluate import OF_PAIRS, evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, with_stored_arrays
+from fewshot_callbacks.functional.retrieval.relevance import Relevance
+from fewshot_callbacks.functional.retrieval.report import RetrievalReport
+from fewshot_callbacks.functional.retrieval.settings import reported_metrics, several
+from fewshot_callbacks.functional.statistics import Difference
+from fewshot_callbacks.settings import Code, RequestedMetric, RetrievalOptions, RetrievalSettings, from_keywords, takes
+
+_CALL = "compression_costs"
+CODES: tuple[Code, ...] = get_args(Code)
+# What is reported by default.
+COMPARED_METRICS = ("mAP", "recall@1")
+# Other names of codes, as `quantize_embeddings` and databases have them.
+_OTHER_NAMES: Mapping[str, Code] = {"ubinary": "binary", "bit": "binary", "sign": "binary", "uint8": "int8"}
+
+
+@equal_with_nan
+@dataclass(frozen=True)
+class CompressionVariant:
+    """A compressed form of the embeddings, and what it costs.
+
+    Examples:
+        >>> import torch
+        >>> labels = torch.arange(100) % 20
+        >>> embeddings = torch.nn.functional.one_hot(labels).float() + 0.05 * torch.randn(100, 20)
+        >>> variant = compression_costs(embeddings, labels, codes="binary").variants["binary"]
+        >>> variant.dims, variant.bytes_per_item, variant.report.similarity
+        (20, 3, 'hamming')
+    """
+
+    dims: int
+    """number of dimensions, the first ones"""
+    code: Code | None
+    """how each dimension is stored; None for a number as it is"""
+    bytes_per_item: int
+    """bytes that the vector of an item takes"""
+    report: RetrievalReport
+    """the report of this form"""
+    differences: dict[str, Difference]
+    """metric -> the value of this form minus that of the whole embedding, with the interval of each query compared with
+    itself, see `compare_reports`"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, with None for NaN."""
+        return {
+            "dims": self.dims,
+            "code": self.code,
+            "bytes_per_item": self.bytes_per_item,
+            "similarity": self.report.similarity,
+            **self.report.tables(),
+            "differences": {key: difference.to_dict() for key, difference in self.differences.items()},
+        }
+
+
+@equal_with_nan
+@dataclass(frozen=True)
+class CompressionReport:
+    """The result of `compression_costs`; `print` shows a table for each metric.
+
+    Examples:
+        >>> import torch
+        >>> labels = torch.arange(100) % 20
+        >>> embeddings = torch.nn.functional.one_hot(labels).float() + 0.05 * torch.randn(100, 20)
+        >>> report = compression_costs(embeddings, labels, dims=10, codes="int8", metrics="mAP")
+        >>> list(report.variants)
+        ['dims10', 'int8', 'dims10_int8']
+        >>> print(report)  # doctest: +ELLIPSIS
+                mAP  bytes of an item   value  minus whole      its interval  beyond chance
+              whole                80  1.0000...
+    """
+
+    whole: RetrievalReport
+    """the report of the whole embedding"""
+    dims: int
+    """number of dimensions of the whole embedding"""
+    bytes_per_item: int
+    """bytes that the whole embedding of an item takes"""
+    variants: dict[str, CompressionVariant]
+    """`dims64`, `int8`, `dims64_int8` and so on -> this form, from the most bytes to the fewest"""
+    notes: tuple[str, ...]
+    """what a reader of the differences should know"""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the values of the compressed forms under the names with which they are logged, such as `int8/mAP`."""
+        return {
+            f"{name}/{key}": value
+            for name, variant in self.variants.items()
+            for key, value in variant.report.metrics().items()
+        }
+
+    def compared(self) -> tuple[str, ...]:
+        """Return the keys of the metrics of which a form and the whole embedding have a value."""
+        keys = [key for variant in self.variants.values() for key in variant.differences]
+        return tuple(dict.fromkeys(keys))
+
+    def __str__(self) -> str:
+        """Return a table for each metric, a form in each line, and the notes."""
+        tables = ["\n".join(table(*self._table(key))) for key in self.compared()]
+        return "\n\n".join([*tables, *self.notes])
+
+    def _table(self, key: str) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+        """Return the heads of the columns and the cells of the table of a metric."""
+        columns = (key, "bytes of an item", "value", "minus whole", "its interval", "beyond chance")
+        rows = [("whole", f"{self.bytes_per_item:,}", f"{self.whole[key]:.4f}", "", "", "")]
+        for name, variant in self.variants.items():
+            if key in variant.differences:
+                value, _, loss, interval, is_beyond_chance = variant.differences[key].in_words()
+                rows.append((name, f"{variant.bytes_per_item:,}", value, loss, interval, is_beyond_chance))
+        return columns, rows
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values for JSON, with None for NaN; of the whole embedding the compared values."""
+        whole = self.whole.tables()
+        return {
+            "dims": self.dims,
+            "bytes_per_item": self.bytes_per_item,
+            "similarity": self.whole.similarity,
+            **{
+                name: {key: value for key, value in values.items() if key in self.compared()}
+                for name, values in whole.items()
+            },
+            "confidence": self.whole.confidence,
+            "variants": {name: variant.to_dict() for name, variant in self.variants.items()},
+            "notes": list(self.notes),
+        }
+
+
+@takes(RetrievalOptions, metrics=COMPARED_METRICS)
+def compression_costs(
+    queries: Any,
+    query_labels: Any | None = None,
+    gallery: Any | None = None,
+    gallery_labels: Any | None = None,
+    *,
+    dims: int | Sequence[int] = (),
+    codes: str | Sequence[str] = CODES,
+    relevance: Relevance | Any | None = None,
+    query_ids: Any | None = None,
+    gallery_ids: Any | None = None,
+    query_groups: Any | None = None,
+    gallery_groups: Any | None = None,
+    share: Share = EVERYTHING,
+    progress: Progress | None = None,
+    **settings: Unpack[RetrievalOptions],
+) -> CompressionReport:
+    """Compute what truncated and quantised embeddings lose against the whole embedding, with intervals.
+
+    The whole embedding is evaluated, and each compressed form of queries and gallery after it: the first dimensions, as
+    embeddings that were trained for it (Matryoshka) are truncated; codes of all dimensions; and codes of the first ones.
+    Each query is compared with itself, so that a small loss shows.
+
+    `int8` stores a dimension in a byte. The range of each dimension over all gallery items (over the set itself without a
+    gallery) is divided into 255 steps; the code of a number is the number of whole steps from the lowest one, minus 128. Of
+    queries beyond the range it is -128 or 127. A dimension that is the same in all items is coded as -128 in all of them.
+    Codes are compared as they are, by the similarity of the whole embedding. `binary` stores whether a number is above
+    zero, in a bit, and compares by Hamming distance. Both codes are those of
+    `sentence_transformers.util.quantize_embeddings` with the gallery as calibration embeddings. Rows are coded as they are
+    passed: pass normalised rows where they are normalised before they are stored. The first d dimensions of a form
+    with both have the codes that they have in the code of all dimensions.
+
+    One form is in memory at a time, beside the embeddings and `memory_mb`: for the first d dimensions a copy of them, for a
+    code a byte for each dimension. Rows of files are truncated and coded as they are read, but for `binary`.
+
+    Args:
+        queries: As in `evaluate_retrieval`, as all arguments without an explanation here.
+        query_labels: Labels of the queries.
+        gallery: Items to retrieve from; by default the queries themselves, leave-one-out.
+        gallery_labels: Labels of the gallery items.
+        dims: Numbers of dimensions, each at most that of the embeddings, such as (64, 256).
+        codes: `int8`, `binary` or both; none for `()`.
+        relevance: Who is relevant to each query, in place of labels.
+        query_ids: Identity of each query.
+        gallery_ids: Identity of each gallery item.
+        query_groups: Group of each query.
+        gallery_groups: Group of each gallery item.
+        share: Which share of the sets this process holds, where several make this call together.
+        progress: Called with the number of pairs done and the number of all pairs, of all forms together.
+        **settings: See `RetrievalSettings`.
+
+    Returns:
+        A frozen report: the report of the whole embedding, and of each form its report, its bytes and its differences.
+        `prototype_accuracy` is left out of `binary`, since bits have no mean.
+
+    Raises:
+        ValueError: As `evaluate_retrieval`; if `dims` and `codes` are empty, repeat themselves or do not fit the
+            embeddings; for `similarity="hamming"`, whose embeddings are codes already; or if a threshold is set for codes,
+            whose scores are others.
+
+    Examples:
+        >>> import torch
+        >>> labels = torch.arange(200) % 20
+        >>> embeddings = torch.nn.functional.one_hot(labels).float() + 0.3 * torch.randn(200, 20)
+        >>> report = compression_costs(embeddings, labels, dims=(5, 10), codes="int8")
+        >>> report.bytes_per_item, report.variants["int8"].bytes_per_item
+        (80, 20)
+        >>> report.variants["dims5"].differences["mAP"].is_beyond_chance
+        True
+    """
+    options = cast(RetrievalOptions, {"metrics": COMPARED_METRICS, **settings})
+    arguments: dict[str, Any] = {
+        "gallery": gallery,
+        "query_labels": query_labels,
+        "gallery_labels": gallery_labels,
+        "query_ids": query_ids,
+        "gallery_ids": gallery_ids,
+        "query_groups": query_groups,
+        "gallery_groups": gallery_groups,
+        "relevance": relevance,
+    }
+    with default_mode(), share.processes.together():
+        checked = from_keywords(compression_costs, options)
+        forms = Compression.checked(_CALL, dims, codes, checked)
+        if forms.are_none:
+            raise ValueError(
+                f"{_CALL}: dims and codes are empty, so that there is nothing to compare. Pass dims=(64, 256), or "
+                "codes=('int8', 'binary')."
+            )
+        metrics = reported_metrics(checked)
+        forms.refuse_threshold(metrics, checked)
+        # A wrong number is refused before the whole embedding is evaluated, if this process has items.
+        shape: Sequence[int] = getattr(queries, "shape", ())
+        if len(shape) == 2 and shape[0]:
+            forms.refuse_wide(int(shape[1]))
+        share.processes.refuse_other_calls(_CALL, {"dims": forms.dims, "codes": forms.codes})
+        evaluations = 1 + forms.count
+        whole = evaluate_retrieval(
+            queries,
+            **arguments,
+            share=share,
+            progress=_part_of_progress(progress, 0, evaluations),
+            **options,
+        )
+        return costs_beside(
+            whole,
+            forms,
+            queries,
+            arguments,
+            settings=checked,
+            metrics=metrics,
+            share=share,
+            progress=progress,
+        )
+
+
+# ------------------------------------------------------------------------------------------- forms that a caller asks for
+
+
+@dataclass(frozen=True)
+class Compression:
+    """The compressed forms that a caller asks for, checked as far as they can be without embeddings."""
+
+    call: str
+    """the public function or class, for messages"""
+    dims: tuple[int, ...]
+    codes: tuple[Code, ...]
+
+    @classmethod
+    def checked(cls, call: str, dims: Any, codes: Any, settings: RetrievalSettings) -> Compression:
+        """Return what a caller asks for, in one form.
+
+        Args:
+            call: The public function or class, for messages.
+            dims: A number of dimensions, or several.
+            codes: The name of a code, or several.
+            settings: The settings of the whole embedding.
+
+        Raises:
+            ValueError: If a number is not positive, a name is unknown, one comes twice, or the embeddings are codes.
+        """
+        numbers = tuple(_number_of_dims(call, number) for number in several(dims))
+        names = several(codes)
+        for name in names:
+            _check_code(call, name)
+        _refuse_repeated(call, "dims", numbers)
+        _refuse_repeated(call, "codes", names)
+        forms = cls(call, numbers, names)
+        if settings.similarity == "hamming" and not forms.are_none:
+            raise ValueError(
+                f"{call}: with similarity='hamming' the embeddings are binary codes already. Pass the embeddings before "
+                "they were coded, without similarity='hamming', or leave out dims and codes."
+            )
+        return forms
+
+    @property
+    def are_none(self) -> bool:
+        """Whether nothing is asked for."""
+        return not self.dims and not self.codes
+
+    @property
+    def count(self) -> int:
+        """Number of forms."""
+        return (1 + len(self.dims)) * (1 + len(self.codes)) - 1
+
+    def metrics_by_name(self, metrics: Sequence[RequestedMetric]) -> dict[str, list[RequestedMetric]]:
+        """Return the name of each form -> those of the metrics that it has."""
+        return {form.name: metrics_of_code(metrics, form.code) for form in forms_of(0, self.dims, self.codes)}
+
+    def refuse_wide(self, dim: int) -> None:
+        """Refuse more dimensions than the embeddings have.
+
+        Raises:
+            ValueError: With both numbers.
+        """
+        wide = [number for number in self.dims if number > dim]
+        if wide:
+            raise ValueError(
+                f"{self.call}: dims hold {', '.join(map(str, wide))}, and the embeddings have {dim} dimensions. Pass "
+                f"numbers up to {dim}."
+            )
+
+    def refuse_threshold(self, metrics: Sequence[RequestedMetric], settings: RetrievalSettings) -> None:
+        """Refuse a threshold of the whole embedding for codes, if a metric depends on it.
+
+        Args:
+            metrics: The metrics of the compressed forms.
+            settings: The settings of the whole embedding.
+
+        Raises:
+            ValueError: With the threshold.
+        """
+        if not self.codes or not any(metric.metric.source in OF_PAIRS for metric in metrics):
+            return
+        for name in ("threshold", "threshold_bounds"):
+            value = getattr(settings, name)
+            if value is not None:
+                raise ValueError(
+                    f"{self.call}: {name}={value!r} holds for the scores of the embeddings, and codes have other scores. "
+                    f"Leave out {name}, so that each form has the threshold of its best F1, or pass codes=()."
+                )
+
+
+def _number_of_dims(call: str, number: Any) -> int:
+    """Return a number of dimensions as Python's integer; refuse anything else."""
+    if not hasattr(number, "__index__") or isinstance(number, bool) or number.__index__() < 1:
+        raise ValueError(
+            f"{call}: dims hold {number!r}. Each is a whole number of dimensions from 1 on, the first ones of an embedding: "
+            "dims=(64, 256)."
+        )
+    return int(number.__index__())
+
+
+def _check_code(call: str, name: Any) -> None:
+    if name in CODES:
+        return
+    meant = _OTHER_NAMES.get(name) if isinstance(name, str) else None
+    if meant is None and isinstance(name, str):
+        near = difflib.get_close_matches(name.lower(), CODES, n=1)
+        meant = cast(Code, near[0]) if near else None
+    fix = f"Did you mean {meant!r}?" if meant else f"There are {' and '.join(map(repr, CODES))}."
+    raise ValueError(f"{call}: codes hold {name!r}, and there is no such code. {fix}")
+
+
+def _refuse_repeated(call: str, argument: str, values: Sequence[Any]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"{call}: {argument} hold {value!r} {values.count(value)} times. Pass it once.")
+
+
+def headline_metrics(metrics: Sequence[RequestedMetric]) -> list[RequestedMetric]:
+    """Return the metrics of compressed forms beside a whole report: the first one, and recall@1 if it is among them."""
+    return [metric for number, metric in enumerate(metrics) if number == 0 or metric.key == "recall@1"]
+
+
+def metrics_of_code(metrics: Sequence[RequestedMetric], code: Code | None) -> list[RequestedMetric]:
+    """Return the metrics that a form with this code has: bits have no mean that could be a prototype."""
+    return [metric for metric in metrics if code != "binary" or metric.metric.source != "prototypes"]
+
+
+# ----------------------------------------------------------------------------------------------------------- evaluation
+
+
+class _Sets(NamedTuple):
+    """The rows of this process, as they are truncated and coded."""
+
+    queries: Any
+    gallery: Any | None
+    """None if the queries are the gallery"""
+    dim: int
+    bytes_per_number: int
+
+
+def costs_beside(
+    whole: RetrievalReport,
+    compression: Compression,
+    queries: Any,
+    arguments: Mapping[str, Any],
+    *,
+    settings: RetrievalSettings,
+    metrics: Sequence[RequestedMetric],
+    share: Share = EVERYTHING,
+    progress: Progress | None = None,
+) -> CompressionReport:
+    """Evaluate compressed forms of embeddings whose report is known. *Collective*.
+
+    Args:
+        whole: The report of the embeddings with these arguments and settings; its metrics may be more.
+        compression: The forms; at least one.
+        queries: Queries of this process.
+        arguments: Gallery, labels, ids, groups and relevance by their names in `evaluate_retrieval`, those of this process.
+        settings: The settings of the report.
+        metrics: The metrics of the forms.
+        share: Which share of the sets this process holds.
+        progress: As in `compression_costs`, where the whole embedding is the first of the evaluations.
+
+    Raises:
+        ValueError: As `compression_costs` does.
+    """
+    arrays = dict(arguments)
+    gallery = arrays.pop("gallery", None)
+    relevance = arrays.pop("relevance", None)
+    queries, gallery, arrays = with_stored_arrays(queries, gallery, arrays, labelled=relevance is None)
+    sets = _read(queries, gallery, share.processes)
+    compression.refuse_wide(sets.dim)
+    if sets.bytes_per_number == 1 and "int8" in compression.codes:
+        raise ValueError(
+            f"{compression.call}: the embeddings are integers of one byte already. Pass them before they were coded, or "
+            "leave 'int8' out of codes."
+        )
+    ranges = _ranges(compression, sets, share.processes)
+    variants = {}
+    for number, form in enumerate(forms_of(sets.dim, compression.dims, compression.codes)):
+        of_form = metrics_of_code(metrics, form.code)
+        if not of_form:
+            continue
+        report = evaluate_retrieval(
+            form.of(sets.queries, ranges),
+            gallery=None if sets.gallery is None else form.of(sets.gallery, ranges),
+            relevance=relevance,
+            **arrays,
+            share=share,
+            progress=_part_of_progress(progress, 1 + number, 1 + compression.count),
+            **_settings_of(form, settings, of_form).arguments(),
+        )
+        differences = compare_reports(report, whole, settings.confidence)
+        size = form.bytes_per_item(sets.bytes_per_number)
+        variants[form.name] = CompressionVariant(form.dims, form.code, size, report, differences)
+    by_bytes = sorted(variants.items(), key=lambda entry: (-entry[1].bytes_per_item, -entry[1].dims))
+    notes = _notes(compression, ranges, sets.dim)
+    return CompressionReport(whole, sets.dim, sets.dim * sets.bytes_per_number, dict(by_bytes), notes)
+
+
+def _read(queries: Any, gallery: Any | None, processes: Processes) -> _Sets:
+    """Return rows as tensors on the CPU, or as sources, with their dimension and type in all processes. *Collective*."""
+    query_rows = _rows("queries", queries)
+    item_rows = query_rows if gallery is None else _rows("gallery", gallery)
+    held = [rows for rows in (query_rows, item_rows) if rows.shape[0]]
+    own_dim = max((rows.shape[1] for rows in held), default=0)
+    own_bytes = max((rows.dtype.itemsize for rows in held), default=0)
+    dim, bytes_per_number = (int(number) for number in processes.largest([own_dim, own_bytes]))
+    query_rows = _of_dim(query_rows, dim)
+    item_rows = None if gallery is None else _of_dim(item_rows, dim)
+    return _Sets(query_rows, item_rows, dim, bytes_per_number)
+
+
+def _rows(name: str, rows: Any) -> Any:
+    return rows if is_read(rows) else as_tensor(rows, name, _CALL).cpu()
+
+
+def _of_dim(rows: Any, dim: int) -> Any:
+    """Return rows; those of a process without items with the dimension of the others."""
+    return rows if rows.shape[0] else torch.empty(0, dim)
+
+
+def _ranges(compression: Compression, sets: _Sets, processes: Processes) -> Ranges | None:
+    """Return the ranges of the gallery; None if no code needs them. *Collective*."""
+    if not compression.codes:
+        return None
+    gallery = sets.queries if sets.gallery is None else sets.gallery
+    ranges = find_ranges(gallery, sets.dim, processes)
+    if "int8" in compression.codes:
+        refuse_wide_ranges(compression.call, ranges)
+    return ranges
+
+
+def _settings_of(form: Form, settings: RetrievalSettings, metrics: Sequence[RequestedMetric]) -> RetrievalSettings:
+    """Return the settings of a form: with its metrics, and without settings that none of them needs."""
+    changes: dict[str, Any] = {"metrics": tuple(metrics)}
+    if not any(metric.metric.source == "groups" for metric in metrics):
+        changes["label_groups"] = "auto"
+    if not any(metric.metric.source in OF_PAIRS for metric in metrics):
+        changes["threshold"] = None
+    if form.code == "binary":
+        changes |= {"similarity": "hamming", "device": "cpu"}
+    return replace(settings, **changes)
+
+
+def _notes(compression: Compression, ranges: Ranges | None, dim: int) -> tuple[str, ...]:
+    """Return notes on dimensions that codes cannot use."""
+    notes = []
+    if ranges is not None and "int8" in compression.codes and ranges.constant_dims():
+        notes.append(
+            f"{ranges.constant_dims():,} of {dim:,} dimensions are the same in all gallery items; int8 codes each as -128, "
+            "which makes all codes more alike."
+        )
+    if ranges is not None and "binary" in compression.codes and ranges.constant_bits():
+        notes.append(
+            f"{ranges.constant_bits():,} of {dim:,} bits are the same in all gallery items, and tell none from another. "
+            "If numbers are not spread around zero, subtract the mean of the training set before they are coded."
+        )
+    return tuple(notes)
+
+
+def _part_of_progress(progress: Progress | None, number: int, evaluations: int) -> Progress | None:
+    """Return the progress of one of several evaluations of about the same number of pairs."""
+    if progress is None:
+        return None
+    whole = progress
+
+    def show(done: int, total: int) -> None:
+        whole(number * total + done, evaluations * total)
+
+    return show
