@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from lightning.pytorch import Callback, Trainer
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels, join
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.metrics.embedding_store import Shard
+from fewshot_callbacks.trainer.lightning import Callback, Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 # The label of an item; a tuple of columns if its targets are multi-label.
