@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fewshot_callbacks.trainer.lightning_package import MODULES, package_in_sight
+from fewshot_callbacks.trainer.lightning_package import MODULES, imported_packages, package_in_sight
 
 PACKAGE_IN_SIGHT = package_in_sight()
 # Without a sign, that of the documentation.
@@ -51,7 +51,7 @@ class Callback(LightningCallback):
 
     def __new__(cls, *arguments: Any, **settings: Any) -> Any:
         """Make the class a subclass of `Callback` of each package that the process has imported."""
-        imported = [sys.modules[module] for module in MODULES.values() if module in sys.modules]
+        imported = [sys.modules[MODULES[package]] for package in imported_packages()]
         for package in imported:
             # Python looks for methods in the classes of `LightningCallback` first.
             if not issubclass(Callback, package.Callback):

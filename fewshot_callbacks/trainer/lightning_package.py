@@ -34,7 +34,7 @@ def package_in_sight() -> str | None:
 
 def imported_packages() -> list[str]:
     """Return the packages that this process has imported."""
-    return [package for package, module in MODULES.items() if module in sys.modules]
+    return [package for package, module in MODULES.items() if sys.modules.get(module) is not None]
 
 
 def _callers() -> Iterator[FrameType]:
