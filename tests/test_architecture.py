@@ -25,9 +25,9 @@ BELOW = {
     "metrics": {"settings", "functional", "distributed"},
     "plots": {"functional", "files", "system"},
     "report": {"settings", "plots", "functional", "files", "system"},
-    "data": {"functional", "files", "system"},
     "integrations": {"settings", "metrics", "functional", "distributed"},
     "trainer": {"distributed"},
+    "data": {"trainer", "functional", "files", "system"},
     "protonet": {"trainer", "metrics", "losses", "functional", "distributed", "system"},
     "callbacks": {
         "settings",
@@ -174,6 +174,18 @@ def test_the_maths_knows_no_lightning(layer):
     for file in (PACKAGE / layer).rglob("*.py"):
         imported = {name.split(".")[0] for node in nodes(file, ast.ImportFrom, ast.Import) for name in modules_of(node)}
         assert not imported & {"lightning", "pytorch_lightning", "lightning_fabric"}, file
+
+
+def test_one_module_imports_lightning():
+    """Which of its two packages, is decided there. The command alone works with one of them, always."""
+    other = {"lightning", "pytorch_lightning", "lightning_fabric"}
+    assert {
+        file.relative_to(PACKAGE).parts[0]
+        for file in set(PACKAGE.rglob("*.py")) - {PACKAGE / "trainer" / "lightning.py"}
+        for node in nodes(file, ast.ImportFrom, ast.Import)
+        for name in modules_of(node)
+        if name.split(".")[0] in other
+    } == {"cli"}
 
 
 def test_no_test_imports_a_test():

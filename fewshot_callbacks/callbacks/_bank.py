@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._conduct import UsageError
@@ -13,6 +12,7 @@ from fewshot_callbacks.callbacks._embedder import Embedder, TrainingClasses
 from fewshot_callbacks.callbacks.embeddings import Entry
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.weights import weight_fingerprints
 
 

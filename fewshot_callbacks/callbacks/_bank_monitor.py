@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch, Column
 from fewshot_callbacks.callbacks._conduct import UsageError
@@ -18,6 +16,7 @@ from fewshot_callbacks.functional._labels import no_labels
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.settings import plain_list
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 
 
 class BankMonitor(CollectingMonitor):

@@ -20,10 +20,6 @@ from collections.abc import Collection as Container
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
-
 from fewshot_callbacks.callbacks._bank import Bank, changed_weights
 from fewshot_callbacks.callbacks._collection import FLAG, Batch, Collection, Column, Question
 from fewshot_callbacks.callbacks._conduct import UsageError, without_digits
@@ -49,6 +45,7 @@ from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Sourc
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.metrics.embedding_store import Shard
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
 
 
 class CollectingMonitor(EvaluationMonitor):
@@ -243,7 +240,7 @@ class CollectingMonitor(EvaluationMonitor):
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new set."""
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
             # Without a sanity check the loaders were not known at the start of the training.
             self._check_keys(trainer)
         self._forget()

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._bank import Bank
@@ -35,6 +34,7 @@ from fewshot_callbacks.callbacks.embeddings import (
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
 from fewshot_callbacks.functional._labels import Labels, as_labels, as_targets, join, no_labels
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard, refuse_another_form, rows_of_shard
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders, unknown_order_reason, unpadded_length
 
 

@@ -6,14 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import RichProgressBar
-from lightning.pytorch.utilities import rank_zero_info
 from tqdm.auto import tqdm
 
 from fewshot_callbacks.distributed.processes import RemoteError, SharedError
 from fewshot_callbacks.distributed.torch_distributed import broadcast_object
 from fewshot_callbacks.functional._labels import LabelFormsError
+from fewshot_callbacks.trainer.lightning import Trainer, is_of_class, rank_zero_info
 from fewshot_callbacks.trainer.warning import warn
 
 
@@ -111,7 +109,7 @@ def evaluation_progress(trainer: Trainer, description: str, unit: str = "pair") 
     """
     trainer_bar = trainer.progress_bar_callback
     is_enabled = trainer_bar is not None and not getattr(trainer_bar, "is_disabled", False) and trainer.is_global_zero
-    uses_rich = isinstance(trainer_bar, RichProgressBar)
+    uses_rich = is_of_class(trainer_bar, "RichProgressBar")
     # Rich's display; None before the Trainer has made it
     rich_display = getattr(trainer_bar, "progress", None) if uses_rich else None
     rich_task = None

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
@@ -27,6 +26,7 @@ from fewshot_callbacks.functional._labels import Labels, as_labels, join, on_cpu
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.loaders import move_batch
 from fewshot_callbacks.trainer.side_effects import evaluation_mode
 

@@ -13,13 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks._watched_keys import Better, look_for_misspelt_keys, look_for_wrong_modes
 from fewshot_callbacks.distributed.processes import SharedError
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
 from fewshot_callbacks.functional.retrieval.settings import several
+from fewshot_callbacks.trainer.lightning import Callback, LightningModule, Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 from fewshot_callbacks.trainer.logs import log_synced_values, logged_names
 

@@ -6,12 +6,11 @@ import io
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from lightning.fabric.utilities.cloud_io import get_filesystem
-from lightning.pytorch import Trainer, loggers
 from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._conduct import FailurePolicy
 from fewshot_callbacks.files.outputs import SEARCHED_BYTES, WRITER, is_picture_content
+from fewshot_callbacks.trainer.lightning import Trainer, get_filesystem, is_of_class, rank_zero_info
 from fewshot_callbacks.trainer.logs import run_folder
 from fewshot_callbacks.trainer.side_effects import preserved_random_states
 
@@ -29,7 +29,8 @@ Drawing = Figure | Callable[[], Figure]
 def log_figures(trainer: Trainer, figures: Mapping[str, Drawing], policy: FailurePolicy) -> None:
     """Show figures in every logger of a Trainer. Every rank may call it; the first rank alone draws.
 
-    Where a logger has no pictures (`CSVLogger`, no logger, one that is not Lightning's own), or does not take one, it is
+    A logger shows pictures if it has a method `log_image(key, images, step)`, or a writer of TensorBoard, or is Lightning's
+    logger for MLflow, Comet or LitLogger. Where it shows none (`CSVLogger`, no logger), or does not take one, the picture is
     written to `pictures/<name>/step=<step>.png` in the folder of the run, where it replaces no file that this package has
     not written. A figure that cannot be drawn or shown never ends the run.
 
@@ -58,7 +59,7 @@ def log_embedding(
     policy: FailurePolicy,
     images: Float[Tensor, "item 3 side side"] | None = None,
 ) -> None:
-    """Show points in TensorBoard's projector. Other loggers have no such view and receive nothing.
+    """Show points in TensorBoard's projector, in loggers with a writer of TensorBoard. Others receive nothing.
 
     Args:
         trainer: The Trainer that runs.
@@ -79,50 +80,108 @@ def log_embedding(
         metadata = [row[0] for row in rows]
         header = None
     for logger in _loggers_or_file(trainer):
-        if not _is(logger, "TensorBoardLogger"):
+        writer = _writer_of(logger, "add_embedding")
+        if writer is None:
             continue
         logger_name = type(logger).__name__
         with policy.going_on(f"{logger_name}, points", f"{logger_name} did not take the points {name!r}"):
             points = vectors.detach().cpu().float()
-            logger.experiment.add_embedding(points, metadata or None, images, _step(trainer), _valid_name(name), header)
+            writer.add_embedding(points, metadata or None, images, _step(trainer), _valid_name(name), header)
 
 
-# ------------------------------------------------------------------------------------------------------------- adapters
+def tell_of_files(trainer: Trainer) -> None:
+    """Say that pictures become files, and how they would not, if the Trainer has a logger without pictures or none."""
+    if not trainer.is_global_zero:
+        return
+    without_pictures = [logger for logger in _loggers_or_file(trainer) if _display_of(logger) is None]
+    if not without_pictures:
+        return
+    names = ", ".join(type(logger).__name__ for logger in without_pictures if logger is not None)
+    rank_zero_info(
+        f"{names or 'A Trainer without a logger'} shows no pictures: they are written to pictures/<name>/step=<step>.png in "
+        "the folder of the run. TensorBoardLogger and WandbLogger show them, and so does every logger with a method "
+        "log_image(key, images, step)."
+    )
 
 
-def _litlogger(logger: Any, name: str, image: Image.Image, step: int) -> None:
+# ------------------------------------------------------------------------------------------------------------- displays
+
+# A function of (logger, name, image, step) that shows a picture.
+Display = Callable[[Any, str, Image.Image, int], None]
+
+
+def _display_of(logger: Any) -> Display | None:
+    """Return the function that shows a picture in a logger; None if the logger, or None, shows no pictures."""
+    if _has_log_image(logger):
+        return _show_by_log_image
+    for class_name, display in DISPLAYS.items():
+        if is_of_class(logger, class_name):
+            return display
+    return _show_in_tensorboard if _writer_of(logger, "add_image") is not None else None
+
+
+def _has_log_image(logger: Any) -> bool:
+    """Return whether a logger has a method `log_image(key, images, step)`, as those of W&B and SwanLab have.
+
+    Others have a method of this name that takes a single image, or a path.
+    """
+    method = getattr(logger, "log_image", None)
+    return callable(method) and {"key", "images", "step"} <= signature(method).parameters.keys()
+
+
+def _writer_of(logger: Any, method: str) -> Any:
+    """Return TensorBoard's writer of a logger; None if its `experiment` has no such method, or cannot be made."""
+    try:
+        experiment = getattr(logger, "experiment", None)
+    except Exception:  # somebody else's property
+        return None
+    return experiment if hasattr(experiment, method) else None
+
+
+def _show_by_log_image(logger: Any, name: str, image: Image.Image, step: int) -> None:
+    logger.log_image(key=name, images=[image], step=step)
+
+
+def _show_in_tensorboard(logger: Any, name: str, image: Image.Image, step: int) -> None:
+    logger.experiment.add_image(name, np.asarray(image), step, dataformats="HWC")
+
+
+def _show_in_mlflow(logger: Any, name: str, image: Image.Image, step: int) -> None:
+    logger.experiment.log_image(logger.run_id, image, key=name, step=step)
+
+
+def _show_in_comet(logger: Any, name: str, image: Image.Image, step: int) -> None:
+    logger.experiment.log_image(image, name=name, step=step)
+
+
+def _show_in_litlogger(logger: Any, name: str, image: Image.Image, step: int) -> None:
     from litlogger import Image as LitImage  # noqa: PLC0415 - only who uses the logger has the package
 
     logger.experiment[name].append(LitImage(image), step=step)
 
 
-# Logger of `lightning.pytorch.loggers` -> how it takes a picture. No package is imported before its logger is in use.
-ADAPTERS: dict[str, Callable[[Any, str, Image.Image, int], None]] = {
-    "TensorBoardLogger": lambda logger, name, image, step: logger.experiment.add_image(
-        name, np.asarray(image), step, dataformats="HWC"
-    ),
-    "WandbLogger": lambda logger, name, image, step: logger.log_image(name, [image], step=step),
-    "MLFlowLogger": lambda logger, name, image, step: logger.experiment.log_image(
-        logger.run_id, image, key=name, step=step
-    ),
-    "CometLogger": lambda logger, name, image, step: logger.experiment.log_image(image, name=name, step=step),
-    "LitLogger": _litlogger,
+# Logger of Lightning without `log_image` -> how it shows a picture. No package is imported before its logger is in use.
+DISPLAYS: dict[str, Display] = {
+    "TensorBoardLogger": _show_in_tensorboard,
+    "MLFlowLogger": _show_in_mlflow,
+    "CometLogger": _show_in_comet,
+    "LitLogger": _show_in_litlogger,
 }
 
 # ------------------------------------------------------------------------------------------------------ private helpers
 
 
 def _show(trainer: Trainer, logger: Any, name: str, image: Image.Image, policy: FailurePolicy) -> None:
-    """Show a picture in one logger. Write it to a file if the logger has no pictures, or raises."""
+    """Show a picture in one logger. Write it to a file if the logger shows no pictures, or raises."""
     step = _step(trainer)
     logger_name = type(logger).__name__
     file = os.path.join("pictures", name, f"step={step:06d}.png")
-    adapter = next((show for class_name, show in ADAPTERS.items() if _is(logger, class_name)), None)
-    if adapter is not None:
+    display = _display_of(logger)
+    if display is not None:
         fact = f"{logger_name} did not take the picture {name!r}"
         remedy = f"See {file} in the folder of the run instead."
         with policy.going_on(f"{logger_name}, pictures", fact, remedy):
-            adapter(logger, name, image, step)
+            display(logger, name, image, step)
             return
     # After an error of the logger, which is now a warning, the code goes on here.
     remedy = "Make room there, or choose another folder, such as Trainer(default_root_dir='runs')."
@@ -152,11 +211,6 @@ def _loggers_or_file(trainer: Trainer) -> list[Any]:
     if fast_dev_run:
         return []
     return list(trainer.loggers) or [None]
-
-
-def _is(logger: Any, class_name: str) -> bool:
-    """Return whether a logger is of this class, which Lightning may not have: `LitLogger` is new in 2.6."""
-    return isinstance(logger, getattr(loggers, class_name, ()))
 
 
 def _step(trainer: Trainer) -> int:

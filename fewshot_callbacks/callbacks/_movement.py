@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils.data import RandomSampler
 
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.functional.movement import embedding_movement
 from fewshot_callbacks.metrics.embedding_store import Shard
+from fewshot_callbacks.trainer.lightning import Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 # Largest number of items that are compared: CKA takes a matrix of this size, 8 MB.

@@ -11,18 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, Schedule, UsageError
-from fewshot_callbacks.callbacks._loggers import Drawing, log_figures
+from fewshot_callbacks.callbacks._loggers import Drawing, log_figures, tell_of_files
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names, Viewer
 from fewshot_callbacks.callbacks.embeddings import describe
 from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.plots.panels import MAX_SIDE, Scale, to_picture
 from fewshot_callbacks.report import Items, Model
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, is_of_class
 from fewshot_callbacks.trainer.logs import log_synced_values
 
 SHARE_KEY = "pictures/share_of_time"
@@ -47,7 +46,7 @@ def has_index(loader: Any) -> bool:
     # The exact class, as with SequentialSampler below: a class derived from it may deal items in another order.
     if batch_sampler is not None and not (type(batch_sampler) is BatchSampler and batch_sampler.sampler is sampler):
         return False
-    if isinstance(sampler, DistributedSampler) and not isinstance(sampler, DistributedSamplerWrapper):
+    if isinstance(sampler, DistributedSampler) and not is_of_class(sampler, "DistributedSamplerWrapper"):
         return not sampler.shuffle and sampler.num_replicas == process_count()
     return type(sampler) is SequentialSampler and process_count() == 1
 
@@ -123,6 +122,9 @@ class PictureCallback(Viewer):
     Raises:
         ValueError: A setting is out of range.
     """
+
+    # Whether a subclass draws figures for the loggers.
+    _shows_in_loggers = True
 
     def __init__(
         self,
@@ -214,6 +216,9 @@ class PictureCallback(Viewer):
         self.schedule.begin(None if first is self else first.schedule.watch)
         self._policy.begin()
         self._forget()
+        drawing = [other for other in callbacks if isinstance(other, PictureCallback) and other._shows_in_loggers]
+        if drawing[:1] == [self] and stage != "predict":
+            tell_of_files(trainer)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decide whether this epoch is drawn; before its first batch, whose images may have to be kept. *Collective*."""

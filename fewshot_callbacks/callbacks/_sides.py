@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._conduct import UsageError
@@ -15,6 +14,7 @@ from fewshot_callbacks.callbacks._evaluation import Loaders, ends_of_loaders, lo
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, Entry, are_zeros_and_ones, read_entry
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.trainer.lightning import Trainer
 
 # Embeddings of a batch, and their labels.
 LabelledEmbeddings = tuple[Tensor, Labels]

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
@@ -16,6 +15,7 @@ from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import TRAINING_STEP, EmbeddingReader, EmbeddingSource, Source
 from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 
 
 class BatchMonitor(CollectingMonitor):

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
-from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
@@ -17,6 +16,7 @@ from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels, join
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.metrics.embedding_store import Shard
+from fewshot_callbacks.trainer.lightning import Callback, Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 # The label of an item; a tuple of columns if its targets are multi-label.

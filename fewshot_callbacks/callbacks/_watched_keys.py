@@ -8,9 +8,8 @@ from difflib import get_close_matches
 from types import CodeType
 from typing import Any, Literal, NamedTuple
 
-from lightning.pytorch import Trainer
-
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
+from fewshot_callbacks.trainer.lightning import Trainer
 
 # Which values of a key are better; None if neither are.
 Better = Literal["higher", "lower"] | None

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._collection import Batch
@@ -20,6 +19,7 @@ from fewshot_callbacks.functional._reading import non_finite_rows
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, batch_ratios, ratio_of_set, unit_rows
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
 from fewshot_callbacks.metrics.embedding_store import refuse_another_form
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders, unknown_order_reason
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lightning.pytorch import Trainer
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._evaluation import Loaders
@@ -19,6 +18,7 @@ from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._reading import non_finite_rows, refuse_non_finite
 from fewshot_callbacks.functional.health import better_values, collapse_of, names_of
 from fewshot_callbacks.metrics.embedding_store import Shard
+from fewshot_callbacks.trainer.lightning import Trainer
 
 
 class EmbeddingHealthMonitor(BatchMonitor):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from lightning.pytorch import LightningModule, Trainer
 from matplotlib.figure import Figure
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -21,6 +20,7 @@ from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.plots.embedding_map import MAX_CLASSES, Method, Projection, embedding_map, project
 from fewshot_callbacks.plots.panels import Scale
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.side_effects import preserved_random_states
 
 # Pixels of the side of a picture in TensorBoard's projector.

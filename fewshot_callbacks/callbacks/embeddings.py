@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -26,6 +25,7 @@ from fewshot_callbacks.functional._labels import Labels, as_labels, join
 from fewshot_callbacks.functional._reading import as_tensor, refuse_without_values
 from fewshot_callbacks.metrics.embedding_store import read_ids
 from fewshot_callbacks.settings import plain_list
+from fewshot_callbacks.trainer.lightning import LightningModule
 
 # `("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule, or
 # `"encoder:pooler_output"` what its output holds under that name. A function of (outputs, batch): (embeddings, labels).

@@ -7,9 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
-
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._conduct import Schedule, UsageError, check_at_least
@@ -29,6 +26,7 @@ from fewshot_callbacks.functional.retrieval import (
 from fewshot_callbacks.functional.retrieval.settings import group_size, grouped_k, reported_metrics
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.settings import GapOptions, RetrievalSettings, from_keywords, refuse_other_arguments, takes
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 # Factor between the numbers of items per class of both sets above which a warning says that recall cannot be compared.

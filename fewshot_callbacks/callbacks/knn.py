@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import Trainer
-
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
 from fewshot_callbacks.callbacks._embedder import TrainingData
 from fewshot_callbacks.callbacks._evaluation import Loaders
@@ -17,6 +15,7 @@ from fewshot_callbacks.functional.knn import LAST_RANKS, KnnReport, knn_accuracy
 from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval import Share, Similarity
 from fewshot_callbacks.functional.retrieval.settings import several
+from fewshot_callbacks.trainer.lightning import Trainer
 
 
 class KnnMonitor(BankMonitor):

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning.pytorch import Trainer
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
@@ -18,6 +17,7 @@ from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
 from fewshot_callbacks.functional._labels import no_labels
+from fewshot_callbacks.trainer.lightning import Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int, UInt64
-from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 
 from fewshot_callbacks.callbacks._conduct import check_at_least
@@ -21,6 +20,7 @@ from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, Scale, retrieval_panels
 from fewshot_callbacks.report import Items
 from fewshot_callbacks.report.findings import Model, confident_mistakes, worst_queries
+from fewshot_callbacks.trainer.lightning import Trainer
 from fewshot_callbacks.trainer.loaders import sample_count
 
 # First part of the keys of a set, and the name of a loader.

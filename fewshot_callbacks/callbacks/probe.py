@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import Trainer
-
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._embedder import TrainingData
@@ -16,6 +14,7 @@ from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, E
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.linear_probe import DEFAULT_STRENGTHS, ProbeReport, linear_probe
 from fewshot_callbacks.functional.retrieval import Share
+from fewshot_callbacks.trainer.lightning import Trainer
 
 
 class ProbeMonitor(BankMonitor):

@@ -6,9 +6,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
-
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing
 from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback
@@ -16,6 +13,7 @@ from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
 from fewshot_callbacks.files.outputs import free_path, is_report
 from fewshot_callbacks.plots.panels import Scale
 from fewshot_callbacks.report import ReportSettings, write_report
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
 from fewshot_callbacks.trainer.logs import run_folder
 
 
@@ -55,6 +53,8 @@ class ReportWriter(PictureCallback):
         >>> callbacks = [RetrievalMonitor(), ReportWriter("report-{epoch}.html")]
         >>> trainer = Trainer(callbacks=callbacks, logger=False, accelerator="cpu")
     """
+
+    _shows_in_loggers = False
 
     def __init__(
         self,

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
-from lightning.pytorch import LightningModule, Trainer
-
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch, Column
 from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress, without_digits
@@ -28,6 +26,7 @@ from fewshot_callbacks.functional.retrieval.compression import Compression, cost
 from fewshot_callbacks.functional.retrieval.settings import reported_metrics, without_classes
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.settings import RetrievalOptions, from_keywords, plain_list, refuse_other_arguments, takes
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 # Name of the number of queries without a match, which is logged beside the metrics once there are any.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 
 from fewshot_callbacks.callbacks._conduct import check_at_least
@@ -26,6 +25,7 @@ from fewshot_callbacks.plots.scores import (
     weakest_classes,
 )
 from fewshot_callbacks.report.findings import Model, confusions, sample_of_classes
+from fewshot_callbacks.trainer.lightning import Trainer
 
 # Figures that need the scores of all pairs.
 PAIR_FIGURES = ("score_histograms", "precision_recall", "error_tradeoff")

@@ -7,7 +7,6 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -24,6 +23,7 @@ from fewshot_callbacks.functional.dynamics import (
     episode_in,
     training_dynamics,
 )
+from fewshot_callbacks.trainer.lightning import Callback, LightningModule, Trainer
 from fewshot_callbacks.trainer.logs import run_folder
 from fewshot_callbacks.trainer.side_effects import without_side_effects
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
@@ -29,6 +28,7 @@ from fewshot_callbacks.functional import (
 from fewshot_callbacks.functional.retrieval.registry import requested_metrics
 from fewshot_callbacks.functional.statistics import normal_quantile
 from fewshot_callbacks.settings import Similarity
+from fewshot_callbacks.trainer.lightning import Trainer
 
 # Name of the number of trials that are left out, which is logged beside the metrics.
 MISSING = "missing_trials"

@@ -5,7 +5,6 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
@@ -18,6 +17,8 @@ from fewshot_callbacks.data.samplers import (
     mixed_seed,
 )
 from fewshot_callbacks.functional.episodes import EpisodeProtocol, check_classes_suffice, check_episode_sizes
+from fewshot_callbacks.trainer.lightning import LightningDataModule, Trainer
+from fewshot_callbacks.trainer.warning import warn_of_other_package
 
 Loader = DataLoader[tuple[Tensor, int]]
 # The settings of episodes and batches that need a number of classes, or of images in each class.
@@ -73,6 +74,7 @@ class FewShotDataModule(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        warn_of_other_package("FewShotDataModule")
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}. Use batch_size >= 1.")
         if num_workers < 0:

@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lightning.pytorch.utilities import rank_zero_info
-
 from fewshot_callbacks.data.dataset import Split, seeded_draw
 from fewshot_callbacks.data.image_set import (
     ImageItem,
@@ -18,6 +16,7 @@ from fewshot_callbacks.data.image_set import (
 )
 from fewshot_callbacks.files.images import ENDINGS, list_folders, list_images
 from fewshot_callbacks.files.names import composed_form
+from fewshot_callbacks.trainer.lightning import rank_zero_info
 
 # Logos, words and signs are others when they are mirrored, and nobody knows what the folder holds.
 _TRANSFORM = PhotoTransform(flip=0.0)

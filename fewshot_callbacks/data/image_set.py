@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Float
-from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import get_worker_info
@@ -25,6 +24,7 @@ from torch.utils.data import get_worker_info
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
 from fewshot_callbacks.files.images import parse_colour, read_image
 from fewshot_callbacks.files.names import paths_on_disk
+from fewshot_callbacks.trainer.lightning import rank_zero_info
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 
 import torch
 from jaxtyping import Int
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fewshot_callbacks.data.dataset import SPLITS, Split, split_of
@@ -25,6 +24,7 @@ from fewshot_callbacks.data.image_set import (
 )
 from fewshot_callbacks.files.images import PictureSize, image_size, list_entries, list_folders, refuse_second_links
 from fewshot_callbacks.files.names import composed_form, describe_system_names, spelling_key
+from fewshot_callbacks.trainer.lightning import rank_zero_info
 
 FOLDER = "LogoDet-3K"
 SOURCE = "LogoDet-3K.zip from the page of LogoDet-3K (https://github.com/Wangjing1551/LogoDet-3K-Dataset)"

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float
-from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image, ImageOps
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from fewshot_callbacks.data.image_set import (
 )
 from fewshot_callbacks.files.images import list_entries, list_folders, refuse_second_links
 from fewshot_callbacks.files.names import composed_form, describe_system_names
+from fewshot_callbacks.trainer.lightning import rank_zero_info
 
 FOLDER = "omniglot-py"
 BACKGROUND = "images_background"

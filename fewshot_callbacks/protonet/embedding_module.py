@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Shaped
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,6 +20,8 @@ from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional._labels import Labels, as_labels, encode, refuse_other_forms
 from fewshot_callbacks.losses import SoftAveragePrecisionLoss
 from fewshot_callbacks.protonet.backbones import checked_embeddings, make_backbone
+from fewshot_callbacks.trainer.lightning import LightningModule
+from fewshot_callbacks.trainer.warning import warn_of_other_package
 
 # Entries of a checkpoint: labels that are words, in the order of their numbers; and whether labels are words or numbers.
 WORDS_ENTRY = "words_of_labels"
@@ -191,6 +192,7 @@ class EmbeddingModule(LightningModule):
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
     ) -> None:
         super().__init__()
+        warn_of_other_package("EmbeddingModule")
         if micro_batch is not None and micro_batch < 1:
             raise ValueError(
                 f"EmbeddingModule(micro_batch={micro_batch}): a piece needs at least one image. Use 1 or more, or None."

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Shaped
-from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes
@@ -38,9 +36,10 @@ from fewshot_callbacks.protonet.heads import (
     check_representation,
     make_head,
 )
+from fewshot_callbacks.trainer.lightning import LightningModule, rank_zero_info
 from fewshot_callbacks.trainer.loaders import evaluation_loaders, unpadded_length
 from fewshot_callbacks.trainer.side_effects import evaluation_mode
-from fewshot_callbacks.trainer.warning import warn
+from fewshot_callbacks.trainer.warning import warn, warn_of_other_package
 
 # Largest ln rho: above it rho is infinite in float32.
 MAX_LOG_RHO = math.log(torch.finfo(torch.float32).max)
@@ -198,6 +197,7 @@ class ProtoNet(LightningModule):
         evaluation_batches: Literal["images", "episodes"] = "images",
     ) -> None:
         super().__init__()
+        warn_of_other_package("ProtoNet")
         check_representation(representation, "ProtoNet")
         self.evaluation = EpisodeProtocol(**evaluation) if isinstance(evaluation, dict) else evaluation
         val_episodes = self.evaluation.episodes if val_episodes is None else val_episodes

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DistributedSampler
 
 from fewshot_callbacks.distributed.torch_distributed import process_count
+from fewshot_callbacks.trainer.lightning import Trainer
 
 
 def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
@@ -18,7 +17,7 @@ def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
     so on. A `CombinedLoader` that draws from several at a time is one stream of batches, and so is one loader.
     """
     # Not `Trainer.val_dataloaders`: in `validate` after `fit` it still gives the loaders of `fit`.
-    loop_of_state: dict[Any, Any] = {TrainerFn.TESTING: trainer.test_loop, TrainerFn.VALIDATING: trainer.validate_loop}
+    loop_of_state: dict[Any, Any] = {"test": trainer.test_loop, "validate": trainer.validate_loop}
     loop = loop_of_state.get(trainer.state.fn, trainer.fit_loop.epoch_loop.val_loop)
     combined = loop._combined_loader
     if combined is None:

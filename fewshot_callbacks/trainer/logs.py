@@ -6,9 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-
 from fewshot_callbacks.distributed.torch_distributed import process_count
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 
 
 def log_synced_values(

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
+
+from fewshot_callbacks.trainer.lightning import isolate_rng
 
 
 @contextmanager
