@@ -1,7 +1,7 @@
 """Writes a report of an evaluation as one self-contained HTML file.
 
 `findings` looks for what the report tells, `items` makes the pictures, and `page` writes the file from `templates/`.
-`trials` writes the file of a verification.
+`trials` writes the file of a verification. `rows` writes the queries of an evaluation as a table.
 """
 
 from fewshot_callbacks.settings import ReportSettings
@@ -14,6 +14,7 @@ with required_extra("report", "fewshot_callbacks.report"):
 from fewshot_callbacks.report.findings import Model, RetrievedItem
 from fewshot_callbacks.report.items import Items, image_files, pictures_of_files
 from fewshot_callbacks.report.page import WrittenReport, check_writable, write_report
+from fewshot_callbacks.report.rows import write_rows
 from fewshot_callbacks.report.trials import trial_figures, write_trials
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "pictures_of_files",
     "trial_figures",
     "write_report",
+    "write_rows",
     "write_trials",
 ]

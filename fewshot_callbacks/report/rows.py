@@ -1,0 +1,147 @@
+"""The rows of an evaluation as a Parquet file, one for each query, for tools that show items."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewshot_callbacks.functional import Neighbours, RetrievalReport, Suspects
+from fewshot_callbacks.system.extras import required_extra
+
+
+def write_rows(
+    path: str | PathLike[str],
+    report: RetrievalReport,
+    *,
+    suspects: Suspects | None = None,
+    neighbours: Neighbours | None = None,
+    coordinates: Any | None = None,
+    paths: Sequence[str | PathLike[str]] | None = None,
+) -> None:
+    """Write a Parquet file with one row for each query of an evaluation; a file of this name is replaced.
+
+    | column | value |
+    | --- | --- |
+    | `position` | index of the query among those that were passed |
+    | `label` | its label, an integer or a string; missing where relevance is no single label |
+    | `average_precision` | missing for a query without a match |
+    | `is_suspect` | whether its label may be wrong, with `suspects` |
+    | `suggested_label` | the label that its neighbours suggest; missing for other items |
+    | `neighbors` | with `neighbours`: `ids`, indices in the gallery, the closest first, and `distances` |
+    | `scores` | the scores of these neighbours |
+    | `x`, `y` | with `coordinates` |
+    | `path` | with `paths` |
+
+    A distance is 1 minus the score for `cosine`, and minus the score for every other similarity.
+
+    Args:
+        path: The file to write.
+        report: Of `evaluate_retrieval`.
+        suspects: Of the same embeddings, as passed to `evaluate_retrieval`.
+        neighbours: Of the same queries; a query that it does not have has no neighbours in its row.
+        coordinates: (queries, 2) places on a map, as `plots.project` computes them.
+        paths: File of each query.
+
+    Raises:
+        ValueError: If there are not as many coordinates or paths as queries were passed.
+        ModuleNotFoundError: Without pyarrow.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from fewshot_callbacks import evaluate_retrieval
+        >>> report = evaluate_retrieval(torch.eye(4), ["owl", "owl", "heron", "heron"])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_rows(f"{folder}/rows.parquet", report, paths=["a.png", "b.png", "c.png", "d.png"])
+        ...     print(len(Path(folder, "rows.parquet").read_bytes()) > 0)
+        True
+    """
+    with required_extra("files", "write_rows"):
+        arrow = import_module("pyarrow")
+        parquet = import_module("pyarrow.parquet")
+    positions = _positions(report)
+    average_precision = report.per_query["mAP"].double()
+    columns: dict[str, Any] = {
+        "position": positions.tolist(),
+        "label": _labels(report, len(positions)),
+        "average_precision": [None if math.isnan(value) else value for value in average_precision.tolist()],
+    }
+    if suspects is not None:
+        columns |= _suspect_columns(positions, suspects)
+    if neighbours is not None:
+        columns |= _neighbour_columns(positions, neighbours, report.similarity)
+    if coordinates is not None:
+        places = np.asarray(torch.as_tensor(coordinates), dtype=np.float64)
+        if places.ndim != 2 or places.shape[1] != 2:
+            raise ValueError(f"write_rows: coordinates have shape {places.shape}; pass (queries, 2).")
+        _check_length("coordinates", len(places), report, positions)
+        columns["x"] = places[positions.numpy(), 0]
+        columns["y"] = places[positions.numpy(), 1]
+    if paths is not None:
+        _check_length("paths", len(paths), report, positions)
+        columns["path"] = [str(paths[position]) for position in positions.tolist()]
+    parquet.write_table(arrow.table(columns), Path(path))
+
+
+def _positions(report: RetrievalReport) -> Tensor:
+    """Return the index of each query of a report among those that were passed."""
+    queries = len(report.per_query["mAP"])
+    positions = torch.arange(queries) if report.drawn is None else report.drawn
+    return positions if report.counted is None else report.counted[positions]
+
+
+def _labels(report: RetrievalReport, queries: int) -> list[Any]:
+    """Return the label of each query, as it was given; None where relevance is no single label."""
+    if not report.classes:
+        return [None] * queries
+    labels = report.query_labels.tolist()
+    return labels if report.label_names is None else [report.label_names[label] for label in labels]
+
+
+def _suspect_columns(positions: Tensor, suspects: Suspects) -> dict[str, Any]:
+    """Return whether each query is a suspect, and the label that is suggested for it."""
+    labels = suspects.suggested.tolist()
+    if suspects.label_names is not None:
+        labels = [suspects.label_names[label] for label in labels]
+    suggested = dict(zip(suspects.index.tolist(), labels, strict=True))
+    return {
+        "is_suspect": [position in suggested for position in positions.tolist()],
+        "suggested_label": [suggested.get(position) for position in positions.tolist()],
+    }
+
+
+def _neighbour_columns(positions: Tensor, neighbours: Neighbours, similarity: str) -> dict[str, Any]:
+    """Return the neighbours of each query with their distances, and their scores; none where there is no neighbour."""
+    rows = {query: row for row, query in enumerate(neighbours.query_indices.tolist())}
+    pairs: list[Any] = []
+    scores: list[Any] = []
+    for position in positions.tolist():
+        if position not in rows:
+            pairs.append(None)
+            scores.append(None)
+            continue
+        indices = neighbours.indices[rows[position]]
+        is_neighbour = indices >= 0
+        values = neighbours.scores[rows[position]][is_neighbour].double()
+        distances = 1 - values if similarity == "cosine" else -values
+        pairs.append({"ids": indices[is_neighbour].tolist(), "distances": distances.tolist()})
+        scores.append(values.tolist())
+    return {"neighbors": pairs, "scores": scores}
+
+
+def _check_length(name: str, length: int, report: RetrievalReport, positions: Tensor) -> None:
+    """Refuse values that are not one for each query that was passed."""
+    least = int(positions.max()) + 1
+    is_exact = report.drawn is None and report.counted is None
+    if length < least or (is_exact and length != least):
+        raise ValueError(
+            f"write_rows: there are {length} {name}, and the report is of {least} queries or more. Pass one for each query, "
+            "in the order of evaluate_retrieval."
+        )
