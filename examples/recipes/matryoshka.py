@@ -31,8 +31,8 @@ class Matryoshka(nn.Module):
 
 
 seed_everything(0)
-# A bit is the sign of a number, so that each dimension is centred at zero.
-encoder = nn.Sequential(Conv4(1), nn.Linear(256, 128), nn.BatchNorm1d(128, affine=False))
+# Conv4 ends in a rectifier, whose outputs have no sign to make bits of.
+encoder = nn.Sequential(Conv4(1), nn.Linear(256, 128))
 train, val = Glyphs("train"), Glyphs("val")
 sampler = ClassBalancedBatchSampler(train.labels, classes_per_batch=16, items_per_class=4, batches=20)
 retrieval = RetrievalMonitor(dims=DIMS, codes=("int8", "binary"))

@@ -244,6 +244,7 @@ def of_sets() -> dict[str, Any]:
         "gallery": validate(Net, [loader(shorter()), loader(uneven())], retrieval(gallery=1)),
         "words and flag": validate(Flagged, loader(uneven()), words, DiscriminantRatioMonitor()),
         "targets": validate(ReturnedPoints, targets, retrieval(gallery=1)),
+        "compression": validate(ReturnedPoints, loader(uneven()), retrieval(dims=3, codes=("int8", "binary"))),
         "two encoders": validate(TwoEncoders, loader(uneven()), retrieval(source=both)),
         "groups": validate(TwoEncoders, loader(uneven()), retrieval(**cameras)),
         "votes": validate(Embeds, loader(uneven()), *votes),

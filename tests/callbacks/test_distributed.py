@@ -43,7 +43,10 @@ def values(seen: dict[str, Any]) -> dict[str, float]:
     return {key: value for key, value in seen.items() if key != "said"}
 
 
-SETS = ("loaders", "gallery", "words and flag", "targets", "two encoders", "groups", "votes", "generalization gap")
+SETS = (
+    *("loaders", "gallery", "words and flag", "targets", "two encoders", "groups", "compression", "votes"),
+    "generalization gap",
+)
 
 
 @pytest.mark.parametrize("name", [*SETS, "health", "health of a list"])

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.functional import compression_costs
 from fewshot_callbacks.functional.discriminant_ratio import discriminant_ratio
 from fewshot_callbacks.functional.retrieval import Relevance, evaluate_retrieval
 
@@ -624,3 +625,37 @@ def test_what_is_passed_over_and_the_order_of_shards_are_said_once(stored, tmp_p
     first, second = (line for line in said.splitlines() if line.startswith("note: "))
     assert first.endswith("1 name that systems make is passed over: ._part-0.npy 1.")
     assert "in the order of their numbers, part-2.npy before part-10.npy, and not" in second
+
+
+def test_what_compression_costs_is_printed_and_stored(stored, capsys):
+    path, embeddings, labels = stored
+    words = (path, "--dims", "4", "8", "--codes", "int8", "binary", "--metrics", "mAP", "mrr", "recall@1")
+    report = compression_costs(embeddings, labels, dims=(4, 8))
+    found = evaluated(capsys, *words)
+    assert list(found["metrics"]) == ["mAP", "mrr", "recall@1"]
+    assert found["compression"] == json.loads(json.dumps(report.to_dict()))
+    assert main(["evaluate", *map(str, words)]) == 0
+    table = capsys.readouterr().out
+    assert "mAP of compressed embeddings of 16 dimensions" in table
+    [row] = [line.split() for line in table.splitlines() if line.split()[:1] == ["dims4_int8"]][:1]
+    loss = report.variants["dims4_int8"].differences["mAP"]
+    assert row[1:4] == ["4", f"{loss.first:.4f}", f"{loss.value:+.4f}"]
+    assert "compression" not in evaluated(capsys, path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--dims", "17"), "dims hold 17, and the embeddings have 16 dimensions. Pass numbers up to 16."),
+        (("--dims", "eight"), "dims hold 'eight'. Each is a whole number of dimensions from 1 on"),
+        (("--dims", "0"), "dims hold 0. Each is"),
+        (("--codes", "int"), "codes hold 'int', and there is no such code. Did you mean 'int8'?"),
+        (("--codes", "int8", "--similarity", "hamming"), "with --similarity hamming the embeddings are binary codes"),
+        (
+            ("--codes", "int8", "--against", "other.npz"),
+            "--dims and --codes are compared with the whole embedding of one",
+        ),
+    ],
+)
+def test_forms_that_cannot_be_compared_are_refused(stored, capsys, words, said):
+    assert said in refused(capsys, stored[0], *words)

@@ -16,6 +16,7 @@ from fewshot_callbacks.functional._reading import as_tensor, default_mode
 from fewshot_callbacks.functional._table import table
 from fewshot_callbacks.functional.retrieval.compare import compare_reports
 from fewshot_callbacks.functional.retrieval.compressed_rows import (
+    LOWEST_CODE,
     Form,
     Ranges,
     find_ranges,
@@ -33,6 +34,8 @@ from fewshot_callbacks.settings import Code, RequestedMetric, RetrievalOptions, 
 
 _CALL = "compression_costs"
 CODES: tuple[Code, ...] = get_args(Code)
+# Share of the dimensions that are the same in all gallery items, from which they are noted.
+NOTED_SHARE = 0.05
 # What is reported by default.
 COMPARED_METRICS = ("mAP", "recall@1")
 # Other names of codes, as `quantize_embeddings` and databases have them.
@@ -514,16 +517,20 @@ def _settings_of(form: Form, settings: RetrievalSettings, metrics: Sequence[Requ
 
 def _notes(compression: Compression, ranges: Ranges | None, dim: int) -> tuple[str, ...]:
     """Return notes on dimensions that codes cannot use."""
+    if ranges is None:
+        return ()
     notes = []
-    if ranges is not None and "int8" in compression.codes and ranges.constant_dims():
+    same_dims = ranges.constant_dims()
+    same_bits = ranges.constant_bits()
+    if "int8" in compression.codes and same_dims > NOTED_SHARE * dim:
         notes.append(
-            f"{ranges.constant_dims():,} of {dim:,} dimensions are the same in all gallery items; int8 codes each as -128, "
+            f"{same_dims:,} of {dim:,} dimensions are the same in all gallery items; int8 codes each as {LOWEST_CODE}, "
             "which makes all codes more alike."
         )
-    if ranges is not None and "binary" in compression.codes and ranges.constant_bits():
+    if "binary" in compression.codes and same_bits > NOTED_SHARE * dim:
         notes.append(
-            f"{ranges.constant_bits():,} of {dim:,} bits are the same in all gallery items, and tell none from another. "
-            "If numbers are not spread around zero, subtract the mean of the training set before they are coded."
+            f"{same_bits:,} of {dim:,} bits are the same in all gallery items, and tell none from another. If numbers are "
+            "not spread around zero, subtract the mean of the training set before they are coded."
         )
     return tuple(notes)
 
