@@ -90,17 +90,17 @@ def log_embedding(
 
 
 def tell_of_files(trainer: Trainer) -> None:
-    """Say that pictures become files, and how they would not, if the Trainer has a logger without pictures or none."""
+    """Say that pictures become files, if the Trainer has no logger or one that shows no pictures, and which loggers do."""
     if not trainer.is_global_zero:
         return
     without_pictures = [logger for logger in _loggers_or_file(trainer) if _display_of(logger) is None]
     if not without_pictures:
         return
-    names = ", ".join(type(logger).__name__ for logger in without_pictures if logger is not None)
+    names = [type(logger).__name__ for logger in without_pictures if logger is not None]
+    reason = f"{' and '.join(names)} cannot show them" if names else "the Trainer has no logger"
     rank_zero_info(
-        f"{names or 'A Trainer without a logger'} shows no pictures: they are written to pictures/<name>/step=<step>.png in "
-        "the folder of the run. TensorBoardLogger and WandbLogger show them, and so does every logger with a method "
-        "log_image(key, images, step)."
+        f"Pictures are written to pictures/<name>/step=<step>.png in the folder of the run: {reason}. TensorBoardLogger and "
+        "WandbLogger show them, and so does every logger with a method log_image(key, images, step)."
     )
 
 

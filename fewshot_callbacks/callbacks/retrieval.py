@@ -44,7 +44,7 @@ FUNCTION_ARGUMENTS = {
     **dict.fromkeys(GROUPS, _GROUPS_HINT),
     **SOURCE_ARGUMENTS,
     **dict.fromkeys(IDS, SOURCE_ARGUMENTS["ids"]),
-    **dict.fromkeys(("knn", "knn_gallery"), "a monitor of its own beside it: KnnMonitor(20, bank='self')"),
+    "knn": "a monitor of its own beside it: KnnMonitor(20, bank='self')",
     **dict.fromkeys(("gallery_labels", "is_gallery"), _GALLERY_HINT),
     "query_labels": SOURCE_ARGUMENTS["labels"],
     **dict.fromkeys(("queries", "embeddings"), _SOURCE_HINT),

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 
 from fewshot_callbacks import knn_accuracy
 from fewshot_callbacks.callbacks import EmbeddingSource, KnnMonitor
@@ -98,7 +97,10 @@ def test_weights_that_the_module_exchanges() -> None:
     assert logged(run) == close(expected(net))
 
 
-class Averages(EMAWeightAveraging):
+is_old = pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="new in Lightning 2.6")
+
+
+class Averages(getattr(callbacks, "EMAWeightAveraging", Callback)):
     """Keeps the embeddings of averaged weights at each validation."""
 
     seen: list[dict[str, float]]
@@ -111,6 +113,7 @@ class Averages(EMAWeightAveraging):
         pl_module.turn()
 
 
+@is_old
 @pytest.mark.parametrize("is_first", [True, False])
 def test_averaged_weights_of_lightning(is_first: bool) -> None:
     averages, net = Averages(decay=0.9), Swapped()

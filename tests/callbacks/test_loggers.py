@@ -24,7 +24,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingMap, RetrievalMonitor, ScorePlots
 from fewshot_callbacks.callbacks._conduct import FailurePolicy
 from fewshot_callbacks.callbacks._loggers import log_embedding, log_figures
 from tests.callbacks.models import Net, loader, messages_of, trainer
@@ -185,6 +185,86 @@ def test_without_a_known_logger_the_picture_is_a_file_of_the_run(tmp_path, logge
     [path] = tmp_path.rglob("*.png")
     assert path == tmp_path / "run" / place / "step=000000.png"
     assert is_the_red_figure(path)
+
+
+class WithLogImage(Unknown):
+    """As the loggers of W&B, SwanLab and stable-pretraining are."""
+
+    def __init__(self) -> None:
+        self.taken: list[Any] = []
+
+    def log_image(self, key: str, images: list[Any], step: int | None = None, **kwargs: Any) -> None:
+        assert isinstance(images, list)
+        self.taken += [(key, image, step) for image in images]
+
+
+class WithWriter(Unknown):
+    """Whose experiment is a writer of TensorBoard, but whose class is not Lightning's."""
+
+    def __init__(self) -> None:
+        self.taken: list[Any] = []
+
+        def add_image(key: str, pixels: Any, step: int, dataformats: str) -> None:
+            assert dataformats == "HWC"
+            self.taken.append((key, Image.fromarray(pixels), step))
+
+        self.experiment = SimpleNamespace(add_image=add_image)
+
+
+class WithAnotherMethod(Unknown):
+    """Its method of this name takes one image."""
+
+    def log_image(self, name: str, image: Any) -> None:
+        pytest.fail("this is not the method that is meant")
+
+
+class WithoutExperiment(Unknown):
+    @property
+    def experiment(self) -> Any:
+        raise RuntimeError("no connection")
+
+
+@pytest.mark.parametrize("kind", [WithLogImage, WithWriter])
+def test_a_logger_of_any_class_that_can_show_pictures_is_given_them(kind: Any, tmp_path: Path) -> None:
+    logger = kind()
+    log_figures(trainer(default_root_dir=tmp_path, logger=logger), {NAME: red_figure}, policy())
+    [(key, image, step)] = logger.taken
+    assert (key, image.size, image.getpixel((0, 0)), step) == (ACCEPTED, (60, 40), RED, 0)
+    assert not list(tmp_path.rglob("*.png"))
+
+
+@pytest.mark.parametrize("kind", [WithAnotherMethod, WithoutExperiment])
+def test_a_logger_that_cannot_gets_a_file(kind: Any, tmp_path: Path) -> None:
+    log_figures(trainer(default_root_dir=tmp_path, logger=kind()), {NAME: red_figure}, policy())
+    [path] = tmp_path.rglob("*.png")
+    assert is_the_red_figure(path)
+
+
+@pytest.mark.parametrize(
+    ("loggers", "told"),
+    [
+        (
+            lambda folder: [CSVLogger(folder), Unknown(), TensorBoardLogger(folder)],
+            "CSVLogger and Unknown cannot show them",
+        ),
+        (lambda folder: False, "the Trainer has no logger"),
+        (lambda folder: [TensorBoardLogger(folder), WithLogImage()], None),
+    ],
+)
+def test_one_message_says_that_pictures_become_files(
+    loggers: Any, told: str | None, tmp_path: Path, caplog: Any
+) -> None:
+    callbacks = [RetrievalMonitor(label_groups=None), ScorePlots(max_share=None), EmbeddingMap(max_share=None)]
+    run = trainer(*callbacks, logger=loggers(tmp_path), default_root_dir=tmp_path)
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        run.validate(Net(), loader(), verbose=False)
+    messages = [record.getMessage() for record in caplog.records if "Pictures are written" in record.getMessage()]
+    if told is None:
+        assert messages == []
+    else:
+        [message] = messages
+        assert message.startswith("Pictures are written to pictures/<name>/step=<step>.png in the folder of the run: ")
+        assert f": {told}. TensorBoardLogger and WandbLogger show them, and so does every logger with" in message
 
 
 def test_the_lightning_logger_is_given_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
