@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing
 from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback
+from fewshot_callbacks.callbacks._remote import is_remote, upload
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
 from fewshot_callbacks.files.outputs import free_path, is_report
+from fewshot_callbacks.functional import RetrievalReport
 from fewshot_callbacks.plots.panels import Scale
+<<<<<<< HEAD
 from fewshot_callbacks.report import ReportSettings, write_report
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
+=======
+from fewshot_callbacks.report import Model, ReportSettings, WrittenReport, write_report
+>>>>>>> arrays
 from fewshot_callbacks.trainer.logs import run_folder
 
 
@@ -28,7 +36,8 @@ class ReportWriter(PictureCallback):
 
     Args:
         path: Path of the file; {epoch}, {step}, {prefix} and {suffix} (of the metrics' keys) are filled in. A relative
-            path starts from the folder of the first logger, or else from the Trainer's `default_root_dir`. Without
+            path starts from the folder of the first logger, or else from the Trainer's `default_root_dir`, which may be in a
+            bucket (s3://...), where a file that is no report is left and no report is written. Without
             {epoch}, each evaluation replaces the report of the one before. A file that is no report is left as it is: the
             report has the next name, such as `report-2.html`, with a warning.
         images: A function of (data set, index) that returns an image, or a text; by default the first part of a sample, or
@@ -102,9 +111,22 @@ class ReportWriter(PictureCallback):
             prefix=evaluated.prefix.replace("/", "_"),
             suffix=evaluated.suffix.replace("/", "_"),
         )
-        path = self._replaceable_path(Path(run_folder(trainer)) / file)
+        folder = run_folder(trainer)
+        if is_remote(folder) and not Path(file).is_absolute():
+            address = posixpath.join(folder, file)
+            with TemporaryDirectory() as local_folder:
+                result = self._write(Path(local_folder) / posixpath.basename(file), report, model)
+                upload(result.path, address, is_report)
+            rank_zero_info(f"ReportWriter: {address}")
+            return {}
+        path = self._replaceable_path(Path(folder) / file)
         path.parent.mkdir(parents=True, exist_ok=True)
-        result = write_report(
+        result = self._write(path, report, model)
+        rank_zero_info(f"ReportWriter: {result.path}")
+        return {}
+
+    def _write(self, path: Path, report: RetrievalReport, model: Model) -> WrittenReport:
+        return write_report(
             path,
             report,
             model.queries,
@@ -113,8 +135,6 @@ class ReportWriter(PictureCallback):
             name=model.name,
             settings=self.settings,
         )
-        rank_zero_info(f"ReportWriter: {result.path}")
-        return {}
 
     def _replaceable_path(self, path: Path) -> Path:
         """Return a path, or the next free name beside it if it is a file that is no report."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from operator import index
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch.optim import Optimizer
 
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError, check_at_least
 from fewshot_callbacks.callbacks._embedder import Embedder
+from fewshot_callbacks.callbacks._remote import is_remote, upload
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, EmbeddingSource, Source, hooks_ignored
 from fewshot_callbacks.files.outputs import free_path
 from fewshot_callbacks.functional._labels import Labels
@@ -263,6 +266,7 @@ class TrainingDynamicsMonitor(Callback):
         self._resumed = DynamicsHistory()
         # file that this run has written
         self._path: Path | None = None
+        self._is_uploaded = False
         # number of batches of all epochs with an optimiser step
         self._updates = 0
         # numbers of batches of this epoch, and of those with an optimiser step
@@ -303,6 +307,7 @@ class TrainingDynamicsMonitor(Callback):
             self._history = {}
             self._resumed = DynamicsHistory()
             self._path = None
+            self._is_uploaded = False
             self._updates = 0
             self._meter.is_compared = False
 
@@ -402,11 +407,26 @@ class TrainingDynamicsMonitor(Callback):
         fast_dev_run: Any = trainer.fast_dev_run  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
         if not is_absolute and (fast_dev_run or not trainer.loggers):
             return
-        path = Path(run_folder(trainer)) / self.file
+        folder = run_folder(trainer)
+        if is_remote(folder) and not is_absolute:
+            self._upload(posixpath.join(folder, self.file))
+            return
+        path = Path(folder) / self.file
         with self._policy.handling(f"The training dynamics could not be written to {path}."):
             if self._path is None:
                 self._path = path if is_absolute else self._path_in_run(path)
             self.history.save(self._path)
+
+    def _upload(self, address: str) -> None:
+        """Write the history to an address, unless a file is there that holds no earlier part of it."""
+        with (
+            self._policy.handling(f"The training dynamics could not be written to {address}."),
+            TemporaryDirectory() as folder,
+        ):
+            path = Path(folder) / posixpath.basename(address)
+            self.history.save(path)
+            upload(path, address, lambda file: self._is_uploaded or is_earlier_part(file, self._resumed))
+            self._is_uploaded = True
 
     def _path_in_run(self, path: Path) -> Path:
         """Return a path; or the next free name beside it, if the file holds no earlier part of this history."""

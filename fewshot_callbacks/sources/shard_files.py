@@ -77,6 +77,8 @@ def file_stamp(file: Path) -> tuple[int, int]:
 
 def _find_one(path: str | os.PathLike[str]) -> ShardFiles:
     """Return the files of one path, folder or glob."""
+    if re.match(r"[a-z][a-z0-9+.-]+:/", str(path)):
+        raise ValueError(f"{path} is an address, and shards are files of this machine. Copy them, or mount the bucket.")
     name = os.path.expanduser(path)  # a shell does not expand ~ in quotes
     if os.path.isdir(name):
         return _find_in_folder(Path(name))
