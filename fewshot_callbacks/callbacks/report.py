@@ -16,12 +16,8 @@ from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
 from fewshot_callbacks.files.outputs import free_path, is_report
 from fewshot_callbacks.functional import RetrievalReport
 from fewshot_callbacks.plots.panels import Scale
-<<<<<<< HEAD
-from fewshot_callbacks.report import ReportSettings, write_report
-from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
-=======
 from fewshot_callbacks.report import Model, ReportSettings, WrittenReport, write_report
->>>>>>> arrays
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
 from fewshot_callbacks.trainer.logs import run_folder
 
 
