@@ -28,8 +28,8 @@ def log_synced_values(
             if "information about `dataloader_idx`" not in str(error):
                 raise
             raise RuntimeError(
-                f"This version of Lightning refuses the key {key!r} of one of several loaders. Install 2.5.3 or newer of the "
-                'package of your Trainer (pip install --upgrade pytorch_lightning), or name the loaders: {"a": loader, ...}.'
+                f"This version of Lightning refuses the key {key!r} of one of several loaders. Install 2.5.3 or newer of "
+                'your package of it (pip install --upgrade pytorch_lightning), or name the loaders: {"a": loader, ...}.'
             ) from error
 
 
