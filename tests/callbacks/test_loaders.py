@@ -99,3 +99,21 @@ def test_a_loader_that_is_not_there_ends_the_run_at_its_sanity_check(kind: Any, 
 def test_a_gallery_without_queries_ends_the_run() -> None:
     with pytest.raises(UsageError, match=r"gallery='shop'\), loaders='shop': there are no queries"):
         logged(retrieval(loaders="shop", gallery="shop"), stage="fit")
+
+
+class Lightning24(Net):
+    """As versions before 2.5.3 log."""
+
+    def log(self, name: str, *values: Any, **settings: Any) -> None:
+        if "/dataloader_idx_" in name:
+            raise ValueError(f"the key {name} should not contain information about `dataloader_idx`")
+        super().log(name, *values, **settings)
+
+
+def test_an_old_lightning_that_refuses_the_keys_of_several_loaders_is_told() -> None:
+    refused = r"refuses the key 'val/mAP/dataloader_idx_0' .* Install 2\.5\.3 or newer .*, or name the loaders"
+    with pytest.raises(RuntimeError, match=refused):
+        trainer(retrieval()).validate(Lightning24(), [loader(), loader()], verbose=False)
+    run = trainer(retrieval())
+    run.validate(Lightning24(), {"a": loader(), "b": loader()}, verbose=False)
+    assert {"val/mAP/a", "val/mAP/b"} <= set(run.callback_metrics)
