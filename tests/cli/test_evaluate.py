@@ -495,7 +495,7 @@ def test_a_column_that_was_written_anew_is_not_gone_on_with(columns, tmp_path, c
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # of the same size and time
     said = refused(capsys, *columns)
     assert re.search(rf"state holds the state of another evaluation, by its content of --{name} \(\w+, now \w+\)", said)
-    assert "Delete the folder to begin anew" in said
+    assert "delete the folder to begin anew" in said
     np.save(file, np.load(file)[::-1])
     evaluated(capsys, *columns)
     assert not (tmp_path / "state").exists()
