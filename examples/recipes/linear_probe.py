@@ -1,4 +1,4 @@
-"""A linear probe beside a self-supervised run: what a classifier on top would reach, at each validation, without training it."""
+"""A linear probe beside a self-supervised run: what a classifier on top would reach at each validation."""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything

@@ -394,9 +394,10 @@ def plain_sum(left, right, of_differences):
 
 @kernel
 def float64_score(pairs, i, j):
-    """Return the score by a sum in float64, and a bound on its error.
+    """Return the score by a sum in float64, and a bound on its distance from the exact score.
 
-    The bound is that of Higham, section 3.1, with 16 roundings beside those of the sum.
+    The bound is that of Higham, section 3.1, with 16 roundings beside those of the sum: of the norms, the quotient, the
+    exact score and what a caller adds up. It is never 0, which marks exact scores in `nearest.py`.
     """
     total = plain_sum(pairs.queries[i], pairs.gallery[j], pairs.kind == EUCLIDEAN)
     relative = (pairs.queries.shape[1] + 16) * 2.0**-53

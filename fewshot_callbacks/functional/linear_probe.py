@@ -99,11 +99,13 @@ class ProbeReport(Values):
     confidence: float
     """confidence level of the intervals"""
     strength: float
-    """strength of the penalty that was chosen, in units of the mean eigenvalue of the gallery's scatter matrix"""
+    """strength of the penalty that was chosen, in units of the mean of those eigenvalues of the gallery's scatter matrix
+    (centred, a sum over items) that are not zero; of equal errors the first that was passed"""
     alpha: float
     """the same penalty as `alpha` of scikit-learn's `Ridge` and `RidgeClassifier`"""
     errors: dict[float, float]
-    """strength -> mean squared error of the predictions of left-out gallery items, or groups, by which it was chosen"""
+    """strength -> mean squared error of the predictions of left-out gallery items, or groups, by which it was chosen; of all
+    items, also of those in `gallery_left_out`"""
     queries: int
     """queries that the values are of"""
     left_out: int
@@ -127,7 +129,8 @@ class ProbeReport(Values):
         sizes = f"{self.queries:,} queries, {self.gallery:,} gallery items"
         if self.classes is not None:
             sizes += f" of {self.classes:,} classes"
-        penalty = f"strength {self.strength:g} of {len(self.errors)}, which is alpha {self.alpha:.4g} of scikit-learn"
+        tried = f", the best of {len(self.errors)} that were tried" if len(self.errors) > 1 else ""
+        penalty = f"strength {self.strength:g}{tried}; it is alpha {self.alpha:.4g} of scikit-learn"
         return "\n".join([sizes, penalty, *self.lines(), *self.notes])
 
     def __repr__(self) -> str:
@@ -185,12 +188,14 @@ def linear_probe(
             of one class, and intervals are over other groups.
         gallery_groups: (gallery,) integers or strings; the items of one group are left out together. Pass the ids of items
             that come several times. A group is in memory at once, in float64.
-        strengths: Strengths of the penalty that are tried, or one, from 1e-9 to 1e9, in units of the mean eigenvalue of the
-            gallery's scatter matrix.
+        strengths: Strengths of the penalty that are tried, or one, from 1e-9 to 1e9, in units of the mean of those
+            eigenvalues of the gallery's scatter matrix that are not zero; by default nine from 1e-6 to 100. A note says so
+            if an end of them is clearly the best.
         confidence: Confidence level of the intervals, in (0, 1).
         share: Which of the queries and of the gallery this process holds, where several make the call together. They
             exchange sums: dim x dim and dim x classes numbers; items are only sent if groups are, to have each group in one
-            process. All return the report of one process but for rounding: the same strength and accuracy.
+            process. A process without items passes empty tensors, and empty groups and places where others pass them. All
+            return the report of one process but for rounding: the same strength and accuracy.
 
     Returns:
         A frozen report on the CPU. An accuracy lies in [0, 1]; R2 is 1 at best, and below 0 if the mean of the targets

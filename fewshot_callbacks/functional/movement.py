@@ -25,12 +25,13 @@ class Movement:
     """The result of `embedding_movement`."""
 
     cosine: float
-    """mean cosine of each item to itself before, in [-1, 1]; items of length 0 are left out, NaN if all are"""
+    """mean cosine of each item to itself before, in [-1, 1]; items of length 0 are left out, NaN if all are, or if the
+    dimensions differ"""
     cka: float
     """similarity of the arrangements of all items, at most 1; it does not see rotations, shifts and a common scale. NaN with
     fewer than four items, or if all items are equal"""
     unmoved: float
-    """share of the items that are the same but for rounding, in [0, 1]"""
+    """share of the items that are the same but for rounding, in [0, 1]; 0 without items, or if the dimensions differ"""
     items: int
     """number of items"""
 

@@ -403,7 +403,7 @@ def test_a_report_can_be_shown_stored_and_compared():
     assert found.metrics().keys() == {"probe", "probe_top5", "probe_leave_one_out", "probe_leave_group_out"}
     lines = str(found).splitlines()
     assert lines[0] == "200 queries, 120 gallery items of 6 classes"
-    assert lines[1].startswith(f"strength {found.strength:g} of 9, which is alpha ")
+    assert lines[1].startswith(f"strength {found.strength:g}, the best of 9 that were tried; it is alpha ")
     assert lines[2].startswith("probe     ")
     stored = json.loads(json.dumps(found.to_dict()))
     assert stored["metrics"] == found.values
