@@ -28,6 +28,9 @@ import torch  # noqa: E402
 
 from tests import cases, gloo_processes  # noqa: E402
 
+# A script for a process of its own: it imports the other package of Lightning.
+collect_ignore = ["callbacks/pytorch_lightning_job.py"]
+
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other make small tensors ten times slower
 
 # the same examples in every run, so that a failure is the change's own; `make test-all` draws new ones each time

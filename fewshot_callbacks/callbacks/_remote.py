@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lightning.fabric.utilities.cloud_io import get_filesystem
+from fewshot_callbacks.trainer.lightning import get_filesystem
 
 
 def is_remote(folder: str) -> bool:

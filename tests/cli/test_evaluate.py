@@ -539,7 +539,7 @@ def test_an_array_with_the_name_of_a_check_replaces_none(tmp_path, capsys):
     killed(file, "--resume", tmp_path / "state")
     capsys.readouterr()
     said = refused(capsys, file, "--resume", tmp_path / "state", "--similarity", "dot")
-    assert "state holds the state of another evaluation, by its --similarity (None, now dot)" in said
+    assert "state holds the state of another evaluation, by its --similarity (cosine, now dot)" in said
 
 
 def test_judgements_that_were_written_anew_are_not_gone_on_with(judged, tmp_path, capsys):

@@ -14,7 +14,7 @@ from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.engine.relevance import Lists
 from fewshot_callbacks.engine.relevance import Relevance as EngineRelevance
 from fewshot_callbacks.functional import Share
-from tests.cases import made
+from tests.cases import clustered_items
 from tests.functional.brute_force import BruteForce
 from tests.thread_processes import in_threads
 
@@ -127,7 +127,7 @@ def test_ignored_items_are_no_negatives_and_items_that_are_not_in_the_gallery_ar
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_it_is_the_same_in_several_processes_and_with_any_budget(count):
-    rows, labels = made(120, 12, noise=1.5)
+    rows, labels = clustered_items(120, 12, noise=1.5)
     groups = torch.arange(120) % 7
     keys = (*KEYS, "auc_pr", "macro_auroc")
     alone = evaluate_retrieval(rows, labels, query_groups=groups, metrics=keys)
@@ -144,7 +144,7 @@ def test_it_is_the_same_in_several_processes_and_with_any_budget(count):
 
 
 def test_both_areas_of_all_pairs_share_a_pass():
-    rows, labels = made(1200, 100, noise=0.6)
+    rows, labels = clustered_items(1200, 100, noise=0.6)
     with engine_options(buffer_pairs=2**14):
         passes = [
             evaluate_retrieval(rows, labels, metrics=keys).pooled.passes

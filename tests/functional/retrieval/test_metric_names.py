@@ -97,6 +97,8 @@ def test_the_tables_of_coming_from_are_known(page):
             continue  # an argument
         if theirs == ours or theirs in ("mean_average_precision", "binary_recall_at_fixed_precision"):
             continue  # with an argument that a name does not hold
+        if (theirs, ours) == ("recall@5", "ir_recall@5"):
+            continue  # one name for two metrics, as the page says
         with pytest.raises(ValueError, match=rf"did you mean '{ours}'\?"):
             requested_metric(theirs)
 
