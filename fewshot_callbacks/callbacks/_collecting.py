@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Collection as Container
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fewshot_callbacks.callbacks._bank import Bank, changed_weights
@@ -40,7 +40,7 @@ from fewshot_callbacks.callbacks._sides import (
     gallery_loader,
     sets_of,
 )
-from fewshot_callbacks.callbacks._watched_keys import Better
+from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels
@@ -425,6 +425,15 @@ class CollectingMonitor(EvaluationMonitor):
         Ids of two encoders name different things, such as images and texts.
         """
         return self.source.ids is not None and len(sides) == 2 and not self._collection.has_two_encoders
+
+    def _awaited(self, trainer: Trainer, evaluated_set: SetSides, names: Iterable[str]) -> list[str]:
+        """Return the names of values that a checkpoint or a scheduler waits for; without a value they are logged as NaN.
+
+        A key that is missing would end the training.
+        """
+        watched = {watcher.key for watcher in watchers(trainer)}
+        prefix = self._key(stage_of(trainer), evaluated_set.direction)
+        return [name for name in names if f"{prefix}/{name}{evaluated_set.suffix}" in watched]
 
     def _tell(self, notes: Sequence[str], set_name: str) -> None:
         """Warn of each kind of note once in a run."""

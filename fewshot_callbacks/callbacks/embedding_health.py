@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from fewshot_callbacks.callbacks._sides import SetSides
 from fewshot_callbacks.callbacks._training_batches import BatchMonitor
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source
-from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
+from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
 from fewshot_callbacks.functional import EmbeddingHealth, Moments, Share, embedding_health
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._reading import non_finite_rows, refuse_non_finite
@@ -111,7 +112,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
 
     def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Sequence[str]:
         has_labels = self._collection.have_classes(evaluated_set.sides[0].loader)
-        return names_of(labels=bool(has_labels), k=self.k)
+        return [*names_of(labels=bool(has_labels), k=self.k), *self._awaited(trainer, evaluated_set, MOVEMENTS)]
 
     def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Measure the items of all processes, and return name -> value. *Collective*."""
@@ -134,7 +135,9 @@ class EmbeddingHealthMonitor(BatchMonitor):
         # Embeddings that have collapsed may have nowhere to move to.
         if note is not None and health.collapse is None:
             self._tell([note], set_name)
-        return health.metrics() | values
+        # At the first validation there is nothing to compare with.
+        awaited = dict.fromkeys(self._awaited(trainer, evaluated_set, MOVEMENTS), math.nan)
+        return health.metrics() | awaited | values
 
     def _movement_of(
         self, trainer: Trainer, evaluated_set: SetSides, shard: Shard
@@ -156,7 +159,9 @@ class EmbeddingHealthMonitor(BatchMonitor):
         elif sample is not None:
             movement = self._movements.setdefault(evaluated_set.suffix, MovementOfSet())
             values, note = movement.compare(sample, id(trainer.lightning_module))
-        return gather_objects((values, note))[0]
+        movement_of_first = broadcast_object((values, note))
+        assert movement_of_first is not None
+        return movement_of_first
 
     def _report_collapse(self, collapse: str | None, set_name: str) -> None:
         """Warn once in a run that the embedding has collapsed; with `strict=True` raise each time."""

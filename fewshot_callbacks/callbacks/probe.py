@@ -105,12 +105,14 @@ class ProbeMonitor(BankMonitor):
 
     def _keys(self, trainer: Trainer) -> Mapping[str, Any]:
         """Return all keys that a report may have: before the first one it is not known which."""
-        suffixes_of_sets = [(each.direction, each.suffix) for each in self._sets(trainer)]
-        return {
-            self._key("val", direction, name) + suffix: better
-            for direction, suffix in suffixes_of_sets
-            for name, better in self._better.items()
-        }
+        keys: dict[str, Any] = {}
+        for direction, suffix, _ in self._sets(trainer):
+            for name, better in self._better.items():
+                keys[self._key("val", direction, name) + suffix] = better
+        return keys
+
+    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Sequence[str]:
+        return list(dict.fromkeys([*self._names(), *self._awaited(trainer, evaluated_set, self._better)]))
 
     def _check(self, trainer: Trainer) -> None:
         super()._check(trainer)

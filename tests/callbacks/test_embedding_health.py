@@ -1,11 +1,13 @@
 """EmbeddingHealthMonitor on real Trainers: with and without labels, in batches and sets, and what it says of a collapse."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -197,3 +199,13 @@ def test_items_in_another_order_and_another_module_are_not_compared() -> None:
     kept = Keeps()
     trainer(monitor, kept, max_epochs=1).fit(net, loader(), loader(TRAINING))
     assert kept.values == [{}]
+
+
+def test_a_checkpoint_may_wait_for_a_movement(tmp_path: Path) -> None:
+    """At the first validation there is nothing to compare with: the value is NaN, and the run goes on."""
+    kept = Keeps()
+    best = ModelCheckpoint(tmp_path, monitor="val/cka_to_first", mode="max")
+    trainer(EmbeddingHealthMonitor(), best, kept, max_epochs=2).fit(Embeds(), loader(TRAINING), loader(VALIDATION))
+    assert kept.values[0].keys() == {"val/cka_to_first"}
+    assert math.isnan(kept.values[0]["val/cka_to_first"])
+    assert best.best_model_score == pytest.approx(kept.values[1]["val/cka_to_first"])

@@ -1,10 +1,12 @@
 """ProbeMonitor on real Trainers: what it logs is what `linear_probe` gives of the same embeddings."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -171,3 +173,13 @@ def test_what_cannot_be_fitted_on_is_said() -> None:
         trainer(ProbeMonitor()).validate(Embeds(), loader(), verbose=False)
     with pytest.raises(UsageError, match=r"bank='gallery'\): this set has no gallery. Pass gallery="):
         log_of_validation(ProbeMonitor("gallery"), Embeds(), loader())
+
+
+@pytest.mark.filterwarnings("ignore:.*are NaN")
+def test_a_checkpoint_that_waits_for_a_value_outlives_a_failure(tmp_path: Path) -> None:
+    """Before the first report it is not known that there will be this value."""
+    waits = ModelCheckpoint(tmp_path, monitor="val/probe_top5", mode="max")
+    other = TensorDataset(TRAINING.tensors[0], TRAINING.tensors[1] + 1)
+    run = trainer(ProbeMonitor(Labelled(other)), waits)
+    run.fit(Embeds(), loader(), loader(VALIDATION))
+    assert run.callback_metrics["val/probe_top5"].isnan()
