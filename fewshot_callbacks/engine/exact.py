@@ -62,6 +62,8 @@ class Pairs(NamedTuple):
     # that no two chunks of a pass have the same: `counting.place_by_score` remembers a score by them.
     query_first_duplicate: NDArray[np.int64]
     gallery_first_duplicate: NDArray[np.int64]  # (items,)
+    query_copies: NDArray[np.int32]  # (queries,) how many queries each row stands for: 1 unless rows are distinct ones
+    gallery_copies: NDArray[np.int32]  # (items,)
     kind: int  # COSINE, DOT or EUCLIDEAN
     single: bool  # whether components have 24 bits or less, so that float64 holds their products
     exact_estimates: bool  # whether estimates are exact scores, since they are sums of small integers
@@ -76,6 +78,8 @@ class Pairs(NamedTuple):
             gallery_norm=self.query_norm,
             query_first_duplicate=self.gallery_first_duplicate,
             gallery_first_duplicate=self.query_first_duplicate,
+            query_copies=self.gallery_copies,
+            gallery_copies=self.query_copies,
         )
 
 

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.engine.chunks import gather_in_item_order
-from fewshot_callbacks.engine.evaluation import Evaluation, Matches, rank_of_best
+from fewshot_callbacks.engine.evaluation import Matches, best_matches, rank_of_best
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
 from fewshot_callbacks.engine.thresholds import BestMatches
@@ -342,7 +342,7 @@ def search_groups(
     if matches is None:
         inputs = inputs.as_one_set()
         vectors = inputs.vectors(settings.similarity, threads)
-        matches = Evaluation(vectors, inputs.relevance()[0], main_memory(settings)).best_matches()
+        matches = best_matches(vectors, inputs.relevance()[0], main_memory(settings))
     labels = inputs.query_labels
     values = torch.empty(len(splits), len(splits[0]), len(grouped_k(settings)), dtype=torch.float64)
     for repeat, split in enumerate(splits):

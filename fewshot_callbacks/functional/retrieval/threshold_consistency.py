@@ -300,7 +300,7 @@ def _counts(
     negatives = np.zeros((classes, len(scores)), np.int64)
     for batch, reaching in pooled.evaluation.negatives_per_query(scores):
         np.add.at(negatives, class_of_query[batch], reaching)
-    for batch, (offsets, relevant_scores, _) in pooled.relevant.by_batch():
+    for batch, (offsets, relevant_scores, _) in pooled.evaluation.thresholds_per_query():
         highest_reached = np.searchsorted(scores, relevant_scores, side="right") - 1
         class_of_pair = np.repeat(class_of_query[batch], np.diff(offsets))
         np.add.at(relevant_between, (class_of_pair, highest_reached), 1)
