@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_refused_with_the_fix():
             ValueError, match=r"relevance is Relevance\(\d+ queries, \d+ gallery items, .* but there are 30 queries and"
         ):
             compared.get_accuracy(*arguments)
-    with pytest.raises(ValueError, match="query"):
+    with pytest.raises(ValueError, match="queries is empty"):
         calculator.get_accuracy(query[:0], query_labels[:0], reference, reference_labels)
     with pytest.raises(NotImplementedError, match="clustering"):
         ExactAccuracyCalculator(label_comparison_fn=lambda one, other: one == other, include=("NMI",))

@@ -225,7 +225,7 @@ REFUSED = {
     "no query has relevant documents. Pass relevant_docs with the ids of queries": {"relevant_docs": {"other": {"d0"}}},
     "no query has relevant documents.": {"queries": {}},
     "relevant_docs of 'q0' name a document twice. Pass sets of ids.": {"relevant_docs": {"q0": ["d0", "d1", "d0"]}},
-    "name 2 documents that are not in the corpus: 'x', 'y'. Add them to the corpus, or pass unknown='ignore'": {
+    "no item has the ids 'x', 'y' (2 in all) of the judgements. Pass the ids of the rows": {
         "relevant_docs": {"q0": {"d0", "x"}, "q1": {"y"}}
     },
     "dims=(4, 4) must be different positive integers": {"dims": (4, 4)},
