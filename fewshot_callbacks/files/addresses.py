@@ -18,6 +18,9 @@ from fsspec.implementations.local import LocalFileSystem
 _PROTOCOL = re.compile(r"(?P<protocol>(?:^|::)[a-z][a-z0-9+.-]+):/+(?=[^/]|$)")
 _LOCAL_PROTOCOL = re.compile(r"(?:file|local):/+")
 
+# A path of this machine, or an address as text.
+Location = Path | str
+
 
 def is_address(path: object) -> bool:
     """Return whether a file or a folder is named by an address, and not by a path of this machine.
@@ -44,6 +47,28 @@ def path_text(path: str | os.PathLike[str]) -> str:
     if _LOCAL_PROTOCOL.match(text):
         return str(LocalFileSystem._strip_protocol(_LOCAL_PROTOCOL.sub("file:///", text)))
     return _PROTOCOL.sub(r"\g<protocol>://", text)
+
+
+def as_location(path: str | os.PathLike[str]) -> Location:
+    """Return an address as text, and anything else as a path.
+
+    Examples:
+        >>> as_location(Path("s3://bucket/run")), as_location("runs").name
+        ('s3://bucket/run', 'runs')
+    """
+    text = path_text(path)
+    return text if is_address(text) else Path(text)
+
+
+def join_location(folder: str | os.PathLike[str], name: str) -> Location:
+    """Return where a file of a folder lies.
+
+    Examples:
+        >>> join_location("s3://bucket/run/", "config.yaml")
+        's3://bucket/run/config.yaml'
+    """
+    location = as_location(folder)
+    return posixpath.join(location, name) if isinstance(location, str) else location / name
 
 
 def filesystem_of(address: str | os.PathLike[str]) -> tuple[Any, str]:
@@ -107,14 +132,23 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
         return bool(files.isdir(path_in_store))
 
 
-def join_path(folder: str | os.PathLike[str], name: str) -> str:
-    """Return the path or the address of a file in a folder.
+def folder_of(location: Location) -> Location:
+    """Return the folder of a file.
 
     Examples:
-        >>> join_path("s3://bucket/run/", "config.yaml")
-        's3://bucket/run/config.yaml'
+        >>> folder_of("s3://bucket/run/config.yaml")
+        's3://bucket/run'
     """
-    return posixpath.join(path_text(folder), name) if is_address(folder) else os.path.join(folder, name)
+    return posixpath.dirname(location) if isinstance(location, str) else location.parent
+
+
+def times_at_address(pattern: str) -> dict[Location, Any]:
+    """Return the time of the last change of each file that a pattern matches, by the address of the file."""
+    files, pattern_in_store = filesystem_of(pattern)
+    with naming_address(pattern):
+        files.invalidate_cache()
+        protocol = pattern.partition("://")[0]
+        return {f"{protocol}://{path.lstrip('/')}": files.modified(path) for path in files.glob(pattern_in_store)}
 
 
 def upload(file: Path, address: str, is_replaceable: Callable[[Path], bool]) -> None:
