@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import fsspec
+from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 # A protocol has two letters at least: C:/ is a drive. `Path` leaves one of the two slashes. Protocols may be chained by ::.
@@ -80,7 +80,7 @@ def filesystem_of(address: str | os.PathLike[str]) -> tuple[Any, str]:
     """
     text = path_text(address)
     with naming_address(text):
-        files, path = fsspec.url_to_fs(text)
+        files, path = url_to_fs(text)
     return files, path
 
 

@@ -1,9 +1,12 @@
 """Shards at addresses: every format and form, one copy for each version, and a sentence for each mistake."""
 
+import functools
 import multiprocessing
 import os
 import re
 import shutil
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -288,6 +291,37 @@ def test_a_store_that_cannot_be_reached(memory, monkeypatch):
         ValueError, match=r"memory://a\.npy cannot be reached \(no route to host\)\. Check the address, the"
     ):
         Shards("memory://a.npy")
+
+
+@pytest.fixture
+def web_server(tmp_path):
+    """The address of a web server, and the folder that it shows."""
+    pytest.importorskip("aiohttp")
+    folder = tmp_path / "web"
+    folder.mkdir()
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", folder
+        server.shutdown()
+
+
+def test_shards_on_a_web_server(web_server, cache):
+    address, folder = web_server
+    for part in range(2):
+        np.save(folder / f"part-{part}.npy", ROWS + part)
+    np.testing.assert_array_equal(Shards(f"{address}/part-1.npy?key=secret")[:], ROWS + 1)
+    np.testing.assert_array_equal(Shards(f"{address}/*.npy")[:], np.concatenate([ROWS, ROWS + 1]))
+    assert not [path for path in cache.rglob("*") if "secret" in path.name]
+    np.save(folder / "part-1.npy", ROWS + 7)
+    os.utime(folder / "part-1.npy", (1e9, 1e9))
+    np.testing.assert_array_equal(Shards(f"{address}/part-1.npy")[:], ROWS + 7)
+    with pytest.raises(ValueError, match=r"there is nothing at http://.*/part-2\.npy.*\. Check the names"):
+        Shards(f"{address}/part-2.npy")
 
 
 def test_shards_in_s3(s3, tmp_path, monkeypatch):
