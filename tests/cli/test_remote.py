@@ -169,3 +169,10 @@ def test_histories_at_addresses(memory, capsys):
 def test_a_run_that_is_not_there(memory, capsys):
     assert main(["compare", "memory://runs/a", "memory://runs/b"]) == 1
     assert "There is no memory://runs/a. Give the folder of a run" in capsys.readouterr().err
+
+
+def test_a_configuration_at_an_address_may_name_a_module(memory, capsys):
+    memory.pipe("/settings/mine.yaml", (CONFIGS / "soft_ap_glyphs.yaml").read_bytes())
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["fit", "--config", "memory://settings/mine.yaml", "--print_config"])
+    assert "class_path" in yaml.safe_load(capsys.readouterr().out)["model"]
