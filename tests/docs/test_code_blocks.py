@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     document = Document.parse(str(page), *PARSERS[page.name == "CONTRIBUTING.md" :])
     pages.write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
+    # A page may name another folder, which ends with it.
+    monkeypatch.setenv("FEWSHOT_CALLBACKS_CACHE", os.environ.get("FEWSHOT_CALLBACKS_CACHE", ""))
     document.namespace.update(pages.names())
     for example in document.examples():
         example.evaluate()
