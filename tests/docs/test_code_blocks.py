@@ -10,6 +10,7 @@ from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 from tests.docs import pages
+from tests.integration_packages import skipped_without_integrations
 
 
 def check_shell(example: Example) -> None:
@@ -29,5 +30,6 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     pages.write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     document.namespace.update(pages.names())
-    for example in document.examples():
-        example.evaluate()
+    with skipped_without_integrations():
+        for example in document.examples():
+            example.evaluate()
