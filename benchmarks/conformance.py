@@ -1,6 +1,6 @@
 """Ask libraries for the same small values, and say which of them agree with their documentation and with themselves.
 
-    pip install -e ".[test]" ranx                 # all libraries that are asked
+    pip install -e ".[test-integrations,bench]"   # all libraries that are asked
     python benchmarks/conformance.py              # prints the table; a library that is not installed has a line that says so
     python benchmarks/conformance.py --write      # and puts it into docs/agreement.md, if all are installed
 

@@ -63,7 +63,10 @@ LINKS: dict[str, Callable[[Any], Any]] = {
 
 
 class FewshotParser(LightningArgumentParser):
-    """LightningCLI's parser, which reads the model that Lightning 2.5 writes into a checkpoint."""
+    """LightningCLI's parser without abbreviated options; it reads the model that Lightning 2.5 writes into a checkpoint."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse a configuration; name the model's class, which Lightning 2.5 leaves among a checkpoint's arguments."""

@@ -11,6 +11,7 @@ from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 from tests.docs import pages
+from tests.integration_packages import skipped_without_integrations
 
 
 def check_shell(example: Example) -> None:
@@ -32,5 +33,6 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     # A page may name another folder, which ends with it.
     monkeypatch.setenv("FEWSHOT_CALLBACKS_CACHE", os.environ.get("FEWSHOT_CALLBACKS_CACHE", ""))
     document.namespace.update(pages.names())
-    for example in document.examples():
-        example.evaluate()
+    with skipped_without_integrations():
+        for example in document.examples():
+            example.evaluate()

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("pytorch_metric_learning")
+from tests.integration_packages import how_to_install
+
+pytest.importorskip("pytorch_metric_learning", reason=how_to_install("pytorch_metric_learning"))
 from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance
 from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator

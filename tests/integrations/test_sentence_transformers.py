@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from tests.gloo_processes import answers
+from tests.integration_packages import how_to_install
 from tests.integrations.cases import retrieval_task, static_model
 
-pytest.importorskip("sentence_transformers")
+pytest.importorskip("sentence_transformers", reason=how_to_install("sentence_transformers"))
 from sentence_transformers import util
 from sentence_transformers.sentence_transformer import evaluation
 
