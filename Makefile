@@ -16,11 +16,12 @@ SEED ?= 0
 demo: $(VENV)/.for-demo
 	$(BIN)/fewshot demo
 
-test: $(VENV)/.for-test
+# every test: test-integrations is the extra `test`, and the libraries of integrations, recipes and loggers
+test: $(VENV)/.for-test-integrations
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not exhaustive"
 
 # also every case of the long sweeps, and property tests on new random examples each time
-test-all: $(VENV)/.for-test
+test-all: $(VENV)/.for-test-integrations
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --hypothesis-profile random
 
 # format, lint, spelling and types
@@ -39,7 +40,7 @@ docs: $(VENV)/.for-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
-notebook: $(VENV)/.for-test
+notebook: $(VENV)/.for-test-integrations
 	$(BIN)/python examples/run_notebook.py
 
 bench: $(VENV)/.for-bench
@@ -52,11 +53,11 @@ gpu: $(VENV)/.for-test
 	$(BIN)/python tools/gpu_check.py
 
 # every figure of the documentation, from docs/figures/data; --measure repeats the trainings behind them
-figures: $(VENV)/.for-test
+figures: $(VENV)/.for-test-integrations
 	$(BIN)/python tools/figures.py
 
 # mistakes put into the code, SAMPLE of them drawn by SEED, and whether a test fails: tools/mutants/README.md; it takes hours
-mutants: $(VENV)/.for-test $(VENV)/.for-mutants
+mutants: $(VENV)/.for-test-integrations $(VENV)/.for-mutants
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutants/run.py --sample $(SAMPLE) --seed $(SEED)
 
 # constraints.txt with the newest versions that pyproject.toml and tools/lock.in allow, for all Pythons and systems

@@ -1,7 +1,8 @@
 """Ask libraries for the same small values, and say which of them agree with their documentation and with themselves.
 
-    python benchmarks/conformance.py              # prints the table; libraries that are not installed are left out
-    python benchmarks/conformance.py --write      # and puts it into docs/agreement.md
+    pip install -e ".[test-integrations,bench]"   # all libraries that are asked
+    python benchmarks/conformance.py              # prints the table; a library that is not installed has a line that says so
+    python benchmarks/conformance.py --write      # and puts it into docs/agreement.md, if all are installed
 
 The cases are data, `conformance.json`: embeddings that are small whole numbers, dot products as scores, exact fractions as
 values, and a sentence that derives them. A library is judged by its own rule, as its documentation states it. Two questions
@@ -17,7 +18,6 @@ import io
 import itertools
 import json
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -451,7 +451,10 @@ def fraction_of(value: float) -> str:
 
 
 def report(libraries: list[Library], cases: list[Case]) -> str:
-    """Return the tables: both verdicts, the values that are no rule's or change, the rules, and the versions."""
+    """Return the tables: both verdicts, the values that are no rule's or change, the rules, and the versions.
+
+    A library that is not among those that are asked has a line instead of a version.
+    """
     verdicts = {
         (library.name, case.name): judge(library, case)
         for library in libraries
@@ -478,6 +481,11 @@ def report(libraries: list[Library], cases: list[Case]) -> str:
         lines.append(f"| {case.title} | {values} | {case.derivation} |")
     lines += ["", "Asked for:", ""]
     lines += [f"- {library.name} {version_of(library)}: {library.metrics}" for library in libraries]
+    lines += [
+        f"- {library.name}: not asked, because it is not installed (`pip install {library.distribution}`)"
+        for library in LIBRARIES
+        if library not in libraries
+    ]
     return "\n".join([*lines, "", f"`{COMMAND}` made this."])
 
 
@@ -493,10 +501,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="put the table into docs/agreement.md")
     options = parser.parse_args()
-    missing = [library.name for library in LIBRARIES if library not in installed()]
-    if missing:
-        print(f"not installed: {', '.join(missing)}", file=sys.stderr)
-    table = report(installed(), load_cases())
+    libraries = installed()
+    missing = [library.distribution for library in LIBRARIES if library not in libraries]
+    if missing and options.write:
+        parser.error(
+            f"docs/agreement.md is of all libraries. Run pip install {' '.join(missing)}, or leave --write out."
+        )
+    table = report(libraries, load_cases())
     print(table)
     if options.write:
         write_page(table)

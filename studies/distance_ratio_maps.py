@@ -3,7 +3,7 @@
 Run it as it is:    python studies/distance_ratio_maps.py      (seconds; it writes to runs/distance_ratio)
 
 It draws the probability of the red class over the plane (distance_ratio_maps_plane.png) and over the unit sphere
-(distance_ratio_maps_sphere.png), both as SVG, too, and prints where on the sphere it is highest and lowest.
+(distance_ratio_maps_sphere.png), and prints where on the sphere it is highest and lowest.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from fewshot_callbacks import DistanceRatioHead, SoftmaxHead
-from fewshot_callbacks.plots.style import BLACK, BLUE, GREEN, VERMILION, encode, in_house_style, new_figure, save
+from fewshot_callbacks.plots.style import BLACK, BLUE, GREEN, VERMILION, encode, in_house_style, new_figure
 
 CLASSES = {"red": (VERMILION, "o"), "green": (GREEN, "s"), "blue": (BLUE, "^")}
 MARKS = {"max": "x", "min": "o"}  # a ring
@@ -161,13 +161,12 @@ def sphere(all_extremes: dict[str, dict[str, Tensor]]) -> Figure:
 
 
 def draw_maps(folder: Path) -> dict[str, dict[str, list[list[float]]]]:
-    """Write both figures as PNG and as SVG; return the points of the sphere with the highest and the lowest probability."""
+    """Write both figures; return the points of the sphere with the highest and the lowest probability."""
     found = {
         name: {"max": extremes(probability, 1), "min": extremes(probability, -1)}
         for name, probability in SPHERE.items()
     }
     for name, figure in (("plane", plane()), ("sphere", sphere(found))):
-        save(figure, folder / f"distance_ratio_maps_{name}.svg", RESOLUTION)
         pixels = Image.open(io.BytesIO(encode(figure, "png", RESOLUTION))).convert("RGB")
         pixels.quantize(256, dither=Image.Dither.NONE).save(folder / f"distance_ratio_maps_{name}.png", optimize=True)
     return {

@@ -14,7 +14,7 @@ support point in place of the mean (with one shot both are the same network). It
                                     (distance_ratio_maps.py draws them alone, in seconds)
     distance_ratio_accuracy.png     figures 2, 3 and 6: accuracy and loss of training, accuracy of validation
     distance_ratio_norm_ratio.png   figures 4 and 5: how much of each step was more than a change of scale
-    figures.json     what these are drawn from; each stands there as SVG, too
+    figures.json     what these are drawn from
     tables.md        table 2: 600 test episodes with intervals, and with several seeds the paired difference of the heads;
                      tables 3 to 10: the measures of training and their tests
     results.json     all of these as numbers

@@ -300,8 +300,6 @@ def write(data: Data, folder: Path, names: Sequence[str]) -> None:
 
 
 def draw(data: Data, folder: Path, names: Sequence[str]) -> None:
-    """Draw figures of a study, each as PNG and as SVG."""
+    """Draw figures of a study."""
     for name in names:
-        figure = FIGURES[name](data)
-        for ending in ("png", "svg"):
-            save(figure, folder / f"{name}.{ending}")
+        save(FIGURES[name](data), folder / f"{name}.png")

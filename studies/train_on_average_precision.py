@@ -6,13 +6,13 @@ A part of it:       python studies/train_on_average_precision.py --data glyphs -
 
 Every method trains the same small network on as many images, with the learning rate, out of three, that gives the highest
 mAP on the validation classes with the first seed; then it is tested with each seed on classes never seen. Batches hold 4
-images of each of their classes. Other losses are those of pytorch-metric-learning (`pip install -e ".[test]"`). It writes to
+images of each of their classes. Other losses are those of pytorch-metric-learning, which has to be installed. It writes to
 runs/average_precision:
 
     results.jsonl    a line for each network; what stands there is not trained again
     tables.md        mAP, Recall@1 and J with intervals of the differences from soft AP, where its gradient goes, and how
                      far its value is from the exact one
-    average_precision_loss.png and .svg    the mAP of each network, drawn from figures.json
+    average_precision_loss.png    the mAP of each network, drawn from figures.json
 
 `--page FILE` also writes the tables into a page, between `<!-- table: NAME -->` and `<!-- end -->`; those of
 docs/average_precision_loss.md were written so.
@@ -352,4 +352,4 @@ data = {
     },
 }
 write(data, output, ["average_precision_loss"])
-console.print(f"Written to {output}: results.jsonl, tables.md, average_precision_loss.png and .svg")
+console.print(f"Written to {output}: results.jsonl, tables.md, average_precision_loss.png")

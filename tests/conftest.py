@@ -28,8 +28,8 @@ import torch  # noqa: E402
 
 from tests import cases, gloo_processes  # noqa: E402
 
-# A script for a process of its own: it imports the other package of Lightning.
-collect_ignore = ["callbacks/pytorch_lightning_job.py"]
+# Scripts for processes of their own: one imports the other package of Lightning, one a library of `test-integrations`.
+collect_ignore = ["callbacks/pytorch_lightning_job.py", "integrations/process_jobs.py"]
 
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other make small tensors ten times slower
 

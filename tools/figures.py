@@ -1,4 +1,4 @@
-"""Draw every figure of the documentation, as PNG and as SVG, in one style and one palette.
+"""Draw every figure of the documentation in one style and one palette, as the PNG that its page shows.
 
     python tools/figures.py                                  # all; two minutes on one core, most of it for pictures_*
     python tools/figures.py --only demo class_count          # some
@@ -6,7 +6,8 @@
 
 What needs long trainings is drawn from what they left: docs/figures/data/NAME.json. `--measure` repeats them first and
 replaces that file (demo: five minutes on one core, the others up to an hour). docs/report.png is a picture of a browser:
-tools/report_picture.py.
+tools/report_picture.py. docs/compression.png is that of examples/recipes/matryoshka.py. The SVGs of docs/how_it_works.md are
+written by hand.
 """
 
 from __future__ import annotations
@@ -62,22 +63,20 @@ def draw_maps(folder: Path, _: tuple[str, ...]) -> None:
 def draw_glyphs(folder: Path, _: tuple[str, ...]) -> None:
     from sheets import glyph_sheet  # noqa: PLC0415
 
-    for ending in ENDINGS:
-        glyph_sheet(folder / f"glyphs.{ending}")
+    glyph_sheet(folder / "glyphs.png")
 
 
 def draw_icons(folder: Path, _: tuple[str, ...]) -> None:
     from icons.cache import load_drawing  # noqa: PLC0415
     from icons.sheet import icon_sheet  # noqa: PLC0415
 
-    icon_sheet(folder / "icons.png", load_drawing())  # an SVG is larger, and its icons are pixels, too
+    icon_sheet(folder / "icons.png", load_drawing())
 
 
 def draw_pictures(folder: Path, _: tuple[str, ...]) -> None:
     subprocess.run([sys.executable, EXAMPLES / "pictures.py", "--docs", folder], check=True, cwd=ROOT)
 
 
-ENDINGS = ("png", "svg")
 STUDIES = {
     "demo": Study(
         ("demo",),
@@ -175,8 +174,7 @@ def keep(name: str, data: Any) -> None:
 def write(figure: Any, folder: Path, name: str) -> None:
     from fewshot_callbacks.plots import save  # noqa: PLC0415
 
-    for ending in ENDINGS:
-        save(figure, folder / f"{name}.{ending}")
+    save(figure, folder / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing
 from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback
-from fewshot_callbacks.callbacks._remote import is_remote, upload
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
+from fewshot_callbacks.files.addresses import is_address, upload
 from fewshot_callbacks.files.outputs import free_path, is_report
 from fewshot_callbacks.functional import RetrievalReport
 from fewshot_callbacks.plots.panels import Scale
@@ -108,7 +108,7 @@ class ReportWriter(PictureCallback):
             suffix=evaluated.suffix.replace("/", "_"),
         )
         folder = run_folder(trainer)
-        if is_remote(folder) and not Path(file).is_absolute():
+        if is_address(folder) and not Path(file).is_absolute():
             address = posixpath.join(folder, file)
             with TemporaryDirectory() as local_folder:
                 result = self._write(Path(local_folder) / posixpath.basename(file), report, model)

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError, check_at_least
 from fewshot_callbacks.callbacks._embedder import Embedder
-from fewshot_callbacks.callbacks._remote import is_remote, upload
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, EmbeddingSource, Source, hooks_ignored
+from fewshot_callbacks.files.addresses import is_address, upload
 from fewshot_callbacks.files.outputs import free_path
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.dynamics import (
@@ -408,7 +408,7 @@ class TrainingDynamicsMonitor(Callback):
         if not is_absolute and (fast_dev_run or not trainer.loggers):
             return
         folder = run_folder(trainer)
-        if is_remote(folder) and not is_absolute:
+        if is_address(folder) and not is_absolute:
             self._upload(posixpath.join(folder, self.file))
             return
         path = Path(folder) / self.file

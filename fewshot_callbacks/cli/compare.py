@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import posixpath
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from rich.console import Console
 
 from fewshot_callbacks.cli.evaluate import differences_as_dict
 from fewshot_callbacks.cli.tables import comparison_table
+from fewshot_callbacks.files.addresses import (
+    Location,
+    as_location,
+    folder_of,
+    is_file,
+    is_folder,
+    join_location,
+    read_file,
+    times_at_address,
+    write_file,
+)
 from fewshot_callbacks.files.names import is_system_name
 from fewshot_callbacks.functional.dynamics import DynamicsComparison, compare_dynamics, without_nan
 from fewshot_callbacks.functional.episodes import EpisodeAccuracy
@@ -42,16 +54,15 @@ class TrainingRecord:
     ended: bool
     head: str | None
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Location) -> None:
         """Write the record into the folder of the run."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / RECORD).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+        write_file(join_location(folder, RECORD), (json.dumps(asdict(self)) + "\n").encode())
 
     @classmethod
-    def of(cls, folder: Path) -> TrainingRecord | None:
+    def of(cls, folder: Location) -> TrainingRecord | None:
         """Return the record of a run; None if there is none, or it is damaged."""
         try:
-            return cls._read((folder / RECORD).read_bytes())
+            return cls._read(read_file(join_location(folder, RECORD)))
         # Another version may have written other fields, which is a TypeError.
         except (OSError, ValueError, TypeError):
             return None
@@ -88,13 +99,16 @@ def notes_on_lengths(names: Sequence[str], records: Sequence[TrainingRecord | No
     return notes
 
 
-def best_checkpoint(run: Path) -> Path | None:
+def best_checkpoint(run: Location) -> Location | None:
     """Return `best.ckpt` of a run; of several (`best-v1.ckpt`) the newest; else `last.ckpt`, else any; None without one."""
-    checkpoints = checkpoints_below(run)
+    if isinstance(run, str):
+        time_of: dict[Location, Any] = times_at_address(posixpath.join(run, "**/*.ckpt"))
+    else:
+        time_of = {file: file.stat().st_mtime for file in checkpoints_below(run)}
     for beginning in ("best", "last", ""):
-        candidates = [file for file in checkpoints if file.name.startswith(beginning)]
+        candidates = [file for file in time_of if PurePath(file).name.startswith(beginning)]
         if candidates:
-            return max(candidates, key=lambda file: file.stat().st_mtime)
+            return max(candidates, key=lambda file: time_of[file])
     return None
 
 
@@ -149,7 +163,8 @@ def run(options: Namespace) -> None:
         ValueError: Nothing of the runs can be compared.
         FileNotFoundError: There is no such run, or it has no checkpoint.
     """
-    comparison = compare_runs((options.run, options.other_run), options.names, test=options.test)
+    runs = (as_location(options.run), as_location(options.other_run))
+    comparison = compare_runs(runs, options.names, test=options.test)
     if options.json:
         print(json.dumps(without_nan(comparison.to_dict()), indent=2))
     else:
@@ -160,7 +175,7 @@ def run(options: Namespace) -> None:
 class Comparison:
     """Two runs, their results on the test set, and their steps."""
 
-    folders: Sequence[Path]
+    folders: Sequence[Location]
     names: tuple[str, str]
     records: Sequence[TrainingRecord | None]
     # results on the test set; none if nothing was tested
@@ -170,7 +185,7 @@ class Comparison:
     # None without measured steps of both runs
     dynamics: DynamicsComparison | None
     # the file of the steps of a run that does not exist; None if both do
-    missing_file: Path | None
+    missing_file: Location | None
 
     @property
     def notes(self) -> list[str]:
@@ -217,29 +232,29 @@ class Comparison:
             console.print(as_text(f"No steps to compare: there is no {self.missing_file}."), soft_wrap=True)
 
 
-def compare_runs(runs: tuple[Path, Path], names: Sequence[str] | None, *, test: bool) -> Comparison:
+def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *, test: bool) -> Comparison:
     """Return the comparison of two runs.
 
     Args:
-        runs: The folder of each, or its file of steps.
+        runs: The folder of each, or its file of steps; either may be an address.
         names: The names of both in the tables; by default those of their heads or folders.
         test: Test both checkpoints, which takes longest.
     """
     for run in runs:
-        if not run.exists():
+        if not is_file(run) and not is_folder(run):
             raise FileNotFoundError(
                 f"There is no {run}. Give the folder of a run of 'fewshot fit', such as runs/version_0."
             )
-    files = [run / DYNAMICS if run.is_dir() else run for run in runs]
-    missing_file = next((file for file in files if not file.is_file()), None)
+    files = [join_location(run, DYNAMICS) if is_folder(run) else run for run in runs]
+    missing_file = next((file for file in files if not is_file(file)), None)
     why_untested = _why_untested(runs) if test else "as requested"
     if why_untested and missing_file is not None:
         raise ValueError(
-            f"{missing_file.parent} holds no {missing_file.name}, and nothing can be tested ({why_untested}). Give the "
-            f"folder of a run of 'fewshot fit', such as runs/version_0; TrainingDynamicsMonitor writes {DYNAMICS} once it "
-            "has measured a step."
+            f"{folder_of(missing_file)} holds no {PurePath(missing_file).name}, and nothing can be tested ({why_untested}). "
+            "Give the folder of a run of 'fewshot fit', such as runs/version_0; TrainingDynamicsMonitor writes "
+            f"{DYNAMICS} once it has measured a step."
         )
-    folders = [file.parent for file in files]
+    folders = [folder_of(file) for file in files]
     records = [TrainingRecord.of(folder) for folder in folders]
     first, second = names or names_of(folders, records)
     dynamics = None
@@ -249,26 +264,26 @@ def compare_runs(runs: tuple[Path, Path], names: Sequence[str] | None, *, test: 
     return Comparison(runs, (first, second), records, tests, why_untested, dynamics, missing_file)
 
 
-def _why_untested(runs: Sequence[Path]) -> str:
+def _why_untested(runs: Sequence[Location]) -> str:
     """Return why two runs cannot be tested; nothing if they can."""
     for run in runs:
-        if not (run / CONFIGURATION).is_file():
+        if not is_file(join_location(run, CONFIGURATION)):
             return f"{run} holds no {CONFIGURATION}"
     return ""
 
 
-def names_of(folders: Sequence[Path], records: Sequence[TrainingRecord | None]) -> tuple[str, str]:
+def names_of(folders: Sequence[Location], records: Sequence[TrainingRecord | None]) -> tuple[str, str]:
     """Return the names of two runs: their heads if these differ, or else their folders."""
     heads = [record.head for record in records if record is not None and record.head]
     if len(set(heads)) == 2:
         return heads[0], heads[1]
-    first, second = (folder.name for folder in folders)
+    first, second = (PurePath(folder).name for folder in folders)
     if first == second:
         return "A", "B"
     return first, second
 
 
-def results_of_run(run: Path) -> NetworkResults:
+def results_of_run(run: Location) -> NetworkResults:
     """Return the results of the best checkpoint of a run, with the data of its configuration.
 
     Raises:
@@ -279,7 +294,7 @@ def results_of_run(run: Path) -> NetworkResults:
         raise FileNotFoundError(
             f"{run} holds no checkpoint, so it cannot be tested. --test false compares only the steps."
         )
-    return results_of_test("--config", str(run / CONFIGURATION), "--ckpt_path", str(checkpoint))
+    return results_of_test("--config", str(join_location(run, CONFIGURATION)), "--ckpt_path", str(checkpoint))
 
 
 def results_of_test(*words: str, as_prototypes: bool = False) -> NetworkResults:

@@ -30,6 +30,7 @@ from fewshot_callbacks.cli.tables import (
     report_table,
 )
 from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.files.addresses import path_text
 from fewshot_callbacks.files.journal import journaling
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.dynamics import without_nan
@@ -152,7 +153,7 @@ def print_result(result: Result, options: Namespace) -> None:
         return
     console = Console()
     report = result.report
-    table = report_table(report, title=str(options.file))
+    table = report_table(report, title=path_text(options.file))
     if result.moments is not None and result.j is not None:
         rows = int(result.moments.counts.sum())
         meaning = f"Scatter between classes over scatter within them, of all {rows:,} rows."
@@ -184,12 +185,12 @@ def print_both(first: Result, second: Result, options: Namespace) -> None:
         print(json.dumps(both | {"differences": differences_as_dict(differences)}, indent=2))
         return
     console = Console()
-    title = f"{options.file} against {options.against}"
+    title = f"{path_text(options.file)} against {path_text(options.against)}"
     users_metrics = first.report.users_metrics
     console.print(comparison_table(differences, ("first", "second"), title, COMPARED, users_metrics=users_metrics))
     for file, result in ((options.file, first), (options.against, second)):
         for message in result.report.messages:
-            console.print(note(f"{file}: {in_shell(message, 'evaluate')}"))
+            console.print(note(f"{path_text(file)}: {in_shell(message, 'evaluate')}"))
 
 
 def metrics_of_retrieval(words: Sequence[str]) -> tuple[str, ...]:

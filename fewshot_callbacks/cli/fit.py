@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
+import posixpath
 import sys
 import textwrap
 import warnings
@@ -31,6 +31,15 @@ from fewshot_callbacks.cli.fit_mistakes import mistake_of_training
 from fewshot_callbacks.cli.main import Terminated
 from fewshot_callbacks.cli.mistakes import MistypedError, did_you_mean, reason
 from fewshot_callbacks.data import FewShotDataModule
+from fewshot_callbacks.files.addresses import (
+    Location,
+    as_location,
+    is_address,
+    is_file,
+    join_location,
+    times_at_address,
+)
+from fewshot_callbacks.files.remote_cache import local_copy
 from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
 from fewshot_callbacks.system.terminal import printable
 from fewshot_callbacks.trainer.logs import run_folder
@@ -54,7 +63,10 @@ LINKS: dict[str, Callable[[Any], Any]] = {
 
 
 class FewshotParser(LightningArgumentParser):
-    """LightningCLI's parser, which reads the model that Lightning 2.5 writes into a checkpoint."""
+    """LightningCLI's parser without abbreviated options; it reads the model that Lightning 2.5 writes into a checkpoint."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse a configuration; name the model's class, which Lightning 2.5 leaves among a checkpoint's arguments."""
@@ -175,7 +187,13 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
 
 def _goes_on(trainer: Trainer, settings: Any) -> bool:
     """Return whether a fit continues an earlier one: from `--ckpt_path`, or from the checkpoint of a job in a queue."""
-    return settings.get("ckpt_path") is not None or any(Path(trainer.default_root_dir).glob("hpc_ckpt_*.ckpt"))
+    return settings.get("ckpt_path") is not None or _holds_checkpoint_of_queue(trainer.default_root_dir)
+
+
+def _holds_checkpoint_of_queue(folder: str) -> bool:
+    if is_address(folder):
+        return bool(times_at_address(posixpath.join(folder, "hpc_ckpt_*.ckpt")))
+    return any(Path(folder).glob("hpc_ckpt_*.ckpt"))
 
 
 def check_folder(folder: str, *, goes_on: bool) -> None:
@@ -192,7 +210,7 @@ def check_folder(folder: str, *, goes_on: bool) -> None:
     is_of_a_run = {CONFIGURATION: _is_written_configuration, RECORD: TrainingRecord.is_one}
     refused = []
     for name, is_written in is_of_a_run.items():
-        path = os.path.join(folder, name)
+        path = str(join_location(folder, name))
         if files.exists(path) and not (goes_on and is_written(files.cat_file(path))):
             refused.append(name)
     if refused:
@@ -241,14 +259,14 @@ class ConfigKeeper(SaveConfigCallback):
         if stage == "fit":
             check_folder(folder, goes_on=_goes_on(trainer, self.config))
         files = get_filesystem(folder)
-        path = os.path.join(folder, CONFIGURATION)
+        path = str(join_location(folder, CONFIGURATION))
         content = self.parser.dump(self.config, skip_none=False).encode()
         if files.exists(path):
             if stage != "fit" or files.cat_file(path) == content:
                 return
             numbered = (f"config-{number}.yaml" for number in itertools.count(1))
-            free_name = next(name for name in numbered if not files.exists(os.path.join(folder, name)))
-            files.mv(path, os.path.join(folder, free_name))
+            free_name = next(name for name in numbered if not files.exists(str(join_location(folder, name))))
+            files.mv(path, str(join_location(folder, free_name)))
             print(f"The configuration of the training so far is kept as {free_name}.")
         files.makedirs(folder, exist_ok=True)
         files.pipe_file(path, content)
@@ -278,7 +296,7 @@ class Recorder(Callback):
         if trainer.is_global_zero and keeps_a_run(trainer):
             head_name = head if isinstance(head, str) else None
             record = TrainingRecord(epochs, trainer.global_step, trainer.max_epochs, ended, head_name)
-            record.save(Path(run_folder(trainer)))
+            record.save(as_location(run_folder(trainer)))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Note the checkpoints of an interrupted training."""
@@ -289,7 +307,7 @@ class Recorder(Callback):
             for checkpoint in trainer.checkpoint_callbacks
             for which in ("best", "last")
         ]
-        checkpoints = list(dict.fromkeys(file for file in files if file and Path(file).is_file()))
+        checkpoints = list(dict.fromkeys(file for file in files if file and is_file(file)))
         self.sentence = "No checkpoint was kept: the first is written when a validation ends."
         if checkpoints:
             self.sentence = f"Kept: {' and '.join(checkpoints)}; --ckpt_path {checkpoints[-1]} continues from there."
@@ -382,6 +400,8 @@ def signal_behind(stop: SystemExit, text: str = "") -> BaseException:
 def with_paths(arguments: Sequence[str]) -> list[str]:
     """Replace names of the package's configurations, such as `--config protonet_dr_folder`, by their paths.
 
+    An address, such as `--config s3://bucket/run/config.yaml`, is replaced by the path of a copy.
+
     Raises:
         ValueError: There is neither such a file nor such a configuration; names the nearest.
     """
@@ -391,6 +411,9 @@ def with_paths(arguments: Sequence[str]) -> list[str]:
     words = ["--config" if word == "-c" else word for word in words]
     known = configurations()
     for place, word in _configured(words):
+        if is_address(word):
+            words[place] = str(local_copy(word))
+            continue
         if not word or Path(word).suffix in (".yaml", ".yml", ".json") or Path(word).is_file():
             continue  # a file that is missing is reported with the other mistakes
         if word not in known:
@@ -434,10 +457,10 @@ def _model_of(file: Path) -> Any:
 def where_it_is_kept(trainer: Trainer) -> str:
     """Return two or three lines: the folder of the run, its best checkpoint, and how to test that."""
     lines = []
-    configuration: Path | None = None
+    configuration: Location | None = None
     if keeps_a_run(trainer):
         folder = run_folder(trainer)
-        configuration = Path(folder) / CONFIGURATION
+        configuration = join_location(folder, CONFIGURATION)
         lines.append(f"The run is kept in {folder}.")
     checkpoints: Any = trainer.checkpoint_callback
     best_path = getattr(checkpoints, "best_model_path", "")
@@ -446,6 +469,6 @@ def where_it_is_kept(trainer: Trainer) -> str:
     score = checkpoints.best_model_score
     value = "" if score is None else f" ({checkpoints.monitor} {float(score):.4f})"
     lines.append(f"Best checkpoint: {best_path}{value}")
-    if configuration is not None and configuration.exists():
+    if configuration is not None and is_file(configuration):
         lines.append(f"Test it: fewshot test --config {configuration} --ckpt_path {best_path}")
     return "\n".join(lines)

@@ -93,8 +93,11 @@ def kinds_of(kind: Any) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], before: str = "") -> str:
-    """Return the question whether a similar name was meant; nothing if none is similar."""
-    matches = get_close_matches(name, sorted(known), n=1)
+    """Return the question whether the only name that begins so, or else a similar one, was meant; nothing without either."""
+    names = sorted(known)
+    matches = [other for other in names if other.startswith(name)]
+    if len(matches) != 1:
+        matches = get_close_matches(name, names, n=1)
     if not matches:
         return ""
     return f" Did you mean {before}{matches[0]}?"

@@ -36,6 +36,8 @@ class Evaluate:
     Args:
         file: An .npz file, as numpy.savez writes it; or files of one set that are read piece by piece and may be larger
             than memory: .npy, .npz, .parquet, .arrow, .feather or .safetensors, a folder of these, or a glob in quotes.
+            Addresses such as s3://bucket/*.parquet are copied once to the folder that FEWSHOT_CALLBACKS_CACHE names, or
+            else to the cache folder of the user.
         embeddings: Array or column of the vectors of one set. By default embeddings; in files other than one .npz also the
             only one with two axes.
         labels: Array or column of the label of each row, by default labels; or a .npy file of all rows, as for the next
@@ -187,7 +189,7 @@ class Compare:
     (TrainingDynamicsMonitor), with the tests of the distance-ratio paper.
 
     Args:
-        run: Folder of a run, such as runs/version_0, or its training_dynamics.json.
+        run: Folder of a run, such as runs/version_0 or s3://bucket/run, or its training_dynamics.json.
         other_run: The same of the run to compare with.
         names: Names of the two runs in the tables; by default those of their heads.
         test: Test both checkpoints; false compares only the steps.

@@ -55,7 +55,7 @@ def journal_of(options: Namespace, processes: Processes, all_sets: Sequence[Stor
         if vars(options).get(name) is not None:
             description[f"--{name}"] = str(vars(options)[name])
     for sets in all_sets:
-        description[f"content of {sets.file}"] = _stamps_of(find_shards(str(sets.file)).files)
+        description[f"content of {sets.file}"] = _stamps_of(find_shards(sets.file).files)
     for name in COLUMNS:
         column = vars(options).get(name)
         if column is not None and column.lower().endswith(".npy"):

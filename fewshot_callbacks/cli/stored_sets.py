@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.cli.options import COLUMNS
+from fewshot_callbacks.files.addresses import is_address, path_text
+from fewshot_callbacks.files.remote_cache import local_copy
 from fewshot_callbacks.functional.retrieval.inputs import with_stored_arrays
 from fewshot_callbacks.sources import RowSubset, Shards
 from fewshot_callbacks.sources.columns import as_booleans
@@ -115,7 +117,7 @@ def read_sets(file: Path, options: Namespace, needed: Sequence[str]) -> StoredSe
     """Return the sets of an .npz file; of other files all but the vectors, which stay there.
 
     Args:
-        file: The file, a folder or a glob.
+        file: The file, a folder or a glob; or the address of one.
         options: Those of `fewshot evaluate`, some of which name columns.
         needed: What each item needs beside its vector, such as "labels".
 
@@ -123,7 +125,7 @@ def read_sets(file: Path, options: Namespace, needed: Sequence[str]) -> StoredSe
         ValueError: As `load_sets` and `Shards` do, and if there are no labels although they are needed.
     """
     columns = {name: vars(options)[name] for name in COLUMNS if vars(options).get(name) is not None}
-    is_glob = glob.has_magic(str(file)) and not file.is_file()
+    is_glob = glob.has_magic(str(file)) and (is_address(file) or not file.is_file())
     if file.suffix.lower() == ".npz" and not columns and not is_glob:
         return load_sets(file, needed, has_options=True)
     return _read_columns(file, columns, needed)
@@ -137,15 +139,15 @@ def _read_columns(file: Path, columns: Mapping[str, str], needed: Sequence[str])
         columns: Option -> the name of an array or column, where one is passed. Others have their usual names.
         needed: What each item needs beside its vector, such as "labels".
     """
-    names = array_names(find_shards(str(file)).files[0])
+    names = array_names(find_shards(file).files[0])
     if file.suffix.lower() == ".npz":
         _refuse_two_sets(file, names, columns)
     arguments: dict[str, Any] = {name: name for name in COLUMNS if name in names}
     arguments |= columns
-    shards = Shards(str(file), **arguments)
+    shards = Shards(file, **arguments)
     if "labels" in needed and shards.labels is None:
         raise ValueError(
-            f"{file}: nothing says where the labels are. Pass --labels with the name of an array or column, or "
+            f"{path_text(file)}: nothing says where the labels are. Pass --labels with the name of an array or column, or "
             "--judgements."
         )
     unread = [name for name in names if name not in columns.values()]
@@ -160,7 +162,7 @@ def load_sets(file: Path, needed: Sequence[str] = ("labels",), *, has_options: b
     """Return the sets of an .npz file.
 
     Args:
-        file: The file.
+        file: The file, or its address.
         needed: What each item needs beside its vector, such as "labels".
         has_options: Whether the command has options for the names of arrays, such as `--labels NAME`.
 
@@ -168,6 +170,7 @@ def load_sets(file: Path, needed: Sequence[str] = ("labels",), *, has_options: b
         ValueError: The file is no such file, mixes the names of one set and of two, or lacks an array; names those that are
             there.
     """
+    file = local_copy(file)
     how = f"Write one with numpy.savez(path, {', '.join(f'{name}=...' for name in ('embeddings', *needed))})."
     held = _load_npz(file, how)
     _refuse_mixed_names(file, held)

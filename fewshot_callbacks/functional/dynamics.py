@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.files.addresses import is_address, path_text, read_file, write_file
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional._reading import as_tensor, refuse_unknown
@@ -353,13 +354,18 @@ class DynamicsHistory:
         """Write the history as JSON, atomically: an interrupted call leaves the old file.
 
         Args:
-            path: The file; its folder is created if necessary. A file of this name is replaced, whoever has written it.
+            path: The file, or its address, such as `s3://bucket/steps.json`; its folder is created if necessary. A file of
+                this name is replaced, whoever has written it.
         """
+        content = json.dumps(self.to_dict()) + "\n"
+        if is_address(path):
+            write_file(path, content.encode())
+            return
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # a name that no other file has
         try:
-            temporary.write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+            temporary.write_text(content, encoding="utf-8")
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -370,17 +376,18 @@ class DynamicsHistory:
         """Return the history that `save` has written.
 
         Args:
-            path: The file.
+            path: The file, or its address.
 
         Raises:
             FileNotFoundError: If the file does not exist.
-            ValueError: If it does not hold a history.
+            ValueError: If it does not hold a history, or its address cannot be reached.
         """
+        content = read_file(path)
         try:
-            state = json.loads(Path(path).read_text(encoding="utf-8"))
+            state = json.loads(content.decode("utf-8"))
             return cls.from_dict(state if isinstance(state, dict) else {})
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise ValueError(f"{path_text(path)}: {error}") from error
 
 
 # The paper prints p-values below this in bold.
@@ -487,7 +494,8 @@ def compare_dynamics(
     """Return a comparison of two runs by the measures of their steps, with the tests of the paper.
 
     Args:
-        run_a: The history of one run: `TrainingDynamicsMonitor.history`, or the file that the monitor wrote.
+        run_a: The history of one run: `TrainingDynamicsMonitor.history`, or the file that the monitor wrote, or its
+            address.
         run_b: The history of the other run, in either form.
         names: Names of both runs, for the table.
 

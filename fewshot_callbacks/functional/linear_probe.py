@@ -105,15 +105,15 @@ class ProbeReport(Values):
     """the same penalty as `alpha` of scikit-learn's `Ridge` and `RidgeClassifier`"""
     errors: dict[float, float]
     """strength -> mean squared error of the predictions of left-out gallery items, or groups, by which it was chosen; of all
-    items, also of those in `gallery_left_out`"""
+    items, also of those in `gallery_not_counted`"""
     queries: int
     """queries that the values are of"""
     left_out: int
     """queries that are left out, since no gallery item has their label"""
     gallery: int
     """items that the probe was fitted on"""
-    gallery_left_out: int
-    """gallery items that the accuracy of left-out items, or groups, is not of, since no other one has their label"""
+    gallery_not_counted: int
+    """gallery items that are not counted in the accuracy of left-out items, or groups, since no other one has their label"""
     classes: int | None
     """classes of the gallery; None for a regression"""
     per_target: dict[str, tuple[float, ...]]
@@ -143,7 +143,7 @@ class ProbeReport(Values):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
-        plain = ("queries", "left_out", "gallery", "gallery_left_out", "classes")
+        plain = ("queries", "left_out", "gallery", "gallery_not_counted", "classes")
         penalty = {
             "strength": self.strength,
             "alpha": or_none(self.alpha),
@@ -267,8 +267,8 @@ class _GalleryAccuracy(NamedTuple):
 
     value: float
     interval: Interval
-    left_out: int
-    """items that it is not of, since their class does not remain in the gallery"""
+    not_counted: int
+    """items whose class does not remain in the gallery"""
     note: str | None
 
 
@@ -336,7 +336,7 @@ class _Classification:
             of_gallery[_GROUP] = self._accuracy_of_gallery(_GROUP, group_out, self.groups, processes)
         fields["values"] |= {key: accuracy.value for key, accuracy in of_gallery.items()}
         fields["intervals"] |= {key: accuracy.interval for key, accuracy in of_gallery.items()}
-        fields["gallery_left_out"] = max(accuracy.left_out for accuracy in of_gallery.values())
+        fields["gallery_not_counted"] = max(accuracy.not_counted for accuracy in of_gallery.values())
         notes += [accuracy.note for accuracy in of_gallery.values() if accuracy.note is not None]
         return _Findings(fields, notes)
 
@@ -396,15 +396,15 @@ class _Classification:
         units_of_process = self.item_classes if groups is None else groups
         parts = processes.gather((hits_of_process, units_of_process, self._class_remains(groups, processes)))
         hits, units, remains = (torch.cat(part) for part in zip(*parts, strict=True))
-        left_out = int((~remains).sum())
+        not_counted = int((~remains).sum())
         note = None
-        if left_out:
+        if not_counted:
             others = "no other item" if groups is None else "no item of another group"
-            note = f"{left_out:,} of {len(hits):,} gallery items are left out of {key}: {others} has their label."
-        if left_out == len(hits):
+            note = f"{not_counted:,} of {len(hits):,} gallery items are not counted in {key}: {others} has their label."
+        if not_counted == len(hits):
             note = f"{key} is NaN. {note}"
         interval = clustered_mean_interval(hits[remains], units[remains], self.confidence)
-        return _GalleryAccuracy(exact_mean(hits[remains]), interval, left_out, note)
+        return _GalleryAccuracy(exact_mean(hits[remains]), interval, not_counted, note)
 
     def _class_remains(self, groups: Int[Tensor, "items"] | None, processes: Processes) -> Bool[Tensor, "items"]:
         """Return whether the class of each item remains in the gallery without the item, or its group. *Collective*."""
@@ -524,7 +524,7 @@ class _Regression:
             "intervals": {},
             "queries": self.queries.length,
             "left_out": 0,
-            "gallery_left_out": 0,
+            "gallery_not_counted": 0,
             "classes": None,
             "per_target": per_target,
             "per_query": {},

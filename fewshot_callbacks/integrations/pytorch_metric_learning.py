@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning.distances import BatchedDistance, CosineSimilarity, DotProductSimilarity, LpDistance
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from pytorch_metric_learning.utils.accuracy_calculator import EQUALITY, AccuracyCalculator
 from pytorch_metric_learning.utils.common_functions import LOGGER, numpy_to_torch
 from pytorch_metric_learning.utils.inference import CustomKNN
 from torch import Tensor
 
-from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.functional import Relevance, evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveError
+from fewshot_callbacks.functional.statistics import class_means, macro_mean
 
 _CALL = "ExactAccuracyCalculator"
 # Metric of theirs -> metric of this package without k, and with k.
@@ -26,6 +27,8 @@ _KEYS = {
     "mean_average_precision": ("mAP", "map@{k}_relevant"),
     "mean_reciprocal_rank": ("mrr", "mrr@{k}"),
 }
+# Metrics of theirs that do not depend on k here.
+_WITHOUT_K = ("r_precision", "mean_average_precision_at_r")
 # Similarity of each index of faiss that compares all pairs.
 _INDICES = {"IndexFlatL2": "euclidean", "IndexFlatIP": "dot"}
 
@@ -34,19 +37,18 @@ class ExactAccuracyCalculator(AccuracyCalculator):
     """Takes the place of `AccuracyCalculator`: the same arguments and keys; exact values, in bounded memory.
 
     Items with equal distances count as the mean over their orders. Labels are compared as they are, not as float32.
-    `r_precision` and `mean_average_precision_at_r` do not depend on `k`. NMI, AMI and metrics of a subclass are left to
-    `AccuracyCalculator`.
+    `r_precision` and `mean_average_precision_at_r` do not depend on `k`; a warning says so if `k` is small. NMI, AMI and
+    metrics of a subclass are left to `AccuracyCalculator`.
 
     Args:
         *args: Arguments of `AccuracyCalculator`, in its order. `knn_func` says the distance: None, or `FaissKNN` with an
             `IndexFlatL2`, is Euclidean; one with an `IndexFlatIP` is the inner product; `CustomKNN` has its own. Faiss is
-            not needed.
+            not needed. `label_comparison_fn` is called once for each different label of the queries.
         memory_mb: Bound on the memory used beyond the embeddings, in MB, see `RetrievalSettings`.
         **options: Arguments of `AccuracyCalculator`, by name.
 
     Raises:
-        ValueError: If the distance of `knn_func` cannot be computed exactly, `label_comparison_fn` is passed, or as
-            `AccuracyCalculator` does.
+        ValueError: If the distance of `knn_func` cannot be computed exactly, or as `AccuracyCalculator` does.
 
     Examples:
         >>> import torch
@@ -57,11 +59,6 @@ class ExactAccuracyCalculator(AccuracyCalculator):
 
     def __init__(self, *args: Any, memory_mb: float | None = None, **options: Any) -> None:
         arguments = inspect.signature(AccuracyCalculator).bind(*args, **options).arguments
-        if arguments.get("label_comparison_fn") is not None:
-            raise ValueError(
-                f"{_CALL}: label_comparison_fn compares two labels, and here items are relevant if their labels are equal. "
-                "Use AccuracyCalculator, or evaluate_retrieval(..., relevance=Relevance.from_lists(...))."
-            )
         if arguments.get("knn_func") is None:
             # The default of theirs needs faiss.
             arguments["knn_func"] = CustomKNN(LpDistance(normalize_embeddings=False))
@@ -83,7 +80,7 @@ class ExactAccuracyCalculator(AccuracyCalculator):
 
         Args:
             query: (queries, dim) embeddings, tensor or array.
-            query_labels: (queries,) labels: integers or other numbers.
+            query_labels: (queries,) labels: integers or other numbers. With `label_comparison_fn`, a label may be a row.
             reference: (references, dim) embeddings to retrieve from; None are the queries, each without itself.
             reference_labels: Labels of the references.
             ref_includes_query: Whether the first references are the queries, so that each is found without itself.
@@ -105,49 +102,64 @@ class ExactAccuracyCalculator(AccuracyCalculator):
             numpy_to_torch(array).to(self.device) for array in (query, query_labels, reference, reference_labels)
         )
         items = _Items(query, query_labels, reference, reference_labels, ref_includes_query)
-        items.check()
-        self.curr_function_dict = self.get_function_dict(include, exclude)
-        metrics = self.get_curr_metrics()
-        values = self._exact_values(items, [name for name in metrics if name in _KEYS])
-        others = [name for name in metrics if name not in _KEYS]
+        items.check(has_rows_as_labels=self.label_comparison_fn is not EQUALITY)
+        functions = self.get_function_dict(include, exclude)
+        values = self._exact_values(items, [name for name in functions if name in _KEYS])
+        others = [name for name in functions if name not in _KEYS]
         if others:
             values |= super().get_accuracy(*items, include=others)
-            self.curr_function_dict = self.get_function_dict(include, exclude)
-        return {name: values[name] for name in metrics}
+        self.curr_function_dict = functions
+        return {name: values[name] for name in functions}
 
-    def _exact_values(self, items: _Items, metrics: Sequence[str]) -> dict[str, Any]:
+    def _exact_values(self, items: _Items, names: Sequence[str]) -> dict[str, Any]:
         """Return the values of the metrics that this package computes."""
-        if not metrics:
+        if not names:
             return {}
-        k = self.k
-        query_codes, reference_codes = items.codes()
-        if k == "max_bin_count":
-            relevant = reference_codes[torch.isin(reference_codes, query_codes)]
-            k = max(1, int(relevant.bincount(minlength=1).max()) - int(items.ref_includes_query))
-        keys = {name: _KEYS[name][0] if k is None else _KEYS[name][1].format(k=k) for name in metrics}
-        ids: dict[str, Any] = {}
+        if self.label_comparison_fn is EQUALITY:
+            arguments, most_relevant = items.relevance_of_equal_labels()
+        else:
+            arguments, most_relevant = items.relevance_of(self.label_comparison_fn)
         if items.ref_includes_query:
-            ids = {"query_ids": range(len(items.query)), "gallery_ids": range(len(items.reference))}
-        prefix = "macro_" if self.avg_of_avgs else ""
+            arguments |= {"query_ids": range(len(items.query)), "gallery_ids": range(len(items.reference))}
+        keys = self._keys(names, most_relevant)
+        classes = items.query_labels.unique(dim=0, return_inverse=True)[1].cpu()
         try:
             report = evaluate_retrieval(
                 _as_floats(items.query),
-                query_codes,
-                _as_floats(items.reference),
-                reference_codes,
-                **ids,
+                gallery=_as_floats(items.reference),
+                **arguments,
                 similarity=self.similarity,
-                metrics=[prefix + key for key in keys.values()],
+                metrics=list(keys.values()),
                 memory_mb=self.memory_mb,
                 device=str(self.device) if self.device.type == "cuda" else "cpu",
             )
         except NothingToRetrieveError:
             LOGGER.warning("None of the query labels are in the reference set.")
-            return dict.fromkeys(metrics, [math.nan] * len(query_codes.unique()) if self.return_per_class else math.nan)
+            return dict.fromkeys(names, [math.nan] * len(classes.unique()) if self.return_per_class else math.nan)
         if self.return_per_class:
-            per_class = report.per_class()
-            return {name: list(per_class[key].values()) for name, key in keys.items()}
-        return {name: report[prefix + key] for name, key in keys.items()}
+            return {name: class_means(report.per_query[key], classes)[1].tolist() for name, key in keys.items()}
+        if self.avg_of_avgs:
+            return {name: macro_mean(report.per_query[key], classes) for name, key in keys.items()}
+        return {name: report[key] for name, key in keys.items()}
+
+    def _keys(self, names: Sequence[str], most_relevant: int) -> dict[str, str]:
+        """Return metric of theirs -> metric of this package, and warn if `k` has no effect on one of them.
+
+        Args:
+            names: Metrics of theirs.
+            most_relevant: The largest number of relevant references of a query.
+        """
+        if self.k is None:
+            return {name: _KEYS[name][0] for name in names}
+        k = max(1, most_relevant) if self.k == "max_bin_count" else self.k
+        without_k = [name for name in names if name in _WITHOUT_K]
+        if k < most_relevant and without_k:
+            LOGGER.warning(
+                f"{_CALL}: k={k} is less than the {most_relevant} relevant references of a query. {_CALL} computes "
+                f"{' and '.join(without_k)} without k. AccuracyCalculator looks at the first {k} references alone, and has "
+                "other values."
+            )
+        return {name: _KEYS[name][1].format(k=k) for name in names}
 
 
 class _Items(NamedTuple):
@@ -159,12 +171,12 @@ class _Items(NamedTuple):
     reference_labels: Tensor
     ref_includes_query: bool
 
-    def check(self) -> None:
+    def check(self, *, has_rows_as_labels: bool) -> None:
         """Refuse the order of version 1, and references that do not begin with the queries although they should."""
         call = f"{_CALL}.get_accuracy"
         shapes = {name: tuple(getattr(self, name).shape) for name in ("query_labels", "reference", "reference_labels")}
         is_one_label = all(math.prod(shapes[name][1:]) == 1 for name in ("query_labels", "reference_labels"))
-        if len(shapes["reference"]) == 1 or not is_one_label:
+        if len(shapes["reference"]) == 1 or not (is_one_label or has_rows_as_labels):
             listed = ", ".join(f"{name} has shape {shape}" for name, shape in shapes.items())
             raise ValueError(
                 f"{call}: {listed}. Pass query, query_labels, reference, reference_labels in this order, which is not that "
@@ -180,11 +192,29 @@ class _Items(NamedTuple):
                 "query_labels. Put the queries first, or pass ref_includes_query=False."
             )
 
-    def codes(self) -> tuple[Tensor, Tensor]:
-        """Return a number for the label of each query and of each reference, in the order of labels."""
+    def relevance_of_equal_labels(self) -> tuple[dict[str, Any], int]:
+        """Return arguments of `evaluate_retrieval`, and the largest number of relevant references of a query."""
         labels = [self.query_labels.flatten(), self.reference_labels.flatten()]
         codes = torch.cat(labels).unique(return_inverse=True)[1]
-        return codes[: len(labels[0])], codes[len(labels[0]) :]
+        query_codes = codes[: len(labels[0])]
+        reference_codes = codes[len(labels[0]) :]
+        sizes = reference_codes.bincount(minlength=len(codes))
+        most_relevant = max(sizes[query_codes].tolist(), default=0) - int(self.ref_includes_query)
+        return {"query_labels": query_codes, "gallery_labels": reference_codes}, most_relevant
+
+    def relevance_of(self, comparison: Callable[[Tensor, Tensor], Tensor]) -> tuple[dict[str, Any], int]:
+        """Return the same as `relevance_of_equal_labels`, with a function that compares labels."""
+        labels, number_of_label = self.query_labels.unique(dim=0, return_inverse=True)
+        references = len(self.reference_labels)
+        of_label = [
+            comparison(label[None], self.reference_labels).reshape(references).nonzero()[:, 0].tolist()
+            for label in labels
+        ]
+        of_query = [of_label[number] for number in number_of_label.tolist()]
+        if self.ref_includes_query:
+            of_query = [[item for item in found if item != query] for query, found in enumerate(of_query)]
+        relevance = Relevance.from_lists(of_query, gallery=references)
+        return {"relevance": relevance}, max(map(len, of_query), default=0)
 
 
 def _as_floats(embeddings: Tensor) -> Tensor:

@@ -24,8 +24,6 @@ _SIMILARITIES = {
     util.dot_score: "dot",
     util.euclidean_sim: "euclidean",
 }
-# Ids that a message shows.
-_SHOWN = 3
 
 
 class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
@@ -80,8 +78,12 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
             )
         self.relevance = self._read_relevance(unknown)
         self.settings: dict[str, Any] = {"memory_mb": memory_mb, "device": device}
+        # Dimension -> evaluator of the embeddings that are truncated to it.
         self.evaluators: dict[int, ExactRetrievalEvaluator] = {}
-        for dim in () if dims is None else self._checked(dims):
+        if dims is None:
+            return
+        self._check_dims(dims)
+        for dim in dims:
             arguments["name"] = f"{self.name}_{dim}".removeprefix("_")
             arguments["truncate_dim"] = dim
             self.evaluators[dim] = ExactRetrievalEvaluator(**arguments, unknown=unknown, **self.settings)
@@ -129,7 +131,7 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
     def _embed(
         self, model: Any, corpus_model: Any = None, corpus_embeddings: Any = None, query_embeddings: Any = None
     ) -> tuple[Any, Any]:
-        """Return the embeddings of queries and corpus; those that are passed are not computed."""
+        """Return the embeddings of queries and corpus: those that are passed, or new ones."""
         if query_embeddings is None:
             prompts = {"prompt_name": self.query_prompt_name, "prompt": self.query_prompt}
             query_embeddings = self._encode(model, self.queries, "query", prompts)
@@ -139,14 +141,14 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
         return query_embeddings, corpus_embeddings
 
     def _encode(self, model: Any, texts: Sequence[Any], kind: str, prompts: dict[str, Any]) -> Tensor:
-        """Return the embeddings of texts on the CPU, whose chunks alone are on the device of the model."""
+        """Return the embeddings of texts on the CPU. One chunk at a time is on the device of the model."""
         size = self.corpus_chunk_size
         chunks = [texts[start : start + size] for start in range(0, len(texts), size)]
         return torch.cat([self.embed_inputs(model, chunk, encode_fn_name=kind, **prompts).cpu() for chunk in chunks])
 
     def _evaluate(self, queries: Any, corpus: Any, function: Callable[..., Any]) -> dict[str, dict[int, float]]:
         """Return metric -> k -> value for a score function."""
-        # metric of theirs -> k -> metric of this package
+        # Metric of theirs -> k -> metric of this package.
         keys = {
             "accuracy@k": {k: f"recall@{k}" for k in self.accuracy_at_k},
             "precision@k": {k: f"precision@{k}" for k in self.precision_recall_at_k},
@@ -179,21 +181,10 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
         repeated = [query for query, documents in judged.items() if len(set(documents)) < len(documents)]
         if repeated:
             raise ValueError(f"{_CALL}: relevant_docs of {repeated[0]!r} name a document twice. Pass sets of ids.")
-        missing = sorted(set().union(*judged.values()).difference(self.corpus_ids), key=repr)
-        if missing and unknown == "error":
-            shown = ", ".join(map(repr, missing[:_SHOWN]))
-            raise ValueError(
-                f"{_CALL}: relevant_docs name {len(missing)} documents that are not in the corpus: {shown}. Add them to the "
-                "corpus, or pass unknown='ignore': they then count as never found, as in InformationRetrievalEvaluator."
-            )
         return Relevance.from_judgements(judged, self.queries_ids, self.corpus_ids, unknown=unknown)
 
-    def _checked(self, dims: Sequence[int]) -> list[int]:
-        """Return the dimensions, from the first to the last.
-
-        Raises:
-            ValueError: If they are no different positive integers, or `truncate_dim` is passed, too.
-        """
+    def _check_dims(self, dims: Sequence[int]) -> None:
+        """Refuse dimensions that are no different positive integers, and dimensions beside `truncate_dim`."""
         if not dims or any(type(dim) is not int or dim < 1 for dim in dims) or len(set(dims)) < len(dims):
             raise ValueError(f"{_CALL}: dims={dims!r} must be different positive integers, such as (256, 64).")
         if self.truncate_dim is not None:
@@ -201,7 +192,6 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
                 f"{_CALL}: dims={dims!r} and truncate_dim={self.truncate_dim} both say to which dimensions embeddings are "
                 "truncated. Pass dims alone."
             )
-        return list(dims)
 
 
 def _similarity_of(function: Callable[..., Any]) -> Any:

@@ -8,10 +8,12 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from fewshot_callbacks.files.addresses import is_address, path_text
 from fewshot_callbacks.files.names import describe_system_names, is_system_name, natural_sort_key
+from fewshot_callbacks.files.remote_cache import RemoteFile, RemoteListing, list_remote, local_copies
 from fewshot_callbacks.sources.formats import FORMATS
 
 _ENDINGS = ", ".join(FORMATS)
@@ -47,10 +49,12 @@ class ShardFiles(NamedTuple):
 
 
 def find_shards(paths: Any) -> ShardFiles:
-    """Return the files of a path, a folder, a glob or several of these.
+    """Return the files of a path, a folder, a glob or several of these; of addresses those of copies on this machine.
 
     Raises:
         ValueError: There are none, one is of an unknown kind, a link that leads nowhere, or listed twice.
+        OSError: An address cannot be read, or a copy cannot be written.
+        ModuleNotFoundError: The package that reads an address is not installed.
     """
     listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     by_path = [_find_one(path) for path in listed]
@@ -59,7 +63,7 @@ def find_shards(paths: Any) -> ShardFiles:
         raise ValueError("there are no files in an empty list. Pass a file, a folder or a glob.")
     for file in files:
         _refuse_broken_link(file)
-        _refuse_unknown_format(file)
+        _refuse_unknown_format(file, file.name)
     _refuse_twice(files)
     notes = tuple(note for shard_files in by_path for note in shard_files.notes)
     reordered = [shard_files.reordered for shard_files in by_path if shard_files.reordered is not None]
@@ -77,9 +81,10 @@ def file_stamp(file: Path) -> tuple[int, int]:
 
 def _find_one(path: str | os.PathLike[str]) -> ShardFiles:
     """Return the files of one path, folder or glob."""
-    if re.match(r"[a-z][a-z0-9+.-]+:/", str(path)):
-        raise ValueError(f"{path} is an address, and shards are files of this machine. Copy them, or mount the bucket.")
-    name = os.path.expanduser(path)  # a shell does not expand ~ in quotes
+    text = path_text(path)
+    if is_address(text):
+        return _find_at_address(text)
+    name = os.path.expanduser(text)  # a shell does not expand ~ in quotes
     if os.path.isdir(name):
         return _find_in_folder(Path(name))
     if os.path.lexists(name):  # a file that exists may have brackets in its name
@@ -139,6 +144,62 @@ def _find_by_glob(pattern: str) -> ShardFiles:
         raise ValueError(f"{pattern} is no file, and as a glob it matches none. Pass a file, a folder or a glob.")
     shard_files = _in_order(files, wants_caches=components[-1].startswith("cache"))
     return shard_files._replace(notes=(*_note_on_system_names(pattern, system_names), *shard_files.notes))
+
+
+def _find_at_address(address: str) -> ShardFiles:
+    """Return copies of the files at an address, of a file, a folder or a glob, in the order of their numbers.
+
+    Raises:
+        ValueError: There are none, of several kinds in a folder, or one of an unknown kind, which is not fetched.
+    """
+    listing = list_remote(address)
+    chosen, system_names = _chosen_remotely(listing, address)
+    shards, caches = _split_caches(chosen, wants_caches=PurePosixPath(address).name.startswith("cache"))
+    for file in shards:
+        _refuse_unknown_format(file.address, file.name)
+    copies = local_copies(shards)
+    notes = _note_on_system_names(address, system_names)
+    if caches:
+        notes += _note_on_caches([file.address for file in caches])
+    by_letters = sorted(range(len(shards)), key=lambda index: shards[index].address)
+    moved = next((index for index, letter in enumerate(by_letters) if index != letter), None)
+    reordered = None if moved is None else (copies[moved], copies[by_letters[moved]])
+    return ShardFiles(tuple(copies), notes, reordered)
+
+
+def _chosen_remotely(listing: RemoteListing, address: str) -> tuple[list[RemoteFile], Counter[str]]:
+    """Return the files of a listing that are read, in the order of their numbers, and the names that are passed over.
+
+    Raises:
+        ValueError: A folder holds none, or several kinds.
+    """
+    by_numbers = sorted(listing.files, key=lambda file: natural_sort_key(file.address))
+    if listing.kind == "file":
+        return by_numbers, Counter()
+    if listing.kind == "folder":
+        by_numbers = [file for file in by_numbers if PurePosixPath(file.name).suffix.lower() in FORMATS]
+        system_names = [file.name for file in by_numbers if file.name.startswith(_HIDDEN_PREFIXES)]
+    else:
+        wanted_prefix = PurePosixPath(address).name[:1]
+        names = [file.name for file in by_numbers]
+        system_names = [name for name in names if is_system_name(name) and name[:1] != wanted_prefix]
+    unwanted = Counter(system_names)
+    chosen = [file for file in by_numbers if file.name not in unwanted]
+    kinds = sorted({PurePosixPath(file.name).suffix.lower() for file in chosen})
+    if not chosen or (listing.kind == "folder" and len(kinds) != 1):
+        holds = f"holds {' and '.join(kinds)} files" if kinds else f"holds no {_ENDINGS} file"
+        raise ValueError(
+            f"{address} {holds}. Pass those that you mean as a glob, such as '{address.rstrip('/')}/*.npy'."
+        )
+    return chosen, unwanted
+
+
+def _split_caches(files: Sequence[RemoteFile], *, wants_caches: bool) -> tuple[list[RemoteFile], list[RemoteFile]]:
+    """Return the files that are no caches of the package datasets, and the caches; all files where there are only caches."""
+    caches = [file for file in files if _CACHE_NAME.fullmatch(file.name)]
+    if wants_caches or len(caches) == len(files):
+        return list(files), []
+    return [file for file in files if not _CACHE_NAME.fullmatch(file.name)], caches
 
 
 def _in_order(files: Sequence[Path], *, wants_caches: bool) -> ShardFiles:
@@ -205,7 +266,7 @@ def _without(files: Sequence[Path], excluded: Sequence[Path]) -> list[Path]:
     return [file for file in files if file not in excluded_set]
 
 
-def _note_on_caches(files: Sequence[Path]) -> tuple[str, ...]:
+def _note_on_caches(files: Sequence[Path | str]) -> tuple[str, ...]:
     if not files:
         return ()
     return (
@@ -218,12 +279,12 @@ def _note_on_system_names(place: object, names: Counter[str]) -> tuple[str, ...]
     return (f"{place}: {describe_system_names(names)}",) if names else ()
 
 
-def _counted(files: Sequence[Path], noun: str) -> str:
+def _counted(files: Sequence[Path | str], noun: str) -> str:
     return f"{len(files):,} {noun}{'' if len(files) == 1 else 's'}"
 
 
-def _refuse_unknown_format(file: Path) -> None:
-    if file.suffix.lower() not in FORMATS:
+def _refuse_unknown_format(file: object, name: str) -> None:
+    if PurePosixPath(name).suffix.lower() not in FORMATS:
         raise ValueError(
             f"{file} is none of {_ENDINGS}. Save it as one of these; a pickle, as .pkl and .pt files are, can run any "
             "code and is never loaded."

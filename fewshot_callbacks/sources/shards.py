@@ -52,7 +52,10 @@ class Shards:
             A list keeps its order; the files of a glob or a folder are read in the order of the numbers in their names:
             `part-2` comes before `part-10`. A folder may hold other files, but shards of one kind alone; names that begin
             with a dot or an underscore, and those that systems make, are passed over. So is what the package datasets
-            keeps beside the files that its `state.json` lists. A file that links make appear twice is read once.
+            keeps beside the files that its `state.json` lists. A file that links make appear twice is read once. All of
+            these may be addresses, such as `s3://bucket/embeddings/*.parquet`, `gs://`, `https://` or whatever else fsspec
+            knows: the files are copied once to the folder that `FEWSHOT_CALLBACKS_CACHE` names, or else to the cache folder
+            of the user, and are read from there.
         embeddings: Name of the array or column of the vectors, (rows, dim); by default `embeddings`, or the only one with
             two axes.
         labels: The label of each row: the name of an array or column in the same files; a `.npy` file of all rows, or a
@@ -65,7 +68,7 @@ class Shards:
         offset: The number that stands for 0.
 
     Attributes:
-        files: The files, in the order of their rows.
+        files: The files, in the order of their rows; of addresses their copies.
         shape: (rows, dim) of all files together.
         dtype: The type of the numbers as they are stored: NumPy's float16, float32, float64, int8 or uint8, or
             `torch.bfloat16`, which safetensors alone hold. With a scale or an offset NumPy's float32.
@@ -78,7 +81,8 @@ class Shards:
             damaged or cut off; it holds Python objects; it lacks a column; its vectors have another dim or type than those
             of the first; or there are more or fewer labels than rows. The message names the file. Damage beyond the head of
             a file shows when it is read: of an array in an `.npz` file at its last row, once all rows before were read.
-        ModuleNotFoundError: The package that reads a format is not installed.
+        ModuleNotFoundError: The package that reads a format or an address is not installed.
+        PermissionError: An address may not be read.
 
     Examples:
         >>> import tempfile

@@ -115,6 +115,23 @@ def test_a_wrong_value_an_error_and_a_changing_value_are_found(conformance):
     assert judged(lambda case: 0.75 if case.gallery_labels[0] < 1 else 0.5).changed_by == ["order", "names"]
 
 
+def test_a_library_that_is_not_installed_has_a_line_and_the_page_stays(conformance, monkeypatch, capsys):
+    page = (ROOT / "docs/agreement.md").read_text(encoding="utf-8")
+    ours = conformance.LIBRARIES[0]
+    absent = conformance.replace(ours, name="absent", distribution="no-such-distribution")
+    monkeypatch.setattr(conformance, "LIBRARIES", [ours, absent])
+    monkeypatch.setattr("sys.argv", ["conformance.py"])
+    conformance.main()
+    table = capsys.readouterr().out
+    assert "| case | fewshot_callbacks |\n" in table
+    assert "- absent: not asked, because it is not installed (`pip install no-such-distribution`)\n" in table
+    monkeypatch.setattr("sys.argv", ["conformance.py", "--write"])
+    with pytest.raises(SystemExit):
+        conformance.main()
+    assert "Run pip install no-such-distribution, or leave --write out." in capsys.readouterr().err
+    assert (ROOT / "docs/agreement.md").read_text(encoding="utf-8") == page
+
+
 def test_the_page_has_every_case_and_library(conformance):
     page = (ROOT / "docs/agreement.md").read_text(encoding="utf-8")
     table = page.split(conformance.BEGIN)[1].split(conformance.END)[0]

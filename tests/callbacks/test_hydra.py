@@ -10,6 +10,7 @@ import torch
 from fewshot_callbacks import EmbeddingSource, KnnMonitor, ProbeMonitor, RetrievalMonitor, evaluate_retrieval
 from fewshot_callbacks.functional import RetrievalSettings
 from tests.callbacks.models import Net, loader, logged_by, trainer
+from tests.integration_packages import integration
 
 LISTS = {"metrics": ["mAP", "grouped_recall@1"], "threshold_bounds": [0.0, 0.5], "label_groups": [[0, 1], [2, 3]]}
 """A list for each setting that takes one."""
@@ -24,7 +25,7 @@ def _without_type_checker():
 
 
 def list_config(values):
-    return pytest.importorskip("omegaconf").OmegaConf.create(values)
+    return integration("omegaconf").OmegaConf.create(values)
 
 
 def user_list(values):
@@ -76,8 +77,8 @@ knn:
 
 
 def test_a_file_of_callbacks_makes_monitors_that_run(tmp_path):
-    instantiate = pytest.importorskip("hydra.utils").instantiate
-    load = pytest.importorskip("omegaconf").OmegaConf.load
+    instantiate = integration("hydra.utils").instantiate
+    load = integration("omegaconf").OmegaConf.load
     (tmp_path / "callbacks.yaml").write_text(CALLBACKS)
     config = load(tmp_path / "callbacks.yaml")
     monitors = [instantiate(entry) for entry in config.values()]

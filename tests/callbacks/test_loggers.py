@@ -28,6 +28,7 @@ from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingMap, 
 from fewshot_callbacks.callbacks._conduct import FailurePolicy
 from fewshot_callbacks.callbacks._loggers import log_embedding, log_figures
 from tests.callbacks.models import Net, loader, messages_of, trainer
+from tests.integration_packages import integration
 
 NAME, ACCEPTED = "val/panels@worst 5", "val/panels_worst 5"
 RED = (200, 10, 30)
@@ -70,6 +71,9 @@ MONITOR = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """One short fit that logs to five loggers at once; then what was logged, shown and said, and where it lies."""
+    wandb = integration("wandb")
+    integration("mlflow")
+    integration("comet_ml")
     folder = tmp_path_factory.mktemp("loggers")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -91,8 +95,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
             a_trainer = trainer(*monitors, Shows(), logger=loggers, log_every_n_steps=1)
             a_trainer.fit(Net(), loader(), [loader(), loader()])
             loggers[3].experiment.end()
-            import wandb
-
             wandb.finish()
             wandb.teardown()  # else its file may be read before it is complete
         metrics = {key: float(value) for key, value in a_trainer.callback_metrics.items()}

@@ -1,14 +1,13 @@
 """A run whose folder is in a remote store: reports, histories and pictures are there, and no local folder of its name."""
 
 import json
-from pathlib import Path
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 
-from fewshot_callbacks import ReportWriter, RetrievalMonitor, ScorePlots, Shards, TrainingDynamicsMonitor
+from fewshot_callbacks import ReportWriter, RetrievalMonitor, ScorePlots, TrainingDynamicsMonitor
 from tests.callbacks.models import Net, episodes, loader, protonet, trainer
 
 
@@ -73,9 +72,3 @@ def test_a_history_of_another_run_is_left(store):
     with pytest.warns(UserWarning, match=r"is a file that this package has not written in this run"):
         fit_episodes(Foreign(), TrainingDynamicsMonitor(every_n_steps=1))
     assert store.cat(HISTORY) == b"{}"
-
-
-@pytest.mark.parametrize("form", [str, Path])
-def test_shards_at_an_address_are_refused_in_one_sentence(form):
-    with pytest.raises(ValueError, match=r"is an address, and shards are files of this machine\. Copy them"):
-        Shards(form("s3://bucket/rows-*.parquet"))

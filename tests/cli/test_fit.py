@@ -107,10 +107,10 @@ def test_a_configuration_of_the_package_is_found_by_its_name_anywhere(elsewhere,
         "model: {head: softmax}\n"
         "data: {class_path: fewshot_callbacks.FewShotDataModule, init_args: {dataset: fewshot_callbacks.Glyphs}}"
     )
-    heads = {"protonet_softmax_folder": "softmax", "cub_conv4_1shot_dr": "dr", "protonet_dr_glyphs": "softmax"}
+    heads = {"protonet_softmax_folder": "softmax", "distance_ratio_conv4": "dr", "protonet_dr_glyphs": "softmax"}
     for name, head in heads.items():
         assert print_of_config([f"--config={name}"], capsys)["model"]["head"] == head
-    hints = {"protonet_dr_foldr": "Did you mean protonet_dr_folder?", "xyz": "Give a file, or one of cub_"}
+    hints = {"protonet_dr_foldr": "Did you mean protonet_dr_folder?", "xyz": "Give a file, or one of demo_"}
     for name, hint in hints.items():
         assert main(["fit", "--config", name]) == 1
         assert f"no configuration of this name. {hint}" in capsys.readouterr().err

@@ -84,6 +84,10 @@ def test_a_mistyped_word_is_one_line_with_what_was_probably_meant(words, line, c
     ("words", "line"),
     [
         (f"--config {GLYPHS} --model.haed=dr", "there is no option --model.haed. Did you mean --model.head?"),
+        (f"--config {GLYPHS} --trainer.max_ep 3",
+         "there is no option --trainer.max_ep. Did you mean --trainer.max_epochs?"),
+        (f"--config {GLYPHS} --seed_every=3", "there is no option --seed_every. Did you mean --seed_everything?"),
+        (f"--config {GLYPHS} --ckpt none", "there is no option --ckpt. Did you mean --ckpt_path?"),
         (f"--config {GLYPHS} --trainer.callbacks+=RetrievalMonitors",
          "--trainer.callbacks: RetrievalMonitors is not a file or a class. Did you mean RetrievalMonitor?"),
         ("--data.help ImageFolder", "--data.help: ImageFolder is a data set. Write --data FewShotDataModule "

@@ -1,9 +1,10 @@
-"""The files for table 2: complete, accepted by the command line, and what the name says is what the file says."""
+"""The commands of table 2: complete, accepted by the command line, and what a row says is what its command sets."""
 
 import itertools
 import math
+import re
+import shlex
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,41 +16,59 @@ from torchvision import transforms
 from fewshot_callbacks.cli.fit import command
 from fewshot_callbacks.cli.main import main
 from tests.data.trees import write_tree
+from tests.scripts import ROOT
 
-FOLDER = Path(__file__).parents[2] / "configs" / "distance_ratio"
-CLASS = {"cub": "CUB200", "miniimagenet": "MiniImageNet"}
-CELLS = list(itertools.product(CLASS, ("conv4", "resnet18"), (1, 5), ("softmax", "dr")))
+PAGE = ROOT / "docs" / "distance_ratio_photographs.md"
+ROW = re.compile(
+    r"^\| (?P<data>.+?) \| (?P<backbone>.+?) \| (?P<shots>\d) \| (?P<head>.+?) \| `fewshot (?P<words>fit .+?)` \|$",
+    re.M,
+)
+ROWS = [match.groupdict() for match in ROW.finditer(PAGE.read_text(encoding="utf-8"))]
+CLASS = {"CUB": "fewshot_callbacks.data.CUB200", "mini-ImageNet": "fewshot_callbacks.data.MiniImageNet"}
+SIZE = {"Conv4": 84, "ResNet18": 224}
+EPOCHS = {1: 600, 5: 400}
+CONV4 = {"in_channels": 3, "width": 64, "init": "he_fan_out"}
 
 
-SIZE, EPOCHS = {"conv4": 84, "resnet18": 224}, {1: 600, 5: 400}
+def settings_of(words, capsys):
+    """Return what a command sets, as `--print_config` shows it."""
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([*shlex.split(words), "--print_config"])
+    return yaml.safe_load(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(("data", "backbone", "shots", "head"), CELLS)
-def test_a_file_is_the_first_one_but_for_what_its_name_says(data, backbone, shots, head):
-    path = FOLDER / f"{data}_{backbone}_{shots}shot_{head}.yaml"
-    expected = yaml.safe_load((FOLDER / "cub_conv4_1shot_softmax.yaml").read_text())
-    expected["model"]["head"], expected["trainer"]["max_epochs"] = head, EPOCHS[shots]
-    if backbone == "resnet18":
+def test_the_table_has_a_row_for_each_cell():
+    cells = [(row["data"], row["backbone"], int(row["shots"]), row["head"]) for row in ROWS]
+    assert cells == list(itertools.product(CLASS, SIZE, EPOCHS, ("softmax", "DR")))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(list(row.values())[:-1]))
+def test_a_command_sets_what_its_row_says_and_nothing_else(row, capsys):
+    """Beside the first command of the page, which is that of CUB, Conv4, 1-shot and DR."""
+    expected = settings_of("fit --config distance_ratio_conv4 --data.dataset.root ROOT", capsys)
+    backbone, shots = row["backbone"], int(row["shots"])
+    expected["model"]["head"] = row["head"].lower()
+    expected["trainer"]["max_epochs"] = EPOCHS[shots]
+    if backbone == "ResNet18":
         expected["model"]["backbone"] = "resnet18"
-    settings = expected["data"]["init_args"]
-    settings["dataset"]["class_path"] = f"fewshot_callbacks.data.{CLASS[data]}"
+    values = expected["data"]["init_args"]
+    values["dataset"]["class_path"] = CLASS[row["data"]]
     square = [math.floor(1.15 * SIZE[backbone])] * 2  # whatever the shape of the image
-    settings["dataset"]["init_args"]["transform"] |= {"image_size": SIZE[backbone], "resize": square}
-    settings["train"]["shots"] = settings["evaluation"]["shots"] = shots
-    assert yaml.safe_load(path.read_text()) == expected
-    assert f"--config configs/distance_ratio/{path.name} --data.dataset.root ROOT" in path.read_text()
-    assert len(list(FOLDER.glob("*.yaml"))) == len(CELLS)
+    values["dataset"]["init_args"]["transform"] |= {"image_size": SIZE[backbone], "resize": square}
+    values["train"]["shots"] = values["evaluation"]["shots"] = shots
+    assert settings_of(row["words"], capsys) == expected
 
 
 @pytest.mark.parametrize("backbone", SIZE)
 def test_the_command_line_takes_it_for_the_setting_of_the_paper(backbone, capsys):
-    with pytest.raises(SystemExit, match=r"^0$"):
-        main(["fit", "--config", str(FOLDER / f"miniimagenet_{backbone}_5shot_dr.yaml"), "--print_config"])
-    config = yaml.safe_load(capsys.readouterr().out)
+    [words] = [row["words"] for row in ROWS if list(row.values())[:4] == ["mini-ImageNet", backbone, "5", "DR"]]
+    config = settings_of(words, capsys)
     model, values, trainer = config["model"], config["data"]["init_args"], config["trainer"]
     assert (model["head"], model["learning_rate"]) == ("dr", 1e-3)
-    conv4 = {"in_channels": 3, "width": 64, "init": "he_fan_out"}
-    assert (model["backbone"] if backbone == "resnet18" else model["backbone"]["init_args"]) in ("resnet18", conv4)
+    if backbone == "ResNet18":
+        assert model["backbone"] == "resnet18"
+    else:
+        assert model["backbone"]["init_args"] == CONV4
     transform = values["dataset"]["init_args"]["transform"]
     assert [transform[key] for key in ("min_area", "flip", "jitter")] == [0.08, 0.5, 0.4]
     assert values["augment"]
@@ -66,8 +85,14 @@ def test_the_command_line_takes_it_for_the_setting_of_the_paper(backbone, capsys
 def test_the_model_and_the_images_are_those_of_the_authors_program(backbone, tmp_path, monkeypatch):
     """What the file says reaches the network and the pixels; torchvision's default crop is the program's."""
     monkeypatch.chdir(tmp_path)
-    path = FOLDER / f"cub_{backbone}_5shot_softmax.yaml"
-    words = ["validate", "--config", str(path), "--data.dataset.root", str(write_tree(tmp_path / "birds"))]
+    words = [
+        "validate",
+        "--config",
+        f"distance_ratio_{backbone.lower()}",
+        "--model.head=softmax",
+        "--data.dataset.root",
+        str(write_tree(tmp_path / "birds")),
+    ]
     words += ["--data.num_workers=0", "--data.evaluation.queries=1", "--data.evaluation.shots=1", "--ckpt_path=none"]
     words += ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.limit_val_batches=0"]
     cli = command(words)
@@ -77,7 +102,7 @@ def test_the_model_and_the_images_are_those_of_the_authors_program(backbone, tmp
         for module in model.backbone.modules()
         if isinstance(module, nn.Conv2d)
     ]
-    assert len(deviations) == {"conv4": 4, "resnet18": 20}[backbone]
+    assert len(deviations) == {"Conv4": 4, "ResNet18": 20}[backbone]
     assert all(actual == pytest.approx(expected, rel=0.1) for actual, expected in deviations)
     assert (model.validation.episodes, model.evaluation.episodes) == (100, 600)
     size, image = data.dataset.transform.image_size, Image.effect_noise((300, 250), 50).convert("RGB")

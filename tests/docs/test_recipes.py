@@ -7,6 +7,7 @@ import pytest
 
 from tests.docs import pages
 from tests.gloo_processes import answers
+from tests.integration_packages import skipped_without_integrations
 
 RECIPES = sorted((pages.ROOT / "examples" / "recipes").glob("*.py"))
 
@@ -25,4 +26,5 @@ def test_runs_and_has_a_page(recipe, tmp_path, gloo_folder, monkeypatch):
         return
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [str(recipe)])
-    runpy.run_path(str(recipe), run_name="__main__")
+    with skipped_without_integrations():
+        runpy.run_path(str(recipe), run_name="__main__")

@@ -15,6 +15,7 @@ from fewshot_callbacks.functional import (
     suspects,
 )
 from fewshot_callbacks.metrics import RetrievalEvaluation
+from tests.integration_packages import integration
 
 ROWS = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
 LABELS = np.arange(60) % 6
@@ -104,7 +105,7 @@ def test_lists_of_such_rows_and_labels():
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_bfloat16_of_ml_dtypes_is_that_of_pytorch(function):
-    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    bfloat16 = integration("ml_dtypes").bfloat16
     expected = FUNCTIONS[function](HALF, LABELS)
     rows = ROWS.astype(bfloat16)
     assert FUNCTIONS[function](rows, LABELS) == expected
@@ -116,7 +117,7 @@ def test_bfloat16_of_ml_dtypes_is_that_of_pytorch(function):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_arrays_of_jax(function, dtype):
-    jnp = pytest.importorskip("jax.numpy")
+    jnp = integration("jax.numpy")
     rows = jnp.asarray(ROWS, dtype=dtype)
     expected = FUNCTIONS[function](torch.tensor(ROWS).to(getattr(torch, dtype)), LABELS)
     assert FUNCTIONS[function](rows, jnp.asarray(LABELS)) == expected

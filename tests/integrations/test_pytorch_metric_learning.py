@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("pytorch_metric_learning")
+from tests.integration_packages import how_to_install
+
+pytest.importorskip("pytorch_metric_learning", reason=how_to_install("pytorch_metric_learning"))
 from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance
 from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
@@ -92,6 +94,55 @@ def test_a_search_at_k_does_not_change_what_does_not_depend_on_it():
     names = ("mean_average_precision_at_r", "r_precision")
     values = [both(k=k, include=names)["ours"].get_accuracy(query, query_labels) for k in (1, None)]
     assert values[0] == values[1]
+
+
+def test_a_k_below_the_number_of_relevant_references_is_told(caplog):
+    query, query_labels, reference, reference_labels = sets()
+    most_relevant = int((query_labels[:, None] == reference_labels).sum(dim=1).max())
+    for k, is_told in ((most_relevant - 1, True), (most_relevant, False), ("max_bin_count", False), (None, False)):
+        caplog.clear()
+        both(k=k)["ours"].get_accuracy(query, query_labels, reference, reference_labels)
+        told = [record.getMessage() for record in caplog.records]
+        assert any(f"k={k} is less than the {most_relevant} relevant references" in text for text in told) == is_told
+    caplog.clear()
+    both(k=1, include=("mean_average_precision",))["ours"].get_accuracy(query, query_labels)
+    assert not caplog.records
+
+
+def differ_in_the_second(one, other):
+    return (one[..., 0] == other[..., 0]) & (one[..., 1] != other[..., 1])
+
+
+def are_near(one, other):
+    return (one - other).abs() < 11
+
+
+@pytest.mark.parametrize("k", [None, "max_bin_count"])
+@pytest.mark.parametrize("means", [{}, {"avg_of_avgs": True}, {"return_per_class": True}], ids=str)
+@pytest.mark.parametrize("comparison", [differ_in_the_second, are_near])
+def test_a_comparison_of_labels_says_who_is_relevant(comparison, means, k):
+    query, query_labels, reference, reference_labels = sets()
+    if comparison is differ_in_the_second:
+        query_labels = torch.stack([query_labels, torch.arange(30) % 2], dim=1)
+        reference_labels = torch.stack([reference_labels, torch.arange(90) % 4], dim=1)
+    calculators = both(label_comparison_fn=comparison, k=k, **means)
+    sides = [(query, query_labels, reference, reference_labels)]
+    if comparison is are_near:  # theirs counts an item that is not relevant to itself as one of the relevant ones
+        sides.append((query, query_labels))
+        sides.append(
+            (query, query_labels, torch.cat([query, reference]), torch.cat([query_labels, reference_labels]), True)
+        )
+    for arguments in sides:
+        assert_same({name: calculator.get_accuracy(*arguments) for name, calculator in calculators.items()})
+
+
+def test_an_item_that_is_not_relevant_to_itself_does_not_lower_the_number_of_relevant_ones():
+    """Theirs subtracts one for the item itself, so that R is 1 where two items are relevant."""
+    labels = torch.tensor([[0, 0], [0, 1], [0, 2]])
+    calculators = both(label_comparison_fn=differ_in_the_second, include=("r_precision", "mean_average_precision"))
+    found = {name: each.get_accuracy(torch.eye(3), labels) for name, each in calculators.items()}
+    assert found["ours"] == {"mean_average_precision": 1, "r_precision": 1}
+    assert found["theirs"]["mean_average_precision"] == 2
 
 
 def test_labels_beyond_float32_are_kept_apart():
@@ -198,8 +249,16 @@ def test_what_does_not_fit_is_refused_with_the_fix():
         calculator.get_accuracy(query, query_labels[1:], reference, reference_labels)
     with pytest.raises(ValueError, match=r"do not begin with query and query_labels. Put the queries first"):
         calculator.get_accuracy(query, query_labels, reference, reference_labels, True)
-    with pytest.raises(ValueError, match="label_comparison_fn compares two labels"):
-        ExactAccuracyCalculator(label_comparison_fn=lambda one, other: one == other, include=KEYS)
+    compared = both(label_comparison_fn=are_near)["ours"]
+    for arguments in ((query, query_labels[1:]), (query, query_labels, reference, reference_labels[1:])):
+        with pytest.raises(
+            ValueError, match=r"relevance is Relevance\(\d+ queries, \d+ gallery items, .* but there are 30 queries and"
+        ):
+            compared.get_accuracy(*arguments)
+    with pytest.raises(ValueError, match="queries is empty"):
+        calculator.get_accuracy(query[:0], query_labels[:0], reference, reference_labels)
+    with pytest.raises(NotImplementedError, match="clustering"):
+        ExactAccuracyCalculator(label_comparison_fn=lambda one, other: one == other, include=("NMI",))
     for distance in (SNRDistance(), LpDistance(p=1), DotProductSimilarity(power=2)):
         with pytest.raises(
             ValueError, match=r"is not known. Pass CustomKNN with CosineSimilarity, DotProductSimilarity"

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from tests.gloo_processes import answers
+from tests.integration_packages import how_to_install
 from tests.integrations.cases import retrieval_task, static_model
 
-pytest.importorskip("sentence_transformers")
+pytest.importorskip("sentence_transformers", reason=how_to_install("sentence_transformers"))
 from sentence_transformers import util
 from sentence_transformers.sentence_transformer import evaluation
 
@@ -225,7 +226,7 @@ REFUSED = {
     "no query has relevant documents. Pass relevant_docs with the ids of queries": {"relevant_docs": {"other": {"d0"}}},
     "no query has relevant documents.": {"queries": {}},
     "relevant_docs of 'q0' name a document twice. Pass sets of ids.": {"relevant_docs": {"q0": ["d0", "d1", "d0"]}},
-    "name 2 documents that are not in the corpus: 'x', 'y'. Add them to the corpus, or pass unknown='ignore'": {
+    "no item has the ids 'x', 'y' (2 in all) of the judgements. Pass the ids of the rows": {
         "relevant_docs": {"q0": {"d0", "x"}, "q1": {"y"}}
     },
     "dims=(4, 4) must be different positive integers": {"dims": (4, 4)},

@@ -9,10 +9,11 @@ import torch
 from fewshot_callbacks import evaluate_retrieval
 from fewshot_callbacks.integrations import BatchRetrievalMetrics
 from tests.gloo_processes import answers
+from tests.integration_packages import integration
 from tests.integrations.cases import embedded_items, trainer_on
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+transformers = integration("transformers")
+integration("accelerate")
 SETTINGS = {"metrics": ("mAP", "recall@1", "pair_f1", "grouped_recall@1"), "label_groups": 2}
 
 

@@ -10,6 +10,7 @@ import torch
 from fewshot_callbacks import evaluate_retrieval
 from fewshot_callbacks.functional import nearest, suspects
 from fewshot_callbacks.report import write_rows
+from tests.integration_packages import integration
 
 LABELS = ["owl"] * 20 + ["heron"] * 20
 ROWS = torch.eye(2).repeat_interleave(20, dim=0) + 0.1 * torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
@@ -78,7 +79,7 @@ def test_other_numbers_of_rows_are_refused(tmp_path):
 
 
 def test_pandas_reads_it(tmp_path):
-    pandas = pytest.importorskip("pandas")
+    pandas = integration("pandas")
     written(tmp_path, evaluate_retrieval(ROWS, LABELS), paths=PATHS)
     frame = pandas.read_parquet(tmp_path / "rows.parquet")
     assert list(frame.columns) == ["position", "label", "average_precision", "path"]

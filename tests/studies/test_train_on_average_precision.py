@@ -6,9 +6,10 @@ import runpy
 import pytest
 
 from tests.cases import first_classes
+from tests.integration_packages import integration
 from tests.scripts import ROOT
 
-pytest.importorskip("pytorch_metric_learning")
+integration("pytorch_metric_learning")
 
 
 @pytest.mark.filterwarnings("ignore")  # of Lightning, about tiny data

@@ -21,6 +21,7 @@ from fewshot_callbacks.data.dataset import split_of
 from tests.cli.command_options import QUIET
 from tests.cli.command_options import TINY as TINY_RUN
 from tests.examples.icon_trees import SVG, artists, many, picture
+from tests.integration_packages import integration
 
 SMALL = {"size": 8, "min_families": 2}
 
@@ -58,7 +59,7 @@ def test_a_png_is_scaled_into_the_middle_of_the_square(tmp_path: Path) -> None:
 
 
 def test_a_vector_is_drawn_at_any_size(tmp_path: Path) -> None:
-    pytest.importorskip("resvg_py")
+    integration("resvg_py")
     half = SVG.format(side=8, content='<rect width="4" height="8" fill="#ff0000"/>')
     (tmp_path / "a.svg").write_text(half)
     for size in (8, 10):

@@ -267,13 +267,13 @@ def test_a_class_that_does_not_remain_is_left_out_and_counted():
     labels[60:] = torch.tensor([7, 8])
     found = linear_probe(gallery[:20], labels[:20], gallery, labels)
     assert found["probe_leave_one_out"] == 1.0
-    assert found.gallery_left_out == 2
-    assert "2 of 62 gallery items are left out of probe_leave_one_out: no other item has their label." in found.notes
+    assert found.gallery_not_counted == 2
+    assert "2 of 62 gallery items are not counted in probe_leave_one_out: no other item has their label." in found.notes
     groups = torch.where(labels == 1, 99, torch.arange(62))
     found = linear_probe(gallery[:20], labels[:20], gallery, labels, gallery_groups=groups)
     assert found["probe_leave_group_out"] == 1.0
-    assert found.gallery_left_out == 22
-    words = "22 of 62 gallery items are left out of probe_leave_group_out: no item of another group has their label."
+    assert found.gallery_not_counted == 22
+    words = "22 of 62 gallery items are not counted in probe_leave_group_out: no item of another group has their label."
     assert words in found.notes
 
 
@@ -283,9 +283,9 @@ def test_one_item_of_each_class():
     assert found["probe"] == 1.0
     assert math.isnan(found["probe_leave_one_out"])
     assert math.isnan(found.intervals["probe_leave_one_out"].low)
-    assert found.gallery_left_out == 6
+    assert found.gallery_not_counted == 6
     [note] = [note for note in found.notes if "probe_leave_one_out" in note]
-    assert note.startswith("probe_leave_one_out is NaN. 6 of 6 gallery items are left out")
+    assert note.startswith("probe_leave_one_out is NaN. 6 of 6 gallery items are not counted")
 
 
 def test_an_embedding_that_has_collapsed_predicts_the_frequent_class():

@@ -17,6 +17,7 @@ from fewshot_callbacks.functional.retrieval.compressed_rows import find_ranges, 
 from fewshot_callbacks.functional.retrieval.compression import Compression
 from fewshot_callbacks.settings import RetrievalSettings
 from fewshot_callbacks.sources import Shards
+from tests.integration_packages import integration
 from tests.thread_processes import in_threads
 
 LABELS = torch.arange(60) % 12
@@ -66,8 +67,8 @@ def test_int8_codes_are_those_of_the_definition(items, queries, dim, dtype, scal
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_codes_are_those_of_sentence_transformers(dtype):
-    pytest.importorskip("sentence_transformers", minversion="6.2")
-    quantization = pytest.importorskip("sentence_transformers.util.quantization")
+    integration("sentence_transformers", minversion="6.2")
+    quantization = integration("sentence_transformers.util.quantization")
     gallery, queries = points(300).numpy().astype(dtype), 2 * points(80, seed=1).numpy().astype(dtype)
     ranges = find_ranges(torch.from_numpy(gallery), DIM, ALONE)
     for rows in (gallery, queries):

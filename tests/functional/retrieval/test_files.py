@@ -7,14 +7,13 @@ import subprocess
 import sys
 import warnings
 
-import h5py
 import numpy as np
 import pytest
 import torch
-import zarr
 
 from fewshot_callbacks import Shards
 from fewshot_callbacks.functional import Relevance, Share, evaluate_retrieval, grouped_recall
+from tests.integration_packages import integration
 from tests.reports import assert_same
 from tests.thread_processes import in_threads
 
@@ -107,16 +106,25 @@ def test_rows_out_of_range_are_divided_as_in_memory(similarity):
     assert_same(known, quiet(_Rows(values), LABELS, similarity=similarity, memory_mb=TINY))
 
 
-def test_data_sets_of_h5py_and_zarr_and_mapped_files_are_sources(tmp_path):
+def test_mapped_files_are_sources(tmp_path):
     values = vectors("float16")
     known = quiet(computable(values), LABELS)
     np.save(tmp_path / "rows.npy", values.astype(np.float32))
     np.save(tmp_path / "columns.npy", np.asfortranarray(values, np.float32))
     mapped = np.load(tmp_path / "columns.npy", mmap_mode="r")
+    for source in (Shards(tmp_path / "rows.npy"), mapped):
+        assert_same(known, quiet(source, LABELS, memory_mb=TINY))
+
+
+@pytest.mark.parametrize("memory", [512, TINY])
+def test_data_sets_of_h5py_and_zarr_are_sources(tmp_path, memory):
+    h5py, zarr = integration("h5py"), integration("zarr")
+    values = vectors("float16")
+    known = quiet(computable(values), LABELS)
     stored = zarr.create_array(str(tmp_path / "rows.zarr"), data=values)
     with h5py.File(tmp_path / "rows.h5", "w") as file:
-        for source in (file.create_dataset("rows", data=values), stored, Shards(tmp_path / "rows.npy"), mapped):
-            assert_same(known, quiet(source, LABELS, memory_mb=TINY))
+        for source in (file.create_dataset("rows", data=values), stored):
+            assert_same(known, quiet(source, LABELS, memory_mb=memory))
 
 
 FULL = """
@@ -203,9 +211,7 @@ def test_groups_in_the_files_of_one_side_are_refused(tmp_path):
 def test_three_members_make_a_source_whatever_the_memory(tmp_path, memory):
     values = vectors("float16")
     known = quiet(computable(values), LABELS)
-    stored = zarr.create_array(str(tmp_path / "rows.zarr"), data=values)
-    for source in (_Rows(values), stored):
-        assert_same(known, quiet(source, LABELS, memory_mb=memory))
+    assert_same(known, quiet(_Rows(values), LABELS, memory_mb=memory))
     sets = [{label} for label in LABELS.tolist()]
     relevance = Relevance.from_label_sets(sets)
     judged = quiet_of(computable(values), relevance=relevance)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fewshot_callbacks.functional import Relevance, Share, evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.relevance import judged_items
 from tests.functional.brute_force import orders, rank_metrics
+from tests.integration_packages import integration
 from tests.thread_processes import in_threads
 
 METRICS = (
@@ -221,7 +222,7 @@ def compare(theirs, data, grades):
 
 
 def test_trec_eval():
-    pytrec_eval = pytest.importorskip("pytrec_eval")
+    pytrec_eval = integration("pytrec_eval")
     data, grades, run = judged_by_all()
     names = {
         "map": "mAP", "recip_rank": "mrr", "recall_10": "ir_recall@10", "P_10": "precision@10",
@@ -234,7 +235,7 @@ def test_trec_eval():
 
 def test_documents_that_are_judged_and_not_in_the_gallery_are_those_that_trec_eval_does_not_find():
     """One of the queries finds none of its relevant documents."""
-    pytrec_eval = pytest.importorskip("pytrec_eval")
+    pytrec_eval = integration("pytrec_eval")
     data, grades, run = judged_by_all()
     there = [n for n in range(DOCUMENTS) if n % 3]
     grades["q0"] = {f"d{n}": n % 4 for n in range(0, 30, 3)}
@@ -329,7 +330,7 @@ def unfound(order, missing, k):
 
 
 def test_the_smallest_relevant_grade_is_that_of_trec_eval_but_for_ndcg():
-    pytrec_eval = pytest.importorskip("pytrec_eval")
+    pytrec_eval = integration("pytrec_eval")
     data, grades, run = judged_by_all()
     names = {"map": "mAP", "recip_rank": "mrr", "recall_10": "ir_recall@10"}
     found = pytrec_eval.RelevanceEvaluator(grades, set(names), relevance_level=2).evaluate(run)
@@ -384,7 +385,7 @@ def test_labels_of_sets_are_what_they_are():
 
 
 def test_sentence_transformers():
-    evaluation = pytest.importorskip("sentence_transformers.evaluation")
+    evaluation = integration("sentence_transformers.evaluation")
     data, grades, run = judged_by_all()
     relevant = {query: {item for item, grade in of_query.items() if grade} for query, of_query in grades.items()}
     evaluator = evaluation.InformationRetrievalEvaluator(

@@ -6,6 +6,7 @@ import torch
 
 from fewshot_callbacks.functional import evaluate_retrieval, grouped_recall, knn_accuracy, nearest
 from fewshot_callbacks.functional.retrieval import Share
+from tests.integration_packages import integration
 from tests.thread_processes import in_threads
 
 SETTINGS = {"label_groups": 2, "metrics": ("mAP", "recall@1", "grouped_recall@1", "recall@precision0.5")}
@@ -341,7 +342,7 @@ def test_several_processes_find_what_one_finds(count):
 @pytest.mark.parametrize("items_of_all", [233, 61])
 def test_samples_that_loaders_of_accelerate_repeat_count_once_by_their_ids(items_of_all):
     """Its sampler of batches begins again with the first, until all processes have the same number of full batches."""
-    loaders = pytest.importorskip("accelerate.data_loader")
+    loaders = integration("accelerate.data_loader")
     rows, labels = items(items_of_all)
     right = evaluate_retrieval(rows, labels, **SETTINGS)
     dealt = [

@@ -37,6 +37,7 @@ from fewshot_callbacks.settings import (
     RetrievalSettings,
     takes,
 )
+from tests.integration_packages import integration
 
 ROOT = Path(__file__).parents[3]
 ITEMS, LABELS = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 8
@@ -324,7 +325,7 @@ def test_codes_of_0_and_255_are_refused_with_both_meanings():
 
 def test_bits_that_sentence_transformers_has_packed_are_refused_with_what_unpacks_them():
     """Its int8 is the byte of 8 bits minus 128: the signs of these numbers are the first of 8 bits alone."""
-    quantize = pytest.importorskip("sentence_transformers.util.quantization").quantize_embeddings
+    quantize = integration("sentence_transformers.util.quantization").quantize_embeddings
     embeddings = np.asarray(torch.randn(60, 64))
     options = {"similarity": "hamming", "label_groups": None, "metrics": ("mAP",)}
     labels = torch.arange(60) % 6

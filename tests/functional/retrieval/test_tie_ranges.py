@@ -15,6 +15,7 @@ from fewshot_callbacks.functional import Share
 from tests.functional import brute_force
 from tests.functional.brute_force import BruteForce
 from tests.functional.retrieval.users_metrics import F1, MEAN_RANK
+from tests.integration_packages import integration
 from tests.thread_processes import in_threads
 
 CODES = torch.randint(0, 2, (30, 4), generator=torch.Generator().manual_seed(3))
@@ -132,7 +133,7 @@ OF_THE_PROTOCOL = {
 )
 def test_the_protocol_for_low_precision_gives_the_same_three_values(scores, relevant, k):
     """Yang et al., "Reliable Evaluation Protocol for Low-Precision Retrieval", ACL 2026, by the authors' package."""
-    trm = pytest.importorskip("trm")
+    trm = integration("trm")
     relevant = relevant[: len(scores)]
     relevant[0] = True
     theirs = trm.evaluate([[float(score) for score in scores]], [relevant], list(OF_THE_PROTOCOL), [k]).metrics

@@ -1,0 +1,21 @@
+"""The examples of `fewshot_callbacks.integrations` are skipped where the library that they show is not installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration_packages import how_to_install, is_missing
+
+INTEGRATIONS = Path(__file__).parent / "fewshot_callbacks" / "integrations"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> pytest.CollectReport | None:
+    """Skip a module of an integration before it is imported; its name is that of the library."""
+    library = collector.path.stem
+    if collector.path.parent != INTEGRATIONS or not is_missing(library):
+        return None
+    skipped = (str(collector.path), 0, f"Skipped: {how_to_install(library)}")
+    return pytest.CollectReport(collector.nodeid, "skipped", skipped, [])

@@ -1,0 +1,359 @@
+"""Shards at addresses: every format and form, one copy for each version, and a sentence for each mistake."""
+
+import functools
+import multiprocessing
+import os
+import re
+import shutil
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import known_implementations
+
+from fewshot_callbacks import Shards
+from fewshot_callbacks.files import remote_cache
+from tests.remote_stores import empty_memory, s3_server
+
+ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The folder of the copies."""
+    monkeypatch.setenv("FEWSHOT_CALLBACKS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def memory():
+    with empty_memory() as store:
+        yield store
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    with s3_server(monkeypatch) as store:
+        yield store
+
+
+def write(file, rows):
+    """Write rows as the ending of the file says."""
+    if file.suffix == ".npy":
+        np.save(file, rows)
+    elif file.suffix == ".npz":
+        np.savez(file, embeddings=rows)
+    elif file.suffix == ".safetensors":
+        pytest.importorskip("safetensors.numpy").save_file({"embeddings": rows}, file)
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        table = arrow.table({"embeddings": list(rows)})
+        if file.suffix == ".parquet":
+            pytest.importorskip("pyarrow.parquet").write_table(table, file)
+        else:
+            with arrow.ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table)
+
+
+def put(store, folder, name, rows, tmp_path):
+    write(tmp_path / name, rows)
+    store.put(str(tmp_path / name), f"{folder}/{name}")
+
+
+def fetched(monkeypatch, store):
+    """A list to which the paths of the files that are fetched from now on are added."""
+    paths = []
+    name = "_get_file" if store.async_impl else "get_file"
+    ordinary = getattr(type(store), name)
+
+    def get_file(self, path, *arguments, **settings):
+        paths.append(path)
+        return ordinary(self, path, *arguments, **settings)
+
+    async def get_file_later(self, path, *arguments, **settings):
+        return await get_file(self, path, *arguments, **settings)
+
+    monkeypatch.setattr(type(store), name, get_file_later if store.async_impl else get_file)
+    # An object has the method that its class had when it was made.
+    type(store).clear_instance_cache()
+    return paths
+
+
+@pytest.mark.parametrize("ending", [".npy", ".npz", ".parquet", ".arrow", ".feather", ".safetensors"])
+@pytest.mark.parametrize("form", [str, Path])
+def test_files_of_each_format_are_read_by_a_pattern(memory, tmp_path, ending, form):
+    for part in (10, 2):
+        put(memory, "/vectors", f"part-{part}{ending}", ROWS + part, tmp_path)
+    memory.pipe("/vectors/notes.txt", b"no rows")
+    shards = Shards(form(f"memory://vectors/*{ending}"))
+    np.testing.assert_array_equal(shards[:], np.concatenate([ROWS + 2, ROWS + 10]))
+    assert [file.name for file in shards.files] == [f"part-2{ending}", f"part-10{ending}"]
+    assert all("memory" in file.parts and "vectors" in file.parts for file in shards.files)
+
+
+def test_a_file_a_list_a_folder_and_files_in_folders(memory, tmp_path):
+    put(memory, "/vectors/deep", "a.npy", ROWS, tmp_path)
+    put(memory, "/vectors", "b.npy", ROWS + 1, tmp_path)
+    np.testing.assert_array_equal(Shards("memory://vectors/b.npy")[:], ROWS + 1)
+    both = ["memory://vectors/b.npy", tmp_path / "a.npy", "memory://vectors/deep/a.npy"]
+    np.testing.assert_array_equal(Shards(both)[:], np.concatenate([ROWS + 1, ROWS, ROWS]))
+    np.testing.assert_array_equal(Shards("memory://vectors")[:], ROWS + 1)
+    np.testing.assert_array_equal(Shards("memory://vectors/**/*.npy")[:], np.concatenate([ROWS + 1, ROWS]))
+    with pytest.raises(ValueError, match="is listed twice"):
+        Shards(["memory://vectors/b.npy", "memory://vectors/*.npy"])
+
+
+def test_a_file_with_brackets_in_its_name(memory, tmp_path):
+    np.save(tmp_path / "a.npy", ROWS)
+    memory.pipe("/vectors/a[1].npy", (tmp_path / "a.npy").read_bytes())
+    np.testing.assert_array_equal(Shards("memory://vectors/a[1].npy")[:], ROWS)
+
+
+def test_labels_in_files_of_their_own(memory, tmp_path):
+    put(memory, "/vectors", "rows.npy", ROWS, tmp_path)
+    put(memory, "/labels", "labels.npy", np.arange(4), tmp_path)
+    assert Shards("memory://vectors/rows.npy", labels="memory://labels/*.npy").labels.tolist() == [0, 1, 2, 3]
+
+
+def test_an_address_of_this_machine_is_read_in_place(tmp_path, cache):
+    np.save(tmp_path / "rows.npy", ROWS)
+    shards = Shards((tmp_path / "rows.npy").as_uri())
+    assert shards.files == (tmp_path / "rows.npy",)
+    assert not cache.exists()
+
+
+def test_a_file_in_an_archive(memory, tmp_path):
+    np.savez(tmp_path / "archive.zip.npz", rows=ROWS)
+    memory.put(str(tmp_path / "archive.zip.npz"), "/archive.zip")
+    np.testing.assert_array_equal(Shards("zip://rows.npy::memory://archive.zip")[:], ROWS)
+
+
+def test_a_file_is_fetched_once_for_each_of_its_versions(memory, tmp_path, monkeypatch):
+    paths = fetched(monkeypatch, memory)
+    for name in ("a.npy", "b.npy"):
+        put(memory, "/vectors", name, ROWS, tmp_path)
+    first = Shards("memory://vectors/*.npy")
+    Shards("memory://vectors/*.npy")
+    assert paths == ["/vectors/a.npy", "/vectors/b.npy"]
+    put(memory, "/vectors", "b.npy", ROWS + 1, tmp_path)  # of the same size
+    np.testing.assert_array_equal(Shards("memory://vectors/*.npy")[4:], ROWS + 1)
+    assert paths[2:] == ["/vectors/b.npy"]
+    np.testing.assert_array_equal(first[4:], ROWS)
+
+
+def test_an_interrupted_copy_is_not_read(memory, tmp_path, monkeypatch, cache):
+    put(memory, "/vectors", "a.npy", ROWS, tmp_path)
+    ordinary = MemoryFileSystem.get_file
+
+    def interrupted(self, path, local, **settings):
+        Path(local).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Shards("memory://vectors/a.npy")
+    assert list(cache.rglob("*.npy*")) == list(cache.rglob("*.lock"))
+    monkeypatch.setattr(MemoryFileSystem, "get_file", ordinary)
+    np.testing.assert_array_equal(Shards("memory://vectors/a.npy")[:], ROWS)
+
+
+def test_a_file_that_changes_while_it_is_fetched_is_refused(memory, tmp_path, monkeypatch, cache):
+    put(memory, "/vectors", "a.npy", ROWS, tmp_path)
+    ordinary = MemoryFileSystem.get_file
+
+    def overtaken(self, path, local, **settings):
+        ordinary(self, path, local, **settings)
+        put(self, "/vectors", "a.npy", ROWS + 1, tmp_path)
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", overtaken)
+    with pytest.raises(
+        ValueError, match=r"memory://vectors/a\.npy changed or was cut off while it was fetched\. Fetch it"
+    ):
+        Shards("memory://vectors/a.npy")
+    assert not list(cache.rglob("a.npy"))
+
+
+def read_slowly(folder, cache, fetches):
+    """Read shards of a store that notes each fetch; in a process of its own."""
+    os.environ["FEWSHOT_CALLBACKS_CACHE"] = cache
+    from fsspec.implementations.dirfs import DirFileSystem
+
+    class Slow(DirFileSystem):
+        protocol = "slow"
+
+        def __init__(self, **settings):
+            super().__init__(path=folder, fs=fsspec.filesystem("file"))
+
+        def get_file(self, path, local, **settings):
+            with Path(fetches).open("a", encoding="utf-8") as notes:
+                notes.write("fetched\n")
+            content = self.cat_file(path)
+            with Path(local).open("wb") as half:
+                half.write(content[:50])
+                half.flush()
+                import time
+
+                time.sleep(1)
+                half.write(content[50:])
+
+    fsspec.register_implementation("slow", Slow, clobber=True)
+    np.testing.assert_array_equal(Shards("slow://a.npy")[:], ROWS)
+
+
+def test_two_processes_fetch_a_file_once(tmp_path):
+    (tmp_path / "store").mkdir()
+    np.save(tmp_path / "store" / "a.npy", ROWS)
+    fetches = tmp_path / "fetches.txt"
+    context = multiprocessing.get_context("spawn")
+    arguments = (str(tmp_path / "store"), str(tmp_path / "cache"), str(fetches))
+    processes = [context.Process(target=read_slowly, args=arguments) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert fetches.read_text(encoding="utf-8") == "fetched\n"
+
+
+def test_a_note_says_what_is_fetched_if_it_is_large(memory, tmp_path, monkeypatch, capsys, cache):
+    put(memory, "/vectors", "a.npy", ROWS, tmp_path)
+    Shards("memory://vectors/a.npy")
+    assert capsys.readouterr().err == ""
+    shutil.rmtree(cache)
+    monkeypatch.setattr(remote_cache, "_NOTICE_BYTES", 100)
+    Shards("memory://vectors/a.npy")
+    assert re.fullmatch(
+        rf"note: memory://vectors/a\.npy \(0\.0 MB\) is copied to {re.escape(str(cache))}/remote; FEWSHOT_CALLBACKS_CACHE "
+        r"names another folder\.\n",
+        capsys.readouterr().err,
+    )
+
+
+def test_a_disk_without_room_is_said_before_anything_is_fetched(memory, tmp_path, monkeypatch):
+    paths = fetched(monkeypatch, memory)
+    put(memory, "/vectors", "a.npy", ROWS, tmp_path)
+    full = shutil.disk_usage(tmp_path)._replace(free=10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: full)
+    with pytest.raises(
+        ValueError, match=r"do not fit into .* MB are free\. Make room, or name another folder in FEWSHOT"
+    ):
+        Shards("memory://vectors/*.npy")
+    assert paths == []
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        (
+            "memory://vectors/*.parquet",
+            r"memory://vectors/\*\.parquet is no file, and as a glob it matches none\. Pass a file",
+        ),
+        ("memory://other/*.npy", r"there is nothing at memory://other/\*\.npy.*\. Check the names of the bucket"),
+        ("memory://vectors/b.npy", r"there is nothing at memory://vectors/b\.npy\. Check the names"),
+        ("memory://vectors/a.pkl", r"memory://vectors/a\.pkl is none of \.npy, .* can run any code"),
+        ("memory://vectors/*", r"memory://vectors/a\.pkl is none of"),
+        (
+            "nonsense://vectors/*.npy",
+            r"nonsense://vectors/\*\.npy begins with a protocol that fsspec does not know\. Check",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_one_sentence(memory, tmp_path, address, words, monkeypatch):
+    paths = fetched(monkeypatch, memory)
+    put(memory, "/vectors", "c.npy", ROWS, tmp_path)
+    memory.pipe("/vectors/a.pkl", b"pickle")
+    with pytest.raises(ValueError, match=words):
+        Shards(address)
+    assert paths == []
+
+
+def test_a_protocol_without_its_package(monkeypatch):
+    missing = {"class": "nowhere_fs.FileSystem", "err": "Install nowhere_fs"}
+    monkeypatch.setitem(known_implementations, "nowhere", missing)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"nowhere://a\.npy needs nowhere_fs, which is not installed\. Run pip"
+    ):
+        Shards("nowhere://a.npy")
+
+
+def test_a_store_that_cannot_be_reached(memory, monkeypatch):
+    def refuse(self, path, **settings):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(MemoryFileSystem, "info", refuse)
+    with pytest.raises(
+        ValueError, match=r"memory://a\.npy cannot be reached \(no route to host\)\. Check the address, the"
+    ):
+        Shards("memory://a.npy")
+
+
+@pytest.fixture
+def web_server(tmp_path):
+    """The address of a web server, and the folder that it shows."""
+    pytest.importorskip("aiohttp")
+    folder = tmp_path / "web"
+    folder.mkdir()
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", folder
+        server.shutdown()
+
+
+def test_shards_on_a_web_server(web_server, cache):
+    address, folder = web_server
+    for part in range(2):
+        np.save(folder / f"part-{part}.npy", ROWS + part)
+    np.testing.assert_array_equal(Shards(f"{address}/part-1.npy?key=secret")[:], ROWS + 1)
+    np.testing.assert_array_equal(Shards(f"{address}/*.npy")[:], np.concatenate([ROWS, ROWS + 1]))
+    assert not [path for path in cache.rglob("*") if "secret" in path.name]
+    np.save(folder / "part-1.npy", ROWS + 7)
+    os.utime(folder / "part-1.npy", (1e9, 1e9))
+    np.testing.assert_array_equal(Shards(f"{address}/part-1.npy")[:], ROWS + 7)
+    with pytest.raises(ValueError, match=r"there is nothing at http://.*/part-2\.npy.*\. Check the names"):
+        Shards(f"{address}/part-2.npy")
+
+
+def test_shards_in_s3(s3, tmp_path, monkeypatch):
+    for part in range(2):
+        put(s3, "bucket/vectors", f"part-{part}.parquet", ROWS + part, tmp_path)
+    paths = fetched(monkeypatch, s3)
+    for address in ("s3://bucket/vectors/*.parquet", "s3://bucket/vectors/"):
+        np.testing.assert_array_equal(Shards(address)[:], np.concatenate([ROWS, ROWS + 1]))
+    np.testing.assert_array_equal(Shards(Path("s3://bucket/vectors/part-1.parquet"))[:], ROWS + 1)
+    assert len(paths) == 2
+    put(s3, "bucket/vectors", "part-0.parquet", ROWS + 5, tmp_path)
+    np.testing.assert_array_equal(Shards("s3://bucket/vectors/*.parquet")[:4], ROWS + 5)
+    assert len(paths) == 3
+
+
+def test_mistakes_in_s3(s3, tmp_path, monkeypatch):
+    put(s3, "bucket/vectors", "a.npy", ROWS, tmp_path)
+    with pytest.raises(
+        ValueError, match=r"there is nothing at s3://bukket/\*\.npy \(The specified bucket does not exist\)\. "
+    ):
+        Shards("s3://bukket/*.npy")
+    with pytest.raises(ValueError, match=r"s3://bucket/vectors/\*\.npz is no file, and as a glob it matches none\."):
+        Shards("s3://bucket/vectors/*.npz")
+
+    async def denied(self, *arguments, **settings):
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(type(s3), "_lsdir", denied)
+    monkeypatch.setattr(type(s3), "_info", denied)
+    type(s3).clear_instance_cache()
+    for address in ("s3://bucket/vectors/*.npy", "s3://bucket/vectors/a.npy"):
+        with pytest.raises(
+            PermissionError, match=r"there is no permission for s3://.* \(Access Denied\)\. Check the keys"
+        ):
+            Shards(address)
