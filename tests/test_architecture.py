@@ -206,8 +206,8 @@ def test_every_test_file_says_what_it_holds():
 
 ENGINE = PACKAGE / "engine"
 LINE = (
-    *("options", "compiled", "layout", "exact", "relevance", "counting", "device", "candidate_buffer"),
-    *("operands", "int8", "duplicates", "vectors"),
+    *("options", "compiled", "layout", "exact", "relevance", "counting", "counted_values", "device"),
+    *("candidate_buffer", "operands", "int8", "duplicates", "vectors"),
     *("chunks", "exchange", "gallery", "observers", "backends", "tile_operands", "tiles", "thresholds", "ranks"),
     *("pooled", "distinct", "precision", "evaluation", "nearest"),
 )

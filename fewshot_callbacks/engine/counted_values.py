@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ class CountedValues(NamedTuple):
     weight: int = 1
 
     @classmethod
-    def of(cls, values: FloatArray, copies: Ints | None = None, weight: int = 1) -> CountedValues:
+    def of(cls, values: NDArray[Any], copies: Ints | None = None, weight: int = 1) -> CountedValues:
         """Return values that are given in any order.
 
         Args:
@@ -42,7 +42,8 @@ class CountedValues(NamedTuple):
             weight: Number of pairs that a copy stands for.
         """
         if copies is None:
-            return cls(np.sort(values), None, weight)
+            ascending: NDArray[Any] = np.sort(values)
+            return cls(ascending, None, weight)
         order = np.argsort(values, kind="stable")
         return cls(values[order], _sums(copies[order]), weight)
 
@@ -80,9 +81,9 @@ class CountedValues(NamedTuple):
         copies = self.copies
         return self._replace(values=self.values[mask], sums=None if copies is None else _sums(copies[mask]))
 
-    def with_more(self, values: FloatArray, copies: Ints | None) -> CountedValues:
+    def with_more(self, values: NDArray[Any], copies: Ints | None) -> CountedValues:
         """Return these values and others. Both have one copy each, or both have numbers of copies."""
-        every_value = np.concatenate((self.values, values))
+        every_value: NDArray[Any] = np.concatenate((self.values, values))
         own_copies = self.copies
         if own_copies is None or copies is None:
             return CountedValues.of(every_value, None, self.weight)

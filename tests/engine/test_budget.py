@@ -58,6 +58,8 @@ for first in ("int8", "float32", "float64", None):  # loads libraries and compil
 measured = []
 for call, n, classes, dim, memory_mb, precision in json.loads(sys.argv[1]):
     embeddings, labels = data(n, classes, dim)
+    if call == "twins":  # each row three times, in several classes
+        embeddings = embeddings[torch.arange(n) // 3][torch.randperm(n)]
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what earlier evaluations have left may not serve this one
     before = status("VmRSS")
@@ -86,6 +88,8 @@ FEW_CASES = (
     ("evaluate", 4_000, 75, 32, 8, None),
     ("evaluate", 5_000, 20, 16, 16, None),  # classes of 250
     ("grouped", 12_000, 60, 512, 16, None),  # one group at a time, of 4 MB
+    ("twins", 12_000, 226, 128, 64, None),
+    ("twins", 6_000, 20, 16, 24, None),  # classes of 300
     ("nearest", 8_000, 1, 128, 24, None),
     ("near_duplicates", 8_000, 1, 32, 24, None),
 )
@@ -99,6 +103,8 @@ MORE_CASES = (
     ("evaluate", 4_000, 75, 32, 16, None),
     ("evaluate", 4_000, 2, 8, 16, None),
     ("evaluate", 100_000, 100, 16, 256, None),  # classes of 1,000
+    ("twins", 60_000, 1_000, 64, 128, None),
+    ("twins", 12_000, 226, 128, 48, "int8"),
     ("nearest", 31_730, 1, 512, 64, None),
     ("near_duplicates", 31_730, 1, 512, 64, None),
 )

@@ -16,8 +16,8 @@ from fewshot_callbacks.sources.stored_rows import StoredRows
 from tests.cases import sampled_product
 from tests.engine.cases import SIMILARITIES, cases, engines
 from tests.engine.oracles import Truth, counted, evaluated, prepared, scores_of, truth_of
-from tests.engine.test_pooled import ROADS, check_decisions, reaching, request_for
-from tests.engine.test_processes import assert_like_one, spread
+from tests.engine.parts import assert_like_one, spread
+from tests.engine.pooled_checks import ROADS, check_decisions, reaching, request_for
 
 
 def with_twins(case, seed, rows=9):
@@ -97,7 +97,9 @@ def test_operating_points(seed, similarity, road):
     check_decisions(case, request_for(case), **ROADS[road])
 
 
-@pytest.mark.parametrize("road", [{}, {"batch_counters": 30}, {"as_on_device": True}, {"precision": "int8", "height": 16}])
+@pytest.mark.parametrize(
+    "road", [{}, {"batch_counters": 30}, {"as_on_device": True}, {"precision": "int8", "height": 16}]
+)
 @pytest.mark.parametrize("one_set", [True, False])
 def test_any_lists_of_relevant_and_of_ignored_items(road, one_set):
     """Lists differ from query to query, so that queries with one row have relevant items of their own."""
