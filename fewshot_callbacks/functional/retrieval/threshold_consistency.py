@@ -29,8 +29,11 @@ from fewshot_callbacks.system.terminal import printable
 FEWEST = 16
 # The sample may be off by this factor in the false match rates at the ends of the range.
 SLACK = 1.25
-# Largest number of passes over the pairs: one suffices if the sample does, and four tell scores apart to the eighth place.
-PASSES = 4
+# Least distance of two thresholds, as a share of the largest of them: they differ in the ninth place.
+LEAST_STEP = 2.0**-30
+# A search ends, as a share of its scores, where it is certain that thresholds in the range would lie closer than that:
+# `FEWEST` of them fit into no more than a quarter of `FEWEST * LEAST_STEP`.
+NARROWEST = FEWEST * LEAST_STEP / 4
 # Scores below and above all exact scores, which lie in [-1, 1].
 BELOW_ALL = -2.0
 ABOVE_ALL = 2.0
@@ -186,6 +189,9 @@ def threshold_consistency(
     if counts is None:
         return ThresholdConsistency(np.empty(0), (), np.empty((0, 0)), len(classes))
     in_grid = _coarsest_grid(counts, rate)
+    thresholds = counts.step * counts.multiples[in_grid]
+    if thresholds[1] - thresholds[0] < LEAST_STEP * np.abs(thresholds).max():
+        return ThresholdConsistency(np.empty(0), (), np.empty((0, 0)), len(classes))
     has_pairs = (counts.relevant > 0) & (counts.negatives > 0)
     accepted = counts.relevant_reaching[has_pairs][:, in_grid] / counts.relevant[has_pairs, None]
     rejected = 1 - counts.negatives_reaching[has_pairs][:, in_grid] / counts.negatives[has_pairs, None]
@@ -193,7 +199,7 @@ def threshold_consistency(
     utility = 2 * accepted * rejected / np.maximum(accepted + rejected, np.finfo(np.float64).tiny)
     present = classes[has_pairs].tolist()
     return ThresholdConsistency(
-        thresholds=counts.step * counts.multiples[in_grid],
+        thresholds=thresholds,
         labels=tuple(present) if names is None else tuple(names[label] for label in present),
         utility=utility,
         classes_without_pairs=int((~has_pairs).sum()),
@@ -228,8 +234,9 @@ def _counts_in_range(
 ) -> _ClassCounts | None:
     """Return counts at thresholds of which enough lie in the range, and some on both sides of it. Collective.
 
-    The first pass counts where a sample says that the range lies. If too few thresholds lie in it, the next pass has finer
-    ones; if the range goes on, it is widened. None if the range has too few thresholds after the last pass.
+    The first pass counts where a sample says that the range lies. If the range goes on, the next pass goes to the lowest or
+    the highest of all scores; if too few thresholds lie in it, the next pass has finer ones. So a wrong sample costs passes,
+    and never a result. None if the range is too narrow for thresholds that differ by `LEAST_STEP`, or if it has no end.
 
     Args:
         pooled: Counts of all pairs.
@@ -238,7 +245,8 @@ def _counts_in_range(
         rate: The largest false match rate.
     """
     low, high = _likely_range(pooled, rate)
-    for _ in range(PASSES):
+    lowest, highest = _ends(pooled)
+    while high - low > NARROWEST * max(abs(low), abs(high)):
         step = 2.0 ** math.floor(math.log2((high - low) / (1.5 * FEWEST)))
         multiples = np.arange(math.floor(low / step), math.ceil(high / step) + 1)
         counts = _counts(pooled, class_of_query, classes, step, multiples)
@@ -247,9 +255,11 @@ def _counts_in_range(
         above_range = np.flatnonzero(rates < rate / 10)
         if len(below_range) and len(above_range) and counts.in_range(rate).sum() >= FEWEST:
             return counts
-        width = high - low
-        low = step * multiples[below_range[-1]] if len(below_range) else low - width
-        high = step * multiples[above_range[0]] if len(above_range) else high + width
+        is_unbounded = (not len(below_range) and low <= lowest) or (not len(above_range) and high >= highest)
+        if is_unbounded:
+            return None
+        low = step * multiples[below_range[-1]] if len(below_range) else lowest
+        high = step * multiples[above_range[0]] if len(above_range) else highest
     return None
 
 
@@ -268,14 +278,21 @@ def _coarsest_grid(counts: _ClassCounts, rate: float) -> Bool[np.ndarray, "thres
 
 def _likely_range(pooled: PooledPairs, rate: float) -> tuple[float, float]:
     """Return scores, in the units of the data, between which the range probably lies. Collective."""
-    ends = np.array(pooled.negatives.span(pooled.grid.scores))
     estimates = pooled.sample.estimates
-    if len(estimates):
-        last = len(estimates) - 1
-        positions = [last - int(min(1.0, share) * last) for share in (SLACK * rate, rate / 10 / SLACK)]
-        ends = estimates[positions]
-    low, high = (float(end) for end in pooled.vectors.to_user(ends))
+    if not len(estimates):
+        return _ends(pooled)
+    last = len(estimates) - 1
+    positions = [last - int(min(1.0, share) * last) for share in (SLACK * rate, rate / 10 / SLACK)]
+    low, high = (float(end) for end in pooled.vectors.to_user(estimates[positions]))
     return low, max(high, low + 2.0**-20 * max(abs(low), 2.0**-100))
+
+
+def _ends(pooled: PooledPairs) -> tuple[float, float]:
+    """Return a score below, and a score above, all that there can be, in the units of the data."""
+    highest_score = 0.0 if pooled.vectors.similarity == "euclidean" else 1.0
+    low, high = (float(end) for end in pooled.vectors.to_user(np.array([-1.0, highest_score])))
+    margin = 2.0**-20 * max(abs(low), abs(high))
+    return low - margin, high + margin
 
 
 def _counts(

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from fewshot_callbacks import Share, evaluate_retrieval
+from fewshot_callbacks.engine import evaluation
+from fewshot_callbacks.engine.pooled import Sample
 from tests.functional.brute_force import BruteForce
 from tests.thread_processes import in_threads
 
@@ -119,3 +121,30 @@ def test_what_is_missing_is_said(embeddings, labels, note):
     found = report.consistency[0.1]
     assert "needs" not in note or (found.wanting(), math.isnan(found.common_threshold)) == ({}, True)
     assert math.isnan(report["opis@fmr0.1"]) == math.isnan(report["opis_gap@fmr0.1"]) == ("needs" in note)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
+@pytest.mark.parametrize(
+    "sampled", ["nothing", "one score", "only high scores", "only low scores", "the other way round"]
+)
+def test_no_value_depends_on_the_sample(similarity, sampled, monkeypatch):
+    """A search that begins in the wrong place takes more passes, and finds the same thresholds."""
+    embeddings, labels = case(items=90)
+    expected = evaluate_retrieval(embeddings, labels, metrics=KEYS, similarity=similarity)
+    assert math.isfinite(expected["opis@fmr0.1"])
+
+    def wrong(estimates, drawn):
+        scores = np.sort(np.concatenate(drawn)).astype(np.float64)
+        other = {
+            "nothing": scores[:0],
+            "one score": scores[:1],
+            "only high scores": scores[-3:],
+            "only low scores": scores[:3],
+            "the other way round": np.sort(scores[0] + scores[-1] - scores),
+        }[sampled]
+        return Sample(other, 1.0 if len(other) else 0.0)
+
+    monkeypatch.setattr(evaluation, "_joined_sample", wrong)
+    found = evaluate_retrieval(embeddings, labels, metrics=KEYS, similarity=similarity)
+    assert found.values == expected.values
+    assert np.array_equal(found.consistency[0.1].thresholds, expected.consistency[0.1].thresholds)
