@@ -6,7 +6,7 @@ heavy-tailed amount of noise, so that most classes hold a few items that lie amo
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -15,10 +15,26 @@ from torch.nn.functional import normalize
 TARGETS = {"well-trained": 0.995, "outliers": 0.995, "middling": 0.6, "hard": 0.15}
 """difficulty -> the mAP that the noise is chosen for"""
 
-DIFFICULTIES = (*TARGETS, "random", "near-collapsed", "collapsed", "repeated")
+DIFFICULTIES = (*TARGETS, "random", "near-collapsed", "collapsed", "repeated", "heavy-tailed")
 
 COPIES = 10
 """how often "repeated" holds each vector"""
+
+# "heavy-tailed": the exponent of the Pareto distribution of class sizes, and its least and greatest size.
+TAIL_EXPONENT = 1.7
+LEAST_CLASS = 6.5
+GREATEST_CLASS = 600
+# Share of the items that are copies, at `COPIED_AT` items, and by how much it grows with each doubling: larger collections
+# repeat more.
+COPIED_SHARE = 0.3
+COPIED_AT = 20_000
+COPIED_GROWTH = 0.07
+# Different vectors that are copied, for each item.
+COPIED_VECTORS = 0.2
+# How fast the variance decays over the directions, the norm of the mean that all vectors share, and the mAP.
+HEAVY_TAILED_DECAY = 0.4
+HEAVY_TAILED_MEAN = 0.34
+HEAVY_TAILED_TARGET = 0.14
 
 
 def make(items: int, dim: int, difficulty: str, per_class: float = 53, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -29,7 +45,9 @@ def make(items: int, dim: int, difficulty: str, per_class: float = 53, seed: int
         dim: of each.
         difficulty: one of `TARGETS`; "random" (labels mean nothing); "near-collapsed" (cosines within 1e-7 of each
             other, yet in an order that means something); "collapsed" (all vectors are equal); "repeated" (each vector
-            ten times; every fifth vector belongs to two classes).
+            ten times; every fifth vector belongs to two classes); "heavy-tailed" (classes of 6 to 600 items, median 9;
+            a third of the items and more are copies of a few vectors, whatever their class, like a paragraph that many
+            documents hold; all vectors share a mean). The last takes no account of `per_class`.
         per_class: items of each class, about: there are round(items / per_class) classes.
         seed: the same seed, the same embeddings on the same machine.
 
@@ -49,6 +67,8 @@ def make(items: int, dim: int, difficulty: str, per_class: float = 53, seed: int
         return normalize(torch.randn(1, dim, generator=generator), dim=1).repeat(items, 1), labels
     if difficulty == "repeated":
         return _repeated(items, dim, per_class, seed, generator)
+    if difficulty == "heavy-tailed":
+        return _heavy_tailed(items, dim, generator)
     if difficulty == "near-collapsed":
         around, labels = make(items, dim, "middling", per_class, seed)
         centre = normalize(torch.randn(1, dim, generator=generator, dtype=torch.float64), dim=1)
@@ -65,15 +85,9 @@ def make(items: int, dim: int, difficulty: str, per_class: float = 53, seed: int
     if difficulty == "random":
         return normalize(noise, dim=1), labels
     asked = torch.randperm(items, generator=generator)[: max(128, min(1024, 4_000_000 // items))]
-    low, high = math.log(0.02), math.log(100.0)
-    for _ in range(14):
-        middle = (low + high) / 2
-        reached = _mean_average_precision(_mixed(centres, noise, labels, math.exp(middle)), labels, asked)
-        if reached > TARGETS[difficulty]:
-            low = middle
-        else:
-            high = middle
-    return _mixed(centres, noise, labels, math.exp(low)), labels
+    return _with_noise(
+        lambda amount: _mixed(centres, noise, labels, amount), labels, asked, TARGETS[difficulty]
+    ), labels
 
 
 def parts(items: int, size: int) -> Iterator[slice]:
@@ -90,6 +104,55 @@ def _mixed(centres: Tensor, noise: Tensor, labels: Tensor, amount: float) -> Ten
     for part in parts(len(labels), 16384):
         mixed[part] = normalize(mixed[part] + centres[labels[part]], dim=1)
     return mixed
+
+
+def _with_noise(mixed: Callable[[float], Tensor], labels: Tensor, asked: Tensor, target: float) -> Tensor:
+    """Embeddings with as much noise as leaves a mAP, found by bisection.
+
+    Args:
+        mixed: the embeddings with some amount of noise.
+        labels: of all items.
+        asked: the items whose average precision is looked at.
+        target: the mAP.
+    """
+    low, high = math.log(0.02), math.log(100.0)
+    for _ in range(14):
+        middle = (low + high) / 2
+        if _mean_average_precision(mixed(math.exp(middle)), labels, asked) > target:
+            low = middle
+        else:
+            high = middle
+    return mixed(math.exp(low))
+
+
+def _heavy_tailed(items: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    uniform = torch.rand(items, generator=generator)
+    sizes = (LEAST_CLASS * uniform ** (-1 / TAIL_EXPONENT)).clamp(max=GREATEST_CLASS).long()
+    classes = int((sizes.cumsum(0) < items).sum()) + 1
+    labels = torch.arange(classes).repeat_interleave(sizes[:classes])[:items]
+    labels = labels[torch.randperm(items, generator=generator)]
+    spread = torch.arange(1, dim + 1).pow(-HEAVY_TAILED_DECAY)
+    turn = torch.linalg.qr(torch.randn(dim, dim, generator=generator)).Q
+    mean = HEAVY_TAILED_MEAN * normalize(torch.randn(dim, generator=generator), dim=0)
+
+    def directions(number: int) -> Tensor:
+        return normalize((torch.randn(number, dim, generator=generator) * spread) @ turn, dim=1)
+
+    centres = directions(classes)
+    noise = directions(items)
+    share = COPIED_SHARE + COPIED_GROWTH * math.log2(items / COPIED_AT)
+    is_copy = torch.rand(items, generator=generator) < share
+    vectors = directions(max(1, round(COPIED_VECTORS * items)))
+    frequency = 1.0 / torch.arange(1, len(vectors) + 1)
+    copied = vectors[torch.multinomial(frequency, items, replacement=True, generator=generator)]
+
+    def mixed(amount: float) -> Tensor:
+        embeddings = normalize(_mixed(centres, noise, labels, amount) + mean, dim=1)
+        embeddings[is_copy] = normalize(copied[is_copy] + mean, dim=1)
+        return embeddings
+
+    asked = torch.randperm(items, generator=generator)[:512]
+    return _with_noise(mixed, labels, asked, HEAVY_TAILED_TARGET), labels
 
 
 def _repeated(items: int, dim: int, per_class: float, seed: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
