@@ -64,6 +64,7 @@ class Pairs(NamedTuple):
     gallery_first_duplicate: NDArray[np.int64]  # (items,)
     query_copies: NDArray[np.int32]  # (queries,) how many queries each row stands for: 1 unless rows are distinct ones
     gallery_copies: NDArray[np.int32]  # (items,)
+    distinct: bool  # whether rows are distinct ones, some of which stand for several
     kind: int  # COSINE, DOT or EUCLIDEAN
     single: bool  # whether components have 24 bits or less, so that float64 holds their products
     exact_estimates: bool  # whether estimates are exact scores, since they are sums of small integers
