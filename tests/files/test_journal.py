@@ -56,12 +56,13 @@ def evaluated(rows, labels, journal=None, *, after=None, **options):
 @pytest.mark.parametrize(
     "engine", [{}, {"batch_counters": 3000}, {"buffer_pairs": 50, "grid_size": 20}, {"precision": "int8"}]
 )
-def test_what_was_killed_goes_on(tmp_path, engine):
-    known, _ = evaluated(VECTORS, LABELS, engine=engine)
+@pytest.mark.parametrize("rows", [VECTORS, VECTORS[torch.arange(600) % 450]], ids=["different rows", "with equal rows"])
+def test_what_was_killed_goes_on(tmp_path, rows, engine):
+    known, _ = evaluated(rows, LABELS, engine=engine)
     for after in (0.0, 0.5, 0.95):
         with pytest.raises(Killed):
-            evaluated(VECTORS, LABELS, journal_of(tmp_path), after=after, engine=engine)
-    report, seen = evaluated(VECTORS, LABELS, journal_of(tmp_path), engine=engine)
+            evaluated(rows, LABELS, journal_of(tmp_path), after=after, engine=engine)
+    report, seen = evaluated(rows, LABELS, journal_of(tmp_path), engine=engine)
     assert_same(known, report)
     assert seen[0] > 0.4 * seen[-1]  # that much was not done again
     assert not (tmp_path / "state").exists()
