@@ -73,8 +73,8 @@ class CountedValues(NamedTuple):
         """Return every n-th of the copies, ascending, from the lowest on."""
         if self.sums is None:
             return self.values[::step].copy()
-        copies_before = self.total_copies - self.sums[1:]
-        return self.values[np.searchsorted(copies_before, np.arange(0, self.total_copies, step), side="right")]
+        copies_up_to = self.total_copies - self.sums[1:]
+        return self.values[np.searchsorted(copies_up_to, np.arange(0, self.total_copies, step), side="right")]
 
     def where(self, mask: NDArray[np.bool_]) -> CountedValues:
         """Return the values that a mask chooses."""
@@ -85,6 +85,7 @@ class CountedValues(NamedTuple):
         """Return these values and others. Both have one copy each, or both have numbers of copies."""
         every_value: NDArray[Any] = np.concatenate((self.values, values))
         own_copies = self.copies
+        assert (own_copies is None) == (copies is None)
         if own_copies is None or copies is None:
             return CountedValues.of(every_value, None, self.weight)
         return CountedValues.of(every_value, np.concatenate((own_copies, copies)), self.weight)

@@ -1,5 +1,7 @@
 """Equal rows are compared once, and every count is that of comparing all pairs."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.engine import distinct
+from fewshot_callbacks.engine.counted_values import CountedValues
 from fewshot_callbacks.engine.distinct import DistinctRows
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Lists, Relevance
@@ -156,9 +159,12 @@ def test_several_processes_have_the_report_of_one(count, form):
         gallery_parts = spread(len(case["gallery"]), count, 6)
     if form == "groups":
         case["query_groups"] = torch.arange(len(case["queries"])) % 4
-    metrics = ("mAP", "recall@5", "f1", "eer", "fnmr@fmr0.01", "recall@precision0.5")
-    assert_like_one(parts, case, gallery_parts, similarity=similarity, metrics=metrics)
-    assert_like_one(parts, case, gallery_parts, similarity=similarity, metrics=metrics, memory_mb=0.5)
+    metrics = ("mAP", "recall@5", "pair_f1", "eer", "fnmr@fmr0.01", "recall@precision0.5")
+    for memory_mb in (512, 0.5):
+        report = assert_like_one(
+            parts, case, gallery_parts, similarity=similarity, metrics=metrics, memory_mb=memory_mb
+        )
+        assert math.isfinite(report["pair_f1"])
 
 
 # ---------------------------------------------------------------------------------------------------- which rows are twins
@@ -170,6 +176,31 @@ def test_tiles_hold_each_row_once():
     vectors = distinct_rows(case).vectors
     assert len(vectors.pairs.queries) == vectors.items == 32
     assert vectors.pairs.gallery_copies.tolist() == [10] * 32
+
+
+def test_a_few_pairs_of_a_tile_reach_a_threshold():
+    """On a device such pairs are listed, rather than looked up in tables."""
+    labels = torch.arange(400) % 40
+    rows = torch.eye(40)[labels] + 0.1 * torch.randn(400, 40, generator=torch.Generator().manual_seed(0))
+    case = {"queries": rows[torch.arange(400) // 2], "query_labels": labels, "similarity": "cosine"}
+    assert distinct_rows(case).vectors.items == 200
+    assert counted(case, as_on_device=True) == counted(case) == scores_of(case).counts()
+
+
+def test_pairs_of_different_groups_are_not_looked_at():
+    rng = np.random.default_rng(0)
+    rows = torch.from_numpy(rng.normal(size=(12, 5))[rng.integers(0, 12, 120)].astype(np.float32))
+    groups = np.arange(120) // 40
+    labels = rng.integers(0, 5, 120)
+    same_group = groups[:, None] == groups[None, :]
+    relevant = (labels[:, None] == labels[None, :]) & same_group
+    lists = Lists.of([np.flatnonzero(row).tolist() for row in relevant])
+    relevance = Relevance(lists, np.arange(120, dtype=np.int32), groups=(groups, groups))
+    case = {"queries": rows, "query_labels": torch.from_numpy(labels), "similarity": "cosine"}
+    truth = Truth(scores_of(case).scores, relevant, same_group & ~np.eye(120, dtype=bool))
+    for road in ({}, {"as_on_device": True}, {"batch_counters": 50}):
+        with evaluated(case, relevance=relevance, **road) as (_, found):
+            assert found == truth.counts()
 
 
 def test_rows_that_rules_treat_differently_are_no_twins():
@@ -206,3 +237,14 @@ def test_a_row_that_stands_for_most_items():
     counts = report.pooled.pair_counts
     assert counts.irrelevant == 47_000 * 46_998
     assert report.queries == 47_000
+
+
+def test_every_nth_copy():
+    values = np.array([0.1, 0.4, 0.9])
+    counted_values = CountedValues.of(values, np.array([3, 1, 4]))
+    repeated = np.repeat(values, [3, 1, 4])
+    for step in range(1, 10):
+        assert counted_values.every(step).tolist() == repeated[::step].tolist()
+    some = np.array([0.0, 0.1, 0.2, 0.9, 1.0])
+    assert counted_values.count_reaching(some).tolist() == reaching(repeated, some).tolist()
+    assert CountedValues(values, weight=2).count_reaching(some).tolist() == (2 * reaching(values, some)).tolist()
