@@ -31,6 +31,8 @@ FEWEST = 16
 SLACK = 1.25
 # Least distance of two thresholds, as a share of the largest of them: they differ in the ninth place.
 LEAST_STEP = 2.0**-30
+# Scores closer to zero than this share of all that there can be are taken for zero.
+NEAR_ZERO = 2.0**-30
 # A search ends, as a share of its scores, where it is certain that thresholds in the range would lie closer than that:
 # `FEWEST` of them fit into no more than a quarter of `FEWEST * LEAST_STEP`.
 NARROWEST = FEWEST * LEAST_STEP / 4
@@ -190,7 +192,7 @@ def threshold_consistency(
         return ThresholdConsistency(np.empty(0), (), np.empty((0, 0)), len(classes))
     in_grid = _coarsest_grid(counts, rate)
     thresholds = counts.step * counts.multiples[in_grid]
-    if thresholds[1] - thresholds[0] < LEAST_STEP * np.abs(thresholds).max():
+    if thresholds[1] - thresholds[0] < LEAST_STEP * max(np.abs(thresholds).max(), _near_zero(pooled)):
         return ThresholdConsistency(np.empty(0), (), np.empty((0, 0)), len(classes))
     has_pairs = (counts.relevant > 0) & (counts.negatives > 0)
     accepted = counts.relevant_reaching[has_pairs][:, in_grid] / counts.relevant[has_pairs, None]
@@ -246,7 +248,8 @@ def _counts_in_range(
     """
     low, high = _likely_range(pooled, rate)
     lowest, highest = _ends(pooled)
-    while high - low > NARROWEST * max(abs(low), abs(high)):
+    near_zero = _near_zero(pooled)
+    while high - low > NARROWEST * max(abs(low), abs(high), near_zero):
         step = 2.0 ** math.floor(math.log2((high - low) / (1.5 * FEWEST)))
         multiples = np.arange(math.floor(low / step), math.ceil(high / step) + 1)
         counts = _counts(pooled, class_of_query, classes, step, multiples)
@@ -293,6 +296,12 @@ def _ends(pooled: PooledPairs) -> tuple[float, float]:
     low, high = (float(end) for end in pooled.vectors.to_user(np.array([-1.0, highest_score])))
     margin = 2.0**-20 * max(abs(low), abs(high))
     return low - margin, high + margin
+
+
+def _near_zero(pooled: PooledPairs) -> float:
+    """Return the size of the scores, in the units of the data, that are taken for zero."""
+    lowest, highest = _ends(pooled)
+    return NEAR_ZERO * (highest - lowest)
 
 
 def _counts(

@@ -148,3 +148,11 @@ def test_no_value_depends_on_the_sample(similarity, sampled, monkeypatch):
     found = evaluate_retrieval(embeddings, labels, metrics=KEYS, similarity=similarity)
     assert found.values == expected.values
     assert np.array_equal(found.consistency[0.1].thresholds, expected.consistency[0.1].thresholds)
+
+
+def test_no_thresholds_are_sought_for_ever_beside_a_single_score():
+    """Nearly all pairs score zero: the search comes closer and closer to it, and ends."""
+    rows = torch.eye(40)
+    rows[:, 0] += (torch.arange(40) == 3).float()
+    report = evaluate_retrieval(rows, torch.arange(40) // 2, metrics=("opis@fmr0.1",), similarity="dot")
+    assert math.isnan(report["opis@fmr0.1"])
