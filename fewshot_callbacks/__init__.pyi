@@ -83,6 +83,7 @@ from fewshot_callbacks.functional import (
     hits_within as hits_within,
     knn_accuracy as knn_accuracy,
     linear_probe as linear_probe,
+    measure_evaluation as measure_evaluation,
     near_duplicates as near_duplicates,
     nearest as nearest,
     plan_evaluation as plan_evaluation,
