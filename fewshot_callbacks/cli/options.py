@@ -167,6 +167,12 @@ class Plan:
         memory_mb: Memory budget beyond the embeddings, in MB; inf sets no limit.
         max_queries: Queries that are drawn for an estimate; by default all.
         dtype: Number format of the embeddings.
+        here: Measure how long the evaluation will take on this machine, with all default metrics: for about ten seconds,
+            smaller sets are evaluated. With --files they are drawn from the files, which need labels; reading is included
+            unless they are one .npz file.
+        labels: Array or column of the label of each row in these files, for --here; by default labels.
+        difficulty: How well embeddings are generated for --here without files: well-trained or hard; by default both, so
+            that the range covers them.
         json: Print the numbers as JSON.
     """
 
@@ -178,6 +184,9 @@ class Plan:
     memory_mb: float | None = 512
     max_queries: int | None = None
     dtype: str = "float32"
+    here: bool = False
+    labels: str | None = None
+    difficulty: Literal["well-trained", "hard"] | None = None
     json: bool = False
 
 

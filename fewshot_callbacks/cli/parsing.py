@@ -18,6 +18,7 @@ from fewshot_callbacks.cli.options import OPTIONS, classes_of, options_of
 AS_TYPED: dict[str, dict[str, Any]] = {
     "float64": {"action": "store_true"},
     "json": {"action": "store_true"},
+    "here": {"action": "store_true"},
     "per_class": {"action": "store_true"},
     "metrics": {"nargs": "+", "metavar": "KEY"},
     "dims": {"nargs": "+", "metavar": "DIMS"},

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from argparse import Namespace
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from fewshot_callbacks.functional.retrieval import EvaluationPlan, plan_evaluation
+from fewshot_callbacks.cli.stored_sets import read_sets
+from fewshot_callbacks.functional.retrieval import (
+    EvaluationPlan,
+    MeasuredEvaluation,
+    measure_evaluation,
+    plan_evaluation,
+)
 from fewshot_callbacks.sources import Shards
 from fewshot_callbacks.sources.formats import array_names
 from fewshot_callbacks.sources.shard_files import find_shards
@@ -35,6 +43,7 @@ def run(options: Namespace) -> None:
     Raises:
         ValueError: Sizes are missing, or given beside files; or as `Shards` and `plan_evaluation` do.
     """
+    _refuse_options_of_here(options)
     shards = None
     if options.files is not None:
         shards = _shards(options)
@@ -53,16 +62,44 @@ def run(options: Namespace) -> None:
     if shards is not None:
         bytes_per_second = reading_speed(shards) * plan.gallery_bytes / len(shards)
         reading = {"reads": READS, "bytes_read": READS * plan.gallery_bytes, "bytes_per_second": bytes_per_second}
+    measured = _measured(plan, options) if options.here else None
     if options.json:
-        print(json.dumps(asdict(plan) | reading, indent=2))
+        measurement = {} if measured is None else {"here": asdict(measured)}
+        print(json.dumps(asdict(plan) | reading | measurement, indent=2))
         return
-    table = _table(plan, product_speed(options.dim), options)
+    table = _table(plan, product_speed(options.dim), options, measured)
     if reading:
         seconds = _duration(reading["bytes_read"] / reading["bytes_per_second"])
         table.add_row(
             "reading", f"{_bytes(reading['bytes_read'])} in {seconds}", f"all files about {READS} times, {READING}"
         )
     Console().print(table)
+
+
+def _refuse_options_of_here(options: Namespace) -> None:
+    """Refuse options that change nothing."""
+    for name in ("labels", "difficulty"):
+        if getattr(options, name) is not None and not options.here:
+            raise ValueError(f"--{name} is for --here, which measures the time. Add --here, or leave out --{name}.")
+    if options.difficulty is not None and options.files is not None:
+        raise ValueError("--difficulty is for embeddings that are generated. Leave it out beside --files.")
+    if options.labels is not None and options.files is None:
+        raise ValueError("--labels names labels in files. Pass --files, or leave it out.")
+
+
+def _measured(plan: EvaluationPlan, options: Namespace) -> MeasuredEvaluation:
+    """Return the time of the evaluation on this machine."""
+    print("fewshot plan: evaluating smaller sets for about ten seconds ...", file=sys.stderr)
+    if options.files is None:
+        return measure_evaluation(plan, difficulty=options.difficulty)
+    sets = read_sets(Path(options.files), Namespace(embeddings=options.embeddings, labels=options.labels), ())
+    missing = sets.missing("labels")
+    if missing:
+        raise ValueError(
+            f"{options.files} holds no {' and no '.join(map(repr, missing))}, which --here needs. Name the labels with "
+            "--labels, or pass --queries and --dim in place of --files, which measures generated embeddings."
+        )
+    return measure_evaluation(plan, sets.queries, sets.get("query_labels"), sets.gallery, sets.get("gallery_labels"))
 
 
 def _shards(options: Namespace) -> Shards:
@@ -129,7 +166,7 @@ def product_speed(dim: int) -> float:
     return 2 * 1024 * 4096 * dim / best
 
 
-def _table(plan: EvaluationPlan, speed: float, options: Namespace) -> Table:
+def _table(plan: EvaluationPlan, speed: float, options: Namespace, measured: MeasuredEvaluation | None) -> Table:
     drawn = "" if plan.queries == options.queries else f", drawn from {options.queries:,}"
     title = f"{plan.queries:,} queries{drawn} against {plan.gallery:,} items, d = {plan.dim}"
     table = Table(title=title, show_header=False)
@@ -145,8 +182,7 @@ def _table(plan: EvaluationPlan, speed: float, options: Namespace) -> Table:
         _duration(plan.floating_point_operations / speed),
         f"at the {speed / 1e9:.0f} GFLOP/s that this machine reached just now",
     )
-    low, high = (_duration(plan.floating_point_operations / speed * ratio) for ratio in USUAL_RATIOS)
-    table.add_row("evaluation", f"{low} to {high}", "as multiples of it were measured, from easy to hard (benchmarks/)")
+    table.add_row("evaluation", *_evaluation(plan, speed, measured))
     table.add_row("embeddings", *_embeddings(plan, options))
     if plan.copy_bytes and not options.files:
         table.add_row("copies", _bytes(plan.copy_bytes), "in float32, which half precision is compared as")
@@ -154,6 +190,19 @@ def _table(plan: EvaluationPlan, speed: float, options: Namespace) -> Table:
     table.add_row("matrix avoided", _bytes(plan.matrix_bytes), "what all similarities at once would take")
     table.add_row("tiles", f"{plan.tiles:,}", f"of up to {plan.tile[0]:,} x {plan.tile[1]:,} pairs")
     return table
+
+
+def _evaluation(plan: EvaluationPlan, speed: float, measured: MeasuredEvaluation | None) -> tuple[str, str]:
+    """Return the range of the time of an evaluation, and the origin of the range."""
+    if measured is None:
+        low, high = (_duration(plan.floating_point_operations / speed * ratio) for ratio in USUAL_RATIOS)
+        return f"{low} to {high}", "as multiples of it were measured, from easy to hard (benchmarks/)"
+    times = f"{_duration(measured.low_seconds)} to {_duration(measured.high_seconds)}"
+    if not measured.is_extrapolated:
+        return times, "measured on this machine just now, with all default metrics"
+    largest = max(measured.samples, key=lambda sample: sample.rows)
+    meaning = f"on this machine, from {largest.queries:,} queries against {largest.gallery:,} items just now"
+    return times, meaning
 
 
 def _memory(plan: EvaluationPlan, options: Namespace) -> tuple[str, str]:

@@ -87,6 +87,44 @@ def test_plan_of_files(tmp_path, capsys):
     assert "Pass --queries and --dim, or --files" in capsys.readouterr().err
 
 
+def test_plan_measures_the_evaluation_here(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["plan", "--queries", "200", "--dim", "4", "--here"]
+    assert main([*words, "--json"]) == 0
+    captured = capsys.readouterr()
+    here = json.loads(captured.out)["here"]
+    assert (here["queries"], here["gallery"], here["dim"]) == (200, 200, 4)
+    assert 0 < here["low_seconds"] <= here["high_seconds"]
+    assert "fewshot plan: evaluating smaller sets for about ten seconds ..." in captured.err
+    embeddings = np.random.default_rng(0).standard_normal((300, 4), dtype=np.float32)
+    np.savez(tmp_path / "set.npz", embeddings=embeddings, labels=np.arange(300) % 30, other=np.arange(300) % 60)
+    for more in ([], ["--labels", "other"]):  # in memory, and row by row from the file
+        said = planned(capsys, "--files", tmp_path / "set.npz", "--here", *more)
+        assert "measured on this machine just now" in said
+        assert "memory beyond them" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--difficulty", "hard"], "--difficulty is for --here"),
+        (["--labels", "label"], "--labels is for --here"),
+        (["--here", "--labels", "label"], "--labels names labels in files"),
+    ],
+)
+def test_plan_refuses_options_that_change_nothing(words, message, capsys):
+    assert main(["plan", "--queries", "9", "--dim", "3", *words]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_plan_here_of_files_needs_their_labels(tmp_path, capsys):
+    np.save(tmp_path / "set.npy", np.ones((9, 3), np.float32))
+    assert main(["plan", "--files", str(tmp_path / "set.npy"), "--here"]) == 1
+    assert "holds no 'labels', which --here needs" in capsys.readouterr().err
+    assert main(["plan", "--files", str(tmp_path / "set.npy"), "--here", "--difficulty", "hard"]) == 1
+    assert "Leave it out beside --files" in capsys.readouterr().err
+
+
 def test_plan_of_a_budget_that_cannot_be_kept_names_one_number(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     words = ["--queries", "1000000", "--gallery", "1000000", "--dim", "64", "--memory_mb"]

@@ -12,6 +12,7 @@ from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan, plan_eva
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, grouped_recall, label_groups
 from fewshot_callbacks.functional.retrieval.inputs import Share
+from fewshot_callbacks.functional.retrieval.measured_cost import MeasuredEvaluation, TimedSample, measure_evaluation
 from fewshot_callbacks.functional.retrieval.operating_points import (
     Enclosure,
     ErrorRatePoint,
@@ -52,6 +53,7 @@ __all__ = [
     "EvaluationPlan",
     "GeneralizationGap",
     "GroupedRecall",
+    "MeasuredEvaluation",
     "Metric",
     "OperatingPoint",
     "PairCounts",
@@ -69,6 +71,7 @@ __all__ = [
     "ThresholdConsistency",
     "TieRange",
     "Ties",
+    "TimedSample",
     "Unmatched",
     "compare_reports",
     "compression_costs",
@@ -77,6 +80,7 @@ __all__ = [
     "grouped_recall",
     "hits_within",
     "label_groups",
+    "measure_evaluation",
     "plan_evaluation",
     "relevant_ranks",
     "requested_metric",

@@ -1,0 +1,117 @@
+"""`measure_evaluation`: what is evaluated, what is extrapolated, and what is refused. No test asserts a duration."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from fewshot_callbacks.functional import measure_evaluation, plan_evaluation
+from fewshot_callbacks.functional.retrieval import measured_cost
+from fewshot_callbacks.functional.retrieval.measured_cost import FIRST_ROWS
+
+
+@pytest.fixture
+def evaluated(monkeypatch):
+    """Evaluations take as long as a formula says; the fixture lists their arguments."""
+    calls = []
+    clock = [0.0]
+
+    def evaluate(queries, query_labels, gallery, gallery_labels, **settings):
+        calls.append((queries, query_labels, gallery, settings))
+        items = len(queries if gallery is None else gallery)
+        clock[0] += 0.1 + 1e-5 * len(queries) + 1e-8 * len(queries) * items
+
+    monkeypatch.setattr(measured_cost, "evaluate_retrieval", evaluate)
+    monkeypatch.setattr(measured_cost.time, "perf_counter", lambda: clock[0])
+    return calls
+
+
+def test_the_parts_of_the_time_are_found_and_extrapolated(evaluated):
+    plan = plan_evaluation(100_000, 100_000, 8, memory_mb=4000)
+    measured = measure_evaluation(plan, difficulty="hard", seconds=30)
+    assert measured.is_extrapolated
+    assert measured.low_seconds == pytest.approx(0.1 + 1 + 100)
+    assert measured.low_seconds < measured.high_seconds
+    sizes = [sample.rows for sample in measured.samples]
+    assert sizes == [FIRST_ROWS * 2**power for power in range(len(sizes))]
+    assert str(measured).endswith(
+        f"for 100,000 queries against 100,000 items, extrapolated from up to {sizes[-1]:,} against {sizes[-1]:,}"
+    )
+    assert {call[3]["memory_mb"] for call in evaluated} == {4000}
+
+
+def test_more_items_take_longer(evaluated):
+    measured = [
+        measure_evaluation(plan_evaluation(items, items, 8), seconds=5) for items in (10_000, 50_000, 200_000, 10**6)
+    ]
+    for small, large in pairwise(measured):
+        assert small.low_seconds < large.low_seconds
+        assert small.high_seconds < large.high_seconds
+
+
+def test_a_budget_without_room_for_all_counters_doubles_the_longest_time(evaluated):
+    high = []
+    for memory_mb in (100_000, 100):
+        plan = plan_evaluation(10**6, 10**6, 8, memory_mb=memory_mb)
+        high.append(measure_evaluation(plan, seconds=5).high_seconds)
+    assert high[1] == pytest.approx(2 * high[0])
+
+
+def test_a_small_evaluation_is_measured_itself():
+    measured = measure_evaluation(plan_evaluation(300, 200, 8), difficulty="well-trained", seconds=0.1)
+    assert not measured.is_extrapolated
+    assert str(measured).endswith("s for 300 queries against 200 items, as measured")
+    assert 0 < measured.low_seconds <= measured.high_seconds
+    assert {(sample.queries, sample.gallery) for sample in measured.samples} == {(300, 200)}
+
+
+def test_drawn_queries_are_drawn_in_each_sample(evaluated):
+    measure_evaluation(plan_evaluation(10_000, 10_000, 8, max_queries=1000), seconds=1)
+    assert {call[3]["max_queries"] / len(call[0]) for call in evaluated} == {0.1}
+
+
+def test_whole_classes_are_drawn_and_few_classes_shrink(evaluated):
+    embeddings = torch.randn(40_000, 4)
+    plan = plan_evaluation(40_000, 40_000, 4)
+    measure_evaluation(plan, embeddings, torch.arange(40_000) % 4000, seconds=1)
+    counts = evaluated[0][1].unique(return_counts=True)[1]
+    assert counts.tolist() == [10] * 200
+    evaluated.clear()
+    measure_evaluation(plan, embeddings, torch.arange(40_000) % 4, seconds=1)
+    assert len(evaluated[0][1].unique()) == 4
+
+
+def test_the_share_of_pairs_of_distinct_rows_is_extrapolated(evaluated):
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(3000, 4, generator=generator)
+    embeddings = vectors[torch.randint(3000, (40_000,), generator=generator)]
+    labels = torch.arange(40_000) % 4000
+    measured = measure_evaluation(plan_evaluation(40_000, 40_000, 4), embeddings, labels, seconds=3)
+    shares = [sample.compared_pairs / sample.rows**2 for sample in measured.samples]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] < 0.5
+    distinct = measure_evaluation(plan_evaluation(40_000, 40_000, 4), torch.randn(40_000, 4), labels, seconds=3)
+    assert all(sample.compared_pairs == sample.rows**2 for sample in distinct.samples)
+    pairs = measured_cost._extrapolated_pairs(measured.samples, 40_000, 40_000**2)
+    assert pairs < shares[-1] * 40_000**2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"difficulty": "easy"}, "difficulty='easy' is unknown. Choose one of well-trained, hard."),
+        ({"seconds": 0}, "seconds=0 must be positive"),
+        ({"queries": torch.ones(9, 4)}, "embeddings need labels"),
+        ({"queries": torch.ones(9, 3), "query_labels": torch.arange(9)}, "the plan is of embeddings with dim=4"),
+        ({"queries": torch.ones(9, 4), "query_labels": torch.arange(8)}, "9 embeddings have 8 labels"),
+        ({"queries": torch.ones(9, 4), "difficulty": "hard"}, "difficulty is for generated embeddings"),
+    ],
+)
+def test_wrong_arguments_are_refused(as_users_run_it, arguments, message):
+    with pytest.raises(ValueError, match=f"^measure_evaluation: {message}"):
+        measure_evaluation(plan_evaluation(9, 9, 4), **arguments)
+
+
+def test_rows_that_are_too_long_are_refused():
+    with pytest.raises(ValueError, match=r"rows of dim=9,?0+ are too long"):
+        measure_evaluation(plan_evaluation(9, 9, 9 * 10**12))
