@@ -227,6 +227,15 @@ def test_all_rows_are_compared_where_distinct_ones_do_not_pay(kind):
     assert counted(case, memory=100 if kind == "no memory" else 1e8) == truth_of(case).counts()
 
 
+def test_lists_of_rows_in_several_large_classes_keep_to_the_budget():
+    """Each row is in two of four classes: its own list would hold half of all items, which no budget for 2 MB holds."""
+    rows = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.cat([torch.arange(2000) % 4, (torch.arange(2000) + 1) % 4])
+    case = {"queries": rows.repeat(2, 1), "query_labels": labels, "similarity": "cosine"}
+    assert distinct_rows(case, memory=2e6) is None
+    assert distinct_rows(case, memory=1e8) is not None
+
+
 def test_a_row_that_stands_for_most_items():
     """40,000 equal rows are 1.6 billion pairs, more than half of what an int32 holds; all pairs are more than it holds."""
     rng = np.random.default_rng(0)
