@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.duplicates import row_hashes
 from fewshot_callbacks.engine.layout import plan_layout
+from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels, join
 from fewshot_callbacks.functional._reading import as_tensor
 from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan
@@ -51,6 +52,7 @@ SEPARATIONS: dict[Difficulty, float] = {"well-trained": 5.0, "hard": 1.7}
 DECAY = 0.35
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class TimedSample:
     """An evaluation that was timed."""
@@ -66,6 +68,7 @@ class TimedSample:
     """duration of each evaluation"""
 
 
+@equal_with_nan
 @dataclass(frozen=True)
 class MeasuredEvaluation:
     """The time of an evaluation on this machine: measured, or extrapolated from smaller sets.

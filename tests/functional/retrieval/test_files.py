@@ -240,7 +240,7 @@ import numpy as np, torch
 from fewshot_callbacks import Shards, evaluate_retrieval
 
 def of_some(rows, labels, **options):
-    return evaluate_retrieval(rows, labels, max_queries=100, memory_mb=32, metrics=("mAP", "pair_f1"), **options)
+    return evaluate_retrieval(rows, labels, max_queries=100, memory_mb=16, metrics=("mAP", "pair_f1"), **options)
 
 labels = np.arange(150_000) % 2_500
 of_some(torch.randn(3_000, 256), labels[:3_000] % 40)  # compiles
