@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fewshot_callbacks.engine.distinct import MOST_PAIRS
 from fewshot_callbacks.engine.duplicates import row_hashes
 from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.functional._equality import equal_with_nan
@@ -41,8 +42,6 @@ SHARE_OF_ROUNDS = 0.1
 MOST_BYTES = 2**28
 # With fewer classes in a sample, rows are drawn instead of classes.
 FEWEST_CLASSES = 20
-# Engines compare distinct rows where these have at most so many of the pairs (engine/distinct.py).
-MOST_PAIRS = 0.9
 # The relevant items of a generated query, and of a query in the plan of the memory.
 RELEVANT = 53
 # The distance between the similarities of a class and those of other classes, in standard deviations of the latter: the mAP
