@@ -1,0 +1,178 @@
+"""The table of a benchmark: printed as Markdown row by row, and kept as JSON, from which docs/measurements.md is written.
+
+>>> print(markdown((Column("items"), Column("seconds", ".1f")), [["31,730", (2.41, 2.38, 2.5)], ["8,000", None]]))
+| items | seconds |
+| --- | ---: |
+| 31,730 | 2.4 (2.4 to 2.5) |
+| 8,000 | |
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+Cell = str | float | tuple[float, float, float] | None
+"""Words, a number, a median with the least and the greatest, or nothing"""
+
+
+class Column(NamedTuple):
+    """A column of a table."""
+
+    title: str
+    form: str = ""
+    """how its numbers are written, as `format` takes it: ".2f"; none for words"""
+
+
+def markdown(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
+    """Return a table in Markdown; columns of numbers stand to the right."""
+    lines = [
+        _line([column.title for column in columns]),
+        _line(["---:" if column.form else "---" for column in columns]),
+        *(_line([written(cell, column.form) for cell, column in zip(row, columns, strict=True)]) for row in rows),
+    ]
+    return "\n".join(lines)
+
+
+def written(cell: Cell, form: str) -> str:
+    """Return how a cell is written in its table."""
+    if cell is None:
+        return ""
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, (tuple, list)):
+        middle, least, greatest = (format(number, form) for number in cell)
+        return f"{middle} ({least} to {greatest})"
+    return format(cell, form)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return " ".join(["|", *(f"{cell} |" if cell else "|" for cell in cells)])
+
+
+class Results:
+    """The rows of a table, printed as they are measured and written to a file at the end, or at an interrupt.
+
+        with Results((Column("row"), Column("seconds", ".2f")), threads=2, file=options.json) as results:
+            results.add("ours", 1.23)
+
+    Args:
+        columns: of the table.
+        threads: that were used.
+        file: where the JSON goes; None for nowhere.
+        device: what else computed, for example the name of a GPU.
+    """
+
+    def __init__(self, columns: Sequence[Column], *, threads: int, file: str | None, device: str | None = None) -> None:
+        self.columns = tuple(columns)
+        self.rows: list[list[Cell]] = []
+        self.machine = machine(threads, device)
+        self.file = file
+
+    def __enter__(self) -> Results:
+        print(describe(self.machine) + "\n", flush=True)
+        print(markdown(self.columns, ()), flush=True)
+        return self
+
+    def add(self, *cells: Cell) -> None:
+        """Print a row, one cell for each column."""
+        row = list(cells)
+        print(markdown(self.columns, [row]).splitlines()[-1], flush=True)
+        self.rows.append(row)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.file is None:
+            return
+        record = {"machine": self.machine, "columns": self.columns, "rows": self.rows}
+        Path(self.file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def add_file_option(parser: argparse.ArgumentParser) -> None:
+    """Give a benchmark its option `--json`."""
+    parser.add_argument("--json", metavar="FILE", help="write the table with its machine to this file, too")
+
+
+def machine(threads: int, device: str | None = None) -> dict[str, str | int]:
+    """Return what the figures depend on: processor, its fast products, threads, versions, commit and month."""
+    processor, flags = _processor()
+    about: dict[str, str | int] = {
+        "processor": processor,
+        "products": _fast_products(flags),
+        "cores": os.cpu_count() or 0,
+        "threads": threads,
+        "python": platform.python_version(),
+        "torch": _version_of("torch"),
+        "commit": _commit(),
+        "date": datetime.datetime.now().astimezone().date().isoformat(),
+    }
+    if device is not None:
+        about["device"] = device
+    simulated = {
+        name: os.environ[name]
+        for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "NUMBA_CPU_NAME")
+        if name in os.environ
+    }
+    if simulated:
+        about["simulated"] = " ".join(f"{name}={value}" for name, value in simulated.items())
+    return about
+
+
+def describe(about: dict[str, str | int]) -> str:
+    """Return a machine in one sentence."""
+    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+    day = datetime.date.fromisoformat(str(about["date"]))
+    words = [f"{about['processor']} ({about['products']})", threads, f"torch {about['torch']}", f"{day:%B %Y}"]
+    if "device" in about:
+        words.insert(0, str(about["device"]))
+    if "simulated" in about:
+        words.append(f"simulated by `{about['simulated']}`")
+    return ", ".join(words) + "."
+
+
+def _processor() -> tuple[str, frozenset[str]]:
+    name, flags = platform.processor() or platform.machine(), frozenset[str]()
+    file = Path("/proc/cpuinfo")
+    if not file.exists():
+        return name, flags
+    for line in file.read_text(encoding="utf-8").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            name = value.strip()
+        elif key.strip() == "flags":
+            flags = frozenset(value.split())
+    return name, flags
+
+
+def _fast_products(flags: frozenset[str]) -> str:
+    """Return which products a processor multiplies faster than float32."""
+    has_bytes = bool(flags & {"avx512_vnni", "avx_vnni", "amx_int8"})
+    has_bfloat16 = bool(flags & {"avx512_bf16", "amx_bf16"})
+    vectors = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "instructions not known"
+    fast = [name for name, has in (("byte", has_bytes), ("bfloat16", has_bfloat16)) if has]
+    return f"{vectors} with {' and '.join(fast)} products" if fast else f"{vectors} alone"
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package).partition("+")[0]
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    asked = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "not known"
