@@ -30,8 +30,8 @@ OUTSIDE = {
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)")
 """A Markdown link to a file: words, path and anchor."""
 
-TEST = re.compile(r"\| `(tests/[^`]+)::(\w+)` \|$", re.M)
-"""The test of a guarantee, in the last column of a table. It is longer than the guarantee: on the site it is a link."""
+TEST = re.compile(r"`(tests/[^`]+)::(\w+)`")
+"""A test of a guarantee, in the last column of a table. Its name is longer than the guarantee: on the site it is a link."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -73,9 +73,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         return f"[{words}]({posixpath.relpath(on_site, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"
 
     if page.file.src_uri == "guarantees.md":
-        page.meta["hide"] = ["navigation"]  # 190 rows: the wider the table, the shorter the page
+        page.meta["hide"] = ["navigation"]  # the wider the tables, the shorter the page
         if config.repo_url:
-            markdown = TEST.sub(lambda match: f"| [test]({_line_of(config, *match.groups())}) |", markdown)
+            markdown = TEST.sub(lambda match: f"[test]({_line_of(config, *match.groups())})", markdown)
     return LINK.sub(link_on_site, markdown)
 
 
