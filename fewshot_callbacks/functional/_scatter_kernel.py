@@ -1,8 +1,8 @@
 """Both ratios of a batch on the CPU, and sums over the items of classes, as compiled loops.
 
 Why compiled: the ratios are computed in every training step that a monitor watches. For a batch of 80 embeddings of 256
-numbers, PyTorch's operations take 232 us, and the loop 38 us: some 190 us less in each step (docs/discriminant_ratio.md has
-the command and the machine).
+numbers, PyTorch's operations take 232 us, and the loop 38 us: some 190 us less in each step
+(`python benchmarks/variance_ratio.py` prints both).
 
 `discriminant_ratio.py` says what is computed, and why relative to an item of each class. The loops do not scale their
 sums, so their input must not be larger than float32: float64 holds the squares of narrower types.
