@@ -321,9 +321,8 @@ for of in present:
             row.append(f"{best[of, name]:g}")
             row += [spread([record[metric] for record in records]) for metric in ("mAP", "recall@1", "J")]
             row += [difference(records, base, metric) if name != "ap" else "" for metric in ("mAP", "recall@1")]
-            row.append(f"{statistics.mean(record['seconds'] for record in records):.0f}")
-        rows.append(row + [""] * (8 - len(row)))
-    header = ["", "rate", "mAP", "Recall@1", "J", "mAP minus soft AP's", "Recall@1 minus soft AP's", "s"]
+        rows.append(row + [""] * (7 - len(row)))
+    header = ["", "rate", "mAP", "Recall@1", "J", "mAP minus soft AP's", "Recall@1 minus soft AP's"]
     show(of, f"{of}: classes never seen", header, rows)
 
     gradient, exact = base[0]["gradient"], base[0]["mAP"]
