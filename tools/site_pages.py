@@ -1,6 +1,6 @@
 """A hook of MkDocs: pages of the site that lie outside of docs/, and links that leave it.
 
-Every page reads well in the repository, too, so its links are those of the repository: `../benchmarks/README.md`. On the
+Every page reads well in the repository, too, so its links are those of the repository: `../CONTRIBUTING.md`. On the
 site such a link leads to the page that shows this file, if there is one, and else to the file in the repository. While
 pyproject.toml has no address of the repository, the words of the link stand there without it.
 """
@@ -20,7 +20,6 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 OUTSIDE = {
     "index.md": "README.md",
-    "benchmarks.md": "benchmarks/README.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "icons.md": "examples/icons/README.md",

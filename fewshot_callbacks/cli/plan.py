@@ -26,7 +26,7 @@ from fewshot_callbacks.sources.shard_files import find_shards
 from fewshot_callbacks.sources.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import print_notes
 
-# The time of an evaluation of one set, in matrix products of all pairs, from easy sets to hard ones: benchmarks/README.md.
+# The time of an evaluation of one set, in matrix products of all pairs, from easy sets to hard ones: docs/measurements.md.
 USUAL_RATIOS = (0.4, 2.0)
 # A gallery in files is read to check rows, to score relevant pairs, to compare all pairs in bytes, and perhaps once more.
 READS = 5
@@ -196,7 +196,7 @@ def _evaluation(plan: EvaluationPlan, speed: float, measured: MeasuredEvaluation
     """Return the range of the time of an evaluation, and the origin of the range."""
     if measured is None:
         low, high = (_duration(plan.floating_point_operations / speed * ratio) for ratio in USUAL_RATIOS)
-        return f"{low} to {high}", "as multiples of it were measured, from easy to hard (benchmarks/)"
+        return f"{low} to {high}", "as multiples of it were measured, from easy to hard; --here measures it"
     times = f"{_duration(measured.low_seconds)} to {_duration(measured.high_seconds)}"
     if not measured.is_extrapolated:
         return times, "measured on this machine just now, with all default metrics"

@@ -22,7 +22,7 @@ from fewshot_callbacks.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 OF_THE_HOUSE = (
-    *("CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md", "examples/icons/README.md"),
+    *("CONTRIBUTING.md", "SECURITY.md", "examples/icons/README.md"),
     "AGENTS.md",
     "fewshot_callbacks/engine/README.md",
     "fewshot_callbacks/.agents/skills/fewshot-callbacks/SKILL.md",
