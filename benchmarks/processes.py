@@ -1,7 +1,7 @@
 """One evaluation by several processes: its time and memory beside those of one single-threaded process.
 
     python benchmarks/processes.py                                  # one and two processes, 16,000 items
-    python benchmarks/processes.py --items 31730 --rounds 3
+    python benchmarks/processes.py --items 31730
     python benchmarks/processes.py --processes 1 2 4 --memory       # what each process holds; time says nothing on two cores
 
 Every process runs on one thread and holds its own part. Rounds of one process and of several take turns, so that a busy
@@ -90,7 +90,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--processes", type=int, nargs="+", default=[1, 2], help="how many take turns (1 has to be there)"
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory_mb", type=float, default=512, help="budget of each process")
     parser.add_argument("--memory", action="store_true", help="one round only")
     add_file_option(parser)
