@@ -35,6 +35,7 @@ from fewshot_callbacks.functional import Share, evaluate_retrieval
 from fewshot_callbacks.metrics import all_processes
 
 COLUMNS = (
+    Column("items", ",d"),
     Column("embeddings"),
     Column("processes", "d"),
     Column("seconds", ".2f"),
@@ -115,7 +116,7 @@ def main() -> None:
                 values = {float(value) for several in rounds for value in several[:, 2]}
                 assert len(values) == 1, f"the processes disagree: {values}"
                 ratio = 1.0 if count == 1 else spread(ratios)
-                results.add(difficulty, count, spread(seconds), ratio, megabytes, values.pop())
+                results.add(options.items, difficulty, count, spread(seconds), ratio, megabytes, values.pop())
 
 
 def measured(difficulty: str, options: argparse.Namespace) -> dict[int, list[np.ndarray]]:

@@ -611,6 +611,7 @@ def pivot_columns(difficulties: Sequence[str]) -> tuple[Column, ...]:
     """Return the columns of the table of all sets."""
     return (
         Column("items", ",d"),
+        Column("dim", ",d"),
         Column("what"),
         *(Column(f"{difficulty}, x product", ".2f") for difficulty in difficulties),
         Column("product, seconds", ".2f"),
@@ -618,17 +619,17 @@ def pivot_columns(difficulties: Sequence[str]) -> tuple[Column, ...]:
     )
 
 
-def pivot_row(name: str, items: int, difficulties: Sequence[str], results: Sequence[dict[str, Any]]) -> list[Cell]:
+def pivot_row(name: str, items: int, options: argparse.Namespace, results: Sequence[dict[str, Any]]) -> list[Cell]:
     """Return the line of a row and a number of items: one quotient for each difficulty, or why there is none."""
     found = {r["difficulty"]: r for r in results if r["row"] == name and r["items"] == items}
     quotients: list[Cell] = []
-    for difficulty in difficulties:
+    for difficulty in options.difficulty:
         result = found.get(difficulty, {})
         quotients.append(result.get("ratio", result.get("note")))
     products = [seconds for result in found.values() for seconds in result.get("floors", ())]
     peaks = [result["peak_mb"] for result in found.values() if result.get("peak_mb") is not None]
     product = statistics.median(products) if products else None
-    return [items, ROWS[name].what, *quotients, product, spread(peaks)]
+    return [items, options.dim, ROWS[name].what, *quotients, product, spread(peaks)]
 
 
 def spread(values: Sequence[float]) -> Cell:
@@ -793,7 +794,7 @@ def print_pivot(options: argparse.Namespace, results: Sequence[dict[str, Any]]) 
         for items in options.items:
             for name in options.rows:
                 if any(result["row"] == name and result["items"] == items for result in results):
-                    pivot.add(*pivot_row(name, items, options.difficulty, results))
+                    pivot.add(*pivot_row(name, items, options, results))
 
 
 if __name__ == "__main__":

@@ -200,7 +200,8 @@ def coverage(sets: int) -> Table:
     return made
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=300, help="batches of each kind")
     parser.add_argument("--cost", action="store_true", help="of a batch, instead of the tables")
@@ -218,3 +219,7 @@ if __name__ == "__main__":
     else:
         for made in (simulated, of_glyphs):
             console.print(made(options.draws))
+
+
+if __name__ == "__main__":
+    main()

@@ -41,12 +41,12 @@ def test_the_table_of_all_sets_has_a_line_for_each_size_and_row(retrieval, tmp_p
     assert retrieval.main([*words.split(), "--difficulty", "middling", "hard", "--json", str(file)]) == 0
     kept = json.loads(file.read_text())
     titles = [title for title, _ in kept["columns"]]
-    assert titles[:4] == ["items", "what", "middling, x product", "hard, x product"]
+    assert titles[:5] == ["items", "dim", "what", "middling, x product", "hard, x product"]
     ours, of_gpus = "evaluate_retrieval, default metrics", "TF32 product of all pairs"
-    assert [row[:2] for row in kept["rows"]] == [[200, ours], [200, of_gpus], [300, ours], [300, of_gpus]]
+    assert [row[:3] for row in kept["rows"]] == [[n, 16, what] for n in (200, 300) for what in (ours, of_gpus)]
     ratios = {(result["items"], result["difficulty"]): result.get("ratio") for result in kept["results"][::2]}
-    assert kept["rows"][2][2:4] == [ratios[300, "middling"], ratios[300, "hard"]]
-    assert kept["rows"][3][2:] == ["skipped: runs on a GPU alone"] * 2 + [None, None]
+    assert kept["rows"][2][3:5] == [ratios[300, "middling"], ratios[300, "hard"]]
+    assert kept["rows"][3][3:] == ["skipped: runs on a GPU alone"] * 2 + [None, None]
     from _results import Column, markdown
 
     table = markdown([Column(*column) for column in kept["columns"]], kept["rows"])
