@@ -103,6 +103,8 @@ def main() -> None:
         draw_folder(Path(folder), options.images, options.per_class, options.side)
         measured = waiting_and_steps(Path(folder), options)
         for name, epochs in (("first", measured[:1]), ("later: nothing is read or decoded", measured[1:])):
+            if not epochs:
+                continue
             waits = spread([1e3 * wait for wait, _ in epochs])
             steps = spread([1e3 * step for _, step in epochs])
             results.add(name, waits, steps, spread([wait / step for wait, step in epochs]))
