@@ -1,7 +1,7 @@
 """Episodes per second of training and of evaluation, beside easyfsl, and what the monitors of a step add to it.
 
     python benchmarks/episodes.py                               # easyfsl's columns need: pip install easyfsl
-    python benchmarks/episodes.py --sizes 32 --repeats 3        # a fifth of the time
+    python benchmarks/episodes.py --sizes 32 --repeats 3        # small images alone, three turns
     python benchmarks/episodes.py --monitors
 
 One run side by side: blocks of ours and of theirs take turns, on the same glyphs (in memory, not augmented), with a Conv4

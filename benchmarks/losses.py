@@ -1,6 +1,6 @@
 """What average precision costs as a loss: forward and backward, as a multiple of those of the bare product of a batch.
 
-    python benchmarks/losses.py                                      # batches of 1,024 and 4,096: some three minutes
+    python benchmarks/losses.py                                      # batches of 1,024 and 4,096
     python benchmarks/losses.py --batches 1024 4096 8192
     python benchmarks/losses.py --batches 256 512 --rows ours smooth_ap
     python benchmarks/losses.py --micro-batch                        # EmbeddingModule, memory and time
