@@ -15,11 +15,11 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -72,13 +72,23 @@ class Results:
         threads: that were used.
         file: where the JSON goes; None for nowhere.
         device: what else computed, for example the name of a GPU.
+        more: further entries of the file, beside machine, columns and rows.
     """
 
-    def __init__(self, columns: Sequence[Column], *, threads: int, file: str | None, device: str | None = None) -> None:
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        *,
+        threads: int,
+        file: str | None,
+        device: str | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
         self.columns = tuple(columns)
         self.rows: list[list[Cell]] = []
         self.machine = machine(threads, device)
         self.file = file
+        self.more = dict(more or {})
 
     def __enter__(self) -> Results:
         print(describe(self.machine) + "\n", flush=True)
@@ -96,7 +106,7 @@ class Results:
     ) -> None:
         if self.file is None:
             return
-        record = {"machine": self.machine, "columns": self.columns, "rows": self.rows}
+        record = {"machine": self.machine, "columns": self.columns, "rows": self.rows} | self.more
         Path(self.file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

@@ -4,7 +4,8 @@
     python benchmarks/against.py ../before --items 4000 8000 --dim 512 128
 
 Both evaluate the same items, one after the other, so that a busy machine slows both. The table shows the least processor
-time of each over all rounds, and the quotient; below 1 this checkout is the faster one. The values have to be equal.
+seconds of each over all rounds, and the quotient; below 1 this checkout is the faster one. The values have to be equal; a
+line says where they are not.
 """
 
 from __future__ import annotations
@@ -24,7 +25,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _embeddings import DIFFICULTIES, make
+from _results import Column, Results, add_file_option
 
+COLUMNS = (
+    Column("items", ",d"),
+    Column("dim", ",d"),
+    Column("evaluation of"),
+    Column("embeddings"),
+    Column("here, processor seconds", ".2f"),
+    Column("there, processor seconds", ".2f"),
+    Column("here / there", ".2f"),
+    Column("values"),
+)
 FORMS = ("one set", "two sets", "identities", "nearest", "near duplicates")
 
 
@@ -94,6 +106,7 @@ def main() -> None:
     parser.add_argument("--form", nargs="+", default=["one set"], choices=FORMS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    add_file_option(parser)
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.answer:
@@ -101,9 +114,6 @@ def main() -> None:
     if not (options.checkout / "fewshot_callbacks").is_dir():
         parser.error(f"{options.checkout} is no checkout: it has no folder fewshot_callbacks.")
     processes = [worker(folder) for folder in (Path(__file__).resolve().parents[1], options.checkout.resolve())]
-    print(
-        "| items | dim | form | difficulty | here, s | there, s | ratio |\n| --- | --- | --- | --- | --- | --- | --- |"
-    )
     cases = [
         [items, dim, difficulty, form, options.threads]
         for items in options.items
@@ -111,14 +121,14 @@ def main() -> None:
         for form in options.form
         for difficulty in options.difficulty
     ]
-    for case in cases:
-        values = {tuple(asked(process, case)[1:]) for process in processes}  # warmed up
-        rounds = [[asked(process, case)[0] for process in processes] for _ in range(options.rounds)]
-        here, there = map(min, zip(*rounds, strict=True))
-        items, dim, difficulty, form, _ = case
-        note = "" if len(values) == 1 else " (values differ!)"
-        row = (items, dim, form, difficulty, f"{here:.2f}", f"{there:.2f}", f"{here / there:.2f}{note}")
-        print("| " + " | ".join(map(str, row)) + " |", flush=True)
+    with Results(COLUMNS, threads=options.threads, file=options.json) as results:
+        for case in cases:
+            values = {tuple(asked(process, case)[1:]) for process in processes}  # warmed up
+            rounds = [[asked(process, case)[0] for process in processes] for _ in range(options.rounds)]
+            here, there = map(min, zip(*rounds, strict=True))
+            items, dim, difficulty, form, _ = case
+            verdict = "equal" if len(values) == 1 else "**differ**"
+            results.add(items, dim, form, difficulty, here, there, here / there, verdict)
     for process in processes:
         process.kill()
     return None

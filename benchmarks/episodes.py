@@ -1,28 +1,36 @@
 """Episodes per second of training and of evaluation, beside easyfsl, and what the monitors of a step add to it.
 
-    python benchmarks/episodes.py                   # easyfsl's rows need: pip install easyfsl
+    python benchmarks/episodes.py                               # easyfsl's columns need: pip install easyfsl
+    python benchmarks/episodes.py --sizes 32 --repeats 3        # small images alone, three turns
+    python benchmarks/episodes.py --monitors
 
 One run side by side: blocks of ours and of theirs take turns, on the same glyphs (in memory, not augmented), with a Conv4
-of the same layers. Ratios are medians over the turns. `easyfsl, our Conv4` gives easyfsl our module, whose convolutions run
-with the channels last in memory: what remains is the way the episodes are drawn, collated, embedded and scored.
+of the same layers. Ratios are medians over the turns. "easyfsl with our Conv4" gives easyfsl our module, whose convolutions
+run with the channels last in memory: what remains is the way the episodes are drawn, collated, embedded and scored.
 
 Ours trains in a Lightning Trainer; theirs in the plain loop of their tutorial. Evaluation: 600 episodes, ours with the
-Trainer too. For the monitors every second step of one training is measured, and the time in their hooks taken.
+Trainer too. With `--monitors` another table shows what monitors add to a step: every second step of one 5-way 5-shot
+training is measured, and the time in their hooks taken.
 """
 
 import argparse
+import importlib.util
 import logging
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _results import Cell, Column, Results, add_file_option
 
 from fewshot_callbacks import (
     Conv4,
@@ -35,6 +43,19 @@ from fewshot_callbacks import (
 )
 
 QUERIES = 5
+COLUMNS = (
+    Column("5-way episodes"),
+    Column("ours, a second", ".1f"),
+    Column("easyfsl, a second", ".1f"),
+    Column("ours, x easyfsl", ".1f"),
+    Column("easyfsl with our Conv4, a second", ".1f"),
+    Column("ours, x that", ".1f"),
+)
+MONITOR_COLUMNS = (
+    Column("images"),
+    Column("monitor"),
+    Column("a measured step adds, steps", ".4f"),
+)
 
 
 class Images(Dataset):
@@ -212,52 +233,67 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="training steps for the cost of a monitor")
     parser.add_argument("--sizes", type=int, nargs="*", default=[32, 84], help="height and width of the images")
     parser.add_argument("--shots", type=int, nargs="*", default=[1, 5])
+    parser.add_argument("--monitors", action="store_true", help="what monitors add to a step, instead of episodes")
+    add_file_option(parser)
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    console = Console()
-    try:
-        import easyfsl  # noqa: F401, PLC0415
+    columns = MONITOR_COLUMNS if options.monitors else COLUMNS
+    with Results(columns, threads=torch.get_num_threads(), file=options.json) as results:
+        if options.monitors:
+            measure_monitors(results, options)
+        else:
+            measure_episodes(results, options)
 
-        peers: dict[str, Callable[[], nn.Module]] = {"easyfsl": plain_conv4, "easyfsl, our Conv4": lambda: Conv4(1)}
-    except ModuleNotFoundError:
-        console.print("easyfsl is not installed, so ours stands alone: pip install easyfsl")
-        peers = {}
-    train, test = Glyphs("train"), Glyphs("test")
 
-    table = Table(
-        title=f"episodes per second, 5-way, {QUERIES} queries, {torch.get_num_threads()} threads (ours / theirs)"
-    )
-    for column in ("", "shots", "pixels", "ours", *peers):
-        table.add_column(column, justify="right" if column else "left")
-    for size in options.sizes:
-        data = {"training": Images(train, size), "evaluation": Images(test, size)}
-        for shots in options.shots:
-            for kind, images in data.items():
-                episodes = options.episodes if kind == "training" else options.test_episodes
-                ours, theirs = (
-                    (our_training, their_training) if kind == "training" else (our_evaluation, their_evaluation)
-                )
+def measure_episodes(results: Results, options: argparse.Namespace) -> None:
+    """Add a line for each kind of episodes."""
+    backbones = peers()
+    splits = {"training": Glyphs("train"), "evaluation": Glyphs("test")}
+    for kind, glyphs in splits.items():
+        is_training = kind == "training"
+        episodes = options.episodes if is_training else options.test_episodes
+        repeats = options.repeats if is_training else max(1, options.repeats // 3)
+        ours = our_training if is_training else our_evaluation
+        theirs = their_training if is_training else their_evaluation
+        for size in options.sizes:
+            images = Images(glyphs, size)
+            for shots in options.shots:
                 runs = {"ours": ours(images, shots, episodes)}
-                runs |= {name: theirs(images, shots, episodes, backbone()) for name, backbone in peers.items()}
-                seconds = take_turns(runs, options.repeats if kind == "training" else max(1, options.repeats // 3))
-                cells = [f"{episodes / statistics.median(seconds['ours']):.1f}"]
-                for name in peers:
-                    ratio = statistics.median(b / a for a, b in zip(seconds["ours"], seconds[name], strict=True))
-                    cells.append(f"{episodes / statistics.median(seconds[name]):.1f}  ({ratio:.1f} x)")
-                table.add_row(kind, str(shots), f"{size} x {size}", *cells)
-    console.print(table)
+                runs |= {name: theirs(images, shots, episodes, backbone()) for name, backbone in backbones.items()}
+                seconds = take_turns(runs, repeats)
+                title = f"{kind}, {size} x {size}, {shots}-shot"
+                results.add(title, *rates(seconds, episodes))
 
+
+def peers() -> dict[str, Callable[[], nn.Module]]:
+    """Return the networks of easyfsl; none if it is not installed."""
+    if importlib.util.find_spec("easyfsl") is None:
+        print("easyfsl is not installed, so ours stands alone: pip install easyfsl", file=sys.stderr)
+        return {}
+    return {"easyfsl": plain_conv4, "easyfsl, our Conv4": lambda: Conv4(1)}
+
+
+def rates(seconds: dict[str, list[float]], episodes: int) -> list[Cell]:
+    """Return the episodes a second of ours, and for each peer its own and the quotient."""
+    cells: list[Cell] = [episodes / statistics.median(seconds["ours"])]
+    for name, theirs in seconds.items():
+        if name == "ours":
+            continue
+        cells.append(episodes / statistics.median(theirs))
+        cells.append(statistics.median(b / a for a, b in zip(seconds["ours"], theirs, strict=True)))
+    return cells + [None] * (len(COLUMNS) - 1 - len(cells))
+
+
+def measure_monitors(results: Results, options: argparse.Namespace) -> None:
+    """Add a line for each size and monitor."""
+    train = Glyphs("train")
     for size in options.sizes:
         images = Images(train, size)
-        j = cost_of(DiscriminantRatioMonitor(every_n_steps=2), images, options.steps)
-        dynamics = cost_of(TrainingDynamicsMonitor(every_n_steps=2), images, options.steps)
-        console.print(
-            f"{size} x {size}, 5-way 5-shot: J of a batch costs {100 * j:.2f} % of a step; the dynamics of a step "
-            f"{dynamics:.2f} steps, so {dynamics:.2f} % of a training that measures every 100.",
-            soft_wrap=True,
-        )
+        for monitor in (DiscriminantRatioMonitor(every_n_steps=2), TrainingDynamicsMonitor(every_n_steps=2)):
+            name = f"`{type(monitor).__name__}`"
+            results.add(f"{size} x {size}", name, cost_of(monitor, images, options.steps))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ Zhdanov and Karpukhin, who propose the metric, count n log(n / r) operations for
 `grouped_recall` compares all pairs inside the groups instead, n^2 / r of them: linear in n, too, where groups have a
 fixed size, but linear in the size of the groups where a tree's cost grows with its logarithm.
 
-Times are processor seconds, so that a busy machine moves them little; all sizes take turns in one process, and a row is
-the median over the rounds of its ratio to the first row of the same round.
+Times are processor seconds, so that a busy machine moves them little; all sizes take turns in one process. A line belongs to
+one of three kinds of growth: more items in groups of a fixed size, more items in one group of all classes (which is plain
+Recall@1), and larger groups of the same items. Its last three columns are multiples of the first line of its kind; that
+of the times is the median over rounds of the ratio in the same round, with the least and the greatest.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +30,21 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _embeddings import make
+from _results import Cell, Column, Results, add_file_option
+from retrieval import spread
 
 from fewshot_callbacks import grouped_recall
+
+COLUMNS = (
+    Column("what grows"),
+    Column("items n", ",d"),
+    Column("classes in a group", ",d"),
+    Column("groups r", ",d"),
+    Column("processor seconds", ".3f"),
+    Column("x first", ".2f"),
+    Column("n^2 / r, x first", ".2f"),
+    Column("n log(n / r), x first", ".2f"),
+)
 
 
 @dataclass(frozen=True)
@@ -74,26 +89,21 @@ def growth(sets: Mapping[int, tuple[Tensor, Tensor]], sizes: Sequence[Size], rou
     return taken
 
 
-def table(taken: Mapping[Size, Sequence[float]]) -> str:
-    """Markdown; the last three columns are multiples of the first row."""
+def lines(what: str, taken: Mapping[Size, Sequence[float]]) -> Iterator[tuple[Cell, ...]]:
+    """Yield the lines of one kind of growth; the last three cells are multiples of the first line."""
     first = next(iter(taken))
-    lines = [
-        "| items n | classes in a group | groups r | processor s | x first (range) | n^2 / r | n log(n / r) |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
     for size, spent in taken.items():
         ratios = [mine / base for mine, base in zip(spent, taken[first], strict=True)]
-        cells = [
-            f"{size.items:,}",
-            str(size.group_size),
-            str(size.groups),
-            f"{statistics.median(spent):.3f}",
-            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-            f"{size.pairs_in_groups / first.pairs_in_groups:.2f}",
-            f"{size.tree_operations / first.tree_operations:.2f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        yield (
+            what,
+            size.items,
+            size.group_size,
+            size.groups,
+            statistics.median(spent),
+            spread(ratios),
+            size.pairs_in_groups / first.pairs_in_groups,
+            size.tree_operations / first.tree_operations,
+        )
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -113,6 +123,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--difficulty", default="middling")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    add_file_option(parser)
     return parser.parse_args(arguments)
 
 
@@ -128,19 +139,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         items: make(items, options.dim, options.difficulty, per_class=options.per_class)
         for items in {*options.items, options.items_of_groups}
     }
-    print(f"d = {options.dim}, {options.per_class} items a class, {options.threads} threads, {options.rounds} rounds\n")
-    for title, sizes in (
-        (
-            f"Groups of {options.group_size} classes, more and more items",
-            [size(n, options.group_size) for n in options.items],
-        ),
-        ("One group of all classes, which is plain Recall@1", [size(n, None) for n in options.items]),
-        (
-            f"{options.items_of_groups:,} items, larger and larger groups",
-            [size(options.items_of_groups, number) for number in options.group_sizes],
-        ),
-    ):
-        print(f"{title}:\n\n{table(growth(sets, sizes, options.rounds))}\n", flush=True)
+    kinds = {
+        f"items, groups of {options.group_size} classes": [size(n, options.group_size) for n in options.items],
+        "items, one group of all classes": [size(n, None) for n in options.items],
+        "groups": [size(options.items_of_groups, number) for number in options.group_sizes],
+    }
+    print(f"d = {options.dim}, {options.per_class} items a class, {options.rounds} rounds\n")
+    with Results(COLUMNS, threads=options.threads, file=options.json) as results:
+        for what, sizes in kinds.items():
+            for line in lines(what, growth(sets, sizes, options.rounds)):
+                results.add(*line)
     return 0
 
 

@@ -1,25 +1,36 @@
 """What the health of an embedding costs beside a validation, and a batch in training.
 
-    python benchmarks/health.py [--items 31730] [--dim 512] [--turns 3]
+    python benchmarks/health.py [--items 31730] [--dim 512] [--turns 3] [--json FILE]
 
-Processor seconds of one thread, median of some turns, and shares of `evaluate_retrieval` of the same items in the same
-process.
+Processor seconds of one thread, medians over turns with the least and the greatest, and shares of `evaluate_retrieval` of
+the same items in the same process.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _results import Column, Results, add_file_option
+from retrieval import spread
 
 from fewshot_callbacks import embedding_health, evaluate_retrieval
 from fewshot_callbacks.functional import Moments
+
+COLUMNS = (
+    Column("what"),
+    Column("processor seconds", ".2f"),
+    Column("share of `evaluate_retrieval`", ".1%"),
+)
 
 
 def seconds(run: Callable[[], Any]) -> float:
@@ -34,6 +45,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=31_730)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--turns", type=int, default=3)
+    add_file_option(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)  # others wait in loops, which counts as work
     generator = torch.Generator().manual_seed(0)
@@ -44,9 +56,9 @@ def main() -> None:
     runs: dict[str, Callable[[], Any]] = {
         "`evaluate_retrieval`": lambda: evaluate_retrieval(items, labels, label_groups=None),
         "the moments alone, `Moments`": lambda: Moments.of(items),
-        "`embedding_health(k=None)`, no labels": lambda: embedding_health(items, k=None),
-        "the same with labels": lambda: embedding_health(items, labels, k=None),
-        "`embedding_health`, no labels": lambda: embedding_health(items),
+        "`embedding_health(k=None)` without labels: ranks, decay, uniformity": lambda: embedding_health(items, k=None),
+        "the same with labels: NC1, CDNV and alignment, too": lambda: embedding_health(items, labels, k=None),
+        "`embedding_health` without labels, with neighbours": lambda: embedding_health(items),
         "both ranks of a batch of 256": lambda: [(m := Moments.of(batch)).rankme(), m.effective_rank()],
     }
     embedding_health(items[:5000], labels[:5000])  # compiles
@@ -55,14 +67,11 @@ def main() -> None:
     for _ in range(options.turns):
         for name, run in runs.items():
             taken[name].append(seconds(run))
-    table = Table(title=f"{options.items:,} items of {options.dim} dimensions, {len(centres):,} classes")
-    for name in ("", "seconds of a processor", "of the validation"):
-        table.add_column(name, justify="left" if not name else "right")
-    whole = statistics.median(next(iter(taken.values())))
-    for name, times in taken.items():
-        median = statistics.median(times)
-        table.add_row(name, f"{median:.2f} ({min(times):.2f} to {max(times):.2f})", f"{median / whole:.1%}")
-    Console().print(table)
+    print(f"{options.items:,} items of {options.dim} dimensions, {len(centres):,} classes\n")
+    whole = statistics.median(taken["`evaluate_retrieval`"])
+    with Results(COLUMNS, threads=1, file=options.json) as results:
+        for name, times in taken.items():
+            results.add(name, spread(times), statistics.median(times) / whole)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """How long a training waits for its images, beside its steps.
 
     python benchmarks/image_loading.py
+    python benchmarks/image_loading.py --images 1100 --episodes 20
 
 A folder of small PNG files is drawn, and a ProtoNet (Conv4, 20-way 1-shot episodes with 5 queries) is trained on it with
 `ImageFolder`, images loaded in the training process unless `--workers` says otherwise. Lightning's profiler gives
-the seconds that the loop waits for a batch and those of a step.
+the seconds that the loop waits for a batch and those of a step. Figures are medians over the steps of an epoch; of the later
+epochs, in which nothing is read or decoded, their median with the least and the greatest epoch.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import logging
 import statistics
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -21,18 +24,27 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.profilers import SimpleProfiler
 from PIL import Image, ImageDraw
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _results import Column, Results, add_file_option
+from retrieval import spread
 
 from fewshot_callbacks import Episodes, FewShotDataModule, ImageFolder, ProtoNet
 from fewshot_callbacks.data import PhotoTransform
+
+COLUMNS = (
+    Column("epoch"),
+    Column("wait for a batch, ms", ".1f"),
+    Column("step, ms", ".1f"),
+    Column("wait / step", ".3f"),
+)
 
 
 def draw_folder(root: Path, images: int, per_class: int, side: int) -> None:
     """Draw classes of ellipses on a coloured ground, in folders as `ImageFolder` reads them."""
     random = np.random.default_rng(0)
-    for number in track(range(images), description="drawing images", transient=True):
+    for number in range(images):
         image = Image.new("RGB", (side, side), tuple(random.integers(256, size=3)))
         draw = ImageDraw.Draw(image)
         for _ in range(12):
@@ -79,16 +91,23 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
+    add_file_option(parser)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(options.threads)
-    table = Table("epoch", "wait, ms", "step, ms", "wait / step", title="medians")
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Results(COLUMNS, threads=options.threads, file=options.json) as results,
+    ):
         draw_folder(Path(folder), options.images, options.per_class, options.side)
-        for epoch, (wait, step) in enumerate(waiting_and_steps(Path(folder), options), start=1):
-            table.add_row(str(epoch), f"{1e3 * wait:.1f}", f"{1e3 * step:.1f}", f"{wait / step:.3f}")
-    Console().print(table)
+        measured = waiting_and_steps(Path(folder), options)
+        for name, epochs in (("first", measured[:1]), ("later: nothing is read or decoded", measured[1:])):
+            if not epochs:
+                continue
+            waits = spread([1e3 * wait for wait, _ in epochs])
+            steps = spread([1e3 * step for _, step in epochs])
+            results.add(name, waits, steps, spread([wait / step for wait, step in epochs]))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
     python benchmarks/information_retrieval.py --queries 500 --documents 20000
 
 Queries and documents are random unit vectors; each query has one relevant document, its vector plus noise. Each evaluator
-runs in a process of its own, in turns, so that its peak of memory is its own. The rows must have equal values.
+runs in a process of its own, in turns, so that its peak of memory is its own. Printed are medians with the least and the
+greatest over the turns, and how far the values are from those of ours.
 """
 
 from __future__ import annotations
@@ -15,15 +16,28 @@ import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _results import Column, Results, add_file_option
+from retrieval import spread
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.util import cos_sim
 
 from fewshot_callbacks.integrations import ExactRetrievalEvaluator
 
 EVALUATORS = {"ours": ExactRetrievalEvaluator, "theirs": InformationRetrievalEvaluator}
+COLUMNS = (
+    Column("evaluator"),
+    Column("seconds", ".1f"),
+    Column("processor seconds", ".1f"),
+    Column("MB beyond the embeddings", ",.0f"),
+    Column("largest difference of a value", ".0e"),
+)
 
 
 class Vectors:
@@ -73,26 +87,33 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--repeats", type=int, default=2)
+    add_file_option(parser)
     parser.add_argument("--measure", choices=EVALUATORS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    sizes = [arguments.queries, arguments.documents, arguments.dim]
-    if arguments.measure:
-        measure(arguments.measure, *sizes)
+    options = parser.parse_args()
+    sizes = [options.queries, options.documents, options.dim]
+    if options.measure:
+        measure(options.measure, *sizes)
         return
-    print(f"{sizes[0]:,} queries, {sizes[1]:,} documents, {sizes[2]} dimensions, {torch.get_num_threads()} threads")
-    first: dict[str, float] = {}
-    for _ in range(arguments.repeats):
-        for evaluator in EVALUATORS:
-            names = ("--queries", "--documents", "--dim")
-            options = [word for name, size in zip(names, sizes, strict=True) for word in (name, str(size))]
-            command = [sys.executable, "-W", "ignore", __file__, "--measure", evaluator, *options]
-            row = json.loads(
-                subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-            )
-            first = first or row["values"]
-            apart = max(abs(row["values"][key] - first[key]) for key in first)
-            times = f"{row['seconds']:8.1f} s{row['processor']:8.1f} processor s"
-            print(f"{evaluator:<8}{times}{row['MB']:10,.0f} MB   at most {apart:.1e} apart", flush=True)
+    print(f"{sizes[0]:,} queries, {sizes[1]:,} documents, {sizes[2]} dimensions\n")
+    with Results(COLUMNS, threads=torch.get_num_threads(), file=options.json) as results:
+        found: dict[str, list[dict[str, Any]]] = {evaluator: [] for evaluator in EVALUATORS}
+        for _ in range(options.repeats):
+            for evaluator in EVALUATORS:
+                found[evaluator].append(in_process_of_its_own(evaluator, options))
+        first = found["ours"][0]["values"]
+        for evaluator, rounds in found.items():
+            apart = max(abs(took["values"][key] - first[key]) for took in rounds for key in first)
+            figures = [spread([took[key] for took in rounds]) for key in ("seconds", "processor", "MB")]
+            results.add(f"`{EVALUATORS[evaluator].__name__}`", *figures, apart)
+
+
+def in_process_of_its_own(evaluator: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what `measure` prints in another process."""
+    sizes = ("--queries", options.queries, "--documents", options.documents, "--dim", options.dim)
+    command = [sys.executable, "-W", "ignore", __file__, "--measure", evaluator, *map(str, sizes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    took: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return took
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Time what given relevance costs: judgements beside the product, lists beside labels, several labels beside one.
 
     python benchmarks/judgements.py                    # 1 % of MS MARCO's documents, sets of 8,000 items
-    python benchmarks/judgements.py --items 31730 --labelled 30000
+    python benchmarks/judgements.py --scale 0.01 0.1 --items 8000 31730
     python benchmarks/judgements.py --scale 1 --dtype float32 --rounds 1 --items 0 --labelled 0    # all documents: 14 GB
 
-The rows of each part take turns, and each shows the least processor time of its rounds, and the quotient. Memory is what the
-process held at most during an evaluation beyond what it held before it.
+Each line compares an evaluation with something else, in turns: the least processor seconds of the rounds, and the quotient.
+Memory is what the process held at most during the evaluation beyond what it held before it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,22 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _embeddings import make
+from _results import Column, Results, add_file_option
 
 from fewshot_callbacks import Relevance, evaluate_retrieval
 
 # Of MS MARCO's development set: queries, documents, components of a small model, judged pairs.
 QUERIES, DOCUMENTS, DIM, JUDGED = 6_980, 8_841_823, 384, 7_437
 METRICS = ("ndcg@10", "mrr@10", "ir_recall@100", "mAP")
+COLUMNS = (
+    Column("set"),
+    Column("compared with"),
+    Column("its processor seconds", ".2f"),
+    Column("evaluation of"),
+    Column("processor seconds", ".2f"),
+    Column("quotient", ".2f"),
+    Column("MB beyond the data", ",.0f"),
+)
 
 
 def held() -> int:
@@ -62,17 +72,17 @@ def measured(into: dict[str, float]) -> Iterator[None]:
         into["memory"] = max((most - before) / 1e6, into.get("memory", 0.0))
 
 
-def compared(title: str, rows: dict[str, Callable[[], Any]], rounds: int) -> None:
-    """Run rows in turns, and print each beside the first."""
+def compare(results: Results, title: str, rows: dict[str, Callable[[], Any]], rounds: int) -> None:
+    """Run an evaluation and what it is compared with, which comes first, in turns, and add a line."""
     found: dict[str, dict[str, float]] = {name: {} for name in rows}
     for _ in range(rounds):
         for name, run in rows.items():
             with measured(found[name]):
                 run()
-    first = next(iter(found.values()))["seconds"]
-    for name, row in found.items():
-        seconds, memory = row["seconds"], row["memory"]
-        print(f"| {title} | {name} | {seconds:.2f} | {seconds / first:.2f} | {memory:.0f} |", flush=True)
+    first, second = rows
+    before = found[first]["seconds"]
+    seconds = found[second]["seconds"]
+    results.add(title, first, before, second, seconds, seconds / before, found[second]["memory"])
 
 
 def product(queries: torch.Tensor, documents: torch.Tensor, rows: int = 8_192) -> None:
@@ -82,7 +92,7 @@ def product(queries: torch.Tensor, documents: torch.Tensor, rows: int = 8_192) -
         torch.mm(wide, part.float().T)
 
 
-def judgements(scale: float, rounds: int, dtype: torch.dtype) -> None:
+def judgements(results: Results, scale: float, rounds: int, dtype: torch.dtype) -> None:
     """Evaluate judgements of random vectors."""
     generator, documents = torch.Generator().manual_seed(0), round(DOCUMENTS * scale)
     vectors = [torch.empty(n, DIM, dtype=dtype) for n in (QUERIES, documents)]
@@ -95,12 +105,17 @@ def judgements(scale: float, rounds: int, dtype: torch.dtype) -> None:
     queries, gallery = vectors
     rows = {
         "float32 product": lambda: product(queries, gallery),
-        "evaluation": lambda: evaluate_retrieval(queries, gallery=gallery, relevance=relevance, metrics=METRICS),
+        "judgements": lambda: evaluate_retrieval(queries, gallery=gallery, relevance=relevance, metrics=METRICS),
     }
-    compared(f"{QUERIES:,} x {documents:,}, d = {DIM}", rows, rounds)
+    compare(
+        results,
+        f"{QUERIES:,} queries, {documents:,} documents, d = {DIM}, {str(dtype).removeprefix('torch.')}",
+        rows,
+        rounds,
+    )
 
 
-def lists(items: int, rounds: int) -> None:
+def lists(results: Results, items: int, rounds: int) -> None:
     """Evaluate classes as labels and as lists."""
     metrics = ("mAP", "recall@1", "pair_f1", "recall@precision0.95")
     for difficulty in ("well-trained", "hard"):
@@ -115,10 +130,10 @@ def lists(items: int, rounds: int) -> None:
             "labels": lambda e=embeddings, y=labels: evaluate_retrieval(e, y, metrics=metrics),
             "lists": lambda e=embeddings, r=relevance: evaluate_retrieval(e, relevance=r, metrics=metrics),
         }
-        compared(f"{items:,}, 53 a class, {difficulty}", rows, rounds)
+        compare(results, f"{items:,} items, 53 a class, {difficulty}", rows, rounds)
 
 
-def several_labels(items: int, rounds: int) -> None:
+def several_labels(results: Results, items: int, rounds: int) -> None:
     """Evaluate one label an item, and three of eighty."""
     embeddings, labels = make(items, 512, "middling")
     generator = torch.Generator().manual_seed(0)
@@ -126,33 +141,34 @@ def several_labels(items: int, rounds: int) -> None:
     targets = torch.zeros(items, 80, dtype=torch.int8).scatter_(1, chosen, 1)
     metrics = ("mAP", "recall@1", "ndcg@10")
     rows = {
-        "one label": lambda: evaluate_retrieval(embeddings, labels, metrics=metrics),
-        "3 of 80 labels": lambda: evaluate_retrieval(embeddings, targets, metrics=metrics),
+        "one label each": lambda: evaluate_retrieval(embeddings, labels, metrics=metrics),
+        "several labels": lambda: evaluate_retrieval(embeddings, targets, metrics=metrics),
     }
-    compared(f"{items:,}, several labels", rows, rounds)
+    compare(results, f"{items:,} items, 3 of 80 labels each", rows, rounds)
 
 
 def main() -> None:
     """Read the options and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--scale", type=float, default=0.01, help="share of MS MARCO's documents; 0 leaves this part out"
+        "--scale", type=float, nargs="*", default=[0.01], help="shares of MS MARCO's documents; 0 leaves this part out"
     )
     parser.add_argument(
         "--dtype", default="float16", help="of the judged vectors; float16 is compared as a float32 copy"
     )
-    parser.add_argument("--items", type=int, default=8_000, help="items of the classes; 0 leaves this part out")
+    parser.add_argument("--items", type=int, nargs="*", default=[8_000], help="of the classes; 0 leaves this part out")
     parser.add_argument("--labelled", type=int, default=8_000, help="items with several labels; 0 leaves this part out")
     parser.add_argument("--rounds", type=int, default=2)
+    add_file_option(parser)
     options = parser.parse_args()
     evaluate_retrieval(torch.randn(3_000, 8), torch.arange(3_000) % 50)  # compiles
-    print("| set | | s | beside the first | MB |\n| --- | --- | --- | --- | --- |")
-    if options.scale:
-        judgements(options.scale, options.rounds, getattr(torch, options.dtype))
-    if options.items:
-        lists(options.items, options.rounds)
-    if options.labelled:
-        several_labels(options.labelled, options.rounds)
+    with Results(COLUMNS, threads=torch.get_num_threads(), file=options.json) as results:
+        for scale in filter(None, options.scale):
+            judgements(results, scale, options.rounds, getattr(torch, options.dtype))
+        for items in filter(None, options.items):
+            lists(results, items, options.rounds)
+        if options.labelled:
+            several_labels(results, options.labelled, options.rounds)
 
 
 if __name__ == "__main__":

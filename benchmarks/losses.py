@@ -1,15 +1,16 @@
 """What average precision costs as a loss: forward and backward, as a multiple of those of the bare product of a batch.
 
-    python benchmarks/losses.py                                      # batches of 1,024, 4,096 and 8,192
+    python benchmarks/losses.py                                      # batches of 1,024 and 4,096
+    python benchmarks/losses.py --batches 1024 4096 8192
     python benchmarks/losses.py --batches 256 512 --rows ours smooth_ap
     python benchmarks/losses.py --micro-batch                        # EmbeddingModule, memory and time
 
 The floor is forward and backward of `(E @ E.T).sum()`, in the same process right before and after each row, so that a
 busy machine slows both. With one thread, the default, times are those of the processor; with several (`--threads 2`) those
-of the clock. Memory is what the process held at most during one forward and backward pass, beyond what it held before: in
-MB, and in score matrices of B x B float32; the floor's own row says how much of it any loss of all pairs takes. Each row
-runs in a process of its own, which may take `--memory-gb`; a row that needs more says so. Peers: FastAPLoss and
-SmoothAPLoss of pytorch-metric-learning (`pip install -e ".[bench]"`).
+of the clock. Multiples are medians over rounds with the least and the greatest. Memory is what the process held at most
+during one forward and backward pass, beyond what it held before: in MB, and in score matrices of B x B float32; the floor's
+own row says how much of it any loss of all pairs takes. Each row runs in a process of its own, which may take `--memory-gb`;
+a row that needs more says so. Peers: FastAPLoss and SmoothAPLoss of pytorch-metric-learning (`pip install -e ".[bench]"`).
 """
 
 from __future__ import annotations
@@ -22,15 +23,33 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
-from retrieval import PeakMemory
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import normalize
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _results import Column, Results, add_file_option
+from retrieval import PeakMemory, spread
+
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+COLUMNS = (
+    Column("batch", ",d"),
+    Column("loss"),
+    Column("x product", ".2f"),
+    Column("seconds", ".3f"),
+    Column("MB of a pass", ",.0f"),
+    Column("in score matrices", ".2f"),
+)
+MICRO_BATCH_COLUMNS = (
+    Column("`micro_batch`"),
+    Column("processor seconds", ".2f"),
+    Column("MB of a pass", ",.0f"),
+)
 
 
 def floor(embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -58,13 +77,13 @@ def peer(name: str) -> Callable[[], Loss]:
 
 ROWS: dict[str, tuple[str, Callable[[], Loss]]] = {
     "floor": ("the bare product", lambda: floor),
-    "ours": ("SoftAveragePrecisionLoss, 25 bins", ours("cosine", 25)),
-    "ours_10": ("the same, 10 bins", ours("cosine", 10)),
-    "ours_100": ("the same, 100 bins", ours("cosine", 100)),
-    "ours_euclidean": ("the same, 25 bins, Euclidean", ours("euclidean", 25)),
-    "ours_hamming": ("the same, Hamming, 513 bins", ours("hamming", None)),
-    "fast_ap": ("FastAPLoss, 10 bins", peer("FastAPLoss")),
-    "smooth_ap": ("SmoothAPLoss", peer("SmoothAPLoss")),
+    "ours": ("`SoftAveragePrecisionLoss`, 25 bins", ours("cosine", 25)),
+    "ours_10": ("`SoftAveragePrecisionLoss`, 10 bins", ours("cosine", 10)),
+    "ours_100": ("`SoftAveragePrecisionLoss`, 100 bins", ours("cosine", 100)),
+    "ours_euclidean": ("`SoftAveragePrecisionLoss`, 25 bins, Euclidean", ours("euclidean", 25)),
+    "ours_hamming": ("`SoftAveragePrecisionLoss`, Hamming, 513 bins", ours("hamming", None)),
+    "fast_ap": ("`FastAPLoss`, 10 bins", peer("FastAPLoss")),
+    "smooth_ap": ("`SmoothAPLoss`", peer("SmoothAPLoss")),
 }
 
 
@@ -86,7 +105,8 @@ def step(loss: Loss, embeddings: Tensor, labels: Tensor) -> float:
     return clock() - started
 
 
-def measure(row: str, items: int, dim: int, rounds: int) -> dict[str, float]:
+def measure(row: str, items: int, dim: int, rounds: int) -> dict[str, Any]:
+    """Return what a loss takes in this process."""
     loss = ROWS[row][1]()
     for size in (64, items):  # the second time nothing is new
         data = batch(size, dim)
@@ -103,28 +123,27 @@ def measure(row: str, items: int, dim: int, rounds: int) -> dict[str, float]:
         ratios.append(own / ((before + after) / 2))
         seconds.append(own)
         before = after
-    return {
-        "ratio": statistics.median(ratios),
-        "low": min(ratios),
-        "high": max(ratios),
-        "seconds": statistics.median(seconds),
-        "mb": float("nan") if memory.mb is None else memory.mb,
-    }
+    mb = float("nan") if memory.mb is None else memory.mb
+    return {"ratios": ratios, "seconds": statistics.median(seconds), "mb": mb}
 
 
-def in_process_of_its_own(row: str, items: int, options: argparse.Namespace) -> dict[str, float] | str:
+def in_process_of_its_own(row: str, items: int, options: argparse.Namespace) -> dict[str, Any] | str:
+    """Return what a loss takes in another process, or why it has no figures."""
     words = [sys.executable, __file__, "--child", row, "--batches", str(items), "--dim", str(options.dim)]
     words += ["--rounds", str(options.rounds), "--threads", str(options.threads), "--memory-gb", str(options.memory_gb)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=options.limit, check=False)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=options.limit, check=False)
+    except subprocess.TimeoutExpired:
+        return f"over {options.limit:g} s"
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     last = (done.stderr.strip() or "killed").splitlines()[-1]
     if "allocate memory" in last or "MemoryError" in last or done.returncode < 0:
-        return "does not fit"
+        return f"over {options.memory_gb:g} GB"
     return last[:60]
 
 
-def micro_batches(items: int, size: int) -> None:
+def micro_batches(results: Results, items: int, size: int) -> None:
     """Memory and processor time of Conv4 on glyph-sized images, the batch at once and in pieces."""
     from fewshot_callbacks import EmbeddingModule, SoftAveragePrecisionLoss  # noqa: PLC0415 - children do without
 
@@ -136,7 +155,7 @@ def micro_batches(items: int, size: int) -> None:
         started = time.process_time()
         with PeakMemory(torch.device("cpu")) as memory:
             module.loss(module(images), labels).backward()
-        print(f"micro_batch={micro_batch}: {time.process_time() - started:.2f} s, {memory.mb:.0f} MB")
+        results.add(str(micro_batch), time.process_time() - started, memory.mb)
 
 
 def limit_memory(gigabytes: float) -> None:
@@ -150,44 +169,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )  # fmt: skip
-    parser.add_argument("--batches", type=int, nargs="+", default=[1024, 4096, 8192])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--memory-gb", type=float, default=8)
     parser.add_argument("--limit", type=float, default=600, help="seconds a row may take")
     parser.add_argument("--micro-batch", action="store_true", help="measure EmbeddingModule(micro_batch=64) instead")
+    add_file_option(parser)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.micro_batch:
         torch.set_num_threads(options.threads)
-        micro_batches(1024, 64)
+        print("EmbeddingModule with Conv4 on 1,024 images of 32 x 32 pixels\n")
+        with Results(MICRO_BATCH_COLUMNS, threads=options.threads, file=options.json) as results:
+            micro_batches(results, 1024, 64)
         return
     if options.child:
         torch.set_num_threads(options.threads)
         limit_memory(options.memory_gb)
         print(json.dumps(measure(options.child, options.batches[0], options.dim, options.rounds)))
         return
-    console = Console(width=120)
-    for items in options.batches:
-        matrix = items**2 * 4 / 1e6
-        table = Table(title=f"B = {items:,}, d = {options.dim}; a score matrix is {matrix:,.0f} MB")
-        for column in ("", "x floor", "range", "seconds", "MB", "score matrices"):
-            table.add_column(column, justify="left" if not column else "right")
-        for row in options.rows:
-            try:
+    with Results(COLUMNS, threads=options.threads, file=options.json) as results:
+        for items in options.batches:
+            matrix = items**2 * 4 / 1e6
+            for row in options.rows:
                 found = in_process_of_its_own(row, items, options)
-            except subprocess.TimeoutExpired:
-                found = f"over {options.limit:.0f} s"
-            if isinstance(found, str):
-                table.add_row(ROWS[row][0], found)
-                continue
-            table.add_row(
-                ROWS[row][0], f"{found['ratio']:.2f}", f"{found['low']:.2f} to {found['high']:.2f}",
-                f"{found['seconds']:.3f}", f"{found['mb']:.0f}", f"{found['mb'] / matrix:.2f}",
-            )  # fmt: skip
-        console.print(table)
+                if isinstance(found, str):
+                    results.add(items, ROWS[row][0], found, None, None, None)
+                    continue
+                mb = found["mb"]
+                results.add(items, ROWS[row][0], spread(found["ratios"]), found["seconds"], mb, mb / matrix)
 
 
 if __name__ == "__main__":

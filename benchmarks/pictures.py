@@ -3,27 +3,38 @@
     python benchmarks/pictures.py --items 2000 31000
 
 Random images of 3 x 32 x 32 pixels are held in memory, and embeddings of 128 dimensions are looked up: what is timed is the
-evaluation, the choice of queries, their neighbours, the drawing, and one PNG file for each picture.
+evaluation, the choice of queries, their neighbours, the drawing, and one PNG file for each picture. Seconds are medians over
+rounds with the least and the greatest.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import sys
 import tempfile
 import time
 import warnings
+from pathlib import Path
 
 import torch
-from _embeddings import make
 from lightning.pytorch import LightningModule, Trainer
-from rich.console import Console
-from rich.table import Table
 from torch.utils.data import DataLoader, TensorDataset
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _embeddings import make
+from _results import Column, Results, add_file_option
+from retrieval import spread
 
 from fewshot_callbacks import EmbeddingMap, RetrievalMonitor, RetrievalPanels, ScorePlots
 
 PICTURES = {"RetrievalPanels": RetrievalPanels, "EmbeddingMap": EmbeddingMap, "ScorePlots": ScorePlots}
+COLUMNS = (
+    Column("items", ",d"),
+    Column("validation with `RetrievalMonitor`, seconds", ".1f"),
+    *(Column(f"`{name}` beside it, seconds", ".1f") for name in PICTURES),
+)
 
 
 class LookedUp(LightningModule):
@@ -44,30 +55,27 @@ def seconds(loader: DataLoader, pictures: type | None) -> tuple[float, float]:
         )
         started = time.perf_counter()
         trainer.validate(LookedUp(), loader, verbose=False)
-        return time.perf_counter() - started, 0.0 if pictures is None else callbacks[1].seconds
+        return time.perf_counter() - started, 0.0 if pictures is None else callbacks[1].schedule.watch.seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, nargs="+", default=[2000, 31_000])
-    parser.add_argument("--rounds", type=int, default=3, help="the median of these is shown")
+    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1)
+    add_file_option(parser)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(options.threads)
-    table = Table("items", "validation", *PICTURES, title="seconds, median")
-    for items in options.items:
-        embeddings, labels = make(items, 128, "middling")
-        images = torch.rand(items, 3, 32, 32)
-        loader = DataLoader(TensorDataset(images, labels, embeddings), batch_size=500)
-        alone = sorted(seconds(loader, None)[0] for _ in range(options.rounds))
-        cells = [f"{alone[len(alone) // 2]:.1f}"]
-        for pictures in PICTURES.values():
-            found = sorted(seconds(loader, pictures)[1] for _ in range(options.rounds))
-            cells.append(f"{found[len(found) // 2]:.1f}")
-        table.add_row(f"{items:,}", *cells)
-    Console().print(table)
+    with Results(COLUMNS, threads=options.threads, file=options.json) as results:
+        for items in options.items:
+            embeddings, labels = make(items, 128, "middling")
+            images = torch.rand(items, 3, 32, 32)
+            loader = DataLoader(TensorDataset(images, labels, embeddings), batch_size=500)
+            alone = [seconds(loader, None)[0] for _ in range(options.rounds)]
+            beside = [[seconds(loader, pictures)[1] for _ in range(options.rounds)] for pictures in PICTURES.values()]
+            results.add(items, spread(alone), *map(spread, beside))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,42 @@
-"""What a linear probe takes, beside the bare products of its closed form.
+"""What a linear probe takes, with nine strengths.
 
-    python benchmarks/probe.py [--gallery 50000] [--queries 5000] [--dim 768] [--classes 1000] [--group-size 0]
+    python benchmarks/probe.py [--gallery 50000] [--queries 5000] [--dim 768] [--classes 1000]
+    python benchmarks/probe.py --threads 1 --group-size 0
 
-Points lie around centres that overlap. Printed are seconds by the clock and by the processor, the peak of memory beyond
-what was there before, the rate of float64 products that this machine reaches, and its load before. With a group size,
-neighbouring items of a class are left out together.
+Points lie around centres that overlap. There is a line for each number of threads and each size of a group, whose items are
+neighbours in a class and are left out together. Printed are seconds by the clock and by the processor, the peak of memory
+beyond what was there before, and the rate of float64 products that this machine reaches. Each line is a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
-from retrieval import PeakMemory
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _results import Column, Results, add_file_option
+from retrieval import PeakMemory
+
 from fewshot_callbacks import linear_probe
+
+COLUMNS = (
+    Column("threads", "d"),
+    Column("left out together"),
+    Column("seconds", ".1f"),
+    Column("processor seconds", ".1f"),
+    Column("MB beyond the vectors", ",.0f"),
+    Column("float64 products, billion operations a second", ",.0f"),
+)
 
 
 def rate_of_products(dim: int, columns: int) -> float:
@@ -38,32 +57,57 @@ def points(items: int, centres: Tensor) -> tuple[Tensor, Tensor]:
     return rows, labels
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = (("gallery", 50_000), ("queries", 5_000), ("dim", 768), ("classes", 1_000), ("group-size", 0))
-    for name, default in sizes:
-        parser.add_argument(f"--{name}", type=int, default=default)
-    options = parser.parse_args()
+def measure(options: argparse.Namespace, group_size: int) -> dict[str, float | None]:
+    """Return what a probe takes in this process."""
     torch.manual_seed(0)
     centres = torch.randn(options.classes, options.dim)
     gallery, gallery_labels = points(options.gallery, centres)
     queries, query_labels = points(options.queries, centres)
     groups = None
-    if options.group_size:
+    if group_size:
         position = torch.arange(options.gallery) // options.classes  # of an item in its class
-        groups = gallery_labels * options.gallery + position // options.group_size
+        groups = gallery_labels * options.gallery + position // group_size
     linear_probe(queries[:20], query_labels[:20], gallery[:40], gallery_labels[:40] % 20)  # compiles
     rate = rate_of_products(options.dim, options.classes)
-    load = os.getloadavg()[0]
     with PeakMemory(torch.device("cpu")) as memory:
-        clock, processor = time.perf_counter(), time.process_time()
-        report = linear_probe(queries, query_labels, gallery, gallery_labels, gallery_groups=groups)
-        clock, processor = time.perf_counter() - clock, time.process_time() - processor
-    print(report)
-    print(
-        f"{clock:.1f} s, {processor:.1f} s of the processor in {torch.get_num_threads()} threads; peak beyond "
-        f"{memory.mb:,.0f} MB; float64 products at {rate:.0f} billion operations a second; load {load:.1f}"
+        clock = time.perf_counter()
+        processor = time.process_time()
+        linear_probe(queries, query_labels, gallery, gallery_labels, gallery_groups=groups)
+        processor = time.process_time() - processor
+        clock = time.perf_counter() - clock
+    return {"seconds": clock, "processor": processor, "MB": memory.mb, "rate": rate}
+
+
+def in_process_of_its_own(threads: int, group_size: int) -> dict[str, Any]:
+    """Return what `measure` finds in another process with so many threads."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, *sys.argv, "--measure", str(group_size)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    took: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return took
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("gallery", 50_000), ("queries", 5_000), ("dim", 768), ("classes", 1_000)):
+        parser.add_argument(f"--{name}", type=int, default=default, help="(default: %(default)s)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="(default: 1 2)")
+    parser.add_argument(
+        "--group-size", type=int, nargs="+", default=[0, 10], help="items of a group; 0: no groups (default: 0 10)"
     )
+    add_file_option(parser)
+    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure is not None:
+        print(json.dumps(measure(options, options.measure)))
+        return
+    with Results(COLUMNS, threads=max(options.threads), file=options.json) as results:
+        for threads in options.threads:
+            for group_size in options.group_size:
+                took = in_process_of_its_own(threads, group_size)
+                left_out = f"groups of {group_size} items" if group_size else "one item"
+                results.add(threads, left_out, took["seconds"], took["processor"], took["MB"], took["rate"])
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
 """One evaluation by several processes: its time and memory beside those of one single-threaded process.
 
     python benchmarks/processes.py                                  # one and two processes, 16,000 items
+    python benchmarks/processes.py --items 31730
     python benchmarks/processes.py --processes 1 2 4 --memory       # what each process holds; time says nothing on two cores
 
 Every process runs on one thread and holds its own part. Rounds of one process and of several take turns, so that a busy
-machine slows both. Memory is what a process holds at most beyond its libraries: its part of the embeddings, the pieces of
-the others' that visit it, and what the evaluation takes of its budget.
+machine slows both. Printed are the median seconds of the slowest process, and the multiple of one process, with least and
+greatest over the rounds. Memory is what a process holds at most beyond its libraries: its part of the embeddings, the pieces
+of the others' that visit it, and what the evaluation takes of its budget.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -27,12 +28,21 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _embeddings import DIFFICULTIES, make
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from _results import Column, Results, add_file_option
+from retrieval import spread
 
 from fewshot_callbacks.functional import Share, evaluate_retrieval
 from fewshot_callbacks.metrics import all_processes
+
+COLUMNS = (
+    Column("items", ",d"),
+    Column("embeddings"),
+    Column("processes", "d"),
+    Column("seconds", ".2f"),
+    Column("x one process", ".2f"),
+    Column("MB of a process", ",.0f"),
+    Column("mAP", ".6f"),
+)
 
 
 def status_mb(key: str) -> float:
@@ -81,9 +91,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--processes", type=int, nargs="+", default=[1, 2], help="how many take turns (1 has to be there)"
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory_mb", type=float, default=512, help="budget of each process")
     parser.add_argument("--memory", action="store_true", help="one round only")
+    add_file_option(parser)
     options = parser.parse_args()
     if 1 not in options.processes:
         parser.error("--processes must hold 1, which the others are compared with")
@@ -92,32 +103,34 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    console = Console()
-    table = Table("difficulty", "processes", "x one process", "seconds", "MB of a process", "mAP", title=(
-        f"{options.items:,} items, d = {options.dim}: {options.items * options.dim * 4 / 2**20:.0f} MB of embeddings"
-    ))  # fmt: skip
-    for difficulty in options.difficulty:
-        found: dict[int, list[np.ndarray]] = {count: [] for count in options.processes}
-        with tempfile.TemporaryDirectory() as folder:
-            embeddings, labels = make(options.items, options.dim, difficulty)
-            np.save(f"{folder}/embeddings.npy", embeddings.numpy())
-            np.save(f"{folder}/labels.npy", labels.numpy())
-            del embeddings
-            for _ in track(range(1 if options.memory else options.rounds), difficulty, console=console):
-                for count in options.processes:
-                    found[count].append(once(count, folder, options))
-        for count, rounds in found.items():
-            ratios = [several[:, 0].max() / alone[:, 0].max() for several, alone in zip(rounds, found[1], strict=True)]
-            seconds = statistics.median(float(several[:, 0].max()) for several in rounds)
-            megabytes = max(float(several[:, 1].max()) for several in rounds)
-            values = {float(value) for several in rounds for value in several[:, 2]}
-            assert len(values) == 1, f"the processes disagree: {values}"
-            spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 and count > 1 else ""
-            table.add_row(
-                difficulty, str(count), f"{statistics.median(ratios):.2f}{spread}", f"{seconds:.1f}",
-                f"{megabytes:.0f}", f"{values.pop():.6f}",
-            )  # fmt: skip
-    console.print(table)
+    size = options.items * options.dim * 4 / 2**20
+    print(f"{options.items:,} items, d = {options.dim}: {size:.0f} MB of embeddings\n")
+    with Results(COLUMNS, threads=1, file=options.json) as results:
+        for difficulty in options.difficulty:
+            found = measured(difficulty, options)
+            for count, rounds in found.items():
+                seconds = [float(several[:, 0].max()) for several in rounds]
+                alone = [float(one[:, 0].max()) for one in found[1]]
+                ratios = [mine / base for mine, base in zip(seconds, alone, strict=True)]
+                megabytes = max(float(several[:, 1].max()) for several in rounds)
+                values = {float(value) for several in rounds for value in several[:, 2]}
+                assert len(values) == 1, f"the processes disagree: {values}"
+                ratio = 1.0 if count == 1 else spread(ratios)
+                results.add(options.items, difficulty, count, spread(seconds), ratio, megabytes, values.pop())
+
+
+def measured(difficulty: str, options: argparse.Namespace) -> dict[int, list[np.ndarray]]:
+    """Return what `once` gives for each number of processes, in each round."""
+    found: dict[int, list[np.ndarray]] = {count: [] for count in options.processes}
+    with tempfile.TemporaryDirectory() as folder:
+        embeddings, labels = make(options.items, options.dim, difficulty)
+        np.save(f"{folder}/embeddings.npy", embeddings.numpy())
+        np.save(f"{folder}/labels.npy", labels.numpy())
+        del embeddings
+        for _ in range(1 if options.memory else options.rounds):
+            for count in options.processes:
+                found[count].append(once(count, folder, options))
+    return found
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """What each question costs beside retrieval in one validation, and what several monitors take of the memory.
 
-    python benchmarks/questions.py [--items 31730] [--dim 512] [--difficulty well-trained] [--rounds 3]
+    python benchmarks/questions.py [--items 31730] [--dim 512] [--difficulty well-trained] [--rounds 3] [--json FILE]
 
 The embeddings are made beforehand (`_embeddings.py`), and a module hands them to a real Trainer, so that what is measured
-is the monitors. Printed for each set of monitors, best of the rounds: seconds of the processor and by the clock, times
-those of a RetrievalMonitor alone, and the peak of memory beyond what was there before.
+is the monitors. Printed for each set of monitors, best of the rounds: seconds of the processor and by the clock beyond those
+of a validation without monitors, which the first line shows, the processor seconds as a multiple of those of a
+RetrievalMonitor, and the peak of memory beyond what was there before.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import logging
 import time
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from _embeddings import make
+from _results import Column, Results, add_file_option
 from lightning.pytorch import LightningModule, Trainer
 from retrieval import PeakMemory
 from torch import Tensor
@@ -35,6 +37,13 @@ from fewshot_callbacks import (
 )
 
 TRIALS = 40_000
+COLUMNS = (
+    Column("monitors"),
+    Column("processor seconds", ".2f"),
+    Column("seconds", ".2f"),
+    Column("x RetrievalMonitor", ".2f"),
+    Column("MB beyond the data", ",.0f"),
+)
 
 
 class Points(Dataset[Any]):
@@ -84,23 +93,26 @@ def sets_of_monitors(labels: Tensor, bank: Points) -> dict[str, Callable[[], lis
     source = EmbeddingSource(labels=1)
     apart = EmbeddingSource(labels=lambda batch: batch[1])
     return {
-        "RetrievalMonitor": lambda: [RetrievalMonitor(source=source)],
-        "KnnMonitor, among themselves": lambda: [KnnMonitor((10, 20), "self", source=source)],
-        "KnnMonitor, a bank": lambda: [KnnMonitor((10, 20), bank, source=source)],
-        "ProbeMonitor, a bank": lambda: [ProbeMonitor(bank, source=source)],
-        f"VerificationMonitor, {TRIALS:,} trials": lambda: [VerificationMonitor(trials, ids=2, source=source)],
-        "EmbeddingHealthMonitor": lambda: [EmbeddingHealthMonitor(every_n_steps=None, source=source)],
-        "DiscriminantRatioMonitor": lambda: [DiscriminantRatioMonitor(every_n_steps=None, source=source)],
-        "two RetrievalMonitors": lambda: [RetrievalMonitor(source=source), RetrievalMonitor(source=source, name="two")],
+        "`RetrievalMonitor`": lambda: [RetrievalMonitor(source=source)],
+        '`KnnMonitor((10, 20), "self")`': lambda: [KnnMonitor((10, 20), "self", source=source)],
+        f"`KnnMonitor((10, 20), bank)`, of {len(bank):,} items": lambda: [KnnMonitor((10, 20), bank, source=source)],
+        f"`ProbeMonitor(bank)`, {len(bank.labels.unique()):,} classes": lambda: [ProbeMonitor(bank, source=source)],
+        f"`VerificationMonitor`, {TRIALS:,} trials": lambda: [VerificationMonitor(trials, ids=2, source=source)],
+        "`EmbeddingHealthMonitor`": lambda: [EmbeddingHealthMonitor(every_n_steps=None, source=source)],
+        "`DiscriminantRatioMonitor`": lambda: [DiscriminantRatioMonitor(every_n_steps=None, source=source)],
+        "two `RetrievalMonitor`s that share a source": lambda: [
+            RetrievalMonitor(source=source),
+            RetrievalMonitor(source=source, name="two"),
+        ],
         "two with sources of their own": lambda: [
             RetrievalMonitor(source=source),
             RetrievalMonitor(name="two", source=apart),
         ],
-        "three RetrievalMonitors": lambda: [
+        "three that share a source": lambda: [
             RetrievalMonitor(source=source),
             *(RetrievalMonitor(source=source, name=name) for name in "ab"),
         ],
-        "two, one of them euclidean": lambda: [
+        "two that share a source, one of them Euclidean": lambda: [
             RetrievalMonitor(source=source),
             RetrievalMonitor(source=source, **euclidean),
         ],
@@ -132,8 +144,10 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--difficulty", default="well-trained")
     parser.add_argument("--rounds", type=int, default=3)
+    add_file_option(parser)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     data = Points(*make(options.items, options.dim, options.difficulty))
     bank = Points(*make(options.items, options.dim, options.difficulty, seed=1))
     bank.labels = bank.labels % (int(data.labels.max()) + 1)
@@ -142,17 +156,22 @@ def main() -> None:
     small_monitors = sets_of_monitors(few.labels, Points(bank.embeddings[:600], few.labels))
     for make_monitors in small_monitors.values():
         validated(make_monitors(), few)  # compiles
-    bare = min(validated([], data)[0] for _ in range(options.rounds))
-    print(f"{options.items:,} x {options.dim}, {options.difficulty}, {torch.get_num_threads()} threads; a validation "
-          f"without monitors takes {bare:.2f} s of the processor; load {os.getloadavg()[0]:.1f}")  # fmt: skip
-    alone = None
-    for name, make_monitors in monitors_of.items():
-        runs = [validated(make_monitors(), data) for _ in range(options.rounds)]
-        processor = min(run[0] for run in runs) - bare
-        clock = min(run[1] for run in runs)
-        alone = processor if alone is None else alone
-        peak = min(run[2] for run in runs)
-        print(f"{name:40} {processor:7.2f} s {clock:7.2f} s by the clock {processor / alone:6.2f} x {peak:7.0f} MB")
+    with Results(COLUMNS, threads=torch.get_num_threads(), file=options.json) as results:
+        bare = best(list, data, options.rounds)
+        results.add("none: what the validation takes itself", bare[0], bare[1], None, bare[2])
+        alone = None
+        for name, make_monitors in monitors_of.items():
+            processor, clock, peak = best(make_monitors, data, options.rounds)
+            processor -= bare[0]
+            alone = processor if alone is None else alone
+            results.add(name, processor, clock - bare[1], processor / alone, peak)
+
+
+def best(make_monitors: Callable[[], list[Any]], data: Points, rounds: int) -> tuple[float, float, float]:
+    """Return the least of each figure of `validated` over the rounds."""
+    runs = [validated(make_monitors(), data) for _ in range(rounds)]
+    processor, clock, peak = map(min, zip(*runs, strict=True))
+    return processor, clock, peak
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
     apt-get install espeak-ng
     pip install resemblyzer "setuptools<81" magika onnx wordllama
     python benchmarks/real.py                                        # 8,000 items of each set
-    python benchmarks/real.py --sets files paragraphs --items 20000 --threads 1
+    python benchmarks/real.py --sets files paragraphs voices --items 2000 8000 400 --threads 1
 
 The networks come inside packages, the data are this machine's: see `_real_embeddings.py`. Made sets are in `_embeddings.py`.
 A set whose package is missing has a line that says what to install. Embeddings are kept in the cache folder; the first run
-takes minutes. Each evaluation is timed between two runs of the product, in the same process. Seconds and quotients are
-medians over rounds.
+takes minutes. Each evaluation is timed between two runs of the product, in the same process. Quotients are medians over
+rounds with the least and the greatest.
 """
 
 from __future__ import annotations
@@ -24,17 +24,28 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 import torch
-from rich.console import Console
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _real_embeddings import SOURCES, RealSet, load
-from retrieval import Floor, best_tile, machine
+from _results import Cell, Column, Results, add_file_option
+from retrieval import Floor, best_tile, spread
 
 from fewshot_callbacks import evaluate_retrieval
 
-QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
+COLUMNS = (
+    Column("set"),
+    Column("items", ",d"),
+    Column("dim", "d"),
+    Column("classes", ",d"),
+    Column("items of a class, median", ",.0f"),
+    Column("largest", ",d"),
+    Column("share of copies", ".3f"),
+    Column("mAP", ".3f"),
+    Column("product, seconds", ".3f"),
+    Column("mAP alone, x product", ".2f"),
+    Column("default metrics, x product", ".2f"),
+)
 
 
 def share_of_copies(embeddings: torch.Tensor) -> float:
@@ -43,42 +54,42 @@ def share_of_copies(embeddings: torch.Tensor) -> float:
     return float(counts[counts > 1].sum() / len(embeddings))
 
 
-def timed(run: Callable[[], object], floor: Floor, rounds: int) -> tuple[float, float, float]:
-    """Return seconds, seconds of the product before and after, and the quotient: medians over rounds."""
-    seconds, products, quotients = [], [], []
+def timed(run: Callable[[], object], floor: Floor, rounds: int) -> tuple[list[float], list[float]]:
+    """Return for each round the seconds of the product before and after, and those of the run as a multiple of it."""
+    products = []
+    quotients = []
     for _ in range(rounds):
         before = floor.best()
         started = time.perf_counter()
         run()
-        seconds.append(time.perf_counter() - started)
-        products.append((before + floor.best()) / 2)
-        quotients.append(seconds[-1] / products[-1])
-    return statistics.median(seconds), statistics.median(products), statistics.median(quotients)
+        seconds = time.perf_counter() - started
+        product = (before + floor.best()) / 2
+        products.append(product)
+        quotients.append(seconds / product)
+    return products, quotients
 
 
-def cells(data: RealSet, rounds: int) -> list[str]:
+def cells(data: RealSet, rounds: int) -> list[Cell]:
     """Return what the table says about a set, after its name."""
     embeddings, labels = data
     items, dim = embeddings.shape
     sizes = labels.unique(return_counts=True)[1].numpy()
-    quantiles = ", ".join(f"{quantile:.0f}" for quantile in np.quantile(sizes, QUANTILES))
     floor = Floor(embeddings, best_tile(embeddings))
     # The first evaluation compiles.
     report = evaluate_retrieval(embeddings, labels)
-    by_map, product, map_quotient = timed(
-        lambda: evaluate_retrieval(embeddings, labels, metrics=["mAP"]), floor, rounds
-    )
-    by_default, _, default_quotient = timed(lambda: evaluate_retrieval(embeddings, labels), floor, rounds)
+    products, of_map = timed(lambda: evaluate_retrieval(embeddings, labels, metrics=["mAP"]), floor, rounds)
+    _, of_default = timed(lambda: evaluate_retrieval(embeddings, labels), floor, rounds)
     return [
-        *(
-            f"{items:,}",
-            str(dim),
-            f"{len(sizes):,}",
-            quantiles,
-            f"{share_of_copies(embeddings):.3f}",
-            f"{report.mAP:.3f}",
-        ),
-        *(f"{product:.3f}", f"{by_map:.2f}", f"{map_quotient:.2f}", f"{by_default:.2f}", f"{default_quotient:.2f}"),
+        items,
+        dim,
+        len(sizes),
+        float(np.median(sizes)),
+        int(sizes.max()),
+        share_of_copies(embeddings),
+        report.mAP,
+        statistics.median(products),
+        spread(of_map),
+        spread(of_default),
     ]
 
 
@@ -86,38 +97,43 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cache = os.environ.get("FEWSHOT_CALLBACKS_CACHE") or platformdirs.user_cache_dir("fewshot_callbacks")
     parser.add_argument("--sets", nargs="+", choices=list(SOURCES), default=list(SOURCES), help="(default: all)")
-    parser.add_argument("--items", type=int, default=8000, help="largest number of a set (default: %(default)s)")
+    parser.add_argument(
+        "--items",
+        type=int,
+        nargs="+",
+        default=[8000],
+        help="largest number of every set, or of each one in the order of --sets (default: 8000)",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each evaluation (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch (default: %(default)s)")
     parser.add_argument(
         "--cache", type=Path, default=Path(cache), help="folder of the embeddings (default: %(default)s)"
     )
-    return parser.parse_args(arguments)
+    add_file_option(parser)
+    options = parser.parse_args(arguments)
+    if len(options.items) == 1:
+        options.items *= len(options.sets)
+    if len(options.items) != len(options.sets):
+        parser.error(
+            f"--items has {len(options.items)} numbers for {len(options.sets)} sets. Give one, or one for each."
+        )
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     torch.set_num_threads(options.threads)
-    columns = ("set", "items", "dim", "classes", "sizes", "copies", "mAP", "product, s")
-    table = Table(*columns, "mAP alone, s", "x product", "default metrics, s", "x product")
     notes = []
-    for name in options.sets:
-        source = SOURCES[name]
-        missing = source.missing()
-        if missing:
-            notes.append(
-                f"{name} ({source.what}): left out, since {', '.join(missing)} is missing. Run: {source.install}"
-            )
-            continue
-        table.add_row(name, *cells(load(name, options.items, options.cache), options.rounds))
-    console = Console(width=160)
-    options.device, options.dim, options.repeats = "cpu", "as in the table", options.rounds
-    console.print(machine(options))
-    if table.row_count:
-        console.print(table)
-        console.print(f"sizes: quantiles {', '.join(map(str, QUANTILES))} of the items of a class", highlight=False)
-    for note in notes:
-        print(note)
+    with Results(COLUMNS, threads=options.threads, file=options.json) as results:
+        for name, items in zip(options.sets, options.items, strict=True):
+            source = SOURCES[name]
+            missing = source.missing()
+            if missing:
+                what = f"{name} ({source.what})"
+                notes.append(f"{what}: left out, since {', '.join(missing)} is missing. Run: {source.install}")
+                continue
+            results.add(name, *cells(load(name, items, options.cache), options.rounds))
+    print("", *notes, sep="\n")
     return 0
 
 

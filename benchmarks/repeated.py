@@ -1,6 +1,6 @@
 """What it takes to look for items that come several times, beside the evaluation that does so.
 
-    python benchmarks/repeated.py [--items 31730] [--dim 512] [--per-class 53]
+    python benchmarks/repeated.py [--items 31730] [--dim 512] [--per-class 53] [--json FILE]
 
 Printed are wall-clock seconds of `evaluate_retrieval` and of its search for copies (the hash of each row, who shares
 one, and whether the numbers are coarse), of a set in which each item is once, and of one in which every twentieth comes
@@ -10,15 +10,29 @@ twice. Each is the best of three, taken in turns.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _results import Column, Results, add_file_option
+
 from fewshot_callbacks import evaluate_retrieval
 from fewshot_callbacks.distributed.processes import ALONE
 from fewshot_callbacks.functional._repeated import Copies, Side, hashes_of
+
+COLUMNS = (
+    Column("set"),
+    Column("queries with copies", ",d"),
+    Column("evaluation, seconds", ".2f"),
+    Column("search for copies, seconds", ".3f"),
+    Column("search / evaluation", ".1%"),
+)
 
 
 def look(rows: Tensor, labels: Tensor) -> Copies:
@@ -31,28 +45,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("items", 31_730), ("dim", 512), ("per-class", 53)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    add_file_option(parser)
     options = parser.parse_args()
     torch.manual_seed(0)
     of_all = torch.arange(options.items) // options.per_class
     once = torch.randn(int(of_all.max()) + 1, options.dim)[of_all] + 2 * torch.randn(options.items, options.dim)
     evaluate_retrieval(once[:500], of_all[:500])  # compiles
-    for name, step in (("each item once", None), ("every 20th twice", 20)):
-        index = torch.arange(options.items)
-        if step is not None:
-            index[step - 1 :: step] = index[step - 2 :: step][: len(index[step - 1 :: step])]
-        rows, labels, evaluations, searches = once[index], of_all[index], [], []
-        for _ in range(3):
-            started = time.perf_counter()
-            report = evaluate_retrieval(rows, labels)
-            evaluations.append(time.perf_counter() - started)
-            started = time.perf_counter()
-            look(rows, labels)
-            searches.append(time.perf_counter() - started)
-        share = min(searches) / min(evaluations)
-        print(
-            f"{name}: {report.queries_with_copies:,} queries with copies; evaluation {min(evaluations):.2f} s, search for "
-            f"copies {1000 * min(searches):.0f} ms, {share:.2%} of it"
-        )
+    with Results(COLUMNS, threads=torch.get_num_threads(), file=options.json) as results:
+        for name, step in (("each item once", None), ("every 20th item twice", 20)):
+            index = torch.arange(options.items)
+            if step is not None:
+                index[step - 1 :: step] = index[step - 2 :: step][: len(index[step - 1 :: step])]
+            rows = once[index]
+            labels = of_all[index]
+            evaluations = []
+            searches = []
+            for _ in range(3):
+                started = time.perf_counter()
+                report = evaluate_retrieval(rows, labels)
+                evaluations.append(time.perf_counter() - started)
+                started = time.perf_counter()
+                look(rows, labels)
+                searches.append(time.perf_counter() - started)
+            evaluation = min(evaluations)
+            search = min(searches)
+            results.add(name, report.queries_with_copies, evaluation, search, search / evaluation)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time and size of `fewshot report`, started from the shell, for sets without images.
 
-python benchmarks/report.py --items 2000 31000
+python benchmarks/report.py --items 2000 31000 100000
 """
 
 from __future__ import annotations
@@ -15,9 +15,18 @@ import time
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
 from _embeddings import make
-from rich.console import Console
-from rich.table import Table
+from _results import Column, Results, add_file_option
+
+COLUMNS = (
+    Column("items", ",d"),
+    Column("file, MB", ".1f"),
+    Column("seconds", ".0f"),
+    Column("processor seconds", ".0f"),
+)
 
 
 def main() -> None:
@@ -25,23 +34,23 @@ def main() -> None:
     parser.add_argument("--items", type=int, nargs="+", default=[2000, 31_000])
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
+    add_file_option(parser)
     options = parser.parse_args()
-    table = Table("items", "MB of the file", "seconds", "of processor time", title=f"fewshot report, d = {options.dim}")
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
     command = [sys.executable, "-c", "from fewshot_callbacks.cli import main; raise SystemExit(main())", "report"]
-    for items in options.items:
-        embeddings, labels = make(items, options.dim, "middling")
-        with tempfile.TemporaryDirectory() as folder:
-            file, page = Path(folder, "set.npz"), Path(folder, "report.html")
-            np.savez(file, embeddings=embeddings.numpy(), labels=labels.numpy())
-            used, started = processor_seconds(), time.perf_counter()
-            subprocess.run(
-                [*command, str(file), "-o", str(page)], check=True, env=environment, stdout=subprocess.DEVNULL
-            )
-            seconds = time.perf_counter() - started
-            size = page.stat().st_size / 1e6
-            table.add_row(f"{items:,}", f"{size:.1f}", f"{seconds:.0f}", f"{processor_seconds() - used:.0f}")
-    Console().print(table)
+    with Results(COLUMNS, threads=options.threads, file=options.json) as results:
+        for items in options.items:
+            embeddings, labels = make(items, options.dim, "middling")
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder, "set.npz")
+                page = Path(folder, "report.html")
+                np.savez(file, embeddings=embeddings.numpy(), labels=labels.numpy())
+                used = processor_seconds()
+                started = time.perf_counter()
+                words = [*command, str(file), "-o", str(page)]
+                subprocess.run(words, check=True, env=environment, stdout=subprocess.DEVNULL)
+                seconds = time.perf_counter() - started
+                results.add(items, page.stat().st_size / 1e6, seconds, processor_seconds() - used)
 
 
 def processor_seconds() -> float:

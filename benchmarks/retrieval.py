@@ -9,19 +9,22 @@ Each row runs in a process of its own, warmed up on a small set first. Its time 
 float32 product of all pairs, in the tiles that suit this machine best) taken right before and after it in the same
 process, so that a busy machine slows both; the floor's own row is one run against the best of several. Memory is what
 the process held at most during the call, beyond what it held before it: embeddings, libraries and compiled code.
+
+A table is printed for each set of embeddings, and at the end one of all sets: a line for each number of items and each
+row, with the multiples of the product for each difficulty, the median seconds of the product, and the peak of memory
+(median, least and greatest over the difficulties). `--json` writes that last table, and under "results" everything that
+was measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import datetime
 import gc
 import importlib
 import inspect
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -31,7 +34,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +43,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _embeddings import DIFFICULTIES, make, parts
+from _results import Cell, Column, Results, add_file_option
 
 CLOSE = 1e-6
 """Values further than this from ours are marked."""
@@ -357,25 +360,33 @@ ROWS = {
     row.name: row
     for row in (
         Row("floor", "float32 product of all pairs, best tiles", product(torch.float32), cuda=True),
-        Row("floor-tf32", "the same in TF32", product(torch.float32, tf32=True), cuda=True, cpu=False),
-        Row("floor-half", "the same in bfloat16", product(torch.bfloat16), cuda=True),
-        Row("ours-auto", "evaluate_retrieval, all metrics", ours(), cuda=True),
-        Row("ours-bytes", "the same, products of bytes", ours(precision="int8")),
-        Row("ours-float16", "the same, products in float16, on a GPU", ours(precision="float16"), cuda=True, cpu=False),
-        Row("ours-float32", "the same, products in float32", ours(precision="float32"), cuda=True),
-        Row("ours-float64", "the same, products in float64", ours(precision="float64"), cuda=True),
-        Row("ours-opis", "the same, and threshold consistency", ours(more=("opis@fmr0.1", "opis_gap@fmr0.1"))),
-        Row("ours-two-sets", "the same, queries and gallery given apart", ours(two_sets=True), cuda=True),
-        Row("ours-plain", "the same, counting by PyTorch operations, as on a GPU", ours(as_on_device=True)),
+        Row("floor-tf32", "TF32 product of all pairs", product(torch.float32, tf32=True), cuda=True, cpu=False),
+        Row("floor-half", "bfloat16 product of all pairs", product(torch.bfloat16), cuda=True),
+        Row("ours-auto", "evaluate_retrieval, default metrics", ours(), cuda=True),
+        Row("ours-bytes", "evaluate_retrieval, products of bytes", ours(precision="int8")),
+        Row("ours-float16", "evaluate_retrieval, products in float16", ours(precision="float16"), cuda=True, cpu=False),
+        Row("ours-float32", "evaluate_retrieval, products in float32", ours(precision="float32"), cuda=True),
+        Row("ours-float64", "evaluate_retrieval, products in float64", ours(precision="float64"), cuda=True),
+        Row(
+            "ours-opis", "evaluate_retrieval, and threshold consistency", ours(more=("opis@fmr0.1", "opis_gap@fmr0.1"))
+        ),
+        Row("ours-two-sets", "evaluate_retrieval, queries and gallery given apart", ours(two_sets=True), cuda=True),
+        Row("ours-plain", "evaluate_retrieval, counting by PyTorch operations, as on a GPU", ours(as_on_device=True)),
         Row("grouped", "grouped_recall alone, groups of 10 classes", grouped),
-        Row("codes", "evaluate_retrieval of their signs", binary_codes),
+        Row("codes", "evaluate_retrieval of the signs as binary codes", binary_codes),
         Row("argsort", "rows sorted in chunks, mAP alone", argsort, cuda=True),
         Row("topk", "the R nearest of each row in chunks, MAP@R alone", topk, cuda=True),
         Row("pml", "pytorch-metric-learning, k=None", metric_learning(None), 95, 20_000),
-        Row("pml-torch", "the same, its search in torch", metric_learning(None, torch_knn=True), 110, 20_000),
-        Row("pml-max-bin", 'the same, k="max_bin_count" (MAP@R)', metric_learning("max_bin_count")),
-        Row("torchmetrics", "RetrievalMAP, mAP alone", torchmetrics_map, 95, 20_000),
-        Row("sklearn", "average_precision_score for each query", scikit_learn, 0, 20_000),
+        Row(
+            "pml-torch",
+            "pytorch-metric-learning, k=None, its search in torch",
+            metric_learning(None, torch_knn=True),
+            110,
+            20_000,
+        ),
+        Row("pml-max-bin", 'pytorch-metric-learning, k="max_bin_count", MAP@R alone', metric_learning("max_bin_count")),
+        Row("torchmetrics", "torchmetrics RetrievalMAP, mAP alone", torchmetrics_map, 95, 20_000),
+        Row("sklearn", "scikit-learn average_precision_score for each query", scikit_learn, 0, 20_000),
         Row("oml", "open-metric-learning, functional, mAP alone", open_metric_learning, 36, 20_000),
     )
 }
@@ -596,22 +607,36 @@ def table(results: Sequence[dict[str, Any]], title: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def machine(options: argparse.Namespace) -> str:
-    """Processor, threads, versions and date, on one line."""
-    name = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        entries = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next((line.partition(":")[2].strip() for line in entries if line.startswith("model name")), name)
-    if options.device != "cpu":
-        name += f", {torch.cuda.get_device_name(options.device)}"
-    try:
-        own = version("fewshot-callbacks")
-    except PackageNotFoundError:
-        own = "not installed"
+def pivot_columns(difficulties: Sequence[str]) -> tuple[Column, ...]:
+    """Return the columns of the table of all sets."""
     return (
-        f"{name}, {options.threads} of {os.cpu_count()} threads, torch {torch.__version__}, fewshot-callbacks {own}, "
-        f"d = {options.dim}, median of {options.repeats}, {datetime.datetime.now().astimezone().date()}"
+        Column("items", ",d"),
+        Column("dim", ",d"),
+        Column("what"),
+        *(Column(f"{difficulty}, x product", ".2f") for difficulty in difficulties),
+        Column("product, seconds", ".2f"),
+        Column("peak MB beyond the data", ",.0f"),
     )
+
+
+def pivot_row(name: str, items: int, options: argparse.Namespace, results: Sequence[dict[str, Any]]) -> list[Cell]:
+    """Return the line of a row and a number of items: one quotient for each difficulty, or why there is none."""
+    found = {r["difficulty"]: r for r in results if r["row"] == name and r["items"] == items}
+    quotients: list[Cell] = []
+    for difficulty in options.difficulty:
+        result = found.get(difficulty, {})
+        quotients.append(result.get("ratio", result.get("note")))
+    products = [seconds for result in found.values() for seconds in result.get("floors", ())]
+    peaks = [result["peak_mb"] for result in found.values() if result.get("peak_mb") is not None]
+    product = statistics.median(products) if products else None
+    return [items, options.dim, ROWS[name].what, *quotients, product, spread(peaks)]
+
+
+def spread(values: Sequence[float]) -> Cell:
+    """Return median, least and greatest; the value alone if there is one; None if there is none."""
+    if len(values) > 1:
+        return statistics.median(values), min(values), max(values)
+    return values[0] if values else None
 
 
 def skipped(row: Row, items: int, options: argparse.Namespace) -> str | None:
@@ -711,7 +736,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget-mb", type=float, help="memory_mb of evaluate_retrieval")
     parser.add_argument("--timeout", type=float, help="seconds for a row, all in all; default: 600, scenario A 7200")
     parser.add_argument("--all", action="store_true", help="try rows that take very long or much memory, too")
-    parser.add_argument("--json", metavar="OUT", help="write everything that was measured to this file")
+    add_file_option(parser)
     parser.add_argument(
         "--scenario-a",
         action="store_true",
@@ -748,8 +773,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     torch.set_num_threads(options.threads)
     results: list[dict[str, Any]] = []
-    about = machine(options)
-    print(about + "\n", flush=True)
     code = 0
     try:
         benchmark(options, results)
@@ -758,10 +781,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = 130
     if any(str(result.get("note", "")).startswith(("failed", "ended")) for result in results):
         code = code or 1
-    if options.json:
-        text = json.dumps({"machine": about, "options": vars(options), "results": results}, indent=1)
-        Path(options.json).write_text(text, encoding="utf-8")
+    print_pivot(options, results)
     return code
+
+
+def print_pivot(options: argparse.Namespace, results: Sequence[dict[str, Any]]) -> None:
+    """Print the table of all sets, and write it with all that was measured where `--json` says."""
+    device = None if options.device == "cpu" else torch.cuda.get_device_name(options.device)
+    more = {"options": vars(options), "results": results}
+    columns = pivot_columns(options.difficulty)
+    with Results(columns, threads=options.threads, file=options.json, device=device, more=more) as pivot:
+        for items in options.items:
+            for name in options.rows:
+                if any(result["row"] == name and result["items"] == items for result in results):
+                    pivot.add(*pivot_row(name, items, options, results))
 
 
 if __name__ == "__main__":

@@ -2,20 +2,23 @@
 
     python benchmarks/scale.py                                         # 200,000 items, 2,000 queries
     python benchmarks/scale.py --items 2000000 --queries 20000         # 512 MB of float16
-    python benchmarks/scale.py --processes 4                           # shared by processes that torchrun starts
+    python benchmarks/scale.py --processes 2 4                         # shared by processes that torchrun starts
     python benchmarks/scale.py --processes 4 --kill                    # which are killed at half, and go on
 
 Each row is a process of its own. That which reads the file may hold no more than the limit, beside what is mapped from files
-(RLIMIT_DATA; what libraries reserve and do not hold comes on top): a larger allocation fails. All rows must have the same
-values, to the last bit.
+(RLIMIT_DATA; what libraries reserve and do not hold comes on top): a larger allocation fails. Seconds of several processes
+are from their start to their end; memory is what the process holds at the end. All rows must have the same values, to the
+last bit.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,12 +29,23 @@ from typing import Any
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _results import Column, Results, add_file_option
+from retrieval import spread
+
 from fewshot_callbacks import Shards, evaluate_retrieval
 from fewshot_callbacks.cli.main import main as fewshot
 from fewshot_callbacks.files import journal
 
 METRICS = ("mAP", "recall@1", "pair_f1", "recall@precision0.95")
 OF_A_CLASS = 50
+COLUMNS = (
+    Column("evaluation of"),
+    Column("seconds", ".1f"),
+    Column("processor seconds", ".1f"),
+    Column("MB held at the end", ",.0f"),
+)
 
 
 def write(folder: Path, items: int, dim: int) -> None:
@@ -75,9 +89,16 @@ def evaluate(folder: Path, options: argparse.Namespace, *, loaded: bool) -> dict
     }
 
 
-def share(name: str, options: argparse.Namespace, values: dict[str, float], state: str | None, stop: float) -> float:
+def share(
+    name: str,
+    options: argparse.Namespace,
+    count: int,
+    values: dict[str, float],
+    state: str | None = None,
+    stop: float = 1e6,
+) -> float:
     """Evaluate the file by processes that torchrun starts; kill them after some seconds; return how long that took."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(options.processes), __file__]
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), __file__]
     words += ["--row", "share", "evaluate", f"{name}/rows.npy", "--labels", f"{name}/labels.npy", "--json"]
     words += ["--max_queries", str(options.queries), "--memory_mb", str(options.memory_mb)]
     words += ["--resume", state] if state else []
@@ -86,15 +107,26 @@ def share(name: str, options: argparse.Namespace, values: dict[str, float], stat
     try:
         printed, said = begun.communicate(timeout=stop)
     except subprocess.TimeoutExpired:
-        subprocess.run(
-            ["pkill", "-KILL", "-f", str(state)], check=False
-        )  # torchrun's processes have groups of their own
+        # The processes of torchrun have groups of their own, so that no signal to a group reaches them all.
+        for process in [begun.pid, *descendants(begun.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         begun.communicate()
         return stop
     if begun.returncode:
         sys.exit(said)
     assert json.loads(printed)["metrics"] == values, printed
     return time.perf_counter() - started
+
+
+def descendants(process: int) -> list[int]:
+    """Return the processes that a process has started, and those that they have started (Linux)."""
+    started = [
+        int(child)
+        for task in Path(f"/proc/{process}/task").iterdir()
+        for child in (task / "children").read_text(encoding="ascii").split()
+    ]
+    return started + [later for child in started for later in descendants(child)]
 
 
 def main() -> None:
@@ -108,39 +140,57 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=2_000)
     parser.add_argument("--memory_mb", type=float, default=512, help="budget of the evaluation")
     parser.add_argument("--limit_mb", type=float, default=1_000, help="of the whole process that reads the file")
-    parser.add_argument("--processes", type=int, default=0, help="that share one more evaluation of the file")
-    parser.add_argument("--kill", action="store_true", help="once more, killed at half and resumed")
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument(
+        "--processes", type=int, nargs="*", default=[], help="how many share one more evaluation of the file"
+    )
+    parser.add_argument("--kill", action="store_true", help="the last of these once more, killed at half and resumed")
+    parser.add_argument("--rounds", type=int, default=1, help="of the first two rows")
+    add_file_option(parser)
     parser.add_argument("--row", choices=["memory", "file"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.row:
         print(json.dumps(evaluate(options.folder, options, loaded=options.row == "memory")))
         return
-    print(f"{options.items:,} x {options.dim} float16 against {options.queries:,} queries, {options.memory_mb:g} MB")
-    print("| row | s | processor s | MB held at the end |\n| --- | --- | --- | --- |")
-    with tempfile.TemporaryDirectory() as name:
+    if options.kill and not options.processes:
+        parser.error("--kill kills processes that share an evaluation. Give their number by --processes.")
+    print(f"{options.items:,} x {options.dim} float16 against {options.queries:,} queries, {options.memory_mb:g} MB\n")
+    with (
+        tempfile.TemporaryDirectory() as name,
+        Results(COLUMNS, threads=torch.get_num_threads(), file=options.json) as results,
+    ):
         write(Path(name), options.items, options.dim)
-        found = {}
-        for _ in range(options.rounds):
-            for row in ("memory", "file"):
-                words = [sys.executable, *sys.argv, "--row", row, "--folder", name]
-                ran = subprocess.run(words, capture_output=True, text=True, check=False)
-                if ran.returncode:
-                    sys.exit(ran.stderr)
-                found[row] = json.loads(ran.stdout)
-                took = found[row]
-                print(f"| {row} | {took['seconds']:.1f} | {took['processor']:.1f} | {took['MB']:.0f} |", flush=True)
-        assert found["memory"]["values"] == found["file"]["values"], found
-        if options.processes:
-            values = found["file"]["values"]
-            whole = share(name, options, values, None, 1e6)
-            print(f"| {options.processes} processes | {whole:.1f} | | |")
+        values = alone(name, options, results)
+        for count in options.processes:
+            seconds = share(name, options, count, values)
+            results.add(f"the file, by {count} processes that torchrun starts", seconds, None, None)
         if options.kill:
-            share(name, options, values, f"{name}/state", whole / 2)
+            count = options.processes[-1]
+            share(name, options, count, values, f"{name}/state", seconds / 2)
             assert Path(f"{name}/state").is_dir(), "nothing had been written by then"
-            rest = share(name, options, values, f"{name}/state", 1e6)
-            print(f"| killed after {whole / 2:.1f} s, and resumed | {rest:.1f} | | |")
+            rest = share(name, options, count, values, f"{name}/state")
+            results.add(f"the same, killed after {seconds / 2:.1f} s: what is left, by `--resume`", rest, None, None)
+
+
+def alone(name: str, options: argparse.Namespace, results: Results) -> dict[str, float]:
+    """Add the two rows of one process, and return the values of both."""
+    titles = {
+        "memory": "a float32 copy in memory",
+        "file": f"the file, in a process that may hold no more than {options.limit_mb:,.0f} MB",
+    }
+    found: dict[str, list[dict[str, Any]]] = {row: [] for row in titles}
+    for _ in range(options.rounds):
+        for row in titles:
+            words = [sys.executable, *sys.argv, "--row", row, "--folder", name]
+            ran = subprocess.run(words, capture_output=True, text=True, check=False)
+            if ran.returncode:
+                sys.exit(ran.stderr)
+            found[row].append(json.loads(ran.stdout))
+    for row, title in titles.items():
+        results.add(title, *(spread([took[key] for took in found[row]]) for key in ("seconds", "processor", "MB")))
+    values: dict[str, float] = found["file"][0]["values"]
+    assert all(took["values"] == values for rounds in found.values() for took in rounds), found
+    return values
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     python benchmarks/trials.py --identification [--sets 400]               the same of `evaluate_identification`
 
 Costs are processor seconds, and multiples of one sort of the same scores (`numpy.argsort`); memory is the peak beyond what
-is held before the call.
+is held before the call. `--json` writes their table.
 
 For the coverage, identities are drawn anew for each set: normal in 16 dimensions, some of them alike to many, with a
 scatter that differs from identity to identity, four items of each. Scores are cosines of all pairs of items, or of a list
@@ -20,13 +20,19 @@ from __future__ import annotations
 
 import argparse
 import resource
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _results import Column, Results, add_file_option
 
 from fewshot_callbacks import evaluate_identification, evaluate_trials
 
@@ -34,6 +40,12 @@ KEYS = ("eer", "min_dcf@0.01", "min_dcf@0.5", "tar@far0.1", "tar@far0.01", "tar@
 DIM, ITEMS = 16, 4
 DESIGNS = ((50, 0), (50, 10), (200, 0), (200, 1), (200, 10), (500, 1), (500, 10))
 """Identities, and trials of each kind for each of them; 0: all pairs."""
+COSTS = (
+    Column("call"),
+    Column("processor seconds", ".1f"),
+    Column("x one sort", ".1f"),
+    Column("MB beyond the scores", ",.0f"),
+)
 KNOWN, UNKNOWN, IDENTIFICATION = 100, (15, 50, 200), "tpir@fpir0.1"
 
 
@@ -49,24 +61,26 @@ def cost(run: Callable[[], Any]) -> tuple[float, float]:
     return time.process_time() - started, peak() - before
 
 
-def costs(trials: int, identities: int) -> Table:
+def costs(trials: int, identities: int, file: str | None) -> None:
+    """Print the table of costs, and write it to a file."""
     rng = np.random.default_rng(0)
     same = rng.random(trials) < 0.2
     scores = rng.normal(size=trials) + 2 * same
     first = rng.integers(0, identities, trials)
     second = np.where(same, first, (first + rng.integers(1, identities, trials)) % identities)
-    table = Table(title=f"{trials:,} trials")
-    for name in ("", "seconds of a processor", "times one sort", "MB beyond"):
-        table.add_column(name, justify="left" if not name else "right")
     sort, _ = cost(lambda: np.argsort(scores))
-    for name, run in (
-        ("evaluate_trials(scores, same)", lambda: evaluate_trials(scores, same)),
-        ("and ten folds", lambda: evaluate_trials(scores, same, folds=np.arange(trials) % 10)),
-        ("and identities", lambda: evaluate_trials(scores, same, first=first, second=second)),
-    ):
-        seconds, beyond = cost(run)
-        table.add_row(name, f"{seconds:.1f}", f"{seconds / sort:.1f}", f"{beyond:,.0f}")
-    return table
+    calls: dict[str, Callable[[], Any]] = {
+        "`evaluate_trials(scores, same)`": lambda: evaluate_trials(scores, same),
+        "and ten folds": lambda: evaluate_trials(scores, same, folds=np.arange(trials) % 10),
+        f"and {identities:,} identities, with intervals": lambda: evaluate_trials(
+            scores, same, first=first, second=second
+        ),
+    }
+    print(f"{trials:,} trials\n")
+    with Results(COSTS, threads=1, file=file) as results:
+        for name, run in calls.items():
+            seconds, beyond = cost(run)
+            results.add(name, seconds, seconds / sort, beyond)
 
 
 def people(rng: np.random.Generator, identities: int) -> tuple[np.ndarray, np.ndarray]:
@@ -142,11 +156,14 @@ def main() -> None:
     parser.add_argument("--coverage", action="store_true", help="of the intervals, in place of costs")
     parser.add_argument("--identification", action="store_true", help="of the intervals of TPIR, in place of costs")
     parser.add_argument("--sets", type=int, default=400, help="of each design (default: %(default)s)")
+    add_file_option(parser)
     options = parser.parse_args()
-    if options.identification:
-        table = identification_coverage(options.sets)
-    else:
-        table = coverage(options.sets) if options.coverage else costs(options.trials, options.identities)
+    if not options.coverage and not options.identification:
+        costs(options.trials, options.identities, options.json)
+        return
+    if options.json:
+        parser.error("--json writes the table of costs. Leave --coverage and --identification out.")
+    table = identification_coverage(options.sets) if options.identification else coverage(options.sets)
     Console(width=140).print(table)
 
 

@@ -1,12 +1,16 @@
 """J and the variance ratio of batches, episodes and whole sets; what the ratio costs; how often its interval holds.
 
-    python benchmarks/variance_ratio.py [--draws 300]     three tables: simulated, of the glyphs, cost of a batch
+    python benchmarks/variance_ratio.py [--draws 300]                two tables: simulated, and of the glyphs
+    python benchmarks/variance_ratio.py --cost [--json FILE]         of both for a batch
     python benchmarks/variance_ratio.py --coverage [--sets 200]
 
 The simulated population has 1,000 classes of 50 items in 64 dimensions, normal, with a known ratio of variances; the glyphs
 are the training split, as pixels and as Conv4 embeds them before any training. Each cell is the median over draws of J and
 of the ratio, and the standard deviation of the ratio. Of a batch in which no class has two items both are undefined; these
 are left out and counted.
+
+Costs are median milliseconds of both ratios of a batch on the CPU, by the compiled loop and by PyTorch's operations, as on a
+GPU, taken in turns.
 
 For the coverage classes are drawn anew for each set: normal in 1 or 64 dimensions of equal or falling variance, of equal
 or unequal size (log-normal, from one item on), with the same or with different scatter in each class. Printed are the
@@ -19,8 +23,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import statistics
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,12 +36,23 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _results import Column, Results, add_file_option
+
 from fewshot_callbacks import Conv4, EpisodicBatchSampler, Glyphs, discriminant_ratio
 from fewshot_callbacks.functional import variance_ratio_of_set
 from fewshot_callbacks.functional.discriminant_ratio import EPS, BatchScatter, ClassScatter, batch_ratios
 
 TRUTHS = (0.0, 0.3, 2.0)
 CLASSES, ITEMS, DIM = 1000, 50, 64
+COSTS = (
+    Column("items of a batch", ",d"),
+    Column("dim", ",d"),
+    Column("compiled, ms", ".3f"),
+    Column("PyTorch, ms", ".3f"),
+    Column("PyTorch, x compiled", ".1f"),
+)
 
 
 def shuffled(labels: Tensor, size: int, draws: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -110,22 +128,20 @@ def by_pytorch(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return batch.discriminant_ratio(eps=EPS, skip_singletons=False), batch.variance_ratio()
 
 
-def cost() -> Table:
-    """Both ratios of a batch, by the compiled loop and by PyTorch, as on a GPU; medians, taken in turns."""
-    made = Table(title=f"J and variance ratio: microseconds of a batch on the CPU, {torch.get_num_threads()} thread(s)")
-    for name in ("items", "dim", "compiled", "PyTorch"):
-        made.add_column(name, justify="right")
-    for items, dim in ((80, 256), (256, 512), (1024, 2048)):
-        embeddings, labels = torch.randn(items, dim), torch.arange(items) % (items // 4)
-        times: tuple[list[float], ...] = ([], [])
-        for _ in range(max(20, 20_000_000 // (items * dim * 40))):
-            for ratios, taken in zip((batch_ratios, by_pytorch), times, strict=True):
-                start = time.perf_counter()
-                ratios(embeddings, labels)
-                taken.append(1e6 * (time.perf_counter() - start))
-        medians = (sorted(taken)[len(taken) // 2] for taken in times)
-        made.add_row(str(items), str(dim), *(f"{median:.0f}" for median in medians))
-    return made
+def cost(file: str | None) -> None:
+    """Print what both ratios of a batch cost, and write it to a file."""
+    with Results(COSTS, threads=torch.get_num_threads(), file=file) as results:
+        for items, dim in ((80, 256), (256, 512), (1024, 2048)):
+            embeddings = torch.randn(items, dim)
+            labels = torch.arange(items) % (items // 4)
+            times: tuple[list[float], ...] = ([], [])
+            for _ in range(max(20, 20_000_000 // (items * dim * 40))):
+                for ratios, taken in zip((batch_ratios, by_pytorch), times, strict=True):
+                    start = time.perf_counter()
+                    ratios(embeddings, labels)
+                    taken.append(1e3 * (time.perf_counter() - start))
+            compiled, pytorch = map(statistics.median, times)
+            results.add(items, dim, compiled, pytorch, pytorch / compiled)
 
 
 def share_that_holds(regime: tuple[int, int, float, int, bool, bool, bool], sets: int) -> float:
@@ -184,16 +200,26 @@ def coverage(sets: int) -> Table:
     return made
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=300, help="batches of each kind")
+    parser.add_argument("--cost", action="store_true", help="of a batch, instead of the tables")
     parser.add_argument("--coverage", action="store_true", help="of the interval, instead of the tables")
     parser.add_argument("--sets", type=int, default=200, help="of each regime, for --coverage")
+    add_file_option(parser)
     options = parser.parse_args()
+    if options.json and not options.cost:
+        parser.error("--json writes the table of costs. Add --cost.")
     console = Console(width=160)
-    if options.coverage:
+    if options.cost:
+        cost(options.json)
+    elif options.coverage:
         console.print(coverage(options.sets))
     else:
         for made in (simulated, of_glyphs):
             console.print(made(options.draws))
-        console.print(cost())
+
+
+if __name__ == "__main__":
+    main()

@@ -22,9 +22,13 @@ def test_a_missing_package_is_named_and_the_rest_goes_on(real, monkeypatch, caps
     printed = capsys.readouterr().out
     assert "absent (a file): left out, since no_such_module is missing. Run: pip install it" in printed
     (row,) = [line for line in printed.splitlines() if "present" in line]
-    assert [cell.strip() for cell in row.split("│")[1:8]] == [
-        *("present", "80", "4", "4", "20, 20, 20, 20, 20, 20", "1.000", "1.000")
-    ]
+    assert row.split(" | ")[:8] == ["| present", "80", "4", "4", "20", "20", "1.000", "1.000"]
+
+
+def test_sizes_that_fit_no_set_are_refused(real, capsys):
+    with pytest.raises(SystemExit):
+        real.main(["--sets", "files", "glyphs", "voices", "--items", "20", "30"])
+    assert "--items has 2 numbers for 3 sets. Give one, or one for each." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["voices", "files", "paragraphs"])

@@ -35,6 +35,24 @@ def test_a_table_of_the_floor_ours_and_other_ways(retrieval, tmp_path, capsys):
     assert "from ours" not in capsys.readouterr().out
 
 
+def test_the_table_of_all_sets_has_a_line_for_each_size_and_row(retrieval, tmp_path, capsys):
+    file = tmp_path / "out.json"
+    words = "--items 200 300 --dim 16 --repeats 1 --threads 1 --in-process --rows ours-auto floor-tf32"
+    assert retrieval.main([*words.split(), "--difficulty", "middling", "hard", "--json", str(file)]) == 0
+    kept = json.loads(file.read_text())
+    titles = [title for title, _ in kept["columns"]]
+    assert titles[:5] == ["items", "dim", "what", "middling, x product", "hard, x product"]
+    ours, of_gpus = "evaluate_retrieval, default metrics", "TF32 product of all pairs"
+    assert [row[:3] for row in kept["rows"]] == [[n, 16, what] for n in (200, 300) for what in (ours, of_gpus)]
+    ratios = {(result["items"], result["difficulty"]): result.get("ratio") for result in kept["results"][::2]}
+    assert kept["rows"][2][3:5] == [ratios[300, "middling"], ratios[300, "hard"]]
+    assert kept["rows"][3][3:] == ["skipped: runs on a GPU alone"] * 2 + [None, None]
+    from _results import Column, markdown
+
+    table = markdown([Column(*column) for column in kept["columns"]], kept["rows"])
+    assert capsys.readouterr().out.endswith(f"{table}\n")
+
+
 def test_what_cannot_run_says_why(retrieval, tmp_path, monkeypatch, capsys):
     for name in {"oml", *(name for name in sys.modules if name.partition(".")[0] == "oml")}:
         monkeypatch.setitem(sys.modules, name, None)
