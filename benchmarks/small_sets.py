@@ -64,7 +64,10 @@ def main() -> None:
     of_size = [
         milliseconds(runs(*make(items, options.dim, options.difficulty)), options.rounds) for items in options.items
     ]
-    columns = (Column("processor ms"), *(Column(f"{items:,} items", ".1f") for items in options.items))
+    columns = (
+        Column(f"processor ms, {options.difficulty}"),
+        *(Column(f"{items:,} items", ".1f") for items in options.items),
+    )
     with Results(columns, threads=1, file=options.json) as results:
         for row in of_size[0]:
             results.add(row, *(times[row] for times in of_size))

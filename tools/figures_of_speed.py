@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -34,13 +35,68 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from _results import Column, describe, markdown  # noqa: E402
 
+RETRIEVAL = "python benchmarks/retrieval.py"
+WITHOUT_BYTES = (
+    "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 NUMBA_CPU_NAME=haswell " + RETRIEVAL
+)
+
 COMMANDS: dict[str, tuple[str, ...]] = {
     "retrieval": (
-        "benchmarks/retrieval.py --items 4000 8000 --rows ours-auto",
-        "benchmarks/retrieval.py --items 31730 --rows ours-auto --repeats 1",
+        f"{RETRIEVAL} --items 4000 8000 --rows ours-auto",
+        f"{RETRIEVAL} --items 31730 --rows ours-auto --repeats 1",
     ),
+    "retrieval_large": (f"{RETRIEVAL} --scenario-a --rows ours-auto",),
+    "retrieval_dimensions": (
+        f"{RETRIEVAL} --items 8000 --dim 128 --rows ours-auto --difficulty well-trained hard",
+        f"{RETRIEVAL} --items 8000 --dim 64 --rows ours-auto --difficulty well-trained hard",
+    ),
+    "retrieval_avx2": (
+        f"{WITHOUT_BYTES} --items 8000 --rows ours-auto --difficulty well-trained hard",
+        f"{WITHOUT_BYTES} --items 31730 --rows ours-auto --difficulty well-trained hard --repeats 1",
+    ),
+    "retrieval_repeated": (
+        f"{RETRIEVAL} --items 8000 31730 --dim 256 --rows ours-auto --difficulty repeated heavy-tailed --repeats 1",
+        f"{RETRIEVAL} --scenario-a --dim 256 --rows ours-auto --difficulty heavy-tailed",
+    ),
+    "retrieval_degenerate": (
+        f"{RETRIEVAL} --items 8000 --rows ours-auto argsort --difficulty near-collapsed collapsed --repeats 1",
+    ),
+    "retrieval_large_classes": (
+        f"{RETRIEVAL} --items 60000 --per-class 6000 --rows ours-auto --difficulty middling --repeats 1",
+    ),
+    "real": ("python benchmarks/real.py --sets files paragraphs voices --items 2000 8000 400",),
+    "small_sets": (
+        "python benchmarks/small_sets.py --difficulty well-trained",
+        "python benchmarks/small_sets.py --difficulty hard",
+    ),
+    "retrieval_forms": (
+        f"{RETRIEVAL} --items 8000 --rows ours-auto ours-two-sets ours-opis codes grouped"
+        " --difficulty middling hard --repeats 1",
+    ),
+    "grouped_growth": ("python benchmarks/grouped_growth.py --threads 1 --rounds 2",),
+    "judgements": ("python benchmarks/judgements.py --items 8000 31730",),
+    "peers": (
+        f"{RETRIEVAL} --items 8000 --repeats 1 --difficulty hard random"
+        " --rows ours-auto argsort pml pml-torch pml-max-bin torchmetrics sklearn",
+    ),
+    "information_retrieval": ("python benchmarks/information_retrieval.py --repeats 1",),
+    "episodes": ("python benchmarks/episodes.py --sizes 32 --repeats 3",),
+    "questions": ("python benchmarks/questions.py --rounds 2",),
+    "overhead": ("python benchmarks/overhead.py --repeats 9 --steps 100",),
+    "discriminant_ratio": ("python benchmarks/variance_ratio.py --cost",),
+    "pictures": ("python benchmarks/pictures.py",),
+    "health": ("python benchmarks/health.py",),
+    "knn": ("python benchmarks/knn.py",),
+    "probe": ("python benchmarks/probe.py",),
+    "near_duplicates": ("python benchmarks/near_duplicates.py --threads 1 --rounds 1",),
+    "trials": ("python benchmarks/trials.py",),
+    "repeated": ("python benchmarks/repeated.py",),
+    "losses": ("python benchmarks/losses.py", "python benchmarks/losses.py --micro-batch"),
+    "scale": ("python benchmarks/scale.py --items 600000 --queries 20000 --processes 2 4 --kill",),
+    "processes": ("python benchmarks/processes.py --items 31730 --difficulty well-trained hard",),
+    "image_loading": ("python benchmarks/image_loading.py",),
 }
-"""table -> the commands that fill it, after `python`"""
+"""table -> the commands that fill it"""
 
 BLOCK = re.compile(r"(?<=<!-- table: )(?P<name>\w+)(?P<body> -->\n.*?)(?=<!-- end of table -->)", re.DOTALL)
 """A table of the page, from its name to its end."""
@@ -53,15 +109,24 @@ def measure(name: str) -> None:
         file = Path(folder) / "table.json"
         for command in COMMANDS[name]:
             started = time.perf_counter()
-            print(f"python {command}", file=sys.stderr, flush=True)
-            subprocess.run([sys.executable, *shlex.split(command), "--json", str(file)], cwd=ROOT, check=True)
+            print(command, file=sys.stderr, flush=True)
+            run(command, file)
             print(f"took {time.perf_counter() - started:.0f} s\n", file=sys.stderr, flush=True)
             measured = json.loads(file.read_text(encoding="utf-8"))
-            record = {"command": f"python {command}"}
+            record = {"command": command}
             record |= {key: measured[key] for key in ("machine", "columns", "rows")}
             records.append(record)
     DATA.mkdir(parents=True, exist_ok=True)
     (DATA / f"{name}.json").write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+
+
+def run(command: str, file: Path) -> None:
+    """Run a command line, variables of the environment before `python`, and have it write its table to a file."""
+    words = shlex.split(command)
+    start = words.index("python")
+    variables = dict(word.split("=", 1) for word in words[:start])
+    arguments = [sys.executable, *words[start + 1 :], "--json", str(file)]
+    subprocess.run(arguments, cwd=ROOT, env=os.environ | variables, check=True)
 
 
 def load(name: str) -> list[dict[str, Any]]:
@@ -96,7 +161,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.list:
         for name, commands in COMMANDS.items():
-            print(name, *(f"    python {command}" for command in commands), sep="\n")
+            print(name, *(f"    {command}" for command in commands), sep="\n")
         return
     if options.measure is not None:
         for name in options.measure or COMMANDS:
