@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test test-all check format docs notebook bench gpu figures mutants lock clean
+.PHONY: demo test test-all check format docs notebook bench gpu figures figures-of-speed mutants lock clean
 .NOTPARALLEL: # two installations into one environment
 
 demo: $(VENV)/.for-demo
@@ -55,6 +55,10 @@ gpu: $(VENV)/.for-test
 # every figure of the documentation, from docs/figures/data; --measure repeats the trainings behind them
 figures: $(VENV)/.for-test-integrations
 	$(BIN)/python tools/figures.py
+
+# the tables of docs/measurements.md, measured anew on a machine that does nothing else: about an hour
+figures-of-speed: $(VENV)/.for-test-integrations $(VENV)/.for-bench
+	$(BIN)/python tools/figures_of_speed.py --measure
 
 # mistakes put into the code, SAMPLE of them drawn by SEED, and whether a test fails: tools/mutants/README.md; it takes hours
 mutants: $(VENV)/.for-test-integrations $(VENV)/.for-mutants

@@ -1,4 +1,4 @@
-"""Write the tables of docs/measurements.md from what the benchmarks measured, docs/figures/data/speed/NAME.json.
+"""Write the tables of docs/measurements.md, and README's figures, from docs/figures/data/speed/NAME.json.
 
     python tools/figures_of_speed.py                       # writes the tables
     python tools/figures_of_speed.py --measure             # measures all first: about an hour, with nothing beside it
@@ -10,8 +10,8 @@ The page holds two lines for each table, between which everything is written by 
     <!-- table: knn -->
     <!-- end of table -->
 
-A measurement replaces the file of its table only when all of its commands have succeeded. CUDA is measured by `make gpu`, on
-a machine that has it.
+README's figures are in `QUOTES`: the words around them, and where they stand in the data. A measurement replaces the file
+of its table only when all of its commands have succeeded. CUDA is measured by `make gpu`, on a machine that has it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "figures" / "data" / "speed"
 PAGE = ROOT / "docs" / "measurements.md"
+README = ROOT / "README.md"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from _results import Column, describe, markdown  # noqa: E402
@@ -64,7 +65,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "retrieval_large_classes": (
         f"{RETRIEVAL} --items 60000 --per-class 6000 --rows ours-auto --difficulty middling --repeats 1",
     ),
-    "real": ("python benchmarks/real.py --sets files paragraphs voices --items 2000 8000 400",),
+    "real": ("python benchmarks/real.py --sets paragraphs files voices glyphs --items 20000 2000 1000 8000",),
+    "first_use": ("python benchmarks/first_use.py",),
     "small_sets": (
         "python benchmarks/small_sets.py --difficulty well-trained",
         "python benchmarks/small_sets.py --difficulty hard",
@@ -97,6 +99,50 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "image_loading": ("python benchmarks/image_loading.py",),
 }
 """table -> the commands that fill it"""
+
+
+class Figure(NamedTuple):
+    """A number of the data."""
+
+    table: str
+    row: str
+    """words of one of its cells"""
+    column: str
+    form: str
+    part: int = 0
+    """of a cell of several numbers: 0 is the median, 1 the least, 2 the greatest"""
+
+
+def _time_and_memory(row: str) -> tuple[Figure, Figure]:
+    return (
+        Figure("peers", row, "hard, x product", ".2g"),
+        Figure("peers", row, "peak MB beyond the data", ",.0f", part=2),
+    )
+
+
+QUOTES: dict[str, tuple[Figure, ...]] = {
+    "31,730 embeddings of 512 numbers take two CPU cores {} seconds and {} MB.": (
+        Figure("questions", "`RetrievalMonitor`", "seconds", ".1f"),
+        Figure("questions", "`RetrievalMonitor`", "MB beyond the data", ".0f"),
+    ),
+    "A training step takes {} times as long.": (
+        Figure("overhead", "a training step, J and variance ratio of every batch", "with it, x without", ".2f"),
+    ),
+    "the bare float32 product of all pairs ({} s), memory": (
+        Figure("peers", "evaluate_retrieval, default metrics", "product, seconds", ".1f"),
+    ),
+    "| all of its metrics | **{} ×** | **{} MB** |": _time_and_memory("evaluate_retrieval, default metrics"),
+    "| pytorch-metric-learning, `k=None` | mAP | {} × | {} MB |": _time_and_memory("pytorch-metric-learning, k=None"),
+    "| MAP@R alone, truncated | {} × | {} MB |": _time_and_memory(
+        'pytorch-metric-learning, k="max_bin_count", MAP@R alone'
+    ),
+    "| mAP alone, drops scores ≤ 0 | {} × | {} MB |": _time_and_memory("torchmetrics RetrievalMAP, mAP alone"),
+    "| scikit-learn, query by query | mAP alone | {} × | {} MB |": _time_and_memory(
+        "scikit-learn average_precision_score for each query"
+    ),
+    "| sorting each row by hand | mAP alone | {} × | {} MB |": _time_and_memory("rows sorted in chunks, mAP alone"),
+}
+"""Words of README, with places for figures, and these figures"""
 
 BLOCK = re.compile(r"(?<=<!-- table: )(?P<name>\w+)(?P<body> -->\n.*?)(?=<!-- end of table -->)", re.DOTALL)
 """A table of the page, from its name to its end."""
@@ -151,6 +197,33 @@ def written(page: str) -> str:
     return BLOCK.sub(lambda found: f"{found['name']} -->\n\n{block(load(found['name']))}\n\n", page)
 
 
+def value(figure: Figure) -> str:
+    """Return a figure as README writes it."""
+    for record in load(figure.table):
+        columns = [Column(*column) for column in record["columns"]]
+        place = [column.title for column in columns].index(figure.column)
+        for row in record["rows"]:
+            if figure.row in row:
+                cell = row[place]
+                return format(cell[figure.part] if isinstance(cell, list) else cell, figure.form)
+    raise LookupError(f"{figure.table}.json has no row {figure.row!r}.")
+
+
+def quoted(text: str) -> str:
+    """Return README with the figures that the data give.
+
+    Raises:
+        LookupError: Some words of `QUOTES` do not stand in it once.
+    """
+    for words, figures in QUOTES.items():
+        pattern = re.escape(words).replace(r"\{\}", r"[^\s*]+")
+        filled = words.format(*map(value, figures))
+        text, times = re.subn(pattern, lambda _, filled=filled: filled, text)
+        if times != 1:
+            raise LookupError(f"README has these words {times} times, not once: {words!r}")
+    return text
+
+
 def main() -> None:
     """Measure what is asked for, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -167,6 +240,7 @@ def main() -> None:
         for name in options.measure or COMMANDS:
             measure(name)
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    README.write_text(quoted(README.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

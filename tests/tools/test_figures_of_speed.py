@@ -1,0 +1,92 @@
+"""Figures of time and memory stand on one page and in README, and are those that were measured."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import figures_of_speed  # noqa: E402
+
+COST = re.compile(
+    r"\d[\d,.]*(?: to \d[\d.,]*)?[ -]?"
+    r"(?:×|x (?:the )?product|times as (?:long|much)|times the product|(?:seconds?|s|ms|µs|us|minutes?|min|hours?|MB|GB)\b)"
+)
+"""A figure of time or memory."""
+
+NOT_MEASURED = {
+    "README.md": {"7.5 GB": "what an installation takes"},
+    "CONTRIBUTING.md": {"6.3 GB": "what an installation takes", "1.2 GB": "what an installation takes"},
+    "docs/distance_ratio.md": {"30 times as long": "the number of episodes"},
+    "docs/distance_ratio_photographs.md": {"1.96 s": "standard deviations"},
+    "docs/faq.md": {"512 MB": "the default of a setting"},
+    "docs/glyphs.md": {"29 MB": "the size of a file"},
+    "docs/how_it_works.md": {"40 GB": "calculated: 100,000 x 100,000 numbers of four bytes"},
+}
+"""page -> figure -> what it is instead"""
+
+CALCULATED = {"docs/feasibility.md", "docs/literature.md"}
+"""Pages that set sizes and times of other machines, by calculation, against what a source claims."""
+
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+)
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_the_tables_are_those_of_the_data() -> None:
+    page = text_of("docs/measurements.md")
+    assert figures_of_speed.written(page) == page
+
+
+def test_the_figures_of_readme_are_those_of_the_data() -> None:
+    readme = text_of("README.md")
+    assert figures_of_speed.quoted(readme) == readme
+
+
+def test_another_figure_is_found() -> None:
+    page = text_of("docs/measurements.md")
+    table = page.index("| ---")
+    figure = re.compile(r"\d\.\d\d").search(page, table)
+    assert figure is not None
+    changed = page[: figure.start()] + "9.99" + page[figure.end() :]
+    assert figures_of_speed.written(changed) == page
+    readme = text_of("README.md")
+    assert figures_of_speed.quoted(readme.replace(" seconds and ", "1 seconds and ")) == readme
+    with pytest.raises(LookupError, match="0 times"):
+        figures_of_speed.quoted(readme.replace("two CPU cores", "two cores"))
+
+
+def test_each_table_has_data_and_a_place() -> None:
+    places = [found["name"] for found in figures_of_speed.BLOCK.finditer(text_of("docs/measurements.md"))]
+    assert len(places) == len(set(places))
+    files = {file.stem for file in figures_of_speed.DATA.glob("*.json")}
+    assert set(places) == files
+    assert files - set(figures_of_speed.COMMANDS) == {"gpu", "gpu_training"}
+    assert set(figures_of_speed.COMMANDS) <= files
+
+
+def test_the_data_are_what_the_commands_measured() -> None:
+    for name, commands in figures_of_speed.COMMANDS.items():
+        records = json.loads((figures_of_speed.DATA / f"{name}.json").read_text(encoding="utf-8"))
+        assert tuple(record["command"] for record in records) == commands
+        assert not any(record["machine"]["commit"].endswith("-dirty") for record in records)
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES) - CALCULATED))
+def test_no_other_figure_of_time_or_memory(page: str) -> None:
+    text = figures_of_speed.BLOCK.sub("", text_of(page))
+    for words in figures_of_speed.QUOTES:
+        text = re.sub(re.escape(words).replace(r"\{\}", r"[^\s*]+"), "", text)
+    found = {match[0] for match in COST.finditer(text)}
+    assert found == set(NOT_MEASURED.get(page, {}))
