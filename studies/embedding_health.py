@@ -147,7 +147,7 @@ for method in options.methods:
             )
 for method in options.methods:
     rows = [row for row in done if row["method"] == method]
-    print(f"{method}: a collapse is said of {sum(row['collapse'] > 0 for row in rows)} of {len(rows)} checkpoints")
+    print(f"{method}: a collapse is reported for {sum(row['collapse'] > 0 for row in rows)} of {len(rows)} checkpoints")
 numbers = [name for name in done[0] if name not in ("method", "rate", "seed", "step", "mAP", "accuracy", "collapse")]
 sound = [row for row in done if row["method"] != COLLAPSING]
 last = [row for row in sound if row["step"] == options.steps[-1]]

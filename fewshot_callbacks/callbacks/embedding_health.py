@@ -30,7 +30,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
     labels also as `val/nc1`, `val/cdnv` and `val/alignment`; with `k` as `val/hubness`, `val/antihubs` and
     `val/intrinsic_dimension`. Embeddings are those that the step gave, kept on the CPU until the end. In training
     `train/rankme` and `train/effective_rank` are those of every n-th batch, of rank 0 with several ranks; neither can be
-    larger than the number of items of the batch. A collapse is said once in a run, with the number that shows it.
+    larger than the number of items of the batch. A collapse is reported once in a run, with the number that shows it.
 
     From the second validation of a training on, it also logs how far the embedding has moved: `val/cosine_to_first` and
     `val/cosine_to_previous`, the mean cosine of each item to itself at the first validation and at the one before, and
