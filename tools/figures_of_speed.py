@@ -63,7 +63,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         f"{RETRIEVAL} --items 8000 --rows ours-auto argsort --difficulty near-collapsed collapsed --repeats 1",
     ),
     "retrieval_large_classes": (
-        f"{RETRIEVAL} --items 60000 --per-class 6000 --rows ours-auto --difficulty middling --repeats 1",
+        f"{RETRIEVAL} --items 30000 --per-class 3000 --rows ours-auto --difficulty middling --repeats 1",
     ),
     "real": ("python benchmarks/real.py --sets paragraphs files voices glyphs --items 20000 2000 1000 8000",),
     "first_use": ("python benchmarks/first_use.py",),

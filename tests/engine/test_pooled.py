@@ -52,6 +52,27 @@ def test_bounds_enclose_the_truth_and_closing_makes_them_equal_to_it(kind, simil
         assert np.array_equal(found.estimate(every, done.sample), reaching(negatives, every))  # since all is closed
 
 
+@pytest.mark.parametrize("kind", POOLED)
+@pytest.mark.parametrize(
+    "road",
+    [{}, {"buffer_pairs": 4, "threads": 2}, {"buffer_pairs": 4, "as_on_device": True}, {"batch_counters": 1}],
+    ids=str,
+)
+def test_one_pass_knows_all_counts_of_binary_codes(kind, road):
+    case = pooled_case(kind, "hamming")
+    case["queries"] = torch.where(case["queries"] > 0, 1, -1).to(torch.int8)
+    negatives = scores_of(case).negatives
+    every = np.unique([*negatives, *scores_of(case).positives, -1.5, 1.5])
+    every = np.unique([np.nextafter(every, -9), every, np.nextafter(every, 9)])
+    with evaluated(case, PooledRequest((0.3,)), **road) as (result, _):
+        found = result.pooled.negatives
+        found.close(every)  # the scores of equal rows may have to be computed again
+        fewest, most = found.bounds(every)
+        assert np.array_equal(fewest, reaching(negatives, every))
+        assert np.array_equal(most, fewest)
+        assert found.passes == 1
+
+
 # ------------------------------------------------------------------------------------------------------ operating points
 
 
