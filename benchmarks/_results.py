@@ -183,6 +183,12 @@ def _version_of(package: str) -> str:
 
 
 def _commit() -> str:
-    asked = ["git", "describe", "--always", "--dirty"]
-    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "not known"
+    """Return the commit that is measured, with "-dirty" where the package or a benchmark differs from it."""
+    commit = _git("rev-parse", "--short", "HEAD")
+    changed = _git("status", "--porcelain", "--", "fewshot_callbacks", "benchmarks")
+    return f"{commit or 'not known'}{'-dirty' if changed else ''}"
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()

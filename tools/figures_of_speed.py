@@ -65,7 +65,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "retrieval_large_classes": (
         f"{RETRIEVAL} --items 30000 --per-class 3000 --rows ours-auto --difficulty middling --repeats 1",
     ),
-    "real": ("python benchmarks/real.py --sets paragraphs files voices glyphs --items 20000 2000 1000 8000",),
+    "real": ("python benchmarks/real.py --sets paragraphs files voices glyphs --items 8000 2000 1000 8000",),
     "first_use": ("python benchmarks/first_use.py",),
     "small_sets": (
         "python benchmarks/small_sets.py --difficulty well-trained",
@@ -121,11 +121,11 @@ def _time_and_memory(row: str) -> tuple[Figure, Figure]:
 
 
 QUOTES: dict[str, tuple[Figure, ...]] = {
-    "31,730 embeddings of 512 numbers take two CPU cores {} seconds and {} MB.": (
+    "512 numbers take two CPU cores {} seconds and {} MB, hard ones": (
         Figure("questions", "`RetrievalMonitor`", "seconds", ".1f"),
         Figure("questions", "`RetrievalMonitor`", "MB beyond the data", ".0f"),
     ),
-    "A training step takes {} times as long.": (
+    "With it a training step takes {} times as long.": (
         Figure("overhead", "a training step, J and variance ratio of every batch", "with it, x without", ".2f"),
     ),
     "the bare float32 product of all pairs ({} s), memory": (
