@@ -189,7 +189,22 @@ def block(records: list[dict[str, Any]]) -> str:
     for record in records:
         columns = tuple(Column(*column) for column in record["columns"])
         tables.setdefault(columns, []).extend(record["rows"])
-    return "\n\n".join([commands, *machines, *(markdown(columns, rows) for columns, rows in tables.items())])
+    return "\n\n".join([commands, *machines, *(table(columns, rows) for columns, rows in tables.items())])
+
+
+def table(columns: tuple[Column, ...], rows: list[Any]) -> str:
+    """Return a table in Markdown. What is the same in all rows of retrieval.py stands above it, since the page is narrow."""
+    above = []
+    shown = []
+    for place, column in enumerate(columns):
+        cells = {str(row[place]) for row in rows}
+        if column.title in ("dim", "what") and len(cells) == 1:
+            cell = cells.pop()
+            above.append(f"{cell} dimensions" if column.title == "dim" else cell)
+        else:
+            shown.append(place)
+    narrow = markdown([columns[place] for place in shown], [[row[place] for place in shown] for row in rows])
+    return f"All rows: {'; '.join(above)}.\n\n{narrow}" if above else narrow
 
 
 def written(page: str) -> str:
