@@ -121,7 +121,7 @@ def _time_and_memory(row: str) -> tuple[Figure, Figure]:
 
 
 QUOTES: dict[str, tuple[Figure, ...]] = {
-    "512 numbers take two CPU cores {} seconds and {} MB, hard ones": (
+    "512 numbers take two CPU cores {} seconds and {} MB;": (
         Figure("questions", "`RetrievalMonitor`", "seconds", ".1f"),
         Figure("questions", "`RetrievalMonitor`", "MB beyond the data", ".0f"),
     ),
