@@ -116,7 +116,7 @@ def add_file_option(parser: argparse.ArgumentParser) -> None:
 
 
 def machine(threads: int, device: str | None = None) -> dict[str, str | int]:
-    """Return what the figures depend on: processor, its fast products, threads, versions, commit and month."""
+    """Return what the figures depend on: processor, its fast products, threads, versions, commit and date."""
     processor, flags = _processor()
     about: dict[str, str | int] = {
         "processor": processor,
@@ -183,7 +183,7 @@ def _version_of(package: str) -> str:
 
 
 def _commit() -> str:
-    """Return the commit that is measured, with "-dirty" where the package or a benchmark differs from it."""
+    """Return the commit that is measured, with "-dirty" where package or benchmarks have uncommitted changes or new files."""
     commit = _git("rev-parse", "--short", "HEAD")
     changed = _git("status", "--porcelain", "--", "fewshot_callbacks", "benchmarks")
     return f"{commit or 'not known'}{'-dirty' if changed else ''}"

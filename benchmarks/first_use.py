@@ -1,4 +1,4 @@
-"""What the first evaluation on a machine waits for its loops to be compiled, and the first one of a later process.
+"""How long the first evaluation takes while its loops are compiled, and the first one of a later process, which reads them.
 
     python benchmarks/first_use.py [--rounds 3]
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from _results import Column, Results, add_file_option
 from retrieval import spread
 
-FIRST_EVALUATION = """
+PROGRAM = """
 import time
 import torch
 from fewshot_callbacks import evaluate_retrieval
@@ -34,7 +34,7 @@ def seconds(folder: Path, threads: int) -> float:
     """Return what the first evaluation of a new process takes, with the compiled loops of a folder."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(folder), "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(
-        [sys.executable, "-c", FIRST_EVALUATION], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
     return float(done.stdout)
 

@@ -1,4 +1,4 @@
-"""What an evaluation of a small set takes, metric by metric: what does not grow with the pairs is most of it.
+"""What an evaluation of a small set takes, metric by metric: mostly fixed costs.
 
     python benchmarks/small_sets.py [--items 250 1000 2000 4000] [--dim 512] [--difficulty well-trained] [--rounds 15]
 
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     add_file_option(parser)
     options = parser.parse_args()
-    torch.set_num_threads(1)  # others wait in loops, which counts as work
+    torch.set_num_threads(1)  # idle threads spin, and `process_time` counts that
     of_size = [
         milliseconds(runs(*make(items, options.dim, options.difficulty)), options.rounds) for items in options.items
     ]

@@ -1,7 +1,7 @@
 """Write the tables of docs/measurements.md, and README's figures, from docs/figures/data/speed/NAME.json.
 
     python tools/figures_of_speed.py                       # writes the tables
-    python tools/figures_of_speed.py --measure             # measures all first: about an hour, with nothing beside it
+    python tools/figures_of_speed.py --measure             # measures all first: about an hour, on an idle machine
     python tools/figures_of_speed.py --measure knn probe   # measures some first
     python tools/figures_of_speed.py --list                # the commands of each table
 
@@ -9,6 +9,9 @@ The page holds two lines for each table, between which everything is written by 
 
     <!-- table: knn -->
     <!-- end of table -->
+
+A new table needs a benchmark that takes `--json` (benchmarks/_results.py), its commands in `COMMANDS`, and these lines on
+the page. Commit, and measure: what is measured has to be a commit.
 
 README's figures are in `QUOTES`: the words around them, and where they stand in the data. A measurement replaces the file
 of its table only when all of its commands have succeeded. CUDA is measured by `make gpu`, on a machine that has it.
@@ -34,10 +37,10 @@ PAGE = ROOT / "docs" / "measurements.md"
 README = ROOT / "README.md"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from _results import Column, describe, markdown  # noqa: E402
+from _results import Column, describe, machine, markdown  # noqa: E402
 
 RETRIEVAL = "python benchmarks/retrieval.py"
-WITHOUT_BYTES = (
+RETRIEVAL_ON_AVX2 = (
     "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 NUMBA_CPU_NAME=haswell " + RETRIEVAL
 )
 
@@ -52,8 +55,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         f"{RETRIEVAL} --items 8000 --dim 64 --rows ours-auto --difficulty well-trained hard",
     ),
     "retrieval_avx2": (
-        f"{WITHOUT_BYTES} --items 8000 --rows ours-auto --difficulty well-trained hard",
-        f"{WITHOUT_BYTES} --items 31730 --rows ours-auto --difficulty well-trained hard --repeats 1",
+        f"{RETRIEVAL_ON_AVX2} --items 8000 --rows ours-auto --difficulty well-trained hard",
+        f"{RETRIEVAL_ON_AVX2} --items 31730 --rows ours-auto --difficulty well-trained hard --repeats 1",
     ),
     "retrieval_repeated": (
         f"{RETRIEVAL} --items 8000 31730 --dim 256 --rows ours-auto --difficulty repeated heavy-tailed --repeats 1",
@@ -106,7 +109,7 @@ class Figure(NamedTuple):
 
     table: str
     row: str
-    """words of one of its cells"""
+    """one whole cell of its row, in words; the first such row counts"""
     column: str
     form: str
     part: int = 0
@@ -144,7 +147,7 @@ QUOTES: dict[str, tuple[Figure, ...]] = {
 }
 """Words of README, with places for figures, and these figures"""
 
-BLOCK = re.compile(r"(?<=<!-- table: )(?P<name>\w+)(?P<body> -->\n.*?)(?=<!-- end of table -->)", re.DOTALL)
+BLOCK = re.compile(r"(?<=<!-- table: )(?P<name>\w+) -->\n(?:(?!<!-- table: ).)*?(?=<!-- end of table -->)", re.DOTALL)
 """A table of the page, from its name to its end."""
 
 
@@ -154,6 +157,7 @@ def measure(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "table.json"
         for command in COMMANDS[name]:
+            file.unlink(missing_ok=True)
             started = time.perf_counter()
             print(command, file=sys.stderr, flush=True)
             run(command, file)
@@ -215,13 +219,12 @@ def written(page: str) -> str:
 def value(figure: Figure) -> str:
     """Return a figure as README writes it."""
     for record in load(figure.table):
-        columns = [Column(*column) for column in record["columns"]]
-        place = [column.title for column in columns].index(figure.column)
-        for row in record["rows"]:
+        titles = [Column(*column).title for column in record["columns"]]
+        for row in record["rows"] if figure.column in titles else ():
             if figure.row in row:
-                cell = row[place]
+                cell = row[titles.index(figure.column)]
                 return format(cell[figure.part] if isinstance(cell, list) else cell, figure.form)
-    raise LookupError(f"{figure.table}.json has no row {figure.row!r}.")
+    raise LookupError(f"{figure.table}.json has no row {figure.row!r} with {figure.column!r}.")
 
 
 def quoted(text: str) -> str:
@@ -252,10 +255,16 @@ def main() -> None:
             print(name, *(f"    {command}" for command in commands), sep="\n")
         return
     if options.measure is not None:
+        if str(machine(1)["commit"]).endswith("-dirty"):
+            parser.error(
+                "fewshot_callbacks/ or benchmarks/ has uncommitted changes. Commit them: figures are of a commit."
+            )
         for name in options.measure or COMMANDS:
             measure(name)
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    README.write_text(quoted(README.read_text(encoding="utf-8")), encoding="utf-8")
+    page = written(PAGE.read_text(encoding="utf-8"))
+    readme = quoted(README.read_text(encoding="utf-8"))
+    PAGE.write_text(page, encoding="utf-8")
+    README.write_text(readme, encoding="utf-8")
 
 
 if __name__ == "__main__":
