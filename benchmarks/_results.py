@@ -183,7 +183,7 @@ def _version_of(package: str) -> str:
 
 
 def _commit() -> str:
-    """Return the commit that is measured, with "-dirty" where package or benchmarks have uncommitted changes or new files."""
+    """Return the commit that is measured, with "-dirty" where package or benchmarks have uncommitted changes."""
     commit = _git("rev-parse", "--short", "HEAD")
     changed = _git("status", "--porcelain", "--", "fewshot_callbacks", "benchmarks")
     return f"{commit or 'not known'}{'-dirty' if changed else ''}"
