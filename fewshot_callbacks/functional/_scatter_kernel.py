@@ -1,8 +1,7 @@
 """Both ratios of a batch on the CPU, and sums over the items of classes, as compiled loops.
 
-Why compiled: the ratios are computed in every training step that a monitor watches. For a batch of 80 embeddings of 256
-numbers, PyTorch's operations take 232 us, and the loop 38 us: some 190 us less in each step
-(`python benchmarks/variance_ratio.py` prints both).
+Why compiled: the ratios are computed in every training step that a monitor watches, and PyTorch's operations take about four
+times as long (`python benchmarks/variance_ratio.py --cost` prints both).
 
 `discriminant_ratio.py` says what is computed, and why relative to an item of each class. The loops do not scale their
 sums, so their input must not be larger than float32: float64 holds the squares of narrower types.
