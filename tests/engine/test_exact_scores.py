@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks.engine.exact import float64_score
 from fewshot_callbacks.engine.layout import plan_layout
-from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.engine.options import computing, engine_options
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Vectors
@@ -248,6 +248,50 @@ def test_no_estimate_is_off_by_more_than_the_error_of_its_row_and_column(similar
                     off = np.abs(estimates_of(made, precision, mutual=gallery is None, on=on) - exact)
                     assert (off <= made.error_bounds(precision)[:, None]).all(), precision
                     assert gallery is not None or (off <= made.error_bounds(precision, -1)).all(), precision
+
+
+@dataclass
+class Order:
+    """Observes tiles: keeps where they lie, in the order in which they come."""
+
+    height: int
+    per_query: bool = True
+    tiles: list = field(default_factory=list)
+
+    def new_workspace(self):
+        return None
+
+    def see(self, tile, space):
+        rows, columns = tile.estimates.shape
+        self.tiles.append((range(tile.row, tile.row + rows), range(tile.column, tile.column + columns)))
+
+    def blocks(self, items):
+        return {item // self.height for item in items}
+
+
+@pytest.mark.parametrize("mutual", [True, False])
+def test_tiles_that_threads_compute_at_the_same_time_count_for_different_queries(mutual):
+    """One lock guards the counters of a block of queries: threads that count for one block wait for each other."""
+    queries, height, at_once = 2_000, 7, 16
+    layout = plan_layout(10**8, queries, queries, 3, 0)._replace(height=height, width=2 * height)
+    rows = vectors("real", queries, 3)
+    own = np.arange(queries, dtype=np.int32) if mutual else np.full(queries, -1, np.int32)
+    with computing():
+        made = of(rows, None if mutual else rows, "dot")
+        order = Order(height)
+        with engine_options(threads=1):
+            shown = Estimates(made, Relevance(Lists.none(queries), own), "float32", layout, symmetric=mutual)
+            shown.show(order)
+    first_of_all = order.tiles[: len(order.tiles) // 2]  # the last tiles are of few rows
+    clashes = 0
+    for start in range(0, len(first_of_all) - at_once, at_once):
+        counted = [
+            order.blocks(tile_rows) | (order.blocks(columns) if mutual else set())
+            for tile_rows, columns in first_of_all[start : start + at_once]
+        ]
+        clashes += sum(map(len, counted)) - len(set().union(*counted))
+    # One row after the other, each tile clashes more than once.
+    assert clashes <= 0.25 * len(first_of_all)
 
 
 @pytest.mark.parametrize("dim", [3, 64, 700])
