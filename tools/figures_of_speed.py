@@ -3,6 +3,7 @@
     python tools/figures_of_speed.py                       # writes the tables
     python tools/figures_of_speed.py --measure             # measures all first: about an hour, on an idle machine
     python tools/figures_of_speed.py --measure knn probe   # measures some first
+    python tools/figures_of_speed.py --gpu FILE            # takes the tables of a GPU from what `make gpu` wrote
     python tools/figures_of_speed.py --list                # the commands of each table
 
 The page holds two lines for each table, between which everything is written by this command:
@@ -14,7 +15,7 @@ A new table needs a benchmark that takes `--json` (benchmarks/_results.py), its 
 the page. Commit, and measure: what is measured has to be a commit.
 
 README's figures are in `QUOTES`: the words around them, and where they stand in the data. A measurement replaces the file
-of its table only when all of its commands have succeeded. CUDA is measured by `make gpu`, on a machine that has it.
+of its table only when all of its commands have succeeded. A GPU is measured by `make gpu`, on a machine that has one.
 """
 
 from __future__ import annotations
@@ -166,6 +167,11 @@ def measure(name: str) -> None:
             record = {"command": command}
             record |= {key: measured[key] for key in ("machine", "columns", "rows")}
             records.append(record)
+    store(name, records)
+
+
+def store(name: str, records: list[dict[str, Any]]) -> None:
+    """Write what was measured for a table."""
     DATA.mkdir(parents=True, exist_ok=True)
     (DATA / f"{name}.json").write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 
@@ -248,6 +254,7 @@ def main() -> None:
     parser.add_argument(
         "--measure", nargs="*", choices=COMMANDS, metavar="TABLE", help="these, or all if none is named"
     )
+    parser.add_argument("--gpu", type=Path, metavar="FILE", help="build/gpu_check.json, which `make gpu` has written")
     parser.add_argument("--list", action="store_true", help="print the commands of each table, and end")
     options = parser.parse_args()
     if options.list:
@@ -261,6 +268,9 @@ def main() -> None:
             )
         for name in options.measure or COMMANDS:
             measure(name)
+    if options.gpu is not None:
+        for name, records in json.loads(options.gpu.read_text(encoding="utf-8"))["tables"].items():
+            store(name, records)
     page = written(PAGE.read_text(encoding="utf-8"))
     readme = quoted(README.read_text(encoding="utf-8"))
     PAGE.write_text(page, encoding="utf-8")

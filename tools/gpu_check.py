@@ -1,9 +1,11 @@
 """Prove on this machine's GPU that evaluations give the bits of the CPU, and time them: a table, and a JSON to send.
 
     make gpu                                    # any machine with CUDA: under ten minutes, nothing is fetched
+    python tools/gpu_check.py --parts times     # only the times
     python tools/gpu_check.py --device cpu      # the same on small sizes, without a GPU: tries the check itself
 
-Each part goes on after a failure of another, and says what failed. Please send `build/gpu_check.json` with an issue.
+Each part goes on after a failure of another, and says what failed. Please send `build/gpu_check.json` with an issue. From
+this file `python tools/figures_of_speed.py --gpu build/gpu_check.json` takes the tables of docs/measurements.md.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -29,6 +32,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torchvision
 from lightning.pytorch import LightningModule, Trainer
@@ -40,12 +44,27 @@ from fewshot_callbacks.distributed.torch_distributed import TorchProcesses, cpu_
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import Share
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from _embeddings import make  # noqa: E402
+from _results import Column, machine  # noqa: E402
+
 SETS = 200
 """Random sets that are evaluated on both sides."""
 NOISE = {"well-trained": 0.9, "hard": 3.0}
+SHAPES = (("well-trained", 512), ("hard", 512), ("well-trained", 128), ("heavy-tailed", 256))
+"""Difficulty and dimensions of the sets that are timed."""
 SIZES = {"cuda": (8_000, 31_730, 158_652, 1_000_000), "cpu": (500, 1_000)}
+MOST_ON_CPU = 158_652
+"""More items are not evaluated by the processor, beside the device: that would take minutes."""
+FEWEST_FOR_MULTIPLE = 10_000
+"""Fewer items are multiplied within a millisecond."""
+MOST_HEAVY_TAILED = 158_652
+"""More items of the heavy-tailed shape take minutes to make."""
 PER_CLASS = 53
+TESTS = ("tests/engine/test_cuda.py", "tests/functional/test_other_libraries.py")
+"""Where the tests are that are marked `cuda`."""
 MOST_SECONDS = 150.0
 """For one time: where the next size would take longer, it is left out and said."""
 GROWTH = 1.5
@@ -62,6 +81,7 @@ class Setting:
 
     device: str
     out: dict[str, Any]
+    file: Path
 
     @property
     def small(self) -> bool:
@@ -79,6 +99,16 @@ class Setting:
             return evaluate_retrieval(*arguments, device=self.device, **options)
         with engine_options(as_on_device=True):
             return evaluate_retrieval(*arguments, **options)
+
+    def write(self) -> None:
+        """Write what was found so far, and the tables of it."""
+        self.out["tables"] = tables(self.out)
+        self.file.write_text(json.dumps(self.out, indent=1) + "\n", encoding="utf-8")
+
+    @property
+    def name(self) -> str:
+        """What computes."""
+        return "the CPU, by the operations of a device" if self.small else torch.cuda.get_device_name(0)
 
     def seconds(self, work: Callable[[], Any]) -> float:
         """Return the time of a call, until the device has finished."""
@@ -110,7 +140,7 @@ def tests(setting: Setting) -> str:
     """Run the tests that are marked `cuda`."""
     if importlib.util.find_spec("pytest") is None:
         return "left out: pytest is not installed"
-    command = [sys.executable, "-m", "pytest", "-m", "cuda", "-q", "-p", "no:cacheprovider", "tests/engine"]
+    command = [sys.executable, "-m", "pytest", "-m", "cuda", "-q", "-p", "no:cacheprovider", *TESTS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     last = (done.stdout.strip().splitlines() or ["nothing was printed"])[-1]
     if done.returncode:
@@ -129,7 +159,7 @@ def values(report: Any) -> dict[str, Any]:
 
 
 def random_case(seed: int) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of some evaluation: any similarity, type, ties, groups, sizes; one row too."""
+    """Return the arguments of some evaluation: any similarity, type, ties, equal rows, groups, sizes; one row too."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     items, dim, classes = (
         chance.choice((1, 3, 17, 64, 129, 400)),
@@ -141,11 +171,17 @@ def random_case(seed: int) -> tuple[list[Any], dict[str, Any]]:
 
     def side(number: int) -> tuple[Tensor, Tensor]:
         labels = torch.arange(number) % classes
+        if chance.random() < 0.3:  # classes of any size
+            labels = (classes * torch.rand(number, generator=generator) ** 3).long()
         rows = torch.randn(classes, dim, generator=generator)[labels] + torch.randn(number, dim, generator=generator)
         if chance.random() < 0.4:  # many ties
             rows = rows.round()
         if chance.random() < 0.2:  # far from the origin
             rows = rows + 100
+        if chance.random() < 0.4:  # rows that stand several times, whatever their class
+            rows = rows[torch.randint(0, max(1, number // 3), (number,), generator=generator)]
+        if chance.random() < 0.2:  # binary codes
+            rows = rows.sign()
         return rows.to(dtype), labels
 
     options: dict[str, Any] = {
@@ -183,6 +219,24 @@ def bits(setting: Setting) -> str:
     return (
         f"{number - refused} random sets give the bits of the CPU ({refused} more are refused by both, without a match)"
     )
+
+
+def stored(setting: Setting) -> str:
+    """Hold evaluations of files, computed on the device, against those of the CPU."""
+    differ = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, repeated in ((60, 1), (700, 1), (700, 5)):
+            rows, labels = items_of(number, 24, 2.0, "cpu")
+            rows = rows[torch.arange(number) // repeated]
+            file = Path(folder) / f"{number}_{repeated}.npy"
+            np.save(file, rows.numpy())
+            there = values(evaluate_retrieval(rows, labels))
+            mapped = np.load(file, mmap_mode="r")
+            here = values(setting.evaluate(mapped, labels, memory_mb=8))
+            differ += [f"{file.name}: {name}" for name in there if here[name] != there[name]]
+    if differ:
+        raise RuntimeError(f"{len(differ)} values differ: {', '.join(differ[:10])}")
+    return "the reports of the CPU"
 
 
 def items_of(number: int, dim: int, noise: float, device: str) -> tuple[Tensor, Tensor]:
@@ -407,54 +461,113 @@ def faiss_seconds(setting: Setting, rows: Tensor) -> float | None:
     return setting.seconds(lambda: index.search(rows.numpy(), PER_CLASS))
 
 
+def shape_of(difficulty: str, dim: int, number: int, device: str) -> tuple[Tensor, Tensor]:
+    """Return the rows and labels of a set that is timed, in main memory."""
+    if difficulty == "heavy-tailed":
+        return make(number, dim, difficulty)
+    return items_of(number, dim, NOISE[difficulty], device)
+
+
 def times(setting: Setting) -> str:
-    """Time evaluations in multiples of the bare product."""
+    """Time evaluations on the device and on the CPU; the large sets come last, since they take minutes."""
     setting.out["times"] = table = []
-    lines = []
-    for dim, difficulty in ((512, "well-trained"), (512, "hard"), (128, "well-trained")):
-        last: tuple[int, float] | None = None
-        for number in SIZES[setting.device]:
-            if last is not None and last[1] * (number / last[0]) ** GROWTH > MOST_SECONDS:
-                lines.append(
-                    f"N = {number:,}, d = {dim}, {difficulty}: left out, it would take more than {MOST_SECONDS:.0f} s"
-                )
+    setting.out["left_out"] = left_out = []
+    last: dict[tuple[str, int], tuple[int, float]] = {}
+    for number in SIZES[setting.device]:
+        for difficulty, dim in SHAPES:
+            case = f"N = {number:,}, d = {dim}, {difficulty}"
+            before = last.get((difficulty, dim))
+            expected = 0.0 if before is None else before[1] * (number / before[0]) ** GROWTH
+            if expected > MOST_SECONDS or (difficulty == "heavy-tailed" and number > MOST_HEAVY_TAILED):
+                left_out.append(f"{case}: left out, it would take more than {MOST_SECONDS:.0f} s")
                 continue
-            rows, labels = items_of(number, dim, NOISE[difficulty], setting.device)
-            if last is None:
+            rows, labels = shape_of(difficulty, dim, number, setting.device)
+            if before is None:
                 setting.evaluate(rows, labels)  # warmed up
+                evaluate_retrieval(rows, labels)
             taken = setting.seconds(lambda rows=rows, labels=labels: setting.evaluate(rows, labels))  # type: ignore[misc]
-            last = number, taken
+            last[difficulty, dim] = number, taken
             row: dict[str, Any] = {"items": number, "dim": dim, "difficulty": difficulty, "seconds": taken}
+            row["cpu"] = None
+            if number <= MOST_ON_CPU:
+                row["cpu"] = setting.seconds(lambda rows=rows, labels=labels: evaluate_retrieval(rows, labels))  # type: ignore[misc]
             row |= {kind: taken / product_seconds(setting, rows, kind) for kind in ("float32", "tf32", "half")}
             row |= {"topk": topk_seconds(setting, rows), "faiss": faiss_seconds(setting, rows)}
             table.append(row)
+            cpu = "" if row["cpu"] is None else f"; CPU {row['cpu']:.2f} s"
             products = ", ".join(f"{row[kind]:.2f} x {kind}" for kind in ("float32", "tf32", "half"))
             faiss = "" if row["faiss"] is None else f", FAISS {row['faiss']:.2f} s"
-            lines.append(
-                f"N = {number:,}, d = {dim}, {difficulty}: {taken:.2f} s, {products}; topk {row['topk']:.2f} s{faiss}"
-            )
-            print("    " + lines[-1], flush=True)  # whoever interrupts keeps what was measured
-    left_out = [line for line in lines if "left out" in line]
+            print(f"    {case}: {taken:.2f} s, {products}{cpu}; topk {row['topk']:.2f} s{faiss}", flush=True)
+            setting.write()  # whoever interrupts keeps what was measured
     return "\n".join([f"{len(table)} times", *left_out])
+
+
+def _multiple(row: dict[str, Any]) -> float | None:
+    """Return how many times the TF32 product an evaluation takes; None for sets so small that it says nothing."""
+    return row["tf32"] if row["items"] >= FEWEST_FOR_MULTIPLE else None
+
+
+def tables(out: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return what was found as docs/measurements.md shows it: name of a table -> its records (benchmarks/_results.py)."""
+    about = {"command": "make gpu", "machine": out["machine"]}
+    found = {}
+    times = out.get("times", ())
+    if times:
+        columns = [Column("items"), Column("set"), Column("d"), Column("GPU, seconds", ".2f")]
+        columns += [Column("x TF32 product", ".0f"), Column("topk, seconds", ".3f")]
+        rows: list[list[Any]] = [
+            [f"{row['items']:,}", row["difficulty"], str(row["dim"]), row["seconds"], _multiple(row), row["topk"]]
+            for row in times
+        ]
+        if any(row["cpu"] is not None for row in times):
+            columns.append(Column("CPU, seconds", ".2f"))
+            for cells_of_row, row in zip(rows, times, strict=True):
+                cells_of_row.append(row["cpu"])
+        found["gpu"] = [about | {"columns": columns, "rows": rows}]
+    cells: list[list[Any]] = [
+        [f"memory of the device with memory_mb={budget}, 10,000 x 128, MB", taken]
+        for budget, taken in out.get("memory", {}).items()
+    ]
+    cells += [
+        [f"waits for the device in a training step {name}", count] for name, count in out.get("stops", {}).items()
+    ]
+    if "step" in out:
+        step = out["step"]
+        quotients = step["quotients"]
+        cells += [
+            ["a step of ResNet-50, batch 128 at 224 x 224, bfloat16, without J, ms", 1000 * step["without"]],
+            ["the same with J of every batch, ms", 1000 * step["with J"]],
+            [
+                "the second beside the first, rounds in turns",
+                (statistics.median(quotients), quotients[0], quotients[-1]),
+            ],
+        ]
+    if cells:
+        found["gpu_training"] = [about | {"columns": [Column("what"), Column("result", ".4g")], "rows": cells}]
+    return found
 
 
 CHECKS: dict[str, Callable[[Setting], str]] = {
     "versions": versions,
     "tests": tests,
-    "the bits of the CPU": bits,
-    "a training": training,
-    "no waiting in a step": stops,
-    "J beside a ResNet-50": step,
-    "NCCL": collectives,
+    "bits": bits,
+    "files": stored,
+    "training": training,
+    "waits": stops,
+    "step": step,
+    "nccl": collectives,
     "memory": memory,
     "times": times,
 }
+"""name of a part -> what it does"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run all parts; return 1 if one failed."""
+    """Run the parts; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--parts", nargs="+", choices=CHECKS, default=[*CHECKS], help="all, if not given")
+    parser.add_argument("--commit", help="the commit that is checked, where the files lie in no repository")
     parser.add_argument("--output", type=Path, default=Path("build/gpu_check.json"), help="the JSON to write")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -462,18 +575,21 @@ def main(arguments: list[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    setting, failed = Setting(options.device, {}), {}
-    for name, check in CHECKS.items():
+    setting = Setting(options.device, {}, options.output)
+    setting.out["machine"] = machine(torch.get_num_threads(), setting.name)
+    if options.commit is not None:
+        setting.out["machine"]["commit"] = options.commit
+    setting.out["failed"] = failed = {}
+    for name in options.parts:
         started = time.perf_counter()
         try:
-            said = check(setting)
+            said = CHECKS[name](setting)
         except Exception as error:  # the other parts are worth their minutes
             said = f"FAILED: {type(error).__name__}: {error}".strip()
             failed[name] = traceback.format_exc()
         print(f"{name} ({time.perf_counter() - started:.0f} s)\n    " + said.replace("\n", "\n    "), flush=True)
-        setting.out["failed"] = failed
-        options.output.write_text(json.dumps(setting.out, indent=1) + "\n")
-    print(f"{len(failed)} of {len(CHECKS)} parts failed. {options.output}")
+        setting.write()
+    print(f"{len(failed)} of {len(options.parts)} parts failed. {options.output}")
     return int(bool(failed))
 
 

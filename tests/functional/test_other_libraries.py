@@ -90,6 +90,21 @@ def test_arrays_that_are_exchanged_by_dlpack_are_read(function):
     assert FUNCTIONS[function](*arrays) == expected
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device")
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_arrays_of_a_gpu_are_read(function, library):
+    as_array = torch.Tensor.cuda if library == "torch" else pytest.importorskip("cupy").asarray
+    expected = FUNCTIONS[function](torch.tensor(ROWS).cuda(), LABELS)
+    rows = as_array(torch.tensor(ROWS))
+    labels = as_array(torch.tensor(LABELS))
+    assert FUNCTIONS[function](rows, labels) == expected
+    assert FUNCTIONS[function](list(rows), list(labels)) == expected
+    if function != "discriminant_ratio":  # computed where the rows are
+        assert expected == FUNCTIONS[function](ROWS, LABELS)
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_an_array_on_a_device_that_is_not_reached_is_refused_with_the_fix(function):
     array = DeviceArray(torch.tensor(ROWS), is_reachable=False)
