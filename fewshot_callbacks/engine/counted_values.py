@@ -44,7 +44,7 @@ class CountedValues(NamedTuple):
         if copies is None:
             ascending: NDArray[Any] = np.sort(values)
             return cls(ascending, None, weight)
-        order = np.argsort(values, kind="stable")
+        order = np.argsort(values)
         return cls(values[order], _sums(copies[order]), weight)
 
     @property
