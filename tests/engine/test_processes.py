@@ -232,7 +232,7 @@ def test_work_is_shared_fairly(count, counting, both_directions):
             made = Estimates(vectors, relevance, "float32", layout, symmetric=symmetric)
             watcher, observers = Watcher(made, own, gather_in_item_order(processes, own)), []
             if counting:
-                thresholds, _ = compute_thresholds(vectors, relevance, slice(0, len(own)))
+                thresholds = compute_thresholds(vectors, relevance, slice(0, len(own)))
                 observers = [RankCounter(made, thresholds)]
             return made.show(*observers, watcher), watcher
 
