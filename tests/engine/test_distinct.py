@@ -21,6 +21,7 @@ from tests.engine.cases import SIMILARITIES, cases, engines
 from tests.engine.oracles import Truth, counted, evaluated, prepared, scores_of, truth_of
 from tests.engine.parts import assert_like_one, spread
 from tests.engine.pooled_checks import ROADS, check_decisions, reaching, request_for
+from tests.reports import assert_same
 
 
 def with_twins(case, seed, rows=9):
@@ -168,6 +169,27 @@ def test_several_processes_have_the_report_of_one(count, form):
 
 
 # ---------------------------------------------------------------------------------------------------- which rows are twins
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_values_do_not_depend_on_which_scores_fit_into_the_budget(similarity, count, monkeypatch):
+    cached = set()
+
+    class Watched(distinct.DistinctScores):
+        def __init__(self, *arguments, cache, cache_entries):
+            cached.add((cache, cache_entries))
+            super().__init__(*arguments, cache=cache, cache_entries=cache_entries)
+
+    monkeypatch.setattr("fewshot_callbacks.engine.evaluation.DistinctScores", Watched)
+    case = heavy_tailed(items=900, similarity=similarity)
+    sets = {"queries": case["queries"], "query_labels": case["query_labels"]}
+    parts = spread(900, count, 1)
+    options = {"similarity": similarity, "metrics": ("mAP", "pair_f1", "recall@precision0.5", "eer")}
+    expected = evaluate_retrieval(**sets, **options)
+    for memory_mb in (16, 4, 1):
+        assert_same(expected, assert_like_one(parts, sets, **options, memory_mb=memory_mb))
+    assert cached == {(True, False), (False, True), (False, False)}
 
 
 def test_tiles_hold_each_row_once():
