@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -65,6 +66,24 @@ def test_another_figure_is_found() -> None:
     assert figures_of_speed.quoted(readme.replace(" seconds and ", "1 seconds and ")) == readme
     with pytest.raises(LookupError, match="0 times"):
         figures_of_speed.quoted(readme.replace("two CPU cores", "two cores"))
+
+
+def test_tables_of_a_gpu_are_taken_from_the_file_of_its_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "speed"
+    shutil.copytree(figures_of_speed.DATA, data)
+    page, readme = tmp_path / "measurements.md", tmp_path / "README.md"
+    page.write_text(text_of("docs/measurements.md"), encoding="utf-8")
+    readme.write_text(text_of("README.md"), encoding="utf-8")
+    records = json.loads((data / "gpu.json").read_text(encoding="utf-8"))
+    records[0]["rows"][0][3] = 98.76
+    found = tmp_path / "gpu_check.json"
+    found.write_text(json.dumps({"tables": {"gpu": records}}), encoding="utf-8")
+    for name, path in (("DATA", data), ("PAGE", page), ("README", readme)):
+        monkeypatch.setattr(figures_of_speed, name, path)
+    monkeypatch.setattr(sys, "argv", ["figures_of_speed.py", "--gpu", str(found)])
+    figures_of_speed.main()
+    assert json.loads((data / "gpu.json").read_text(encoding="utf-8")) == records
+    assert "| 98.76 |" in page.read_text(encoding="utf-8")
 
 
 def test_each_table_has_data_and_a_place() -> None:
