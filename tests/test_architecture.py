@@ -215,8 +215,11 @@ LINE = (
 
 MOST_ARGUMENTS_OF_A_LOOP, MOST_LINES_OF_A_FUNCTION = 10, 60
 
-DECORATORS = {"kernel", "inlined", "always_inlined", "any_order"}
+DECORATORS = {"kernel", "inner_kernel", "inlined", "always_inlined", "any_order"}
 """Of the functions that are compiled."""
+
+WITHOUT_WRAPPER = {"inner_kernel", "inlined", "any_order"}
+"""Of those that only other loops can call."""
 
 
 @functools.cache
@@ -262,13 +265,61 @@ def test_functions_are_short():
 
 
 def test_compiled_loops_have_few_arguments():
-    compiled = [
-        (file, node)
-        for file, node, _ in functions_in(ENGINE.glob("*.py"))
-        if DECORATORS & {ast.unparse(decorator) for decorator in node.decorator_list}
-    ]
+    compiled = [(file, node) for file, node, _ in functions_in(ENGINE.glob("*.py")) if is_decorated(node, DECORATORS)]
     assert compiled
     assert not [f"{file}.{node.name}" for file, node in compiled if len(node.args.args) > MOST_ARGUMENTS_OF_A_LOOP]
+
+
+def is_decorated(node, decorators):
+    """Whether a function has one of these decorators."""
+    return bool(decorators & {ast.unparse(decorator) for decorator in node.decorator_list})
+
+
+def loops_without_wrapper(folder):
+    """Names of the loops in a folder that only other loops can call."""
+    functions = [node for file in sorted(folder.glob("*.py")) for node in nodes(file, ast.FunctionDef)]
+    return {node.name for node in functions if is_decorated(node, WITHOUT_WRAPPER)}
+
+
+def calls_of_python(file, loops):
+    """Calls of these loops that stand in no loop: of one of the file, of an imported one, or as `module.loop`."""
+    functions = nodes(file, ast.FunctionDef)
+    callers = [range(node.lineno, node.end_lineno + 1) for node in functions if is_decorated(node, DECORATORS)]
+    own = {node.name for node in functions if is_decorated(node, WITHOUT_WRAPPER)}
+    imported = {
+        alias.name
+        for node in nodes(file, ast.ImportFrom)
+        if (node.module or "").startswith("fewshot_callbacks.engine")
+        for alias in node.names
+    }
+    called = (loops & (own | imported)) | {f"{module}.{name}" for module in LINE for name in loops}
+    return [
+        f"{file.name}:{node.lineno} {ast.unparse(node.func)}"
+        for node in nodes(file, ast.Call)
+        if ast.unparse(node.func) in called and not any(node.lineno in lines for lines in callers)
+    ]
+
+
+def test_python_calls_no_loop_that_only_loops_can_call():
+    """A loop without a wrapper for Python ends the process that calls it."""
+    loops = loops_without_wrapper(ENGINE)
+    files = [*PACKAGE.rglob("*.py"), *TESTS.rglob("*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("studies/*.py")]
+    assert len(loops) > 10
+    assert not [call for file in files for call in calls_of_python(file, loops)]
+
+
+@pytest.mark.parametrize("call", ["exact_score(1)", "exact.exact_score(1)"])
+def test_a_planted_call_of_a_loop_without_a_wrapper_is_found(call, tmp_path):
+    lines = [
+        "from fewshot_callbacks.engine.exact import exact_score",
+        "@kernel",
+        "def loop():",
+        "    exact_score(1)",
+        "def function():",
+        f"    {call}",
+    ]
+    (tmp_path / "module.py").write_text("\n".join(lines))
+    assert calls_of_python(tmp_path / "module.py", {"exact_score"}) == [f"module.py:6 {call.removesuffix('(1)')}"]
 
 
 def test_the_engine_says_why():

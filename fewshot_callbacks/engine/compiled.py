@@ -20,7 +20,8 @@ announce_compiling()
 
 # Without reference counts (`_nrt=False`): numba counts references to the fields of a tuple atomically, which took half
 # of the time of the counting loop. `error_model="numpy"`: a division by zero is checked for nowhere.
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+# `no_cfunc_wrapper`: nothing passes a loop to C, and each wrapper takes time to compile.
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 
 
 def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -36,8 +37,11 @@ def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 kernel = _compiler()
-inlined = _compiler(forceinline=True)
+# For loops that only other loops call. They have no wrapper through which Python could call them: for an argument of many
+# arrays, it takes longer to compile than a short loop.
+inner_kernel = _compiler(no_cpython_wrapper=True)
+inlined = _compiler(forceinline=True, no_cpython_wrapper=True)
 # For what is inlined before types are known, and so takes part in the loop of each type.
 always_inlined = _compiler(inline="always")
-# For sums whose bound holds in every order.
-any_order = _compiler(fastmath={"reassoc", "contract", "nsz"})
+# For sums whose bound holds in every order; only other loops call them.
+any_order = _compiler(no_cpython_wrapper=True, fastmath={"reassoc", "contract", "nsz"})

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshot_callbacks.engine.compiled import any_order, inlined, kernel
+from fewshot_callbacks.engine.compiled import any_order, inlined, inner_kernel, kernel
 
 # The kind of a score, as the compiled loops read it: the cosine of two rows.
 COSINE = 0
@@ -146,7 +146,7 @@ def _summing(term):
         total, error = two_sum(total, product)
         return total, low + (error + rest)
 
-    @kernel
+    @inner_kernel
     def sum_of_terms(left, right, work):
         """Return the sum of the terms of two rows as high + low. Lane n sums components n, n + LANES, n + 2 LANES ..."""
         total = work[0, :LANES]
@@ -171,7 +171,7 @@ def _summing(term):
                 low[lane] += low[lane + width] + error
         return two_sum(total[0], low[0])
 
-    @kernel
+    @inner_kernel
     def sums_of_terms(left, members, first, last, work):
         """Write the sums of a row with the columns of `members` from `first` to `last`, as high + low, into rows 0 and 1."""
         number = last - first
@@ -192,7 +192,7 @@ _dot_double, _dots_double = _summing(two_product)
 _squared_distance, _squared_distances = _summing(_squared_difference)
 
 
-@kernel
+@inner_kernel
 def _sum(left, right, of_differences, single, work):
     """Return a dot product, or a squared distance, which is not negative, as high + low."""
     if of_differences:
@@ -207,7 +207,7 @@ def _bound(pairs, i, j, high):
     return 0.0 if pairs.exact_estimates else (pairs.queries.shape[1] + LANES + 8.0) ** 2 * 2.0**-104 * size
 
 
-@kernel
+@inner_kernel
 def _grow(partials, count, value):
     """Add a number to an exact sum: `count` numbers that do not overlap, the smallest first."""
     filled = 0
@@ -220,7 +220,7 @@ def _grow(partials, count, value):
     return filled + 1
 
 
-@kernel
+@inner_kernel
 def _expand(left, right, of_differences, partials):
     """Write a dot product or a squared distance as numbers that do not overlap, the smallest first; return their number.
 
@@ -242,7 +242,7 @@ def _expand(left, right, of_differences, partials):
     return count
 
 
-@kernel
+@inner_kernel
 def _rounded_sum(partials, count):
     """Return the sum of numbers that do not overlap, rounded once, and about the error of this rounding."""
     if count == 0:
@@ -264,7 +264,7 @@ def _rounded_sum(partials, count):
     return high, low + rest
 
 
-@kernel
+@inner_kernel
 def _above_square(partials, count, number, half):
     """Return whether an exact sum is above (number + half)**2, as -1, 0 or 1; `half` is a power of two, or minus one.
 
@@ -282,7 +282,7 @@ def _above_square(partials, count, number, half):
     return sign, count
 
 
-@kernel
+@inner_kernel
 def _rounded_root(partials, count):
     """Return the square root of an exact sum, rounded once.
 
@@ -365,7 +365,7 @@ def _round(pairs, i, j, high, low, error, finish):
     return min(max(_nearest(first, second, bound), -1.0), 1.0)
 
 
-@kernel
+@inner_kernel
 def exact_score(pairs, i, j, work):
     """Return the exact score of one pair."""
     left = pairs.queries[i]
@@ -432,7 +432,7 @@ def exact_scores(pairs, rows, columns, out, work):
         out[p] = score
 
 
-@kernel
+@inner_kernel
 def columns_of(rows, items, first_item, out):
     """Write the rows of some items into the columns of `out`; `rows[0]` is the row of `first_item`."""
     for m in range(items.shape[0]):
@@ -441,9 +441,12 @@ def columns_of(rows, items, first_item, out):
             out[k, m] = row[k]
 
 
-@kernel
+@inner_kernel
 def exact_scores_beside(pairs, i, items, first_item, members, first, out, work):
-    """Write the exact scores of a query with the items `items[first:]`. Their rows are the columns of `members`."""
+    """Write the exact scores of a query with the items `items[first:]`, and NaN where that takes a sum without rounding.
+
+    The rows of the items are the columns of `members`.
+    """
     left = pairs.queries[i]
     # Rounded up to whole vectors of `LANES` columns, since the rest of one would be added up number by number. `members`
     # has room for it.
@@ -458,9 +461,6 @@ def exact_scores_beside(pairs, i, items, first_item, members, first, out, work):
         high, low = two_sum(work[0, m], work[1, m])
         j = items[first + m] - first_item
         out[m] = _round(pairs, i, j, high, low, _bound(pairs, i, j, high), False)
-    for m in range(out.shape[0]):
-        if math.isnan(out[m]):
-            out[m] = exact_score(pairs, i, items[first + m] - first_item, work)
 
 
 @kernel
@@ -470,5 +470,6 @@ def exact_norms(values, single, out, work):
     Nothing cancels in the squared norm, so its error is below dim**2 2**-105 of it.
     """
     for i in range(values.shape[0]):
-        high, low = _sum(values[i], values[i], False, single, work)
+        row = values[i]
+        high, low = _dot_single(row, row, work) if single else _dot_double(row, row, work)
         out[i, 0], out[i, 1] = _root(high, low)
