@@ -87,7 +87,7 @@ def test_counts_of_all_pairs(similarity, road):
         negatives.close(every)
         assert np.array_equal(negatives.bounds(every), [exact, exact])
         assert np.array_equal(result.pooled.relevant_reaching(every), reaching(truth.positives, every))
-        assert np.array_equal(negatives.estimate(every, result.pooled.sample), exact)
+        assert np.array_equal(negatives.estimate(every), exact)
         low, high = negatives.span(truth.positives[[0, -1]])
         assert low <= truth.positives[0]
         assert high >= max(truth.positives[-1], truth.negatives[-1])

@@ -26,7 +26,7 @@ from jaxtyping import Float, Shaped
 from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.evaluation import PooledPairs
-from fewshot_callbacks.engine.pooled import ScoreGrid, Wanted
+from fewshot_callbacks.engine.pooled import SLACK, ScoreGrid, Wanted
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
@@ -323,7 +323,7 @@ def count_pairs(pooled: PooledPairs, points: Sequence[OperatingPoint] = ()) -> P
     edges, edge_scores = _bin_edges(pooled)
     scores = _scores_to_try(pooled, edge_scores)
     true_positives = pooled.relevant_reaching(scores)
-    false_positives = negatives.estimate(scores, pooled.sample)
+    false_positives = negatives.estimate(scores)
     false_positives[0] = negatives.total
     recall_steps = np.linspace(0, pooled.grid.total, RECALL_STEPS + 1)
     match_steps = np.geomspace(1, max(negatives.total, 1), MATCH_STEPS)
@@ -356,8 +356,9 @@ def _bin_edges(pooled: PooledPairs) -> tuple[Floats, Floats]:
     """Return ascending edges of bins that hold all pairs, in the units of the data and as exact scores. Collective."""
     vectors = pooled.vectors
     scores = pooled.grid.scores[[0, -1]]
-    if pooled.sample.weight:
-        scores = np.concatenate([pooled.sample.estimates[[0, -1]], scores])
+    sample = pooled.negatives.sample
+    if len(sample.estimates):
+        scores = np.concatenate([sample.estimates[[0, -1]], scores])
     lowest, highest = pooled.negatives.span(scores)
     low, high = vectors.to_user(np.array([lowest, highest]))
     if vectors.pairs.exact_estimates:
@@ -382,7 +383,7 @@ def _scores_to_try(pooled: PooledPairs, edge_scores: Floats) -> Floats:
     """Return scores that may become thresholds, ascending: edges of bins, and thousands of scores of pairs. Collective."""
     highest = pooled.negatives.highest_values()
     scores = [edge_scores]
-    for values in (pooled.grid.scores, pooled.sample.estimates, highest):
+    for values in (pooled.grid.scores, pooled.negatives.sample.estimates, highest):
         step = max(1, len(values) // SCORES_TO_TRY)
         scores.append(values[::step])
     if len(highest):
@@ -555,7 +556,7 @@ class BestF1:
         # With FP negatives F1 is at most 2 R / (2 R + FP), even if all R relevant pairs are accepted. Of more negatives than
         # 2 R (1 / best - 1) this is less than `best`.
         proving = 2 * grid.total * (1 / best - 1)
-        return Wanted(needed, proving)
+        return Wanted(min(needed, proving), proving)
 
 
 @dataclass(frozen=True)
@@ -706,12 +707,14 @@ class ThresholdSearch:
                     answers[number] = self._accepted_at(findings.position)
                     continue
                 unsettled.append(number)
+                likely = self._likely(question, at_grid) or findings
+                scores_inside = int(self.grid.inside_cells[likely.cells].sum())
                 # Scores inside cells come first, if all of them fit: they take no pass over the pairs, and once they are
                 # known, one pass can close all counts.
-                if is_closed or 0 < scores_inside <= self.grid_size:
-                    cells |= findings.cells
+                if not len(likely.open_positions) or 0 < scores_inside <= self.grid_size:
+                    cells |= likely.cells
                 else:
-                    scores_to_close.append(at_grid.scores[self._to_close(findings.open_positions)])
+                    scores_to_close.append(at_grid.scores[self._to_close(likely.open_positions)])
             self._learn(cells, scores_to_close)
             waiting = unsettled
         return answers
@@ -725,6 +728,29 @@ class ThresholdSearch:
     def _accepted_at(self, position: int | None) -> Accepted | None:
         """Return a score of the grid with its counts; None for none."""
         return None if position is None else self.accepted(float(self.grid.scores[position]))
+
+    def _likely(self, question: Question, at_grid: NegativeBounds) -> Findings | None:
+        """Return where the answer of a question lies if a sample is right, and one score whose count then proves it.
+
+        Without a count below the cut-off of the collected pairs, the answer may lie anywhere below. A pass that counts at
+        all of these scores takes several times as long as one that counts at high scores, which few negatives reach.
+
+        Returns:
+            None if the sample does not say it, a further pass was made already, or this is proved already.
+        """
+        if self.negatives.passes > 1 or not len(self.negatives.sample.estimates):
+            return None
+        estimates = self.negatives.estimate(at_grid.scores)
+        wanted = question.wanted(self.grid, estimates.astype(np.float64), self.negatives.total)
+        enough = math.ceil(SLACK * max(wanted))
+        reached = np.flatnonzero(estimates >= SLACK * enough)
+        if not len(reached) or at_grid.fewest[reached[-1]] >= enough:
+            return None
+        proving = int(reached[-1])
+        fewest = at_grid.fewest.copy()
+        fewest[: proving + 1] = np.maximum(fewest[: proving + 1], enough)
+        findings = question.find(self.grid, at_grid._replace(fewest=fewest))
+        return findings._replace(open_positions=np.append(findings.open_positions, proving))
 
     def _to_close(self, open_positions: Ints) -> Ints:
         """Return the positions whose counts are closed first: the most likely answers, and a few spaced ones."""

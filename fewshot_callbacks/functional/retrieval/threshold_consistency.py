@@ -281,12 +281,11 @@ def _coarsest_grid(counts: _ClassCounts, rate: float) -> Bool[np.ndarray, "thres
 
 def _likely_range(pooled: PooledPairs, rate: float) -> tuple[float, float]:
     """Return scores, in the units of the data, between which the range probably lies. Collective."""
-    estimates = pooled.sample.estimates
-    if not len(estimates):
+    sample = pooled.negatives.sample
+    if not len(sample.estimates):
         return _ends(pooled)
-    last = len(estimates) - 1
-    positions = [last - int(min(1.0, share) * last) for share in (SLACK * rate, rate / 10 / SLACK)]
-    low, high = (float(end) for end in pooled.vectors.to_user(estimates[positions]))
+    ends = [sample.score_reached_by(share * sample.total) for share in (SLACK * rate, rate / 10 / SLACK)]
+    low, high = (float(end) for end in pooled.vectors.to_user(np.array(ends)))
     return low, max(high, low + 2.0**-20 * max(abs(low), 2.0**-100))
 
 
