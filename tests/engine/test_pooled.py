@@ -8,6 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fewshot_callbacks.engine import pooled
+from fewshot_callbacks.engine.pooled import NO_SAMPLE, Sample
 from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
 from tests.cases import sampled_product
 from tests.engine.cases import POOLED, SIMILARITIES, cases, engines, pooled_case
@@ -114,3 +116,69 @@ def test_far_more_pairs_than_are_collected(precision):
     case["query_labels"] = case["query_labels"][torch.randperm(700)]
     check_decisions(case, request_for(case), precision=precision, buffer_pairs=3000, threads=2)
     check_decisions(case, request_for(case), precision=precision, buffer_pairs=300, grid_size=300)
+
+
+# --------------------------------------------------------------------------------------------- what only the time depends on
+
+
+WRONG = {
+    "none": lambda sample: NO_SAMPLE,
+    "one estimate": lambda sample: Sample(sample.estimates[-1:], sample.counts[:1]),
+    "too low": lambda sample: sample._replace(estimates=sample.estimates - 0.3),
+    "too high": lambda sample: sample._replace(estimates=sample.estimates + 0.3),
+    "too few": lambda sample: sample._replace(counts=sample.counts / 1000),
+    "too many": lambda sample: sample._replace(counts=sample.counts * 1000),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("labels", ["of classes", "random"])
+def test_a_wrong_sample_changes_no_decision(wrong, labels, monkeypatch):
+    case = pooled_case("hard", "cosine", 400, 20)
+    if labels == "random":
+        case["query_labels"] = case["query_labels"][torch.randperm(400, generator=torch.Generator().manual_seed(0))]
+    right = Sample.of
+    monkeypatch.setattr(Sample, "of", lambda *arguments: WRONG[wrong](right(*arguments)))
+    for buffer_pairs in (40, 1000):
+        check_decisions(case, request_for(case), buffer_pairs=buffer_pairs, grid_size=300, threads=2)
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_pass_of_any_precision_counts_the_same(number, monkeypatch):
+    """The first that is possible, int8 on many processors, leaves most pairs open; float64 leaves the fewest."""
+    chosen = []
+
+    def cheapest(estimates, precisions, open_per_pair):
+        assert len(open_per_pair) == len(precisions)
+        chosen.append(precisions[number])
+        return precisions[number]
+
+    monkeypatch.setattr(pooled, "cheapest", cheapest)
+    case = pooled_case("hard", "cosine", 400, 20)
+    check_decisions(case, request_for(case), precision="float32", buffer_pairs=40, grid_size=300, threads=2)
+    check_decisions(case, request_for(case), buffer_pairs=40, grid_size=300, batch_counters=100)
+    assert chosen
+
+
+@given(st.integers(0, 2**32), st.integers(0, 300), st.integers(2, 400))
+def test_a_sample_keeps_the_highest_estimates_and_some_of_the_others(seed, number, room):
+    estimates = np.random.default_rng(seed).integers(-40, 40, number).astype(np.float32)
+    sample = Sample.of(estimates, room, 10.0 * number)
+    if not number:
+        assert sample is NO_SAMPLE
+        return
+    assert sample.total == pytest.approx(10 * number)
+    ascending = np.sort(estimates).astype(np.float64)
+    highest = ascending[max(0, number - room // 2) :]
+    assert np.array_equal(sample.estimates[-len(highest) :], highest) if len(highest) else room < 2
+    assert len(sample.estimates) <= room
+    exact = 10.0 * reaching(ascending, np.unique(highest)[1:])
+    assert sample.reaching(np.unique(highest)[1:]) == pytest.approx(exact)
+    # Others are known up to the estimates between two that are kept.
+    every = np.arange(-41.0, 42.0)
+    spacing = math.ceil(number / max(1, room // 2))
+    assert np.abs(sample.reaching(every) - 10.0 * reaching(ascending, every)).max() <= 10.0 * spacing + 1e-6
+    # Fewer reach the next higher estimate.
+    score = sample.score_reached_by(5.0 * number)
+    assert sample.reaching(np.array([score]))[0] >= 5.0 * number - 1e-6
+    assert sample.reaching(np.array([np.nextafter(score, 99)]))[0] <= 5.0 * number + 1e-6

@@ -142,7 +142,7 @@ def test_no_value_depends_on_the_sample(similarity, sampled, monkeypatch):
             "only low scores": scores[:3],
             "the other way round": np.sort(scores[0] + scores[-1] - scores),
         }[sampled]
-        return Sample(other, 1.0 if len(other) else 0.0)
+        return Sample(other, np.arange(len(other), 0.0, -1.0))
 
     monkeypatch.setattr(evaluation, "_joined_sample", wrong)
     found = evaluate_retrieval(embeddings, labels, metrics=KEYS, similarity=similarity)
