@@ -707,7 +707,7 @@ class ThresholdSearch:
                     answers[number] = self._accepted_at(findings.position)
                     continue
                 unsettled.append(number)
-                likely = self._likely(question, at_grid) or findings
+                likely = self._likely(question, at_grid, findings)
                 scores_inside = int(self.grid.inside_cells[likely.cells].sum())
                 # Scores inside cells come first, if all of them fit: they take no pass over the pairs, and once they are
                 # known, one pass can close all counts.
@@ -729,28 +729,31 @@ class ThresholdSearch:
         """Return a score of the grid with its counts; None for none."""
         return None if position is None else self.accepted(float(self.grid.scores[position]))
 
-    def _likely(self, question: Question, at_grid: NegativeBounds) -> Findings | None:
+    def _likely(self, question: Question, at_grid: NegativeBounds, findings: Findings) -> Findings:
         """Return where the answer of a question lies if a sample is right, and one score whose count then proves it.
 
         Without a count below the cut-off of the collected pairs, the answer may lie anywhere below. A pass that counts at
         all of these scores takes several times as long as one that counts at high scores, which few negatives reach.
 
         Returns:
-            None if the sample does not say it, a further pass was made already, or this is proved already.
+            The findings, if the sample says nothing, a further pass was made already or is not needed, or this is proved.
         """
         if self.negatives.passes > 1 or not len(self.negatives.sample.estimates):
-            return None
+            return findings
+        open_scores = at_grid.scores[findings.open_positions]
+        if open_scores.min(initial=np.inf) >= self.negatives.cutoff + self.negatives.error_bound:
+            return findings  # these pairs are collected
         estimates = self.negatives.estimate(at_grid.scores)
         wanted = question.wanted(self.grid, estimates.astype(np.float64), self.negatives.total)
         enough = math.ceil(SLACK * max(wanted))
-        reached = np.flatnonzero(estimates >= SLACK * enough)
+        reached = np.flatnonzero(estimates >= enough)
         if not len(reached) or at_grid.fewest[reached[-1]] >= enough:
-            return None
+            return findings
         proving = int(reached[-1])
         fewest = at_grid.fewest.copy()
         fewest[: proving + 1] = np.maximum(fewest[: proving + 1], enough)
-        findings = question.find(self.grid, at_grid._replace(fewest=fewest))
-        return findings._replace(open_positions=np.append(findings.open_positions, proving))
+        likely = question.find(self.grid, at_grid._replace(fewest=fewest))
+        return likely._replace(open_positions=np.append(likely.open_positions, proving))
 
     def _to_close(self, open_positions: Ints) -> Ints:
         """Return the positions whose counts are closed first: the most likely answers, and a few spaced ones."""
