@@ -46,6 +46,7 @@ RETRIEVAL_ON_AVX2 = (
 )
 
 COMMANDS: dict[str, tuple[str, ...]] = {
+    "plan": ("python benchmarks/plan.py",),
     "retrieval": (
         f"{RETRIEVAL} --items 4000 8000 --rows ours-auto",
         f"{RETRIEVAL} --items 31730 --rows ours-auto --repeats 1",

@@ -42,7 +42,7 @@ SHARE_OF_ROUNDS = 0.1
 MOST_BYTES = 2**28
 # With fewer classes in a sample, rows are drawn instead of classes.
 FEWEST_CLASSES = 20
-# The relevant items of a generated query, and of a query in the plan of the memory.
+# The relevant items of a generated query.
 RELEVANT = 53
 # The distance between the similarities of a class and those of other classes, in standard deviations of the latter: the mAP
 # of 16,000 items in 512 dimensions is 0.997 with the first, and 0.14 with the second.
@@ -154,13 +154,14 @@ def measure_evaluation(
         if difficulty is not None:
             raise ValueError(f"{_CALL}: difficulty is for generated embeddings. Leave it out beside embeddings.")
         sets = _GivenSets(plan, queries, query_labels, gallery, gallery_labels)
-        return _extrapolated(plan, _timed_samples(plan, sets.sample, sets.rows, seconds))
+        samples = _timed_samples(plan, sets.sample, sets.rows, seconds)
+        return _extrapolated(plan, samples, sets.relevant_of_a_query)
     difficulties = get_args(Difficulty) if difficulty is None else (difficulty,)
     by_difficulty = []
     for name in difficulties:
         generated = _GeneratedSets(plan, SEPARATIONS[name])
         samples = _timed_samples(plan, generated.sample, generated.rows, seconds / len(difficulties))
-        by_difficulty.append(_extrapolated(plan, samples))
+        by_difficulty.append(_extrapolated(plan, samples, RELEVANT))
     return MeasuredEvaluation(
         queries=plan.queries,
         gallery=plan.gallery,
@@ -231,7 +232,14 @@ class _GivenSets:
         if self._gallery is not None:
             self.rows += len(self._gallery)
         self.rows = min(self.rows, _rows_that_fit(plan.dim))
-        self._order_of_code = np.random.default_rng(0).permutation(int(codes.max()) + 1)
+        # number of relevant items of a query, on average
+        classes = int(codes.max()) + 1
+        candidates = self._query_codes if self._gallery is None else self._gallery_codes
+        class_sizes = np.bincount(candidates, minlength=classes)
+        self.relevant_of_a_query = float(class_sizes[self._query_codes].mean())
+        if self._gallery is None:  # a query is not relevant to itself
+            self.relevant_of_a_query -= 1
+        self._order_of_code = np.random.default_rng(0).permutation(classes)
         first = self._class_prefix(self._query_codes, min(1.0, FIRST_ROWS / self.rows))
         self._draws_classes = len(np.unique(self._query_codes[first])) >= FEWEST_CLASSES
 
@@ -411,7 +419,9 @@ def _drawn_queries(plan: EvaluationPlan, queries: int) -> int | None:
     return math.ceil(plan.queries * queries / all_queries)
 
 
-def _extrapolated(plan: EvaluationPlan, samples: tuple[TimedSample, ...]) -> MeasuredEvaluation:
+def _extrapolated(
+    plan: EvaluationPlan, samples: tuple[TimedSample, ...], relevant_of_a_query: float
+) -> MeasuredEvaluation:
     """Return the times of the planned evaluation: as measured, if a sample has its size."""
     largest = samples[-1]
     if (largest.queries, largest.gallery) == (plan.queries, plan.gallery):
@@ -423,7 +433,7 @@ def _extrapolated(plan: EvaluationPlan, samples: tuple[TimedSample, ...]) -> Mea
     fitted = _fitted_seconds(samples, rows, pairs)
     in_proportion = min(largest.seconds) * pairs / largest.compared_pairs
     high = max(fitted, in_proportion)
-    if is_one_set and _takes_batches(plan):
+    if is_one_set and _takes_batches(plan, relevant_of_a_query):
         high *= 2
     return MeasuredEvaluation(plan.queries, plan.gallery, plan.dim, min(fitted, in_proportion), high, samples)
 
@@ -461,9 +471,9 @@ def _fitted_seconds(samples: Sequence[TimedSample], rows: float, pairs: float) -
     return float(best @ (1.0, rows, pairs))
 
 
-def _takes_batches(plan: EvaluationPlan) -> bool:
-    """Return whether the counters of all queries exceed the budget."""
-    relevant = RELEVANT * plan.queries
+def _takes_batches(plan: EvaluationPlan, relevant_of_a_query: float) -> bool:
+    """Return whether the counters of all queries of one set exceed the budget."""
+    relevant = math.ceil(relevant_of_a_query * plan.queries)
     memory = max(plan.memory_bytes, plan.least_bytes)
-    layout = plan_layout(memory, plan.queries, plan.gallery, plan.dim, relevant, two_operands=True)
+    layout = plan_layout(memory, plan.queries, plan.gallery, plan.dim, relevant, threads=torch.get_num_threads())
     return layout.batch_counters < relevant + plan.queries
