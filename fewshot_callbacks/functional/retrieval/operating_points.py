@@ -736,18 +736,21 @@ class ThresholdSearch:
         all of these scores takes several times as long as one that counts at high scores, which few negatives reach.
 
         Returns:
-            The findings, if the sample says nothing, a further pass was made already or is not needed, or this is proved.
+            The findings, if the sample says nothing, a further pass was made already or is not needed, or no lower score is
+            open.
         """
         if self.negatives.passes > 1 or not len(self.negatives.sample.estimates):
             return findings
-        open_scores = at_grid.scores[findings.open_positions]
-        if open_scores.min(initial=np.inf) >= self.negatives.cutoff + self.negatives.error_bound:
+        if not len(findings.open_positions):
+            return findings
+        lowest_open = at_grid.scores[findings.open_positions].min()
+        if lowest_open >= self.negatives.cutoff + self.negatives.error_bound:
             return findings  # these pairs are collected
         estimates = self.negatives.estimate(at_grid.scores)
         wanted = question.wanted(self.grid, estimates.astype(np.float64), self.negatives.total)
         enough = math.ceil(SLACK * max(wanted))
         reached = np.flatnonzero(estimates >= enough)
-        if not len(reached) or at_grid.fewest[reached[-1]] >= enough:
+        if not len(reached) or findings.open_positions.min() >= reached[-1]:
             return findings
         proving = int(reached[-1])
         fewest = at_grid.fewest.copy()
