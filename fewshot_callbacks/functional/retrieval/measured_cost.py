@@ -433,7 +433,8 @@ def _extrapolated(
     fitted = _fitted_seconds(samples, rows, pairs)
     in_proportion = min(largest.seconds) * pairs / largest.compared_pairs
     high = max(fitted, in_proportion)
-    if is_one_set and _takes_batches(plan, relevant_of_a_query):
+    compares_all_rows = largest.compared_pairs == largest.queries * largest.gallery
+    if is_one_set and compares_all_rows and _takes_batches(plan, relevant_of_a_query):
         high *= 2
     return MeasuredEvaluation(plan.queries, plan.gallery, plan.dim, min(fitted, in_proportion), high, samples)
 
