@@ -12,7 +12,7 @@ the truth itself would have to be estimated; `--embeddings` does that for one po
 very different sizes, whose size decides how difficult they are: there, intervals of means over queries are too short.
 
 Printed are the share of the sets whose interval holds the truth (in brackets: of the normal interval, mean ± 1.96 standard
-errors, which reports had before), and how many of the regimes lie inside, below and above 93 to 97 %. Where every class of
+errors), and how many of the regimes lie inside, below and above 93 to 97 %. Where every class of
 a set is perfect with a probability of more than 3 %, a share near 95 % is no question of the interval: either all of these
 sets hold the truth, or none. Such regimes are marked with * and counted by themselves.
 
@@ -96,7 +96,7 @@ class Draw(NamedTuple):
 
     intervals: Ends
     normal: Ends
-    """what reports had before: mean ± 1.96 standard errors"""
+    """mean ± 1.96 standard errors, beside which ours is judged"""
     truth: float
     perfect: NDArray[np.bool_]
     one: Callable[[int], Interval]

@@ -17,7 +17,7 @@ class Classifier(nn.Module):
     def forward(self, pixel_values, labels):
         embeddings = self.vit(pixel_values=pixel_values).pooler_output
         loss = nn.functional.cross_entropy(self.classifier(embeddings), labels)
-        return {"loss": loss, "embeddings": embeddings}  # the Trainer collects what stands beside the loss
+        return {"loss": loss, "embeddings": embeddings}  # the Trainer collects what is not the loss
 
 
 def retrieval(evaluation):

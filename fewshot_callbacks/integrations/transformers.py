@@ -21,7 +21,7 @@ class BatchRetrievalMetrics:
     its share of the rows. The values are those of `evaluate_retrieval` of the whole set.
 
     Args:
-        output: Index of the embeddings among the outputs of the model beside the loss; None if they are the only output.
+        output: Index of the embeddings among the outputs of the model other than the loss; None if they are the only output.
         **settings: See `RetrievalSettings`.
 
     Raises:
@@ -86,13 +86,13 @@ class BatchRetrievalMetrics:
         if self.output is None and len(outputs) > 1:
             shapes = ", ".join(str(tuple(output.shape)) for output in outputs)
             raise ValueError(
-                f"{_CALL}: the model has {len(outputs)} outputs beside the loss, of shapes {shapes}. Pass the index of the "
+                f"{_CALL}: the model has {len(outputs)} outputs other than the loss, of shapes {shapes}. Pass the index of the "
                 f"embeddings among them: {_CALL}(output={len(outputs) - 1})."
             )
         index = self.output or 0
         if not -len(outputs) <= index < len(outputs):
             raise ValueError(
-                f"{_CALL}: output={index}, and the model has {len(outputs)} outputs beside the loss. Pass an index below "
+                f"{_CALL}: output={index}, and the model has {len(outputs)} outputs other than the loss. Pass an index below "
                 "their number."
             )
         return outputs[index]
