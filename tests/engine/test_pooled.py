@@ -157,6 +157,7 @@ def test_a_pass_of_any_precision_counts_the_same(number, monkeypatch):
     case = pooled_case("hard", "cosine", 400, 20)
     check_decisions(case, request_for(case), precision="float32", buffer_pairs=40, grid_size=300, threads=2)
     check_decisions(case, request_for(case), buffer_pairs=40, grid_size=300, batch_counters=100)
+    check_decisions(case, request_for(case), buffer_pairs=40, grid_size=300, as_on_device=True)
     assert chosen
 
 

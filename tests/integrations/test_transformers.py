@@ -83,9 +83,13 @@ def test_the_trainer_finds_the_argument_that_it_asks_for():
 @pytest.mark.usefixtures("as_users_run_it")
 def test_what_is_wrong_is_said_with_what_to_pass():
     two = transformers.EvalPrediction((torch.eye(2), torch.ones(2, 3)), torch.arange(2))
-    with pytest.raises(ValueError, match=r"2 outputs other than the loss, of shapes \(2, 2\), \(2, 3\)\. .*\(output=1\)"):
+    with pytest.raises(
+        ValueError, match=r"2 outputs other than the loss, of shapes \(2, 2\), \(2, 3\)\. .*\(output=1\)"
+    ):
         BatchRetrievalMetrics()(two)
-    with pytest.raises(ValueError, match=r"output=2, and the model has 2 outputs other than the loss. Pass an index below"):
+    with pytest.raises(
+        ValueError, match=r"output=2, and the model has 2 outputs other than the loss. Pass an index below"
+    ):
         BatchRetrievalMetrics(output=2)(two)
     with pytest.raises(ValueError, match="there is no metric 'recal@1'; did you mean 'recall@1'"):
         BatchRetrievalMetrics(metrics=("recal@1",))
