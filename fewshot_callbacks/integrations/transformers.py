@@ -86,13 +86,13 @@ class BatchRetrievalMetrics:
         if self.output is None and len(outputs) > 1:
             shapes = ", ".join(str(tuple(output.shape)) for output in outputs)
             raise ValueError(
-                f"{_CALL}: the model has {len(outputs)} outputs other than the loss, of shapes {shapes}. Pass the index of the "
-                f"embeddings among them: {_CALL}(output={len(outputs) - 1})."
+                f"{_CALL}: the model has {len(outputs)} outputs other than the loss, of shapes {shapes}. Pass the index "
+                f"of the embeddings among them: {_CALL}(output={len(outputs) - 1})."
             )
         index = self.output or 0
         if not -len(outputs) <= index < len(outputs):
             raise ValueError(
-                f"{_CALL}: output={index}, and the model has {len(outputs)} outputs other than the loss. Pass an index below "
-                "their number."
+                f"{_CALL}: output={index}, and the model has {len(outputs)} outputs other than the loss. Pass an index "
+                "below their number."
             )
         return outputs[index]
