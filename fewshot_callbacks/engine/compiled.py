@@ -37,8 +37,8 @@ def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 kernel = _compiler()
-# For loops that only other loops call. They have no wrapper through which Python could call them: for an argument of many
-# arrays, it takes longer to compile than a short loop.
+# For loops that only other loops call. They have no wrapper through which Python could call them, and which would have to be
+# compiled, too. A call from Python ends the process.
 inner_kernel = _compiler(no_cpython_wrapper=True)
 inlined = _compiler(forceinline=True, no_cpython_wrapper=True)
 # For what is inlined before types are known, and so takes part in the loop of each type.

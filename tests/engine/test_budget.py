@@ -111,6 +111,20 @@ MORE_CASES = (
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs the accounts of Linux")
+def test_float_operands_are_not_cached_where_that_costs_a_second_batch():
+    """A second batch computes each product of one set twice."""
+    items = 158_652
+    sizes = (512e6, items, items, 256, 53 * items)
+    one_set = plan_layout(*sizes, threads=2)
+    assert (one_set.cache_floats, one_set.batch_counters) == (False, 54 * items)
+    assert plan_layout(*sizes, threads=2, on_device=True).cache_floats
+    assert plan_layout(512e6, 31_730, 31_730, 256, 53 * 31_730, threads=2).cache_floats
+    # Here not even that makes room for all counters.
+    large = plan_layout(512e6, items, items, 256, 150 * items, threads=2)
+    assert large.cache_floats
+    assert large.batch_counters < 151 * items
+
+
 # Each of the further cases has a process of its own, since memory that an allocator kept of another evaluation may count.
 @pytest.mark.parametrize(
     "cases", [FEW_CASES, *(pytest.param([case], marks=pytest.mark.exhaustive) for case in MORE_CASES)]

@@ -232,10 +232,10 @@ class _GivenSets:
         if self._gallery is not None:
             self.rows += len(self._gallery)
         self.rows = min(self.rows, _rows_that_fit(plan.dim))
-        # number of relevant items of a query, on average
         classes = int(codes.max()) + 1
         candidates = self._query_codes if self._gallery is None else self._gallery_codes
         class_sizes = np.bincount(candidates, minlength=classes)
+        # number of relevant items of a query, on average
         self.relevant_of_a_query = float(class_sizes[self._query_codes].mean())
         if self._gallery is None:  # a query is not relevant to itself
             self.relevant_of_a_query -= 1
