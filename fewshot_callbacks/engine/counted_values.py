@@ -64,7 +64,7 @@ class CountedValues(NamedTuple):
 
     def count_reaching(self, scores: NDArray[np.float64]) -> Ints:
         """Return how many pairs reach each of some ascending scores."""
-        values_reaching = _reaching(self.values, scores)
+        values_reaching = number_reaching(self.values, scores)
         if self.sums is None:
             return self.weight * values_reaching
         return self.weight * self.sums[len(self.values) - values_reaching]
@@ -100,8 +100,13 @@ def _sums(copies: Ints) -> Ints:
     return np.append(np.cumsum(copies[::-1])[::-1], 0)
 
 
-def _reaching(values: FloatArray, scores: NDArray[np.float64]) -> Ints:
-    """Return how many of the ascending values reach each of the ascending scores."""
+def number_reaching(values: FloatArray, scores: NDArray[np.float64]) -> Ints:
+    """Return how many of some ascending values reach each of some ascending scores.
+
+    Examples:
+        >>> number_reaching(np.array([0.1, 0.5, 0.7]), np.array([0.0, 0.5])).tolist()
+        [3, 2]
+    """
     if SEARCH_PRICE * len(scores) < len(values):
         return len(values) - np.searchsorted(values, scores)
     out = np.empty(len(scores), np.int64)
