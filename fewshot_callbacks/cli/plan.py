@@ -197,7 +197,8 @@ def _evaluation(plan: EvaluationPlan, speed: float, measured: MeasuredEvaluation
     if measured is None:
         low, high = (_duration(plan.floating_point_operations / speed * ratio) for ratio in USUAL_RATIOS)
         return f"{low} to {high}", "as multiples of it were measured, from easy to hard; --here measures it"
-    times = f"{_duration(measured.low_seconds)} to {_duration(measured.high_seconds)}"
+    low, high = _duration(measured.low_seconds), _duration(measured.high_seconds)
+    times = low if low == high else f"{low} to {high}"
     if not measured.is_extrapolated:
         return times, "measured on this machine just now, with all default metrics"
     largest = max(measured.samples, key=lambda sample: sample.rows)

@@ -32,12 +32,14 @@ _CALL = "measure_evaluation"
 FIRST_ROWS = 2000
 # The number of sizes that a constant, a part for each row and a part for each pair can be told apart by.
 FEWEST_SIZES = 3
-# Each size is evaluated several times, and the shortest time counts: the first evaluation may compile loops, and others use
-# the machine.
-FEWEST_ROUNDS = 2
+# Each size is evaluated several times, and the shortest time counts: the first evaluation may compile loops or ask the
+# system for memory, and others use the machine.
+WANTED_ROUNDS = 2
 MOST_ROUNDS = 5
 # The share of the time that further rounds of one size may take.
-SHARE_OF_ROUNDS = 0.1
+SHARE_OF_ROUNDS = 0.05
+# The time of a set of twice the size grows as it has grown before, or by a fifth more, and at most as its pairs do.
+GROWTH_MARGIN = 1.2
 # The most bytes of the embeddings that are evaluated: generating or reading them takes part of the time.
 MOST_BYTES = 2**28
 # With fewer classes in a sample, rows are drawn instead of classes.
@@ -74,7 +76,7 @@ class MeasuredEvaluation:
 
     Examples:
         >>> sample = TimedSample(2000, 2000, 2000, 2000**2, (0.2, 0.1))
-        >>> print(MeasuredEvaluation(20_000, 20_000, 64, 5.0, 10.0, (sample,)))
+        >>> print(MeasuredEvaluation(20_000, 20_000, 64, 5.0, 10.0, True, (sample,)))
         5.0 to 10.0 s for 20,000 queries against 20,000 items, extrapolated from up to 2,000 against 2,000
     """
 
@@ -85,16 +87,15 @@ class MeasuredEvaluation:
     """shortest time to expect"""
     high_seconds: float
     """longest time to expect"""
+    is_extrapolated: bool
+    """whether these times follow from smaller sets, at least in part; else they were measured"""
     samples: tuple[TimedSample, ...]
     """the evaluations that were timed"""
 
-    @property
-    def is_extrapolated(self) -> bool:
-        """Whether the evaluation is larger than all that were timed."""
-        return all((sample.queries, sample.gallery) != (self.queries, self.gallery) for sample in self.samples)
-
     def __str__(self) -> str:
-        times = f"{self.low_seconds:,.1f} to {self.high_seconds:,.1f} s"
+        times = f"{self.low_seconds:,.1f} s"
+        if self.high_seconds > self.low_seconds:
+            times = f"{self.low_seconds:,.1f} to {self.high_seconds:,.1f} s"
         sizes = f"{self.queries:,} queries against {self.gallery:,} items"
         if not self.is_extrapolated:
             return f"{times} for {sizes}, as measured"
@@ -115,9 +116,10 @@ def measure_evaluation(
     """Return the seconds that an evaluation with all default metrics takes on this machine.
 
     Smaller sets are evaluated, each twice as large as the one before, with the threads and the memory budget of the real
-    evaluation. A constant, a part for each row and a part for each pair of rows are fitted to their times. The range
-    reaches from this fit to the time of the largest set in proportion to its pairs. If the budget is too small for the
-    counters of one set, its longest time is doubled: each product may be computed twice. Compiling is not counted.
+    evaluation. If that one ends in time, it is the last of them, and its own times are returned. Else a constant, a part
+    for each row and a part for each pair of rows are fitted to the times. The range reaches from this fit to the time of
+    the largest set in proportion to its pairs. If the budget is too small for the counters of one set, its longest time is
+    doubled: each product may be computed twice. Compiling is not counted.
 
     With embeddings, whole classes are drawn, so that classes keep their sizes. A sample in which fewer than 20 classes fit
     holds random rows instead, and its classes shrink with it. Equal rows are rarer in a sample than in the set. So distinct
@@ -168,6 +170,7 @@ def measure_evaluation(
         dim=plan.dim,
         low_seconds=min(measured.low_seconds for measured in by_difficulty),
         high_seconds=max(measured.high_seconds for measured in by_difficulty),
+        is_extrapolated=any(measured.is_extrapolated for measured in by_difficulty),
         samples=tuple(sample for measured in by_difficulty for sample in measured.samples),
     )
 
@@ -360,28 +363,45 @@ def _timed_samples(
     """
     rows = min(FIRST_ROWS, most_rows)
     _time_once(plan, sample(rows))  # compiles
-    started = time.perf_counter()
+    end = time.perf_counter() + seconds
     timed: list[TimedSample] = []
     while True:
-        size_started = time.perf_counter()
+        generation_started = time.perf_counter()
         sets = sample(rows)
-        durations: list[float] = []
-        while len(durations) < FEWEST_ROUNDS or (
-            len(durations) < MOST_ROUNDS and sum(durations) < SHARE_OF_ROUNDS * seconds
-        ):
-            durations.append(_time_once(plan, sets))
-        timed.append(_timed_sample(plan, sets, tuple(durations)))
-        now = time.perf_counter()
-        generated = now - size_started - sum(durations)
-        # A set of twice the size takes four times as long at most.
-        next_size = 4 * FEWEST_ROUNDS * min(durations) + 2 * generated
-        is_last = next_size > seconds - (now - started)
+        generated = time.perf_counter() - generation_started
+        timed.append(_timed_sample(plan, sets, _timed_rounds(plan, sets, seconds, end)))
+        next_size = 2 * generated + _growth(timed) * min(timed[-1].seconds)
+        is_last = next_size > end - time.perf_counter()
         if len(timed) < FEWEST_SIZES:
             # Another program may have taken the processor for a while: three sizes are worth more than the time limit.
             is_last = next_size > seconds
         if rows == most_rows or is_last:
             return tuple(timed)
         rows = min(2 * rows, most_rows)
+
+
+def _timed_rounds(plan: EvaluationPlan, sets: _Sets, seconds: float, end: float) -> tuple[float, ...]:
+    """Evaluate some sets at least once, and further times while that ends in time; return the seconds of each time.
+
+    Args:
+        plan: The evaluation.
+        sets: The sets.
+        seconds: The time for all samples.
+        end: When that time is over.
+    """
+    durations = [_time_once(plan, sets)]
+    while len(durations) < MOST_ROUNDS and time.perf_counter() + min(durations) < end:
+        if len(durations) >= WANTED_ROUNDS and sum(durations) > SHARE_OF_ROUNDS * seconds:
+            break
+        durations.append(_time_once(plan, sets))
+    return tuple(durations)
+
+
+def _growth(timed: Sequence[TimedSample]) -> float:
+    """Return how many times longer a set of twice the size may take than the last one."""
+    if len(timed) < FEWEST_SIZES:
+        return 4.0
+    return min(4.0, GROWTH_MARGIN * min(timed[-1].seconds) / min(timed[-2].seconds))
 
 
 def _timed_sample(plan: EvaluationPlan, sets: _Sets, durations: tuple[float, ...]) -> TimedSample:
@@ -426,7 +446,7 @@ def _extrapolated(
     largest = samples[-1]
     if (largest.queries, largest.gallery) == (plan.queries, plan.gallery):
         low, high = min(largest.seconds), max(largest.seconds)
-        return MeasuredEvaluation(plan.queries, plan.gallery, plan.dim, low, high, samples)
+        return MeasuredEvaluation(plan.queries, plan.gallery, plan.dim, low, high, False, samples)
     is_one_set = _all_queries(plan) == plan.gallery
     rows = plan.gallery if is_one_set else _all_queries(plan) + plan.gallery
     pairs = _extrapolated_pairs(samples, rows, plan.pairs)
@@ -436,7 +456,7 @@ def _extrapolated(
     compares_all_rows = largest.compared_pairs == largest.queries * largest.gallery
     if is_one_set and compares_all_rows and _takes_batches(plan, relevant_of_a_query):
         high *= 2
-    return MeasuredEvaluation(plan.queries, plan.gallery, plan.dim, min(fitted, in_proportion), high, samples)
+    return MeasuredEvaluation(plan.queries, plan.gallery, plan.dim, min(fitted, in_proportion), high, True, samples)
 
 
 def _extrapolated_pairs(samples: Sequence[TimedSample], rows: int, pairs: int) -> float:

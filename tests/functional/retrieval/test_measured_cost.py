@@ -7,14 +7,19 @@ import torch
 
 from fewshot_callbacks.functional import measure_evaluation, plan_evaluation
 from fewshot_callbacks.functional.retrieval import measured_cost
-from fewshot_callbacks.functional.retrieval.measured_cost import FIRST_ROWS
+from fewshot_callbacks.functional.retrieval.measured_cost import FIRST_ROWS, MeasuredEvaluation, TimedSample
 
 
 @pytest.fixture
-def evaluated(monkeypatch):
+def clock():
+    """The seconds of a clock that only evaluations move on."""
+    return [0.0]
+
+
+@pytest.fixture
+def evaluated(monkeypatch, clock):
     """Evaluations take as long as a formula says; the fixture lists their arguments."""
     calls = []
-    clock = [0.0]
 
     def evaluate(queries, query_labels, gallery, gallery_labels, **settings):
         calls.append((queries, query_labels, gallery, settings))
@@ -55,6 +60,36 @@ def test_a_budget_without_room_for_all_counters_doubles_the_longest_time(evaluat
         plan = plan_evaluation(10**6, 10**6, 8, memory_mb=memory_mb)
         high.append(measure_evaluation(plan, seconds=5).high_seconds)
     assert high[1] == pytest.approx(2 * high[0])
+
+
+@pytest.mark.parametrize("seconds", [1.0, 3.0, 10.0, 40.0])
+def test_the_time_is_used_and_not_exceeded(evaluated, clock, seconds):
+    measured = measure_evaluation(plan_evaluation(10**6, 10**6, 8), difficulty="hard", seconds=seconds)
+    compiled_in = measured.samples[0].seconds[0]
+    assert clock[0] - compiled_in <= seconds
+    # An evaluation of twice the size, which takes four times as long at most, would have exceeded it.
+    assert clock[0] - compiled_in + 4 * min(measured.samples[-1].seconds) > seconds
+
+
+def test_a_range_is_extrapolated_if_one_of_its_difficulties_is(monkeypatch, clock):
+    def evaluate(queries, query_labels, *_, **__):
+        similarity_of_class = queries[query_labels == 0].mean(0).norm()
+        clock[0] += 1e-7 * len(queries) ** 2 * (1 if similarity_of_class > 0.8 else 20)
+
+    monkeypatch.setattr(measured_cost, "evaluate_retrieval", evaluate)
+    monkeypatch.setattr(measured_cost.time, "perf_counter", lambda: clock[0])
+    plan = plan_evaluation(8000, 8000, 64)
+    by_difficulty = [measure_evaluation(plan, difficulty=name) for name in ("well-trained", "hard")]
+    assert [measured.is_extrapolated for measured in by_difficulty] == [False, True]
+    both = measure_evaluation(plan, seconds=20)
+    assert both.is_extrapolated
+    assert both.low_seconds == pytest.approx(by_difficulty[0].low_seconds)
+    assert both.high_seconds == pytest.approx(by_difficulty[1].high_seconds)
+
+
+def test_a_set_that_was_evaluated_once_has_one_time():
+    sample = TimedSample(4000, 4000, 4000, 4000**2, (3.0,))
+    assert str(MeasuredEvaluation(4000, 4000, 64, 3.0, 3.0, False, (sample,))).startswith("3.0 s for 4,000 queries")
 
 
 def test_a_small_evaluation_is_measured_itself():
