@@ -430,7 +430,11 @@ def _moments_of_all(
     """Return the moments of the items of all processes, and of each class if there are labels. Collective."""
     # Float64 is scaled, since its squares may overflow; a power of two costs no digit.
     largest = float(rows.abs().max()) if rows.dtype == torch.float64 and rows.numel() else 0.0
-    unit = 2.0 ** math.frexp(max(processes.gather(largest)))[1]
+    largest_of_all = max(processes.gather(largest))
+    if largest_of_all > 2.0**1000:  # the length of a row may be infinite
+        rows = rows * 2.0**-500
+        largest_of_all *= 2.0**-500
+    unit = 2.0 ** math.frexp(largest_of_all)[1]
     by_rank = processes.gather(_moments_here(rows, codes, unit, normalize=normalize))
     moments, of_items, of_units = (_merged(moments_by_rank) for moments_by_rank in zip(*by_rank, strict=True))
     return moments, None if of_items is None else _MomentsOfClasses(of_items, of_units)

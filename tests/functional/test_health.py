@@ -124,7 +124,8 @@ def test_turning_scaling_and_shuffling_change_nothing() -> None:
     points, labels = items()
     turn, order = torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64)).Q, torch.randperm(len(points))
     whole, expected = points.double(), embedding_health(points.double(), labels).metrics()
-    for changed in (whole @ turn, whole * 1e-200, whole * 3e250):
+    up_to_the_largest = whole * (torch.finfo(torch.float64).max / whole.abs().max())
+    for changed in (whole @ turn, whole * 1e-200, whole * 3e250, up_to_the_largest):
         assert embedding_health(changed, labels).metrics() == pytest.approx(expected, rel=1e-6)
     assert embedding_health(whole[order], labels[order]).metrics() == pytest.approx(expected, rel=1e-9)
     words = [f"class {label}" for label in labels.tolist()]
