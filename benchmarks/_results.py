@@ -140,11 +140,17 @@ def machine(threads: int, device: str | None = None) -> dict[str, str | int]:
     return about
 
 
-def describe(about: dict[str, str | int]) -> str:
-    """Return a machine in one sentence."""
-    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+def threads_of(about: dict[str, str | int]) -> str:
+    """Return the threads that were used, in words."""
+    return "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+
+
+def describe(about: dict[str, str | int], *, threads: bool = True) -> str:
+    """Return a machine in one sentence, with or without the threads that were used."""
     day = datetime.date.fromisoformat(str(about["date"]))
-    words = [f"{about['processor']} ({about['products']})", threads, f"torch {about['torch']}", f"{day:%B %Y}"]
+    words = [f"{about['processor']} ({about['products']})", f"torch {about['torch']}", f"{day:%B %Y}"]
+    if threads:
+        words.insert(1, threads_of(about))
     if "device" in about:
         words.insert(0, str(about["device"]))
     if "simulated" in about:

@@ -56,9 +56,8 @@ def main() -> None:
                 announced = measure_evaluation(plan, embeddings, labels)
                 low, high = announced.low_seconds, announced.high_seconds
                 took = seconds(embeddings, labels)
-                results.add(
-                    items, options.dim, difficulty, f"{low:.1f} to {high:.1f}", took, math.sqrt(low * high) / took
-                )
+                text = f"{low:.1f}" if low == high else f"{low:.1f} to {high:.1f}"
+                results.add(items, options.dim, difficulty, text, took, math.sqrt(low * high) / took)
 
 
 if __name__ == "__main__":

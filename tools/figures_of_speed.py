@@ -14,6 +14,9 @@ The page holds two lines for each table, between which everything is written by 
 A new table needs a benchmark that takes `--json` (benchmarks/_results.py), its commands in `COMMANDS`, and these lines on
 the page. Commit, and measure: what is measured has to be a commit.
 
+What stands between `<!-- machine -->` and `<!-- summary -->` and their ends is written from the same data: the machine of
+most tables, which each of the others names, and seconds of some evaluations (`SUMMARY`).
+
 README's figures are in `QUOTES`: the words around them, and where they stand in the data. A measurement replaces the file
 of its table only when all of its commands have succeeded. A GPU is measured by `make gpu`, on a machine that has one.
 """
@@ -29,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +42,7 @@ PAGE = ROOT / "docs" / "measurements.md"
 README = ROOT / "README.md"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from _results import Column, describe, machine, markdown  # noqa: E402
+from _results import Column, describe, machine, markdown, threads_of  # noqa: E402
 
 RETRIEVAL = "python benchmarks/retrieval.py"
 RETRIEVAL_ON_AVX2 = (
@@ -149,6 +153,25 @@ QUOTES: dict[str, tuple[Figure, ...]] = {
 }
 """Words of README, with places for figures, and these figures"""
 
+
+class Case(NamedTuple):
+    """A line of the summary: an evaluation that retrieval.py has timed in multiples of the product."""
+
+    words: str
+    table: str
+    items: int
+    difficulties: tuple[str, ...]
+
+
+SUMMARY = (
+    Case("4,000 of 512 numbers, well-trained to hard", "retrieval", 4000, ("well-trained", "hard")),
+    Case("8,000 of 512 numbers, well-trained to hard", "retrieval", 8000, ("well-trained", "hard")),
+    Case("31,730 of 512 numbers, well-trained to hard", "retrieval", 31_730, ("well-trained", "hard")),
+    Case("158,652 of 512 numbers, well-trained", "retrieval_large", 158_652, ("well-trained",)),
+    Case("31,730 of 256 numbers, long tails and equal rows", "retrieval_repeated", 31_730, ("heavy-tailed",)),
+    Case("158,652 of 256 numbers, long tails and equal rows", "retrieval_repeated", 158_652, ("heavy-tailed",)),
+)
+
 BLOCK = re.compile(r"(?<=<!-- table: )(?P<name>\w+) -->\n(?:(?!<!-- table: ).)*?(?=<!-- end of table -->)", re.DOTALL)
 """A table of the page, from its name to its end."""
 
@@ -195,12 +218,19 @@ def load(name: str) -> list[dict[str, Any]]:
 def block(records: list[dict[str, Any]]) -> str:
     """Return the commands, the machine and the table in Markdown; a second table where a command has other columns."""
     commands = "\n".join(f"    {record['command']}" for record in records)
-    machines = dict.fromkeys(describe(record["machine"]) for record in records)
+    machines = dict.fromkeys(_described(record["machine"]) for record in records)
     tables: dict[tuple[Column, ...], list[Any]] = {}
     for record in records:
         columns = tuple(Column(*column) for column in record["columns"])
         tables.setdefault(columns, []).extend(record["rows"])
     return "\n\n".join([commands, *machines, *(table(columns, rows) for columns, rows in tables.items())])
+
+
+def _described(about: dict[str, str | int]) -> str:
+    """Return the threads of a table alone, if its machine is that of most tables, which the page names once."""
+    if describe(about, threads=False) == common_machine():
+        return f"{threads_of(about).capitalize()}."
+    return describe(about)
 
 
 def table(columns: tuple[Column, ...], rows: list[Any]) -> str:
@@ -218,9 +248,50 @@ def table(columns: tuple[Column, ...], rows: list[Any]) -> str:
     return f"All rows: {'; '.join(above)}.\n\n{narrow}" if above else narrow
 
 
+def common_machine() -> str:
+    """Return the machine that most tables were measured on, without its threads."""
+    machines = (describe(record["machine"], threads=False) for name in COMMANDS for record in load(name))
+    return Counter(machines).most_common(1)[0][0]
+
+
+def summary() -> str:
+    """Return the table of `SUMMARY` in Markdown."""
+    rows = []
+    for case in SUMMARY:
+        seconds, memory = _cost(case)
+        least, most = (f"{limit:.1f}" if limit < 10 else f"{limit:.0f}" for limit in (min(seconds), max(seconds)))
+        rows.append([case.words, least if least == most else f"{least} to {most}", f"{memory:,.0f}"])
+    return markdown([Column("embeddings"), Column("seconds", "s"), Column("most MB beyond them", "s")], rows)
+
+
+def _cost(case: Case) -> tuple[list[float], float]:
+    """Return the seconds of a case for each of its difficulties, and the most memory that one of all takes."""
+    for record in load(case.table):
+        titles = [Column(*column).title for column in record["columns"]]
+        for row in record["rows"]:
+            cells = dict(zip(titles, row, strict=True))
+            multiples = [cells.get(f"{difficulty}, x product") for difficulty in case.difficulties]
+            if cells.get("items") == case.items and None not in multiples:
+                seconds = [_middle(multiple) * _middle(cells["product, seconds"]) for multiple in multiples]
+                memory = cells["peak MB beyond the data"]
+                return seconds, max(memory) if isinstance(memory, list) else memory
+    raise LookupError(f"{case.table}.json has no row of {case.items} items with {case.difficulties}.")
+
+
+def _middle(cell: Any) -> float:
+    """Return the median of a cell, or its only number."""
+    return cell[0] if isinstance(cell, list) else cell
+
+
 def written(page: str) -> str:
     """Return the page with the tables that the data give."""
-    return BLOCK.sub(lambda found: f"{found['name']} -->\n\n{block(load(found['name']))}\n\n", page)
+    page = BLOCK.sub(lambda found: f"{found['name']} -->\n\n{block(load(found['name']))}\n\n", page)
+    for name, text in (("machine", common_machine()), ("summary", summary())):
+        part = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        page, times = part.subn(lambda found, text=text: f"{found[1]}\n{text}\n\n{found[2]}", page)
+        if times != 1:
+            raise LookupError(f"the page has <!-- {name} --> {times} times, not once")
+    return page
 
 
 def value(figure: Figure) -> str:

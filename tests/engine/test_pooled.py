@@ -148,7 +148,7 @@ def test_a_pass_of_any_precision_counts_the_same(number, monkeypatch):
     """The first that is possible, int8 on many processors, leaves most pairs open; float64 leaves the fewest."""
     chosen = []
 
-    def cheapest(estimates, precisions, open_per_pair):
+    def cheapest(estimates, precisions, open_per_pair, open_price):
         assert len(open_per_pair) == len(precisions)
         chosen.append(precisions[number])
         return precisions[number]

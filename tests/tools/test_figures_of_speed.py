@@ -68,6 +68,28 @@ def test_another_figure_is_found() -> None:
         figures_of_speed.quoted(readme.replace("two CPU cores", "two cores"))
 
 
+def test_the_summary_holds_the_seconds_of_the_tables() -> None:
+    records = json.loads((figures_of_speed.DATA / "retrieval.json").read_text(encoding="utf-8"))
+    (row,) = [row for record in records for row in record["rows"] if row[0] == 31_730]
+    titles = [column[0] for column in records[0]["columns"]]
+    medians = {title: cell[0] if isinstance(cell, list) else cell for title, cell in zip(titles, row, strict=True)}
+    least, most = (medians["product, seconds"] * medians[f"{name}, x product"] for name in ("well-trained", "hard"))
+    memory = max(row[titles.index("peak MB beyond the data")])
+    (line,) = [line for line in figures_of_speed.summary().splitlines() if line.startswith("| 31,730 of 512")]
+    assert line.endswith(f"| {least:.1f} to {most:.1f} | {memory:,.0f} |")
+
+
+def test_a_table_names_its_machine_unless_it_is_that_of_most() -> None:
+    page = text_of("docs/measurements.md")
+    assert page.count(figures_of_speed.common_machine()) == 1
+    blocks = {found["name"]: found[0] for found in figures_of_speed.BLOCK.finditer(page)}
+    for name, text in blocks.items():
+        for record in figures_of_speed.load(name):
+            about = record["machine"]
+            is_common = figures_of_speed.describe(about, threads=False) == figures_of_speed.common_machine()
+            assert (str(about["torch"]) in text) != is_common
+
+
 def test_tables_of_a_gpu_are_taken_from_the_file_of_its_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "speed"
     shutil.copytree(figures_of_speed.DATA, data)

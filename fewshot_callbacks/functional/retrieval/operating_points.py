@@ -736,16 +736,10 @@ class ThresholdSearch:
         all of these scores takes several times as long as one that counts at high scores, which few negatives reach.
 
         Returns:
-            The findings, if the sample says nothing, a further pass was made already or is not needed, or no lower score is
-            open.
+            The findings, if no sample can say so, or if it says that no lower score is open.
         """
-        if self.negatives.passes > 1 or not len(self.negatives.sample.estimates):
+        if not self._can_guess(at_grid, findings):
             return findings
-        if not len(findings.open_positions):
-            return findings
-        lowest_open = at_grid.scores[findings.open_positions].min()
-        if lowest_open >= self.negatives.cutoff + self.negatives.error_bound:
-            return findings  # these pairs are collected
         estimates = self.negatives.estimate(at_grid.scores)
         wanted = question.wanted(self.grid, estimates.astype(np.float64), self.negatives.total)
         enough = math.ceil(SLACK * max(wanted))
@@ -757,6 +751,13 @@ class ThresholdSearch:
         fewest[: proving + 1] = np.maximum(fewest[: proving + 1], enough)
         likely = question.find(self.grid, at_grid._replace(fewest=fewest))
         return likely._replace(open_positions=np.append(likely.open_positions, proving))
+
+    def _can_guess(self, at_grid: NegativeBounds, findings: Findings) -> bool:
+        """Return whether a score below the cut-off is open, no pass has counted there yet, and there is a sample."""
+        if self.negatives.passes > 1 or not len(self.negatives.sample.estimates) or not len(findings.open_positions):
+            return False
+        lowest_open = at_grid.scores[findings.open_positions].min()
+        return bool(lowest_open < self.negatives.cutoff + self.negatives.error_bound)
 
     def _to_close(self, open_positions: Ints) -> Ints:
         """Return the positions whose counts are closed first: the most likely answers, and a few spaced ones."""
