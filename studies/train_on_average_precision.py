@@ -9,13 +9,13 @@ mAP on the validation classes with the first seed; then it is tested with each s
 images of each of their classes. Other losses are those of pytorch-metric-learning, which has to be installed. It writes to
 runs/average_precision:
 
-    results.jsonl    a line for each network; what stands there is not trained again
-    tables.md        mAP, Recall@1 and J with intervals of the differences from soft AP, where its gradient goes, and how
-                     far its value is from the exact one
+    results.jsonl    a line for each network, with its learning rate and J; what stands there is not trained again
+    tables.md        mAP and Recall@1, the difference in mAP from soft AP with its intervals, where the gradient of soft AP
+                     goes, and how far its value is from the exact one
     average_precision_loss.png    the mAP of each network, drawn from figures.json
 
-`--page FILE` also writes the tables into a page, between `<!-- table: NAME -->` and `<!-- end -->`; those of
-docs/average_precision_loss.md were written so.
+`--page FILE` also writes the tables into a page, between `<!-- table: NAME -->` and `<!-- end -->`, as in
+docs/average_precision_loss.md.
 """
 
 import argparse
@@ -301,10 +301,10 @@ def spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.3f}" + (f" (s {statistics.stdev(values):.3f})" if len(values) > 1 else "")
 
 
-def difference(records: list[dict[str, Any]], others: list[dict[str, Any]], metric: str) -> str:
-    """Mean over seeds, with its interval over classes, and with that over seeds."""
+def difference(records: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
+    """Mean difference in mAP over seeds, with its interval over classes, and with that over seeds."""
     pairs = list(zip(records, others, strict=True))
-    of_queries = torch.tensor([[a["per_query"][metric], b["per_query"][metric]] for a, b in pairs]).diff(dim=1)[:, 0]
+    of_queries = torch.tensor([[a["per_query"]["mAP"], b["per_query"]["mAP"]] for a, b in pairs]).diff(dim=1)[:, 0]
     low, high = paired_difference_interval(-of_queries.mean(dim=0), records[0]["labels"])
     words = f"{-of_queries.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
     if len(pairs) > 1:
@@ -316,20 +316,20 @@ def difference(records: list[dict[str, Any]], others: list[dict[str, Any]], metr
 for of in present:
     base, rows = of_seeds[of, "ap"], []
     for name, method in chosen.items():
-        row, records = [method.title], of_seeds.get((of, name), [])
-        if records:
-            row.append(f"{best[of, name]:g}")
-            row += [spread([record[metric] for record in records]) for metric in ("mAP", "recall@1", "J")]
-            row += [difference(records, base, metric) if name != "ap" else "" for metric in ("mAP", "recall@1")]
-        rows.append(row + [""] * (7 - len(row)))
-    header = ["", "rate", "mAP", "Recall@1", "J", "mAP minus soft AP's", "Recall@1 minus soft AP's"]
-    show(of, f"{of}: classes never seen", header, rows)
+        if (of, name) not in of_seeds:  # the set cannot fill its batch
+            continue
+        records = of_seeds[of, name]
+        row = [method.title, *(spread([record[metric] for record in records]) for metric in ("mAP", "recall@1"))]
+        rows.append([*row, difference(records, base) if name != "ap" else ""])
+    show(of, f"{of}: classes never seen", ["", "mAP", "Recall@1", "mAP minus soft AP's"], rows)
 
     gradient, exact = base[0]["gradient"], base[0]["mAP"]
-    hardest = ("hardest 1 % of negatives", "hardest 10 %", "hardest positive")
-    header = ["", *(f"{words}, {when}" for when in gradient for words in hardest)]
-    shares = {name: before + gradient["after"][name] for name, before in gradient["before"].items()}
-    rows = [[name, *(f"{share:.0%}" for share in values)] for name, values in shares.items()]
+    places = {"hardest 1 % of negatives": 0, "hardest positive": 2}
+    header = ["", *(f"{words}, {when}" for when in gradient for words in places)]
+    rows = [
+        [name, *(f"{shares[name][place]:.0%}" for shares in gradient.values() for place in places.values())]
+        for name in gradient["before"]
+    ]
     show(f"{of} gradient", f"{of}: where the gradient goes, before and after training", header, rows)
     rows = [[f"{int(bins):,}", f"{value:.4f}", f"{value - exact:+.4f}"] for bins, value in base[0]["surrogate"].items()]
     show(f"{of} surrogate", f"{of}: exact mAP {exact:.4f}", ["bins", "soft AP", "minus the exact mAP"], rows)

@@ -1,4 +1,4 @@
-"""The commands of table 2: complete, accepted by the command line, and what a row says is what its command sets."""
+"""The commands of table 2: accepted by the command line, and what they set is what the page says of their cell."""
 
 import itertools
 import math
@@ -16,18 +16,30 @@ from torchvision import transforms
 from fewshot_callbacks.cli.fit import command
 from fewshot_callbacks.cli.main import main
 from tests.data.trees import write_tree
+from tests.docs.pages import commands
 from tests.scripts import ROOT
 
-PAGE = ROOT / "docs" / "distance_ratio_photographs.md"
-ROW = re.compile(
-    r"^\| (?P<data>.+?) \| (?P<backbone>.+?) \| (?P<shots>\d) \| (?P<head>.+?) \| `fewshot (?P<words>fit .+?)` \|$",
-    re.M,
-)
-ROWS = [match.groupdict() for match in ROW.finditer(PAGE.read_text(encoding="utf-8"))]
+PAGE = (ROOT / "docs" / "distance_ratio_photographs.md").read_text(encoding="utf-8")
+CHANGES = dict(re.findall(r"^\| ([\w-]+) \| (?:add )?`(--.+?)`", PAGE, re.M))
+"""cells -> options that change the first command of the page, which is that of CUB, Conv4, 1-shot and DR"""
 CLASS = {"CUB": "fewshot_callbacks.data.CUB200", "mini-ImageNet": "fewshot_callbacks.data.MiniImageNet"}
 SIZE = {"Conv4": 84, "ResNet18": 224}
 EPOCHS = {1: 600, 5: 400}
+CELLS = list(itertools.product(CLASS, SIZE, EPOCHS, ("softmax", "DR")))
 CONV4 = {"in_channels": 3, "width": 64, "init": "he_fan_out"}
+
+
+def command_of(data, backbone, shots, head):
+    """Return the first command of the page, with the changes for a cell of table 2."""
+    words = ["fit", CHANGES["ResNet18"] if backbone == "ResNet18" else "--config distance_ratio_conv4"]
+    if data == "mini-ImageNet":
+        words.append(CHANGES["mini-ImageNet"])
+    words.append("--data.dataset.root ROOT")
+    if shots == 5:
+        words.append(CHANGES["5-shot"])
+    if head == "softmax":
+        words.append(CHANGES["softmax"])
+    return " ".join(words)
 
 
 def settings_of(words, capsys):
@@ -37,32 +49,34 @@ def settings_of(words, capsys):
     return yaml.safe_load(capsys.readouterr().out)
 
 
-def test_the_table_has_a_row_for_each_cell():
-    cells = [(row["data"], row["backbone"], int(row["shots"]), row["head"]) for row in ROWS]
-    assert cells == list(itertools.product(CLASS, SIZE, EPOCHS, ("softmax", "DR")))
+def test_the_page_shows_the_first_command_and_the_one_with_all_changes():
+    assert set(CHANGES) == {"mini-ImageNet", "ResNet18", "5-shot", "softmax"}
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.M | re.S)
+    shown = [" ".join(words) for block in blocks for words in commands(block)]
+    assert f"fewshot {command_of('CUB', 'Conv4', 1, 'DR')}" in shown
+    assert f"fewshot {command_of('mini-ImageNet', 'ResNet18', 5, 'softmax')}" in shown
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(list(row.values())[:-1]))
-def test_a_command_sets_what_its_row_says_and_nothing_else(row, capsys):
-    """Beside the first command of the page, which is that of CUB, Conv4, 1-shot and DR."""
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell)))
+def test_a_command_sets_what_its_cell_says_and_nothing_else(cell, capsys):
+    """Beside the first command of the page."""
+    data, backbone, shots, head = cell
     expected = settings_of("fit --config distance_ratio_conv4 --data.dataset.root ROOT", capsys)
-    backbone, shots = row["backbone"], int(row["shots"])
-    expected["model"]["head"] = row["head"].lower()
+    expected["model"]["head"] = head.lower()
     expected["trainer"]["max_epochs"] = EPOCHS[shots]
     if backbone == "ResNet18":
         expected["model"]["backbone"] = "resnet18"
     values = expected["data"]["init_args"]
-    values["dataset"]["class_path"] = CLASS[row["data"]]
+    values["dataset"]["class_path"] = CLASS[data]
     square = [math.floor(1.15 * SIZE[backbone])] * 2  # whatever the shape of the image
     values["dataset"]["init_args"]["transform"] |= {"image_size": SIZE[backbone], "resize": square}
     values["train"]["shots"] = values["evaluation"]["shots"] = shots
-    assert settings_of(row["words"], capsys) == expected
+    assert settings_of(command_of(*cell), capsys) == expected
 
 
 @pytest.mark.parametrize("backbone", SIZE)
 def test_the_command_line_takes_it_for_the_setting_of_the_paper(backbone, capsys):
-    [words] = [row["words"] for row in ROWS if list(row.values())[:4] == ["mini-ImageNet", backbone, "5", "DR"]]
-    config = settings_of(words, capsys)
+    config = settings_of(command_of("mini-ImageNet", backbone, 5, "DR"), capsys)
     model, values, trainer = config["model"], config["data"]["init_args"], config["trainer"]
     assert (model["head"], model["learning_rate"]) == ("dr", 1e-3)
     if backbone == "ResNet18":
