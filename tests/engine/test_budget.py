@@ -1,6 +1,7 @@
 """The budget is kept, measured from outside in a process of its own, or said to be too small; no value depends on it."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -130,15 +131,17 @@ def test_float_operands_are_not_cached_where_that_costs_a_second_batch():
     "cases", [FEW_CASES, *(pytest.param([case], marks=pytest.mark.exhaustive) for case in MORE_CASES)]
 )
 def test_no_more_memory_than_was_granted(cases):
-    # the first process may have to compile a kernel meanwhile, which takes memory of its own; the next finds it compiled
-    for again in (True, False):
-        over = []
-        for (*case, memory_mb, precision), (megabytes, note) in zip(cases, beyond(cases), strict=True):
-            assert note is None
-            over += [(case, memory_mb, precision, megabytes)] if megabytes >= 1.1 * memory_mb else []
+    # What else takes memory differs from process to process: loops that are compiled meanwhile, and what an allocator has
+    # kept (30 MB in one process, 25 in the next). The least of a few processes is that of the evaluation.
+    least = [math.inf] * len(cases)
+    for _ in range(3):
+        measured = beyond(cases)
+        assert all(note is None for _, note in measured)
+        least = [min(before, megabytes) for before, (megabytes, _) in zip(least, measured, strict=True)]
+        over = [(case, megabytes) for case, megabytes in zip(cases, least, strict=True) if megabytes >= 1.1 * case[4]]
         if not over:
             return
-        assert again, over
+    assert not over
 
 
 def test_the_copied_rows_of_a_batch_of_groups_are_part_of_the_budget(monkeypatch):
