@@ -14,8 +14,9 @@ The page holds two lines for each table, between which everything is written by 
 A new table needs a benchmark that takes `--json` (benchmarks/_results.py), its commands in `COMMANDS`, and these lines on
 the page. Commit, and measure: what is measured has to be a commit.
 
-What stands between `<!-- machine -->` and `<!-- summary -->` and their ends is written from the same data: the machine of
-most tables, which each of the others names, and seconds of some evaluations (`SUMMARY`).
+Two more parts of the page are written from the data. Between `<!-- machine -->` and `<!-- end of machine -->` stands the
+machine of most tables; a table of another machine names it. Between `<!-- summary -->` and `<!-- end of summary -->` stand
+the seconds of some evaluations (`SUMMARY`).
 
 README's figures are in `QUOTES`: the words around them, and where they stand in the data. A measurement replaces the file
 of its table only when all of its commands have succeeded. A GPU is measured by `make gpu`, on a machine that has one.

@@ -111,7 +111,6 @@ MORE_CASES = (
 )
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs the accounts of Linux")
 def test_float_operands_are_not_cached_where_that_costs_a_second_batch():
     """A second batch computes each product of one set twice."""
     items = 158_652
@@ -127,6 +126,7 @@ def test_float_operands_are_not_cached_where_that_costs_a_second_batch():
 
 
 # Each of the further cases has a process of its own, since memory that an allocator kept of another evaluation may count.
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs the accounts of Linux")
 @pytest.mark.parametrize(
     "cases", [FEW_CASES, *(pytest.param([case], marks=pytest.mark.exhaustive) for case in MORE_CASES)]
 )

@@ -76,7 +76,7 @@ class MeasuredEvaluation:
 
     Examples:
         >>> sample = TimedSample(2000, 2000, 2000, 2000**2, (0.2, 0.1))
-        >>> print(MeasuredEvaluation(20_000, 20_000, 64, 5.0, 10.0, True, (sample,)))
+        >>> print(MeasuredEvaluation(20_000, 20_000, 64, 5.0, 10.0, is_extrapolated=True, samples=(sample,)))
         5.0 to 10.0 s for 20,000 queries against 20,000 items, extrapolated from up to 2,000 against 2,000
     """
 
@@ -446,7 +446,9 @@ def _extrapolated(
     largest = samples[-1]
     if (largest.queries, largest.gallery) == (plan.queries, plan.gallery):
         low, high = min(largest.seconds), max(largest.seconds)
-        return MeasuredEvaluation(plan.queries, plan.gallery, plan.dim, low, high, False, samples)
+        return MeasuredEvaluation(
+            plan.queries, plan.gallery, plan.dim, low, high, is_extrapolated=False, samples=samples
+        )
     is_one_set = _all_queries(plan) == plan.gallery
     rows = plan.gallery if is_one_set else _all_queries(plan) + plan.gallery
     pairs = _extrapolated_pairs(samples, rows, plan.pairs)
@@ -456,7 +458,8 @@ def _extrapolated(
     compares_all_rows = largest.compared_pairs == largest.queries * largest.gallery
     if is_one_set and compares_all_rows and _takes_batches(plan, relevant_of_a_query):
         high *= 2
-    return MeasuredEvaluation(plan.queries, plan.gallery, plan.dim, min(fitted, in_proportion), high, True, samples)
+    low = min(fitted, in_proportion)
+    return MeasuredEvaluation(plan.queries, plan.gallery, plan.dim, low, high, is_extrapolated=True, samples=samples)
 
 
 def _extrapolated_pairs(samples: Sequence[TimedSample], rows: int, pairs: int) -> float:

@@ -89,7 +89,8 @@ def test_a_range_is_extrapolated_if_one_of_its_difficulties_is(monkeypatch, cloc
 
 def test_a_set_that_was_evaluated_once_has_one_time():
     sample = TimedSample(4000, 4000, 4000, 4000**2, (3.0,))
-    assert str(MeasuredEvaluation(4000, 4000, 64, 3.0, 3.0, False, (sample,))).startswith("3.0 s for 4,000 queries")
+    measured = MeasuredEvaluation(4000, 4000, 64, 3.0, 3.0, is_extrapolated=False, samples=(sample,))
+    assert str(measured).startswith("3.0 s for 4,000 queries")
 
 
 def test_a_small_evaluation_is_measured_itself():
