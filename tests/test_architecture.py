@@ -43,7 +43,7 @@ BELOW = {
     },
     "cli": {
         *("callbacks", "protonet", "trainer", "data", "report", "plots", "metrics", "losses", "functional"),
-        *("sources", "files", "distributed", "system", "settings"),
+        *("engine", "sources", "files", "distributed", "system", "settings"),
     },
 }
 """Layer, a folder or a module at the top of the package, -> the layers that it may import."""

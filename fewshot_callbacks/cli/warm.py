@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from numba.core import config, event
 
+from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.system.loop_cache import CompiledLoops, folders_of_new_loops, named_folder
 
 if TYPE_CHECKING:
@@ -61,12 +62,31 @@ def _evaluate(*, float64: bool) -> None:
     import torch  # noqa: PLC0415 - `fewshot warm --help` needs none
 
     generator = torch.Generator().manual_seed(0)
-    # So many pairs are compared in bytes first.
+    # So many pairs may be compared in bytes first.
     embeddings = torch.randn(6000, 64, generator=generator)
     labels = torch.arange(len(embeddings)) % 600
-    _evaluate_set(embeddings, labels)
+    _evaluate_in_each_precision(embeddings, labels)
     if float64:
-        _evaluate_set(embeddings.double(), labels)
+        _evaluate_in_each_precision(embeddings.double(), labels)
+
+
+def _evaluate_in_each_precision(embeddings: Tensor, labels: Tensor) -> None:
+    """Evaluate with products in each precision: evaluations choose the fastest, which another load may change."""
+    for precision in ("int8", "float32", "float64"):
+        with engine_options(precision=precision):
+            _evaluate_set(embeddings, labels)
+            _evaluate_large_class(embeddings)
+
+
+def _evaluate_large_class(embeddings: Tensor) -> None:
+    """Evaluate queries with so many relevant items that they need the widest lookup tables."""
+    import torch  # noqa: PLC0415 - `fewshot warm --help` needs none
+
+    from fewshot_callbacks import functional  # noqa: PLC0415 - after `run` has silenced the warning of the first import
+
+    gallery = torch.cat([embeddings.roll(shift, dims=1) for shift in range(6)])
+    labels = (torch.arange(len(gallery)) >= 2**15).long()
+    functional.evaluate_retrieval(embeddings[:10], labels[:10], gallery=gallery, gallery_labels=labels)
 
 
 def _evaluate_set(embeddings: Tensor, labels: Tensor) -> None:

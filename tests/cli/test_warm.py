@@ -11,7 +11,6 @@ from numba.core import config
 from fewshot_callbacks.cli import main
 
 EVALUATIONS = """
-import sys
 import numpy as np
 import torch
 from numba.core.event import install_listener
@@ -41,6 +40,16 @@ with install_listener("numba:compile", loops):
 print(loops.count)
 """
 
+FASTEST = """
+import sys
+from fewshot_callbacks.engine import evaluation, nearest, pooled
+
+first, further = sys.argv[1:]
+evaluation.fastest = lambda *_: first
+pooled.cheapest = lambda estimates, precisions, *_: further if further in precisions else first
+nearest.seconds_of_a_pair = lambda precision, *_: precision != first
+"""
+
 
 def fresh_python(tmp_path, *words):
     environment = os.environ | {
@@ -62,6 +71,9 @@ def test_it_compiles_what_evaluations_need_once(tmp_path):
     assert len(files) == int(number) > 50
     assert place == f"They are kept in {tmp_path / 'loops'}."
     assert fresh_python(tmp_path, "-c", EVALUATIONS) == ["0"]
+    # Which precisions are the fastest, of the ranks and of further passes, depends on the load of the machine.
+    for precisions in (("int8", "int8"), ("int8", "float64"), ("float32", "float32"), ("float64", "float64")):
+        assert fresh_python(tmp_path, "-c", FASTEST + EVALUATIONS, *precisions) == ["0"]
     again = fresh_python(tmp_path, "-m", "fewshot_callbacks", "warm")
     assert again == ["Nothing was to do: all loops were compiled before.", place]
 
