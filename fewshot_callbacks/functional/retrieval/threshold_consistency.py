@@ -59,7 +59,8 @@ class ThresholdConsistency:
     """
 
     thresholds: Float[np.ndarray, "thresholds"]
-    """16 to 31 multiples of a power of two at which the pooled false match rate lies in the range, ascending; or none"""
+    """16 to 31 multiples of a power of two at which the pooled false match rate lies in the range, ascending; none if such
+    multiples would differ in the ninth digit or later"""
     labels: tuple[int | str, ...]
     """classes with pairs of both kinds, as they were given, ascending"""
     utility: Float[np.ndarray, "classes thresholds"]
@@ -122,9 +123,14 @@ class ThresholdConsistency:
         Args:
             rate: The largest false match rate.
         """
-        if not self._is_defined:
-            needed = "two classes with pairs of both kinds, and a threshold at which so many other pairs match"
-            return (f"Threshold consistency at {rate / 10:g} to {rate:g} is NaN: it needs {needed}.",)
+        undefined = f"Threshold consistency at {rate / 10:g} to {rate:g} is NaN:"
+        if len(self.labels) < 2:
+            return (f"{undefined} it needs two classes with pairs of both kinds.",)
+        if not len(self.thresholds):
+            return (
+                f"{undefined} too many scores tie, or nearly. It needs {FEWEST} thresholds that so many other pairs reach, "
+                "and that differ before the ninth digit.",
+            )
         if not self.classes_without_pairs:
             return ()
         classes = self.classes_without_pairs + len(self.labels)
@@ -185,23 +191,18 @@ def threshold_consistency(
         rate: The largest false match rate.
     """
     class_of_query = np.searchsorted(classes, labels)
-    counts = None
-    if pooled.negatives.total:
-        counts = _counts_in_range(pooled, class_of_query, len(classes), rate)
-    if counts is None:
+    if not pooled.negatives.total:
         return ThresholdConsistency(np.empty(0), (), np.empty((0, 0)), len(classes))
-    in_grid = _coarsest_grid(counts, rate)
-    thresholds = counts.step * counts.multiples[in_grid]
-    if thresholds[1] - thresholds[0] < LEAST_STEP * max(np.abs(thresholds).max(), _near_zero(pooled)):
-        return ThresholdConsistency(np.empty(0), (), np.empty((0, 0)), len(classes))
+    counts = _counts_around_range(pooled, class_of_query, len(classes), rate)
+    used = _used_thresholds(counts, rate, _near_zero(pooled))
     has_pairs = (counts.relevant > 0) & (counts.negatives > 0)
-    accepted = counts.relevant_reaching[has_pairs][:, in_grid] / counts.relevant[has_pairs, None]
-    rejected = 1 - counts.negatives_reaching[has_pairs][:, in_grid] / counts.negatives[has_pairs, None]
+    accepted = counts.relevant_reaching[has_pairs][:, used] / counts.relevant[has_pairs, None]
+    rejected = 1 - counts.negatives_reaching[has_pairs][:, used] / counts.negatives[has_pairs, None]
     # `tiny` avoids 0 / 0 where nothing is accepted and nothing rejected.
     utility = 2 * accepted * rejected / np.maximum(accepted + rejected, np.finfo(np.float64).tiny)
     present = classes[has_pairs].tolist()
     return ThresholdConsistency(
-        thresholds=thresholds,
+        thresholds=counts.step * counts.multiples[used],
         labels=tuple(present) if names is None else tuple(names[label] for label in present),
         utility=utility,
         classes_without_pairs=int((~has_pairs).sum()),
@@ -230,15 +231,22 @@ class _ClassCounts(NamedTuple):
         rates = self.false_match_rates()
         return (rates >= rate / 10) & (rates <= rate)
 
+    def are_enough(self, rate: float) -> bool:
+        """Return whether enough thresholds lie in the range, and some on both sides of it."""
+        rates = self.false_match_rates()
+        has_sides = (rates > rate).any() and (rates < rate / 10).any()
+        return bool(has_sides and self.in_range(rate).sum() >= FEWEST)
 
-def _counts_in_range(
+
+def _counts_around_range(
     pooled: PooledPairs, class_of_query: Int[np.ndarray, "own"], classes: int, rate: float
-) -> _ClassCounts | None:
+) -> _ClassCounts:
     """Return counts at thresholds of which enough lie in the range, and some on both sides of it. Collective.
 
     The first pass counts where a sample says that the range lies. If the range goes on, the next pass goes to the lowest or
     the highest of all scores; if too few thresholds lie in it, the next pass has finer ones. So a wrong sample costs passes,
-    and never a result. None if the range is too narrow for thresholds that differ by `LEAST_STEP`, or if it has no end.
+    and never a result. They are not enough if the range is too narrow for thresholds that differ by `LEAST_STEP`, or if it
+    has no end.
 
     Args:
         pooled: Counts of all pairs.
@@ -249,34 +257,45 @@ def _counts_in_range(
     low, high = _likely_range(pooled, rate)
     lowest, highest = _ends(pooled)
     near_zero = _near_zero(pooled)
-    while high - low > NARROWEST * max(abs(low), abs(high), near_zero):
+    while True:
         step = 2.0 ** math.floor(math.log2((high - low) / (1.5 * FEWEST)))
         multiples = np.arange(math.floor(low / step), math.ceil(high / step) + 1)
         counts = _counts(pooled, class_of_query, classes, step, multiples)
         rates = counts.false_match_rates()
         below_range = np.flatnonzero(rates > rate)
         above_range = np.flatnonzero(rates < rate / 10)
-        if len(below_range) and len(above_range) and counts.in_range(rate).sum() >= FEWEST:
-            return counts
         is_unbounded = (not len(below_range) and low <= lowest) or (not len(above_range) and high >= highest)
-        if is_unbounded:
-            return None
+        if counts.are_enough(rate) or is_unbounded:
+            return counts
         low = step * multiples[below_range[-1]] if len(below_range) else lowest
         high = step * multiples[above_range[0]] if len(above_range) else highest
-    return None
+        is_narrow = high - low <= NARROWEST * max(abs(low), abs(high), near_zero)
+        if is_narrow:
+            return counts
 
 
-def _coarsest_grid(counts: _ClassCounts, rate: float) -> Bool[np.ndarray, "thresholds"]:
+def _used_thresholds(counts: _ClassCounts, rate: float, near_zero: float) -> Bool[np.ndarray, "thresholds"]:
     """Return which thresholds in the range are used: the multiples of the largest power of two with enough of them.
 
-    They follow from the exact counts alone, whatever thresholds were counted.
+    They follow from the exact counts alone, whatever thresholds were counted. None is used if there are not enough of them,
+    or if they lie too close to each other.
+
+    Args:
+        counts: Counts at some thresholds.
+        rate: The largest false match rate.
+        near_zero: Size of scores that are taken for zero.
     """
+    none = np.zeros(len(counts.multiples), bool)
+    if not counts.are_enough(rate):
+        return none
     in_range = counts.in_range(rate)
     stride = 1
     while (in_range & (counts.multiples % (2 * stride) == 0)).sum() >= FEWEST:
         stride *= 2
     used: Bool[np.ndarray, "thresholds"] = in_range & (counts.multiples % stride == 0)
-    return used
+    largest = counts.step * np.abs(counts.multiples[used]).max()
+    is_too_close = counts.step * stride < LEAST_STEP * max(largest, near_zero)
+    return none if is_too_close else used
 
 
 def _likely_range(pooled: PooledPairs, rate: float) -> tuple[float, float]:

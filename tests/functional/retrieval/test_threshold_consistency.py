@@ -107,20 +107,24 @@ def test_order_memory_and_processes_change_no_bit():
 
 
 @pytest.mark.parametrize(
-    ("embeddings", "labels", "note"),
+    ("embeddings", "labels", "note", "without_pairs"),
     [
-        (torch.ones(40, 4), torch.arange(40) % 4, "needs two classes"),
-        (torch.eye(40, 4), torch.zeros(40).long(), "needs two classes"),
-        (torch.randn(40, 4), [0] * 39 + [1], "needs two classes"),
-        (torch.randn(40, 4), [*range(13)] * 3 + [13], "leaves out 1 of 14 classes"),
+        (torch.ones(40, 4), torch.arange(40) % 4, "too many scores tie, or nearly", 0),
+        (1 + 1e-12 * torch.randn(40, 4).double(), torch.arange(40) % 4, "too many scores tie, or nearly", 0),
+        (torch.ones(41, 4), [*torch.arange(40) % 4, 4], "too many scores tie, or nearly", 1),
+        (torch.eye(40, 4), torch.zeros(40).long(), "needs two classes", 1),
+        (torch.randn(40, 4), [0] * 39 + [1], "needs two classes", 1),
+        (torch.randn(40, 4), [*range(13)] * 3 + [13], "leaves out 1 of 14 classes", 1),
     ],
 )
-def test_what_is_missing_is_said(embeddings, labels, note):
+def test_what_is_missing_is_said(embeddings, labels, note, without_pairs):
     report = evaluate_retrieval(embeddings, labels, metrics=KEYS)
+    is_defined = "leaves out" in note
     assert [note in one for one in report.notes].count(True) == 1
     found = report.consistency[0.1]
-    assert "needs" not in note or (found.wanting(), math.isnan(found.common_threshold)) == ({}, True)
-    assert math.isnan(report["opis@fmr0.1"]) == math.isnan(report["opis_gap@fmr0.1"]) == ("needs" in note)
+    assert found.classes_without_pairs == without_pairs
+    assert is_defined or (found.wanting(), math.isnan(found.common_threshold)) == ({}, True)
+    assert math.isnan(report["opis@fmr0.1"]) == math.isnan(report["opis_gap@fmr0.1"]) == (not is_defined)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
