@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewshot_callbacks.engine.distinct import MOST_PAIRS
+from fewshot_callbacks.engine.distinct import ENTRY_BYTES, MOST_MEMORY, MOST_PAIRS
 from fewshot_callbacks.engine.duplicates import row_hashes
 from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.functional._equality import equal_with_nan
@@ -123,7 +123,8 @@ def measure_evaluation(
 
     With embeddings, whole classes are drawn, so that classes keep their sizes. A sample in which fewer than 20 classes fit
     holds random rows instead, and its classes shrink with it. Equal rows are rarer in a sample than in the set. So distinct
-    rows are counted at each size, and their number is extrapolated by a power of the number of rows.
+    rows are counted at each size, and their number is extrapolated by a power of the number of rows. If the budget is too
+    small for them and for the lists of rows that stand in several classes, all rows will be compared.
 
     Without embeddings, classes of 53 items are generated.
 
@@ -157,13 +158,13 @@ def measure_evaluation(
             raise ValueError(f"{_CALL}: difficulty is for generated embeddings. Leave it out beside embeddings.")
         sets = _GivenSets(plan, queries, query_labels, gallery, gallery_labels)
         samples = _timed_samples(plan, sets.sample, sets.rows, seconds)
-        return _extrapolated(plan, samples, sets.relevant_of_a_query)
+        return _extrapolated(plan, samples, sets.relevant_of_a_query, distinct_rows_fit=sets.distinct_rows_fit())
     difficulties = get_args(Difficulty) if difficulty is None else (difficulty,)
     by_difficulty = []
     for name in difficulties:
         generated = _GeneratedSets(plan, SEPARATIONS[name])
         samples = _timed_samples(plan, generated.sample, generated.rows, seconds / len(difficulties))
-        by_difficulty.append(_extrapolated(plan, samples, RELEVANT))
+        by_difficulty.append(_extrapolated(plan, samples, RELEVANT, distinct_rows_fit=True))
     return MeasuredEvaluation(
         queries=plan.queries,
         gallery=plan.gallery,
@@ -205,7 +206,12 @@ def _distinct_rows(rows: Any) -> int:
     """Return the number of distinct rows; the engine takes all rows in files for distinct."""
     if isinstance(rows, RowSubset):
         return len(rows)
-    return len(np.unique(row_hashes(rows.float().contiguous().numpy())))
+    return len(np.unique(_hashes(rows)))
+
+
+def _hashes(rows: Tensor) -> NDArray[Any]:
+    """Return a hash of each row."""
+    return row_hashes(rows.float().contiguous().numpy())
 
 
 class _GivenSets:
@@ -237,14 +243,35 @@ class _GivenSets:
         self.rows = min(self.rows, _rows_that_fit(plan.dim))
         classes = int(codes.max()) + 1
         candidates = self._query_codes if self._gallery is None else self._gallery_codes
-        class_sizes = np.bincount(candidates, minlength=classes)
+        self._plan = plan
+        self._class_sizes = np.bincount(candidates, minlength=classes)
         # number of relevant items of a query, on average
-        self.relevant_of_a_query = float(class_sizes[self._query_codes].mean())
+        self.relevant_of_a_query = float(self._class_sizes[self._query_codes].mean())
         if self._gallery is None:  # a query is not relevant to itself
             self.relevant_of_a_query -= 1
         self._order_of_code = np.random.default_rng(0).permutation(classes)
         first = self._class_prefix(self._query_codes, min(1.0, FIRST_ROWS / self.rows))
         self._draws_classes = len(np.unique(self._query_codes[first])) >= FEWEST_CLASSES
+
+    def distinct_rows_fit(self) -> bool:
+        """Return whether the budget of the plan holds the distinct rows, and the lists of relevant items of some of them.
+
+        A row that stands in several classes needs a list of its own. If they do not fit, all rows are compared. Rows in
+        files are all taken for distinct, and are not copied.
+        """
+        if isinstance(self._queries, RowSubset | Shards) or isinstance(self._gallery, RowSubset | Shards):
+            return True
+        row_of_query = np.unique(_hashes(self._queries), return_inverse=True)[1]
+        rows_of_classes = np.unique(np.stack([row_of_query, self._query_codes]), axis=1)[0]
+        stands_in_several = np.bincount(rows_of_classes)[row_of_query] > 1
+        listed = self._class_sizes[self._query_codes][stands_in_several].sum()
+        copied = _distinct_rows(self._queries)
+        if self._gallery is not None:
+            copied += _distinct_rows(self._gallery)
+        bytes_of_sample = ENTRY_BYTES * float(listed) + 4 * self._plan.dim * copied
+        # The plan may be of more rows than these.
+        given = len(self._queries if self._gallery is None else self._gallery)
+        return bytes_of_sample * self._plan.gallery / given <= MOST_MEMORY * self._plan.memory_bytes
 
     def sample(self, rows: int) -> _Sets:
         """Return about so many rows in all."""
@@ -440,9 +467,20 @@ def _drawn_queries(plan: EvaluationPlan, queries: int) -> int | None:
 
 
 def _extrapolated(
-    plan: EvaluationPlan, samples: tuple[TimedSample, ...], relevant_of_a_query: float
+    plan: EvaluationPlan,
+    samples: tuple[TimedSample, ...],
+    relevant_of_a_query: float,
+    *,
+    distinct_rows_fit: bool,
 ) -> MeasuredEvaluation:
-    """Return the times of the planned evaluation: as measured, if a sample has its size."""
+    """Return the times of the planned evaluation: as measured, if a sample has its size.
+
+    Args:
+        plan: The evaluation.
+        samples: Smaller evaluations.
+        relevant_of_a_query: Relevant items of a query, on average.
+        distinct_rows_fit: Whether the budget has room to compare equal rows once.
+    """
     largest = samples[-1]
     if (largest.queries, largest.gallery) == (plan.queries, plan.gallery):
         low, high = min(largest.seconds), max(largest.seconds)
@@ -451,11 +489,11 @@ def _extrapolated(
         )
     is_one_set = _all_queries(plan) == plan.gallery
     rows = plan.gallery if is_one_set else _all_queries(plan) + plan.gallery
-    pairs = _extrapolated_pairs(samples, rows, plan.pairs)
+    pairs = _extrapolated_pairs(samples, rows, plan.pairs) if distinct_rows_fit else float(plan.pairs)
     fitted = _fitted_seconds(samples, rows, pairs)
     in_proportion = min(largest.seconds) * pairs / largest.compared_pairs
     high = max(fitted, in_proportion)
-    compares_all_rows = largest.compared_pairs == largest.queries * largest.gallery
+    compares_all_rows = not distinct_rows_fit or largest.compared_pairs == largest.queries * largest.gallery
     if is_one_set and compares_all_rows and _takes_batches(plan, relevant_of_a_query):
         high *= 2
     low = min(fitted, in_proportion)

@@ -132,6 +132,22 @@ def test_the_share_of_pairs_of_distinct_rows_is_extrapolated(evaluated):
     assert pairs < shares[-1] * 40_000**2
 
 
+@pytest.mark.parametrize("one_class", [True, False], ids=["a row in one class", "a row in many"])
+def test_all_pairs_count_if_the_lists_of_distinct_rows_exceed_the_budget(evaluated, one_class):
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(3000, 4, generator=generator)
+    row = torch.randint(3000, (40_000,), generator=generator)
+    labels = row % 50 if one_class else torch.arange(40_000) % 50
+    low = []
+    for memory_mb in (4000, 5):
+        plan = plan_evaluation(40_000, 40_000, 4, memory_mb=memory_mb)
+        low.append(measure_evaluation(plan, vectors[row], labels, seconds=3).low_seconds)
+    if one_class:
+        assert low[1] == pytest.approx(low[0])
+    else:
+        assert low[1] > 1.2 * low[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
