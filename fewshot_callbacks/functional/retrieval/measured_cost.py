@@ -261,11 +261,12 @@ class _GivenSets:
         """
         if isinstance(self._queries, RowSubset | Shards) or isinstance(self._gallery, RowSubset | Shards):
             return True
-        row_of_query = np.unique(_hashes(self._queries), return_inverse=True)[1]
-        rows_of_classes = np.unique(np.stack([row_of_query, self._query_codes]), axis=1)[0]
+        distinct, row_of_query = np.unique(_hashes(self._queries), return_inverse=True)
+        classes = len(self._class_sizes)
+        rows_of_classes = np.unique(row_of_query * classes + self._query_codes) // classes
         stands_in_several = np.bincount(rows_of_classes)[row_of_query] > 1
         listed = self._class_sizes[self._query_codes][stands_in_several].sum()
-        copied = _distinct_rows(self._queries)
+        copied = len(distinct)
         if self._gallery is not None:
             copied += _distinct_rows(self._gallery)
         bytes_of_sample = ENTRY_BYTES * float(listed) + 4 * self._plan.dim * copied
