@@ -254,10 +254,10 @@ class _GivenSets:
         self._draws_classes = len(np.unique(self._query_codes[first])) >= FEWEST_CLASSES
 
     def distinct_rows_fit(self) -> bool:
-        """Return whether the budget of the plan holds the distinct rows, and the lists of relevant items of some of them.
+        """Return whether the budget has room to compare equal rows once.
 
-        A row that stands in several classes needs a list of its own. If they do not fit, all rows are compared. Rows in
-        files are all taken for distinct, and are not copied.
+        The engine copies the distinct rows, and a row that stands in several classes has a list of relevant items of its
+        own. Rows in files are all taken for distinct, and are not copied.
         """
         if isinstance(self._queries, RowSubset | Shards) or isinstance(self._gallery, RowSubset | Shards):
             return True
@@ -269,10 +269,11 @@ class _GivenSets:
         copied = len(distinct)
         if self._gallery is not None:
             copied += _distinct_rows(self._gallery)
-        bytes_of_sample = ENTRY_BYTES * float(listed) + 4 * self._plan.dim * copied
+        row_bytes: int = self._plan.dim * max(4, self._queries.element_size())  # half precision is copied as float32
+        needed_bytes = ENTRY_BYTES * float(listed) + row_bytes * copied
         # The plan may be of more rows than these.
         given = len(self._queries if self._gallery is None else self._gallery)
-        return bytes_of_sample * self._plan.gallery / given <= MOST_MEMORY * self._plan.memory_bytes
+        return needed_bytes * self._plan.gallery / given <= MOST_MEMORY * self._plan.memory_bytes
 
     def sample(self, rows: int) -> _Sets:
         """Return about so many rows in all."""

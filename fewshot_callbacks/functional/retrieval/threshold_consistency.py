@@ -128,8 +128,8 @@ class ThresholdConsistency:
             return (f"{undefined} it needs two classes with pairs of both kinds.",)
         if not len(self.thresholds):
             return (
-                f"{undefined} too many scores tie, or nearly. It needs {FEWEST} thresholds that so many other pairs reach, "
-                "and that differ before the ninth digit.",
+                f"{undefined} too many scores tie, or nearly. It needs {FEWEST} thresholds that differ before the ninth "
+                "digit, each reached by such a share of the irrelevant pairs.",
             )
         if not self.classes_without_pairs:
             return ()
