@@ -209,7 +209,7 @@ LINE = (
     *("options", "compiled", "layout", "exact", "relevance", "counting", "counted_values", "device"),
     *("candidate_buffer", "operands", "int8", "duplicates", "vectors"),
     *("chunks", "exchange", "gallery", "observers", "backends", "tile_operands", "tiles", "thresholds"),
-    *("precision", "ranks", "pooled", "distinct", "evaluation", "nearest"),
+    *("precision", "ranks", "pooled", "twins", "distinct", "evaluation", "nearest"),
 )
 """The modules of the engine in an order in which each imports those before it alone: so it can be read."""
 

@@ -13,6 +13,7 @@ from fewshot_callbacks.engine.counted_values import CountedValues
 from fewshot_callbacks.engine.distinct import DistinctRows
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.twins import TwinGroups, UnitedLists
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.sources.stored_rows import StoredRows
@@ -249,13 +250,49 @@ def test_all_rows_are_compared_where_distinct_ones_do_not_pay(kind):
     assert counted(case, memory=100 if kind == "no memory" else 1e8) == truth_of(case).counts()
 
 
-def test_lists_of_rows_in_several_large_classes_keep_to_the_budget():
-    """Each row is in two of four classes: its own list would hold half of all items, which no budget for 2 MB holds."""
-    rows = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
-    labels = torch.cat([torch.arange(2000) % 4, (torch.arange(2000) + 1) % 4])
-    case = {"queries": rows.repeat(2, 1), "query_labels": labels, "similarity": "cosine"}
-    assert distinct_rows(case, memory=2e6) is None
-    assert distinct_rows(case, memory=1e8) is not None
+def in_two_classes(rows, classes, seed=0):
+    """Rows that stand twice, each time in another class."""
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(classes, (rows,), generator=generator)
+    second = (first + torch.randint(1, classes, (rows,), generator=generator)) % classes
+    queries = torch.randn(rows, 4, generator=generator).repeat(2, 1)
+    return {"queries": queries, "query_labels": torch.cat([first, second]), "similarity": "cosine"}
+
+
+def test_rows_of_the_same_classes_share_a_list():
+    """2,000 rows stand in two of four classes each: six lists, each of about half of them."""
+    case = in_two_classes(2000, classes=4)
+    lists = distinct_rows(case).relevance.relevant
+    assert len(np.unique(lists.start)) == 6
+    assert len(lists.items) == sum(np.unique(np.stack([lists.start, lists.stop]), axis=1)[1] - np.unique(lists.start))
+    assert counted(case) == scores_of(case).counts()
+
+
+def test_lists_of_many_combinations_of_classes_keep_to_the_budget():
+    """2,000 rows stand in nearly as many of the 4,950 pairs of 100 classes, with lists of 80 rows each, 4 bytes an entry."""
+    case = in_two_classes(2000, classes=100)
+    assert distinct_rows(case, memory=7e5) is None
+    assert distinct_rows(case, memory=2e6) is not None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_list_of_a_row_unites_those_of_its_queries(seed):
+    """And the queries themselves as items, whether their lists hold them or not."""
+    rng = np.random.default_rng(seed)
+    queries, items = 60, 40
+    rows = TwinGroups.of([rng.integers(0, 15, queries)])
+    row_of_item = TwinGroups.of([rng.integers(0, 12, items)]).group_of.astype(np.int32)
+    labels = rng.integers(0, 4, queries), rng.integers(0, 4, items)
+    self_match = np.where(rng.random(queries) < 0.3, rng.integers(0, items, queries), -1).astype(np.int32)
+    relevance = Relevance(Lists.of_labels(*labels), self_match)
+    united = UnitedLists.of(relevance, rows, row_of_item)
+    lists = united.lists(relevance, row_of_item)
+    for row in range(len(rows.first)):
+        of_row = np.flatnonzero(rows.group_of == row)
+        relevant = np.isin(labels[1], labels[0][of_row]) | np.isin(np.arange(items), self_match[of_row])
+        assert lists.items[lists.start[row] : lists.stop[row]].tolist() == np.unique(row_of_item[relevant]).tolist()
+    assert (united.bytes, united.longest) == (lists.items.nbytes, lists.sizes.max())
+    assert len(np.unique(united.list_of_row)) == len(united.first_item) - 1
 
 
 def test_a_row_that_stands_for_most_items():

@@ -14,9 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewshot_callbacks.engine.distinct import ENTRY_BYTES, MOST_MEMORY, MOST_PAIRS
+from fewshot_callbacks.engine.distinct import MOST_MEMORY, MOST_PAIRS, share_of_budget
 from fewshot_callbacks.engine.duplicates import row_hashes
 from fewshot_callbacks.engine.layout import plan_layout
+from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.twins import TwinGroups, UnitedLists
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels, join
 from fewshot_callbacks.functional._reading import as_tensor
@@ -256,24 +258,24 @@ class _GivenSets:
     def distinct_rows_fit(self) -> bool:
         """Return whether the budget has room to compare equal rows once.
 
-        The engine copies the distinct rows, and a row that stands in several classes has a list of relevant items of its
-        own. Rows in files are all taken for distinct, and are not copied.
+        The engine copies the distinct rows, and has a list of relevant items for each combination of classes that a row
+        stands in. Rows in files are all taken for distinct, and are not copied.
         """
         if isinstance(self._queries, RowSubset | Shards) or isinstance(self._gallery, RowSubset | Shards):
             return True
-        distinct, row_of_query = np.unique(_hashes(self._queries), return_inverse=True)
-        classes = len(self._class_sizes)
-        rows_of_classes = np.unique(row_of_query * classes + self._query_codes) // classes
-        stands_in_several = np.bincount(rows_of_classes)[row_of_query] > 1
-        listed = self._class_sizes[self._query_codes][stands_in_several].sum()
-        copied = len(distinct)
-        if self._gallery is not None:
-            copied += _distinct_rows(self._gallery)
+        rows = TwinGroups.of([_hashes(self._queries)])
+        items = rows if self._gallery is None else TwinGroups.of([_hashes(self._gallery)])
+        item_codes = self._query_codes if self._gallery is None else self._gallery_codes
+        relevance = Relevance(
+            Lists.of_labels(self._query_codes, item_codes), np.full(len(self._query_codes), -1, np.int32)
+        )
+        united = UnitedLists.of(relevance, rows, items.group_of.astype(np.int32))
+        copied = len(rows.first) + (0 if self._gallery is None else len(items.first))
         row_bytes: int = self._plan.dim * max(4, self._queries.element_size())  # half precision is copied as float32
-        needed_bytes = ENTRY_BYTES * float(listed) + row_bytes * copied
         # The plan may be of more rows than these.
         given = len(self._queries if self._gallery is None else self._gallery)
-        return needed_bytes * self._plan.gallery / given <= MOST_MEMORY * self._plan.memory_bytes
+        share = share_of_budget(float(row_bytes * copied), united, self._plan.memory_bytes)
+        return share * self._plan.gallery / given <= MOST_MEMORY
 
     def sample(self, rows: int) -> _Sets:
         """Return about so many rows in all."""
