@@ -39,6 +39,9 @@ from fewshot_callbacks.settings import Divisor, Ties
 # Terms of a sum over the places of a tied group that are computed at a time.
 TERMS_AT_ONCE = 1024
 
+# From here on the expansion of harmonic numbers has all digits of float64.
+NEAR = 40
+
 # Below this grade 2^grade - 1 is grade * log(2), to the last digit of float64.
 TINY_GRADE = 1e-17
 
@@ -905,14 +908,36 @@ def _distinct(*counts: Int[Tensor, "cases"]) -> tuple[list[Tensor], Int[Tensor, 
 
 def _harmonic_between(a: Float[Tensor, "groups"], d: Float[Tensor, "groups"]) -> Float[Tensor, "groups"]:
     """Return 1 / (a + 1) + ... + 1 / (a + d), without the loss of digits of a difference of two large sums."""
-    near = torch.digamma(a.clamp(max=40) + d + 1) - torch.digamma(a.clamp(max=40) + 1)
-    # The expansion of the harmonic number H_x around ln(x + 1/2). From a = 40 on, the terms left out are below 1e-14.
+    value = 1 / (a + 1)  # that of d = 1
+    is_near = (a < NEAR) & (d != 1)
+    is_far = (a >= NEAR) & (d != 1)
+    first_near = a[is_near] + 1
+    value[is_near] = torch.digamma(first_near + d[is_near]) - torch.digamma(first_near)
+    value[is_far] = _harmonic_far_from_0(a[is_far], d[is_far])
+    return value
+
+
+def _harmonic_far_from_0(a: Float[Tensor, "groups"], d: Float[Tensor, "groups"]) -> Float[Tensor, "groups"]:
+    """Return 1 / (a + 1) + ... + 1 / (a + d) by the expansion of the harmonic number H_x around ln(x + 1/2).
+
+    The terms that are left out are below 1e-14 from a = `NEAR` on.
+    """
     start = 1 / (a + 0.5)
     end = 1 / (a + d + 0.5)
-    far = torch.log1p(d * start)
-    for power, factor in ((2, 1 / 24), (4, -7 / 960), (6, 31 / 8064)):
-        far = far + factor * (end**power - start**power)
-    return torch.where(d == 1, 1 / (a + 1), torch.where(a < 40, near, far))
+    total = torch.log1p(d * start)
+    start_squared = start * start
+    end_squared = end * end
+    start_power = torch.ones_like(start)
+    end_power = torch.ones_like(end)
+    for factor in (
+        1 / 24,
+        -7 / 960,
+        31 / 8064,
+    ):  # of the powers 2, 4 and 6: products, which are much faster than powers
+        start_power = start_power * start_squared
+        end_power = end_power * end_squared
+        total = total + factor * (end_power - start_power)
+    return total
 
 
 def _sum_columns(values: Float[Tensor, "queries columns"]) -> Float[Tensor, "queries"]:
