@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,15 @@ class CountedValues(NamedTuple):
             return cls(ascending, None, weight)
         order = np.argsort(values)
         return cls(values[order], _sums(copies[order]), weight)
+
+    @classmethod
+    def joined(cls, pieces: Sequence[CountedValues]) -> CountedValues:
+        """Return the values of all pieces, which all stand for as many pairs, and all have copies, or none."""
+        if not pieces:
+            return NO_VALUES
+        values = np.concatenate([piece.values for piece in pieces])
+        copies = [piece.copies for piece in pieces if piece.copies is not None]
+        return cls.of(values, np.concatenate(copies) if copies else None, pieces[0].weight)
 
     @property
     def copies(self) -> Ints | None:

@@ -313,6 +313,8 @@ def test_every_nth_copy():
     repeated = np.repeat(values, [3, 1, 4])
     for step in range(1, 10):
         assert counted_values.every(step).tolist() == repeated[::step].tolist()
+    halves = [CountedValues.of(values[:1], np.array([3])), CountedValues.of(values[1:], np.array([1, 4]))]
+    assert CountedValues.joined(halves[::-1]).every(1).tolist() == repeated.tolist()
     some = np.array([0.0, 0.1, 0.2, 0.9, 1.0])
     assert counted_values.count_reaching(some).tolist() == reaching(repeated, some).tolist()
     assert CountedValues(values, weight=2).count_reaching(some).tolist() == (2 * reaching(values, some)).tolist()

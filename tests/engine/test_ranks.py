@@ -1,5 +1,7 @@
 """Ranks are those of comparing the true scores of all pairs, on every road through the engine."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from fewshot_callbacks.engine.distinct import DistinctRows
 from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.ranks import PairCounter
+from fewshot_callbacks.engine.ranks import PairCounter, recount
 from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.thresholds import sorted_thresholds
 from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
 from tests.cases import sampled_product
@@ -188,3 +191,33 @@ def test_counts_of_all_pairs_of_several_processes_fit_their_counters():
         estimates.total_items = 2**31
         counter, _ = PairCounter(estimates, np.array([0.5])).new_workspace()
         assert counter.flush().hits.dtype == np.int64
+
+
+def test_a_pass_that_counts_for_no_query_needs_each_pair_of_a_set_once():
+    """Ranks in several batches need it twice."""
+    with computing():
+        vectors_of_case, relevance = prepared(one_set("real", 70, 8))
+        twice = Estimates(vectors_of_case, relevance, "float32", plan_layout(10**7, 70, 70, 8, 70))
+        once = twice.with_pairs_once()
+        assert (twice.total_pairs, once.total_pairs) == (70**2, 70**2 // 2)
+        scores = np.linspace(-1, 1, 9)
+        assert np.array_equal(recount(once, scores), recount(twice, scores))
+
+
+@pytest.mark.parametrize("values", [3, 10**6])
+def test_places_of_equal_thresholds_are_in_the_order_of_the_list(values):
+    rng = np.random.default_rng(0)
+    lengths = [0, 5, 400, 128, 129, 1000]
+    offsets = np.cumsum([0, *lengths])
+    entries = rng.integers(0, values, offsets[-1]) / 8
+    entries[rng.random(len(entries)) < 0.1] = np.inf
+    expected = []
+    for start, stop in pairwise(offsets.tolist()):
+        order = np.argsort(entries[start:stop], kind="stable")
+        expected.append(order[entries[start:stop][order] < np.inf])
+    thresholds = sorted_thresholds(entries.copy(), offsets, places=True, threads=2)
+    assert np.array_equal(thresholds.places, np.concatenate(expected))
+    assert np.array_equal(np.diff(thresholds.offsets), [len(places) for places in expected])
+    for n, (start, places) in enumerate(zip(offsets.tolist(), expected, strict=False)):
+        of_query = thresholds.scores[thresholds.offsets[n] : thresholds.offsets[n + 1]]
+        assert np.array_equal(of_query, entries[start + places])
