@@ -75,7 +75,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "retrieval_large_classes": (
         f"{RETRIEVAL} --items 30000 --per-class 3000 --rows ours-auto --difficulty middling --repeats 1",
     ),
-    "real": ("python benchmarks/real.py --sets paragraphs files voices glyphs --items 8000 2000 1000 8000",),
+    "real": (
+        "python benchmarks/real.py --sets paragraphs files voices glyphs --items 8000 2000 1000 8000",
+        "python benchmarks/real.py --sets paragraphs paragraphs --items 31730 200000 --rounds 1",
+    ),
     "first_use": ("python benchmarks/first_use.py",),
     "small_sets": (
         "python benchmarks/small_sets.py --difficulty well-trained",

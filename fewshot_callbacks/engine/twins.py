@@ -74,15 +74,9 @@ class UnitedLists(NamedTuple):
         # A list may lack the query itself as an item: then two queries with this list need different items.
         row_outside = np.full(len(relevance.self_match), -1, np.int32)
         _find_outside(lists, relevance.self_match, row_of_item, row_outside)
+        # queries of one kind have the same items to unite
         kinds = TwinGroups.of([lists.start, lists.stop, row_outside])
-        number = max(1, len(kinds.first))
-        row, kind = np.divmod(np.unique(rows.group_of * number + kinds.group_of), number)
-        borders = np.searchsorted(row, np.arange(len(rows.first) + 1))
-        number_of_list: dict[bytes, int] = {}
-        list_of_row = np.empty(len(rows.first), np.int64)
-        for n, (start, stop) in enumerate(pairwise(borders.tolist())):
-            list_of_row[n] = number_of_list.setdefault(kind[start:stop].tobytes(), len(number_of_list))
-        kinds_of_lists = [np.frombuffer(kinds_of_list, np.int64) for kinds_of_list in number_of_list]
+        list_of_row, kinds_of_lists = _combinations(rows, kinds)
         first_query = np.cumsum([0, *map(len, kinds_of_lists)])
         queries = kinds.first[np.concatenate([np.empty(0, np.int64), *kinds_of_lists])]
         first_item = np.zeros(len(first_query), np.int64)
@@ -106,6 +100,27 @@ class UnitedLists(NamedTuple):
         for start, stop in pairwise(self.first_item.tolist()):
             items[start:stop].sort()
         return Lists(self.first_item[self.list_of_row], self.first_item[self.list_of_row + 1], items)
+
+
+def _combinations(rows: TwinGroups, kinds: TwinGroups) -> tuple[Ints, list[Ints]]:
+    """Return the kinds of queries that each row stands for, each kind once: combinations, which rows may share.
+
+    Args:
+        rows: The distinct query of each query.
+        kinds: The kind of each query.
+
+    Returns:
+        The number of the combination of each row, (rows,), and the kinds of each combination, ascending.
+    """
+    number_of_kinds = max(1, len(kinds.first))
+    pairs = np.unique(rows.group_of * number_of_kinds + kinds.group_of)
+    row, kind = np.divmod(pairs, number_of_kinds)
+    borders = np.searchsorted(row, np.arange(len(rows.first) + 1))
+    number_of: dict[bytes, int] = {}
+    numbers = np.empty(len(rows.first), np.int64)
+    for n, (start, stop) in enumerate(pairwise(borders.tolist())):
+        numbers[n] = number_of.setdefault(kind[start:stop].tobytes(), len(number_of))
+    return numbers, [np.frombuffer(combination, np.int64) for combination in number_of]
 
 
 def _unite(
