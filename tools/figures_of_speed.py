@@ -181,8 +181,7 @@ BLOCK = re.compile(r"(?<=<!-- table: )(?P<name>\w+) -->\n(?:(?!<!-- table: ).)*?
 
 
 def measure(name: str) -> None:
-    """Run the commands of a table, and keep what they measured. All loops are compiled before."""
-    subprocess.run([sys.executable, "-m", "fewshot_callbacks", "warm"], cwd=ROOT, check=True)
+    """Run the commands of a table, and keep what they measured."""
     records = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "table.json"
@@ -206,12 +205,17 @@ def store(name: str, records: list[dict[str, Any]]) -> None:
 
 
 def run(command: str, file: Path) -> None:
-    """Run a command line, variables of the environment before `python`, and have it write its table to a file."""
+    """Run a command line, variables of the environment before `python`, and have it write its table to a file.
+
+    All loops are compiled before, for the processor that the variables name.
+    """
     words = shlex.split(command)
     start = words.index("python")
     variables = dict(word.split("=", 1) for word in words[:start])
     arguments = [sys.executable, *words[start + 1 :], "--json", str(file)]
-    subprocess.run(arguments, cwd=ROOT, env=os.environ | variables, check=True)
+    environment = os.environ | variables
+    subprocess.run([sys.executable, "-m", "fewshot_callbacks", "warm"], cwd=ROOT, env=environment, check=True)
+    subprocess.run(arguments, cwd=ROOT, env=environment, check=True)
 
 
 def load(name: str) -> list[dict[str, Any]]:
