@@ -182,10 +182,9 @@ def _precision_sum(ranks: RankBlock, ties: Ties, cut: Int[Tensor, "queries"] | N
     if cut is not None:
         outside |= rank > cut[:, None]
     precision = found.div_(rank).masked_fill_(outside, 0.0)
-    group = _groups_to_average(ranks, ties)
+    group = _groups_to_average(ranks, ties, cut)
     if group is not None:
-        precision.masked_fill_(_ties_with_negative(ranks), 0.0)
-        precision[group.query, group.column] = _mean_precision_of_groups(group, cut)
+        _replace_tied(precision, ranks, group, _mean_precision_of_groups(group, cut))
     return _sum_columns(precision)
 
 
@@ -200,14 +199,14 @@ def _mean_precision_of_groups(group: _TiedGroups, cut: Int[Tensor, "queries"] | 
         (m + 1) H + (r - 1) / (s - 1) (d - (a + 1) H).
 
     Args:
-        group: The tied groups; each has a negative, so that s > 1.
+        group: The tied groups; each has a negative, so that s > 1, and begins before the cut.
         cut: Only ranks up to this one count, for each query; None for all.
     """
     a = group.above.double()
     m = group.relevant_above.double()
     s = group.size.double()
     r = group.relevant.double()
-    d = s if cut is None else (cut[group.query] - a).clamp(min=0).minimum(s)
+    d = s if cut is None else (cut[group.query] - a).minimum(s)
     harmonic = _harmonic_between(a, d)
     total = (m + 1) * harmonic + (r - 1) / (s - 1) * (d - (a + 1) * harmonic)
     return total * (r / s)
@@ -223,9 +222,8 @@ def _expect_ratio(value: Float[Tensor, "queries"], ranks: RankBlock, cut: Int[Te
 
         E[ratio] = sum over h of P(h) / (m + h) * (A + h / d * sum_{i=1..d} (m + 1 + (i-1) (h-1)/(d-1)) / (a + i)).
     """
-    group = _tied_groups(ranks)
-    inside = cut[group.query] - group.above
-    group = group.only((inside > 0) & (inside < group.size))
+    group = _tied_groups(ranks, cut)
+    group = group.only(cut[group.query] < group.above + group.size)
     if not len(group.query):
         return
     cut_above = cut.clone()
@@ -357,12 +355,12 @@ def hits_within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties = "expec
         2.0
     """
     inside = _is_within(ranks, k, ties) & ranks.valid
-    group = _groups_to_average(ranks, ties)
+    group = _groups_to_average(ranks, ties, cut=k)
     if group is None:
         return inside.sum(dim=1).double()
-    reached = (k[group.query] - group.above).clamp(min=0).minimum(group.size).double()
-    hits = (inside & ~_ties_with_negative(ranks)).double()
-    hits[group.query, group.column] = group.relevant.double() * reached / group.size.double()
+    reached = (k[group.query] - group.above).minimum(group.size).double()
+    hits = inside.double()
+    _replace_tied(hits, ranks, group, group.relevant.double() * reached / group.size.double())
     return _sum_columns(hits)
 
 
@@ -578,8 +576,7 @@ def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "qu
         start = group.above.clamp(max=length)
         end = (group.above + group.size).clamp(max=length)
         mean_discount = (discount_sum[end] - discount_sum[start]) / group.size.double()
-        gain.masked_fill_(_ties_with_negative(ranks), 0.0)
-        gain[group.query, group.column] = group.relevant.double() * mean_discount
+        _replace_tied(gain, ranks, group, group.relevant.double() * mean_discount)
     ideal = discount_sum[ranks.relevant.clamp(max=length)]
     # The sum starts at the first rank, as that of the ideal does: a perfect order has exactly 1.
     return _sum_columns(gain.flip(1)) / ideal.masked_fill(ranks.relevant == 0, torch.nan)
@@ -682,8 +679,7 @@ def trapezoid_average_precision(ranks: RankBlock, ties: Ties = "expected") -> Fl
         others = (r - 1) / (s - 1)
         total = others * s + (m - others * a) * (1 / a.clamp(min=1) + _harmonic_between(a, (s - 1).clamp(min=1)))
         total = torch.where(a > 0, total, 1 + others * (s - 1))
-        precision.masked_fill_(_ties_with_negative(ranks), 0.0)
-        precision[group.query, group.column] = total * (r / s)
+        _replace_tied(precision, ranks, group, total * (r / s))
     return (_sum_columns(precision) + _precision_sum(ranks, ties, None)) / 2 / _nan_for_zero(ranks.relevant)
 
 
@@ -827,8 +823,8 @@ class _TiedGroups(NamedTuple):
 
     # row of the block
     query: Int[Tensor, "groups"]
-    # column of one relevant item of the group
-    column: Int[Tensor, "groups"]
+    # which entry of the block, counted row by row, is one relevant item of the group
+    entry: Int[Tensor, "groups"]
     # number of candidates with a higher score
     above: Int[Tensor, "groups"]
     relevant_above: Int[Tensor, "groups"]
@@ -842,26 +838,56 @@ class _TiedGroups(NamedTuple):
         return _TiedGroups(*(values[chosen] for values in self))
 
 
-def _groups_to_average(ranks: RankBlock, ties: Ties) -> _TiedGroups | None:
-    """Return the tied groups over whose orders a metric is averaged; None if there are none, or a rule orders them."""
+def _groups_to_average(
+    ranks: RankBlock, ties: Ties, cut: Int[Tensor, "queries"] | None = None
+) -> _TiedGroups | None:
+    """Return the tied groups over whose orders a metric is averaged; None if there are none, or a rule orders them.
+
+    With a cut these are the groups that begin up to this rank. The optimistic ranks of the others lie beyond it, too.
+    """
     if ties != "expected" or not bool(_ties_with_negative(ranks).any()):
         return None
-    return _tied_groups(ranks)
+    group = _tied_groups(ranks, cut)
+    return group if len(group.query) else None
 
 
-def _tied_groups(ranks: RankBlock) -> _TiedGroups:
-    """Return all groups of candidates with equal scores that have relevant items and negatives."""
-    query, column = (_ties_with_negative(ranks) & (ranks.position_in_tie == 1)).nonzero(as_tuple=True)
-    relevant_above = ranks.relevant_above[query, column]
-    relevant = ranks.relevant_tied[query, column]
+def _tied_groups(ranks: RankBlock, cut: Int[Tensor, "queries"] | None) -> _TiedGroups:
+    """Return all groups of candidates with equal scores that have relevant items and negatives, and begin up to a rank.
+
+    Args:
+        ranks: The ranks of some queries.
+        cut: This rank, for each query; None for any.
+    """
+    stands_for_group = _ties_with_negative(ranks) & (ranks.position_in_tie == 1)
+    if cut is not None:
+        stands_for_group &= ranks.relevant_above + ranks.negatives_above < cut[:, None]
+    query, column = stands_for_group.nonzero(as_tuple=True)
+    entry = query * ranks.valid.shape[1] + column
+
+    def of_groups(counts: Int[Tensor, "queries columns"]) -> Int[Tensor, "groups"]:
+        return counts.flatten().gather(0, entry)  # in a sixth of the time of `counts[query, column]`
+
+    relevant_above = of_groups(ranks.relevant_above)
+    relevant = of_groups(ranks.relevant_tied)
     return _TiedGroups(
         query=query,
-        column=column,
-        above=relevant_above + ranks.negatives_above[query, column],
+        entry=entry,
+        above=relevant_above + of_groups(ranks.negatives_above),
         relevant_above=relevant_above,
-        size=relevant + ranks.negatives_tied[query, column],
+        size=relevant + of_groups(ranks.negatives_tied),
         relevant=relevant,
     )
+
+
+def _replace_tied(
+    terms: Float[Tensor, "queries columns"],
+    ranks: RankBlock,
+    group: _TiedGroups,
+    means: Float[Tensor, "groups"],
+) -> None:
+    """Replace the terms of each tied group: by its mean for one of its relevant items, and by 0 for the others."""
+    terms.masked_fill_(_ties_with_negative(ranks), 0.0)
+    terms.view(-1).scatter_(0, group.entry, means)
 
 
 class _QueryGroup(NamedTuple):
@@ -908,13 +934,12 @@ def _distinct(*counts: Int[Tensor, "cases"]) -> tuple[list[Tensor], Int[Tensor, 
 
 def _harmonic_between(a: Float[Tensor, "groups"], d: Float[Tensor, "groups"]) -> Float[Tensor, "groups"]:
     """Return 1 / (a + 1) + ... + 1 / (a + d), without the loss of digits of a difference of two large sums."""
-    value = 1 / (a + 1)  # that of d = 1
-    is_near = (a < NEAR) & (d != 1)
-    is_far = (a >= NEAR) & (d != 1)
-    first_near = a[is_near] + 1
-    value[is_near] = torch.digamma(first_near + d[is_near]) - torch.digamma(first_near)
-    value[is_far] = _harmonic_far_from_0(a[is_far], d[is_far])
-    return value
+    # Most groups are far from 0: to compute some in vain takes less than to pick the others.
+    value = _harmonic_far_from_0(a, d)
+    near = (a < NEAR).nonzero().squeeze(1)
+    first_near = a[near] + 1
+    value[near] = torch.digamma(first_near + d[near]) - torch.digamma(first_near)
+    return torch.where(d == 1, 1 / (a + 1), value)
 
 
 def _harmonic_far_from_0(a: Float[Tensor, "groups"], d: Float[Tensor, "groups"]) -> Float[Tensor, "groups"]:
