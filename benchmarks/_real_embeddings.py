@@ -4,6 +4,7 @@ Each set is kept in a cache folder, since the networks take minutes. The files a
 set: two machines have similar sets, not the same ones.
 """
 
+import argparse
 import gzip
 import importlib.util
 import json
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import platformdirs
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -73,6 +75,14 @@ class Source:
         """Return the modules and programs that are not installed."""
         modules = [name for name in self.modules if importlib.util.find_spec(name) is None]
         return modules + [name for name in self.programs if shutil.which(name) is None]
+
+
+def add_cache_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the folder in which sets are kept."""
+    cache = os.environ.get("FEWSHOT_CALLBACKS_CACHE") or platformdirs.user_cache_dir("fewshot_callbacks")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(cache), help="folder of the real embeddings (default: %(default)s)"
+    )
 
 
 def load(name: str, items: int, cache: Path) -> RealSet:

@@ -1,6 +1,10 @@
 """How close the time that `fewshot plan --here` announces comes to that of the evaluation.
 
-    python benchmarks/plan.py [--items 31730 158652] [--dim 256] [--difficulty well-trained hard heavy-tailed]
+    python benchmarks/plan.py                                                        # made embeddings
+    python benchmarks/plan.py --embeddings paragraphs files --items 8000 31730       # real ones
+
+`_embeddings.py` makes embeddings of a difficulty, `_real_embeddings.py` real ones, whose packages have to be installed; of
+these there are at most `--items`.
 
 Each set is planned from its own embeddings and labels, as `fewshot plan --files FILE --here` does, and evaluated with the
 default metrics. In the last column the middle of the announced range, its geometric mean, stands beside the time that the
@@ -15,6 +19,7 @@ import time
 
 import torch
 from _embeddings import DIFFICULTIES, make
+from _real_embeddings import SOURCES, add_cache_option, load
 from _results import Column, Results, add_file_option
 from torch import Tensor
 
@@ -42,22 +47,34 @@ def main() -> None:
     """Plan and evaluate each set, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, nargs="+", default=[31730, 158652])
-    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--dim", type=int, default=256, help="of made embeddings (default: %(default)s)")
     parser.add_argument(
-        "--difficulty", choices=DIFFICULTIES, nargs="+", default=["well-trained", "hard", "heavy-tailed"]
+        "--embeddings",
+        choices=[*DIFFICULTIES, *SOURCES],
+        nargs="+",
+        default=["well-trained", "hard", "heavy-tailed"],
+        help="difficulties of made embeddings, or real sets (default: %(default)s)",
     )
+    add_cache_option(parser)
     add_file_option(parser)
     options = parser.parse_args()
+    for name in options.embeddings:
+        missing = SOURCES[name].missing() if name in SOURCES else []
+        if missing:
+            parser.error(f"{name}: {', '.join(missing)} is missing. Run: {SOURCES[name].install}")
     with Results(COLUMNS, threads=torch.get_num_threads(), file=options.json) as results:
-        for items in options.items:
-            plan = plan_evaluation(items, items, options.dim)
-            for difficulty in options.difficulty:
-                embeddings, labels = make(items, options.dim, difficulty)
-                announced = measure_evaluation(plan, embeddings, labels)
+        for most_items in options.items:
+            for name in options.embeddings:
+                if name in SOURCES:
+                    embeddings, labels = load(name, most_items, options.cache)
+                else:
+                    embeddings, labels = make(most_items, options.dim, name)
+                items, dim = embeddings.shape
+                announced = measure_evaluation(plan_evaluation(items, items, dim), embeddings, labels)
                 low, high = announced.low_seconds, announced.high_seconds
                 took = seconds(embeddings, labels)
                 text = f"{low:.1f}" if low == high else f"{low:.1f} to {high:.1f}"
-                results.add(items, options.dim, difficulty, text, took, math.sqrt(low * high) / took)
+                results.add(items, dim, name, text, took, math.sqrt(low * high) / took)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ rounds with the least and the greatest.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -22,12 +21,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _real_embeddings import SOURCES, RealSet, load
+from _real_embeddings import SOURCES, RealSet, add_cache_option, load
 from _results import Cell, Column, Results, add_file_option
 from retrieval import Floor, best_tile, spread
 
@@ -95,7 +93,6 @@ def cells(data: RealSet, rounds: int) -> list[Cell]:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cache = os.environ.get("FEWSHOT_CALLBACKS_CACHE") or platformdirs.user_cache_dir("fewshot_callbacks")
     parser.add_argument("--sets", nargs="+", choices=list(SOURCES), default=list(SOURCES), help="(default: all)")
     parser.add_argument(
         "--items",
@@ -106,9 +103,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each evaluation (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch (default: %(default)s)")
-    parser.add_argument(
-        "--cache", type=Path, default=Path(cache), help="folder of the embeddings (default: %(default)s)"
-    )
+    add_cache_option(parser)
     add_file_option(parser)
     options = parser.parse_args(arguments)
     if len(options.items) == 1:

@@ -838,9 +838,7 @@ class _TiedGroups(NamedTuple):
         return _TiedGroups(*(values[chosen] for values in self))
 
 
-def _groups_to_average(
-    ranks: RankBlock, ties: Ties, cut: Int[Tensor, "queries"] | None = None
-) -> _TiedGroups | None:
+def _groups_to_average(ranks: RankBlock, ties: Ties, cut: Int[Tensor, "queries"] | None = None) -> _TiedGroups | None:
     """Return the tied groups over whose orders a metric is averaged; None if there are none, or a rule orders them.
 
     With a cut these are the groups that begin up to this rank. The optimistic ranks of the others lie beyond it, too.
