@@ -841,7 +841,11 @@ class _TiedGroups(NamedTuple):
 def _groups_to_average(ranks: RankBlock, ties: Ties, cut: Int[Tensor, "queries"] | None = None) -> _TiedGroups | None:
     """Return the tied groups over whose orders a metric is averaged; None if there are none, or a rule orders them.
 
-    With a cut these are the groups that begin up to this rank. The optimistic ranks of the others lie beyond it, too.
+    Args:
+        ranks: The ranks of some queries.
+        ties: The rule for equal scores.
+        cut: Leave out the groups that begin beyond this rank, for each query: all of their ranks lie beyond it. None for
+            all groups.
     """
     if ties != "expected" or not bool(_ties_with_negative(ranks).any()):
         return None
@@ -850,11 +854,11 @@ def _groups_to_average(ranks: RankBlock, ties: Ties, cut: Int[Tensor, "queries"]
 
 
 def _tied_groups(ranks: RankBlock, cut: Int[Tensor, "queries"] | None) -> _TiedGroups:
-    """Return all groups of candidates with equal scores that have relevant items and negatives, and begin up to a rank.
+    """Return the groups of candidates with equal scores that have relevant items and negatives.
 
     Args:
         ranks: The ranks of some queries.
-        cut: This rank, for each query; None for any.
+        cut: Leave out the groups that begin beyond this rank, for each query; None for all groups.
     """
     stands_for_group = _ties_with_negative(ranks) & (ranks.position_in_tie == 1)
     if cut is not None:
@@ -883,7 +887,7 @@ def _replace_tied(
     group: _TiedGroups,
     means: Float[Tensor, "groups"],
 ) -> None:
-    """Replace the terms of each tied group: by its mean for one of its relevant items, and by 0 for the others."""
+    """Replace the terms of items that tie with a negative: one term of each group by its mean, and all others by 0."""
     terms.masked_fill_(_ties_with_negative(ranks), 0.0)
     terms.view(-1).scatter_(0, group.entry, means)
 
