@@ -199,7 +199,7 @@ def _mean_precision_of_groups(group: _TiedGroups, cut: Int[Tensor, "queries"] | 
         (m + 1) H + (r - 1) / (s - 1) (d - (a + 1) H).
 
     Args:
-        group: The tied groups; each has a negative, so that s > 1, and begins before the cut.
+        group: The tied groups; each has a negative, so that s > 1, and begins no later than the cut.
         cut: Only ranks up to this one count, for each query; None for all.
     """
     a = group.above.double()
@@ -823,7 +823,7 @@ class _TiedGroups(NamedTuple):
 
     # row of the block
     query: Int[Tensor, "groups"]
-    # which entry of the block, counted row by row, is one relevant item of the group
+    # number of one relevant item of the group among the entries of the block, row by row
     entry: Int[Tensor, "groups"]
     # number of candidates with a higher score
     above: Int[Tensor, "groups"]
@@ -867,7 +867,7 @@ def _tied_groups(ranks: RankBlock, cut: Int[Tensor, "queries"] | None) -> _TiedG
     entry = query * ranks.valid.shape[1] + column
 
     def of_groups(counts: Int[Tensor, "queries columns"]) -> Int[Tensor, "groups"]:
-        return counts.flatten().gather(0, entry)  # in a sixth of the time of `counts[query, column]`
+        return counts.flatten().gather(0, entry)  # one index is read faster than the two of `counts[query, column]`
 
     relevant_above = of_groups(ranks.relevant_above)
     relevant = of_groups(ranks.relevant_tied)
@@ -889,6 +889,7 @@ def _replace_tied(
 ) -> None:
     """Replace the terms of items that tie with a negative: one term of each group by its mean, and all others by 0."""
     terms.masked_fill_(_ties_with_negative(ranks), 0.0)
+    # `put_` raises an error under `torch.use_deterministic_algorithms`.
     terms.view(-1).scatter_(0, group.entry, means)
 
 
@@ -936,11 +937,12 @@ def _distinct(*counts: Int[Tensor, "cases"]) -> tuple[list[Tensor], Int[Tensor, 
 
 def _harmonic_between(a: Float[Tensor, "groups"], d: Float[Tensor, "groups"]) -> Float[Tensor, "groups"]:
     """Return 1 / (a + 1) + ... + 1 / (a + d), without the loss of digits of a difference of two large sums."""
-    # Most groups are far from 0: to compute some in vain takes less than to pick the others.
+    # Most groups are far from 0: to compute all takes less time than to pick those.
     value = _harmonic_far_from_0(a, d)
     near = (a < NEAR).nonzero().squeeze(1)
     first_near = a[near] + 1
     value[near] = torch.digamma(first_near + d[near]) - torch.digamma(first_near)
+    # One term needs no expansion, and is rounded once.
     return torch.where(d == 1, 1 / (a + 1), value)
 
 

@@ -87,6 +87,19 @@ def test_neither_other_queries_nor_padding_change_a_bit(queries, ties, k, column
         np.testing.assert_array_equal(part[name].item(), values[1], name)
 
 
+@pytest.mark.parametrize("ties", TIES)
+def test_metrics_are_the_same_where_pytorch_may_use_deterministic_algorithms_alone(ties):
+    ranks = block_of([[(1, 2), (2, 1)], [(3, 3)]])
+    wanted = all_metrics(ranks, 5, ties)
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = all_metrics(ranks, 5, ties)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for key, values in wanted.items():
+        np.testing.assert_array_equal(found[key], values, key)
+
+
 def test_a_query_without_a_match_is_nan():
     block = torch.zeros(1, 2, dtype=torch.int64)
     none = torch.tensor([0])
@@ -103,6 +116,14 @@ def test_a_perfect_order_has_exactly_one(relevant):
             for k in (1, 10, 100):
                 found = all_metrics(block_of([groups]), k, ties)
                 assert {found[name].item() for name in (f"ndcg@{k}", "mrr", f"map@{k}_min", f"map@{k}_found")} == {1.0}
+
+
+@pytest.mark.parametrize("above", [0, 1, 63])  # 1 / (above + 1) is exact
+def test_the_first_place_of_a_tie_is_one_term_without_rounding(above):
+    for relevant, negatives in [(1, 1), (2, 1), (3, 7), (40, 9)]:
+        ranks = block_of([[(0, above), (relevant, negatives)]])
+        value = average_precision_at_k(ranks, above + 1, divisor="relevant")
+        assert value.item() == 1 / (above + 1) * (relevant / (relevant + negatives)) / relevant
 
 
 def test_the_three_divisors_of_one_ranking():
