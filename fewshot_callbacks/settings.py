@@ -457,20 +457,22 @@ def plain_list(value: Any) -> Any:
     return [plain_list(entry) for entry in value]
 
 
-def refuse_other_arguments(owner: str, settings: Mapping[str, Any], written: Mapping[str, str]) -> None:
+def refuse_other_arguments(
+    owner: str, settings: Mapping[str, Any], written: Mapping[str, Callable[[Any], str]]
+) -> None:
     """Refuse keywords that are arguments of something else.
 
     Args:
         owner: The class that was given them, for messages.
         settings: The keywords.
-        written: Name of such an argument -> how it is written.
+        written: Name of such an argument -> a function of its value that returns how it is written.
 
     Raises:
         UnknownSettingError: With the fix of the first one.
     """
     for name in settings:
         if name in written:
-            raise UnknownSettingError(f"{owner}: {name} is no setting. Write {written[name]}.")
+            raise UnknownSettingError(f"{owner}: {name} is no setting. Write {written[name](settings[name])}.")
 
 
 def from_keywords(

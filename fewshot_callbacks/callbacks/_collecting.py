@@ -407,7 +407,7 @@ class CollectingMonitor(EvaluationMonitor):
         if not self._question.keeps_items:
             return "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
         return (
-            f"Pass source={self.source.but_for(ids='key')}, an entry of the batch or of the step's output that names each "
+            f"Pass {self.source.as_argument(ids='key')}, an entry of the batch or of the step's output that names each "
             "item, or let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
         )
 

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
+from fewshot_callbacks.callbacks._capture import hooks_ignored
 from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress
 from fewshot_callbacks.callbacks.embeddings import (
     Embed,
     EmbeddingReader,
+    EmbeddingSource,
     Entry,
     check_submodule,
     describe,
     follow,
-    hooks_ignored,
     read_names,
 )
 from fewshot_callbacks.distributed.torch_distributed import process_count
@@ -75,25 +76,28 @@ class Embedder:
 
     def _call_submodule(self, module: LightningModule, batch: Any) -> Any:
         """Return what the submodule that `embed` names, or the module itself, makes of the inputs of a batch."""
-        inputs = _find_inputs(batch, self.owner)
+        inputs, place = self._find_inputs(batch)
         if self.embed is not None:
             name, _, path = str(self.embed).partition(":")
-            output = self._call(module.get_submodule(name), name, inputs)
-            return follow(output, path, f"{self.owner}, {self._call_of_source()}")
+            output = self._call(module.get_submodule(name), name, inputs, place)
+            try:
+                return follow(output, path)
+            except UsageError as error:
+                raise UsageError(f"{self.owner}, {self._call_of_source()}: {error}") from None
         try:
-            return self._call(module, "", inputs)
+            return self._call(module, "", inputs, place)
         except NotImplementedError as error:
             # PyTorch's own error of a module without `forward` names it; others are raised by the module.
             if "forward" not in str(error):
                 raise
             raise UsageError(
                 f"{self.owner}: {type(module).__name__} has no forward method, and its source does not say how to embed. "
-                f"Pass source={self.reader.source.but_for(embed='name.of.a.submodule')}, or as embed a function of (module, "
+                f"Pass {self.reader.source.as_argument(embed='name.of.a.submodule')}, or as embed a function of (module, "
                 "batch) that returns the embeddings."
             ) from error
 
-    def _call(self, module: nn.Module, name: str, inputs: Any) -> Any:
-        """Call a module; `name` is that of a submodule, or empty.
+    def _call(self, module: nn.Module, name: str, inputs: Any, place: str) -> Any:
+        """Call a module; `name` is that of a submodule, or empty, and `place` is where the inputs are in the batch.
 
         Raises:
             UsageError: If the inputs are several, and the module takes no list.
@@ -104,11 +108,40 @@ class Embedder:
             if not isinstance(inputs, list | tuple):
                 raise
             call = f"embed={name!r}" if name else f"{type(module).__name__}.forward"
-            fix = f"lambda module, batch: module{'.' * bool(name)}{name}(batch[0][0])"
             raise UsageError(
                 f"{self.owner}: {call} takes no list, and the inputs are {describe(inputs)}, such as views of each item. "
-                f"Say which are meant: EmbeddingSource(embed={fix}). ({type(error).__name__}: {error})"
+                f"Say which are meant: {self._with_function(place + '[0]')}. ({type(error).__name__}: {error})"
             ) from error
+
+    def _find_inputs(self, batch: Any) -> tuple[Any, str]:
+        """Return the inputs of the model, and the code of where they are in the batch.
+
+        They are the first part of a batch, or of a mapping its only entry besides the labels.
+
+        Raises:
+            UsageError: If a mapping has several such entries, or none.
+        """
+        if isinstance(batch, Mapping):
+            input_keys = [key for key in batch if key not in ("labels", "label", "targets", "target", "y")]
+            if len(input_keys) == 1:
+                return batch[input_keys[0]], f"batch[{input_keys[0]!r}]"
+            tensors = [key for key in input_keys if isinstance(batch[key], Tensor) and batch[key].ndim > 1]
+            key = next(iter([*tensors, *input_keys]), "...")
+            raise UsageError(
+                f"{self.owner}: the batch is a mapping with the keys {', '.join(map(repr, batch))}, and it is not known "
+                f"with which of them the model is called. Say so: {self._with_function(f'batch[{key!r}]')}."
+            )
+        if isinstance(batch, Sequence) and not isinstance(batch, str):
+            return batch[0], "batch[0]"
+        return batch, "batch"
+
+    def _with_function(self, inputs: str) -> str:
+        """Return the code of the source with a function that embeds some inputs as it does now."""
+        source = self.reader.source
+        called = EmbeddingSource(self.embed).call_on(inputs) if isinstance(self.embed, str) else source.call_on(inputs)
+        # A lambda cannot be written as an argument is.
+        call = source.but_for(embed="FUNCTION").replace("'FUNCTION'", f"lambda module, batch: {called}")
+        return f"source={call}"
 
     def check_name(self, module: LightningModule) -> None:
         """Check that the module has the submodule that `embed` names.
@@ -184,24 +217,6 @@ class Embedder:
                 f"{self.owner}: {subject} gives other embeddings than {step} for the same batch (they differ by up to "
                 f"{difference:.2g} of their length), so {consequence}. {fix}"
             )
-
-
-def _find_inputs(batch: Any, owner: str) -> Any:
-    """Return the inputs of the model: the first part of a batch, or of a mapping its only entry besides the labels.
-
-    Raises:
-        UsageError: If a mapping has several such entries, or none.
-    """
-    if isinstance(batch, Mapping):
-        input_keys = [key for key in batch if key not in ("labels", "label", "targets", "target", "y")]
-        if len(input_keys) == 1:
-            return batch[input_keys[0]]
-        raise UsageError(
-            f"{owner}: the batch is a mapping with the keys {', '.join(map(repr, batch))}, and it is not known with "
-            "which of them the model is called. Pass source=EmbeddingSource(embed=lambda module, batch: "
-            "module(batch['...']))."
-        )
-    return batch[0] if isinstance(batch, Sequence) and not isinstance(batch, str) else batch
 
 
 @runtime_checkable

@@ -158,10 +158,10 @@ def _labels_of_two_encoders(
     if STEP_KEYS[1] in outputs:
         return [outputs[STEP_KEYS[1]]] * 2
     if counts[0] != counts[1]:
-        fix = reader.source.but_for(labels=("image_id", "image_of_caption"))
+        fix = reader.source.as_argument(labels=("image_id", "image_of_caption"))
         raise UsageError(
             f"{reader.owner}, {reader.source.but_for()}: {step} gave {counts[0]} and {counts[1]} embeddings. "
-            f"Say which belong together: source={fix}, an entry for each side."
+            f"Say which belong together: {fix}, an entry for each side."
         )
     # Row i of both belong together: each pair has a label that no other pair of any process has.
     positions = torch.arange(first, first + counts[0], device="cpu")

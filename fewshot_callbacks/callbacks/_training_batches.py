@@ -98,6 +98,16 @@ class BatchMonitor(CollectingMonitor):
         if self._measures_batch(trainer):
             self._training_reader.start_capture()
 
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Say that the step has ended: a closure may run it again for the same batch, with other weights."""
+        # With manual optimisation this is called inside the step.
+        if pl_module.automatic_optimization:
+            self._training_reader.capture.end_run()
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        """Say that embeddings of this batch that are still to come have other weights."""
+        self._training_reader.capture.end_run()
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

@@ -1,25 +1,24 @@
 """Reads the embeddings of a step: from its output, from a function of it, or from the output of a submodule.
 
 EmbeddingSource    what the user says of it: a setting, which several monitors can be given
-EmbeddingReader    owns the hook on the submodule, and what it captures during a step
+EmbeddingReader    finds them in a step, and checks them
 read_flag, ...     other entries of the step's output or of the batch
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from os import PathLike, fspath
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor
 
+from fewshot_callbacks.callbacks._capture import Capture, CapturedCall
 from fewshot_callbacks.callbacks._conduct import UsageError, check_at_least
 from fewshot_callbacks.functional._labels import Labels, as_labels, join
 from fewshot_callbacks.functional._reading import as_tensor, refuse_without_values
@@ -48,13 +47,13 @@ Entry = str | int | Callable[[Any, Any], Any]
 STEP_KEYS = ("embeddings", "labels")
 TRAINING_STEP = "training_step"
 
-# Argument of an `EmbeddingSource` that somebody may pass to a monitor -> how it is written.
+# Argument of an `EmbeddingSource` that somebody may pass to a monitor -> a value that it may have, and what it is.
 SOURCE_ARGUMENTS = {
-    "labels": "source=EmbeddingSource(labels='label'), an entry of the batch",
-    "embed": "source=EmbeddingSource(embed='encoder'), a submodule or a function of (module, batch)",
-    "ids": "source=EmbeddingSource(ids='path'), an entry of the batch or of the step's output that names each item",
-    "views": "source=EmbeddingSource('encoder', views=2)",
-    "spill_to": "source=EmbeddingSource(spill_to='folder')",
+    "labels": ("label", "an entry of the batch"),
+    "embed": ("encoder", "a submodule or a function of (module, batch)"),
+    "ids": ("path", "an entry of the batch or of the step's output that names each item"),
+    "views": (2, "the number of views of each item"),
+    "spill_to": ("folder", "a folder on a disk"),
 }
 
 COMPILED = (
@@ -70,18 +69,6 @@ SHAPE_FIXES = {
     4: "This is a feature map: name the pooling layer that follows it, such as source='backbone.avgpool', or pool it with "
     "{pooled}; or flatten it: embeddings.flatten(1).",
 }
-
-_HOOKS_IGNORED: ContextVar[bool] = ContextVar("hooks_ignored", default=False)
-
-
-@contextmanager
-def hooks_ignored() -> Iterator[None]:
-    """Make every `EmbeddingReader` ignore the outputs of submodules inside the block: they belong to no step."""
-    token = _HOOKS_IGNORED.set(True)
-    try:
-        yield
-    finally:
-        _HOOKS_IGNORED.reset(token)
 
 
 def check_submodule(module: LightningModule, name: str, call: str, fix: str = "") -> None:
@@ -190,21 +177,47 @@ class EmbeddingSource:
 
     def but_for(self, **changes: Any) -> str:
         """Return the call that makes this source with changes: `EmbeddingSource('encoder', labels=1)`."""
-        given = {"labels": self.labels, "embed": self.embed, "ids": self.ids, "spill_to": self.spill_to}
-        arguments = [f"{name}={_as_code(value)}" for name, value in (given | changes).items() if value is not None]
-        if self.views > 1:
-            arguments.append(f"views={self.views}")
-        if self.source not in (None, STEP_KEYS):
-            arguments.insert(0, _as_code(self.source))
-        return f"EmbeddingSource({', '.join(arguments)})"
+        given = {name: getattr(self, name) for name in ("source", "labels", "embed", "ids", "spill_to")}
+        given["views"] = None if self.views == 1 else self.views
+        arguments = given | changes
+        source = arguments.pop("source")
+        written = [f"{name}={as_code(value)}" for name, value in arguments.items() if value is not None]
+        if source not in (None, STEP_KEYS):
+            written.insert(0, as_code(source))
+        return f"EmbeddingSource({', '.join(written)})"
 
-    def join_outputs(
-        self, captured: Sequence[Any] | None, items: int | None, step: str, owner: str, hint: str
-    ) -> Tensor:
-        """Join what the submodule returned in a step to one tensor of embeddings, detached.
+    def as_argument(self, **changes: Any) -> str:
+        """Return the argument of a monitor that gives it this source with changes: `source=('embeddings', 'labels')`."""
+        call = self.but_for(**changes)
+        source = changes.get("source", self.source) or STEP_KEYS
+        alone = (f"EmbeddingSource({as_code(source)})", "EmbeddingSource()")
+        return f"source={as_code(source)}" if call in alone else f"source={call}"
+
+    def with_argument(self, name: str, value: Any) -> str:
+        """Return the call that gives this source an argument that a monitor was given instead, and what the argument is.
 
         Args:
-            captured: What it returned, call by call.
+            name: One of `SOURCE_ARGUMENTS`.
+            value: What the monitor was given.
+        """
+        example, description = SOURCE_ARGUMENTS[name]
+        return f"{self.as_argument(**{name: value if is_entry(value) else example})}, {description}"
+
+    def call_on(self, inputs: str) -> str:
+        """Return the code that embeds some inputs by a `module`: `module.encoder(batch['image'])`."""
+        name = self.submodule
+        if not all(part.isidentifier() for part in name.split(".")) and name:
+            called = f"module.get_submodule({name!r})"
+        else:
+            called = f"module.{name}" if name else "module"
+        steps = self.path.split(".") if self.path else []
+        return f"{called}({inputs})" + "".join(f"[{step}]" if step.isdecimal() else f".{step}" for step in steps)
+
+    def join_calls(self, calls: Sequence[CapturedCall], items: int | None, step: str, owner: str, hint: str) -> Tensor:
+        """Join what the submodule returned in a step to one tensor of embeddings.
+
+        Args:
+            calls: What was kept of its calls, see `kept_output`.
             items: Number of labels; None without labels: the number of rows is then not checked.
             step: Name of the step, for messages.
             owner: Name of the callback, for messages.
@@ -214,46 +227,112 @@ class EmbeddingSource:
             UsageError: If it was not called, did not return tensors, or the number of rows in several calls fits neither
                 the labels nor the views.
         """
-        if not captured:
+        if not calls:
             raise UsageError(
                 f"{owner}: {step} did not call the submodule {self.submodule!r}, so there are no embeddings. Name one "
                 f"that this step calls as a function: {self.submodule}(x), since {self.submodule}.forward(x) runs no "
                 f"hooks.{hint}"
             )
         outputs: list[Tensor] = []
-        for returned in captured:
-            output = follow(returned, self.path, f"{owner}(source={self.source!r})")
-            if not isinstance(output, Tensor):
-                raise UsageError(
-                    f"{owner}: the submodule {self.source!r} returns {describe(output)}, not a tensor. Name the entry that "
-                    f"is the embedding, such as source='{self.submodule}:pooler_output', or pass "
-                    "source=lambda outputs, batch: (embeddings, labels)."
-                )
-            outputs.append(output)
+        for call in calls:
+            if not isinstance(call.value, Tensor):
+                raise self._no_tensor(call.value, owner)
+            outputs.append(call.value)
         if len(outputs) == 1:
-            return outputs[0].detach()
+            return outputs[0]
         row_counts = [len(output) for output in outputs]
         if items is not None and sum(row_counts) not in (items, self.views * items):
-            fix_for_views = ""
-            if set(row_counts) == {items}:
-                views = len(row_counts)
-                fix_for_views = (
-                    f" For {views} views of each item pass source=EmbeddingSource({self.source!r}, views={views})."
-                )
-            raise UsageError(
-                f"{owner}: {step} called the submodule {self.submodule!r} {len(row_counts)} times, with "
-                f"{', '.join(map(str, row_counts))} rows, for {items} labels. Pass "
-                f"source=lambda outputs, batch: (embeddings, labels) to say which are meant.{fix_for_views}"
-            )
-        return torch.cat(outputs).detach()
+            raise self._too_many_calls(calls, row_counts, items, step, owner)
+        return torch.cat(outputs)
+
+    def kept_output(self, output: Any) -> Any:
+        """Return a copy of the embeddings in an output of the submodule, or what is there in their place.
+
+        The module may go on to change the output in place, as a ReLU that follows does.
+        """
+        try:
+            value = follow(output, self.path)
+        except UsageError as error:
+            return error
+        # Detached, since a graph that is kept would keep all activations of the step.
+        return value.detach().clone() if isinstance(value, Tensor) else value
+
+    def _no_tensor(self, value: Any, owner: str) -> UsageError:
+        """Return the error that a submodule returned no tensor, and the entries that are one."""
+        if isinstance(value, UsageError):
+            return UsageError(f"{owner}(source={self.source!r}): {value}")
+        entry = _path_of_tensor(value) or "pooler_output"
+        return UsageError(
+            f"{owner}: the submodule {self.source!r} returns {describe(value)}, not a tensor. Name the entry that is the "
+            f"embedding, such as {self._with_path(entry)}, or return the embeddings from the step."
+        )
+
+    def _with_path(self, entry: str) -> str:
+        """Return the code of this source with an entry of what the submodule returns."""
+        path = f"{self.path}.{entry}" if self.path else entry
+        return self.as_argument(source=f"{self.submodule}:{path}")
+
+    def _too_many_calls(
+        self, calls: Sequence[CapturedCall], row_counts: Sequence[int], items: int, step: str, owner: str
+    ) -> UsageError:
+        """Return the error that a step called the submodule several times, and what says which call is meant."""
+        fact = (
+            f"{owner}: {step} called the submodule {self.submodule!r} {len(calls)} times, with "
+            f"{', '.join(map(str, row_counts))} rows, for {items} labels."
+        )
+        fix = (
+            f'Return the embeddings that are meant from the step, as {{"embeddings": embeddings, "labels": labels}}, and '
+            f"pass {self.as_argument(source=STEP_KEYS)}."
+        )
+        if set(row_counts) == {items}:
+            # Calls with and without a gradient, or in two modes, are no views: one is that of a teacher or of a penalty.
+            if len({call.circumstances for call in calls}) > 1:
+                fix = f"The calls differ in their mode or their gradients, so that one of them is the embedding. {fix}"
+            else:
+                fix += f" If these are {len(calls)} views of each item, pass {self.as_argument(views=len(calls))}."
+        return UsageError(f"{fact} {fix}")
 
 
-def _as_code(value: Any) -> str:
+def hints_of_source(source: Source | EmbeddingSource, owner: str) -> dict[str, Callable[[Any], str]]:
+    """Return each argument of a source that somebody may pass to a monitor -> a function of it that says how it is written.
+
+    Args:
+        source: The source that the monitor was given.
+        owner: Name of the monitor, for messages.
+    """
+    given = EmbeddingSource.of(source, owner)
+    return {name: partial(given.with_argument, name) for name in SOURCE_ARGUMENTS}
+
+
+def as_code(value: Any) -> str:
     """Write an argument as its caller did; of a function its name."""
-    return getattr(value, "__name__", "...") if callable(value) else repr(value)
+    if not callable(value):
+        return repr(value)
+    name = getattr(value, "__name__", "...")
+    return name if name.isidentifier() else "..."
 
 
-def follow(value: Any, path: str, where: str) -> Any:
+def is_entry(value: Any) -> bool:
+    """Return whether a value can name entries of a batch: a word, a position, a function, or several of these."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(is_entry(part) for part in value)
+    return isinstance(value, str | int | PathLike) or callable(value)
+
+
+def _path_of_tensor(value: Any) -> str | None:
+    """Return the name of an entry that is a tensor (items, dim), else of the first tensor; None if there is none."""
+    if isinstance(value, Mapping):
+        entries = [(str(name), entry) for name, entry in value.items()]
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        entries = [(str(place), entry) for place, entry in enumerate(value)]
+    else:
+        entries = [(name, entry) for name, entry in vars(value).items()] if hasattr(value, "__dict__") else []
+    tensors = {name: entry for name, entry in entries if isinstance(entry, Tensor)}
+    vectors = [name for name, entry in tensors.items() if entry.ndim == 2]
+    return next(iter([*vectors, *tensors]), None)
+
+
+def follow(value: Any, path: str) -> Any:
     """Follow a dotted path of keys, positions and attributes; an empty path leads to the value itself.
 
     Raises:
@@ -267,7 +346,7 @@ def follow(value: Any, path: str, where: str) -> Any:
         elif not isinstance(value, Mapping) and hasattr(value, name):
             value = getattr(value, name)
         else:
-            raise UsageError(f"{where}: there is {describe(value)}, which has no entry {name!r}. Name one that it has.")
+            raise UsageError(f"there is {describe(value)}, which has no entry {name!r}. Name one that it has.")
     return value
 
 
@@ -293,8 +372,8 @@ def _checked_source(source: Any, owner: str) -> Source:
 class EmbeddingReader:
     """Reads (embeddings, labels) of each step.
 
-    With a submodule as source it owns a forward hook, from `attach` to `detach`. The hook keeps outputs from `start_capture`
-    until `read` or `stop_capture`, so that nothing is held between two steps.
+    With a submodule as source it owns a `Capture` of that submodule's outputs, which keeps them from `start_capture` until
+    `read` or `stop_capture`.
 
     Args:
         source: Says where they are.
@@ -312,11 +391,7 @@ class EmbeddingReader:
         self._may_skip_batches = False
         # steps that have given embeddings in this run: if one gives none later, the next batch may have them again
         self.successful_steps: set[str] = set()
-        # the submodule with the hook
-        self._submodule: nn.Module | None = None
-        self._handle: RemovableHandle | None = None
-        # what the submodule has returned in this step; None between two steps
-        self._captured: list[Any] | None = None
+        self.capture = Capture(source.kept_output)
 
         # The owner sets these two in its constructor.
         # reads the labels that were found; an owner that takes multi-label targets sets another function
@@ -345,33 +420,28 @@ class EmbeddingReader:
             return
         call = f"{self.owner}(source={self.source.source!r})"
         check_submodule(module, name, call, " For keys of the step's output pass two: source=('embeddings', 'labels').")
-        submodule = module.get_submodule(name)
-        if submodule is self._submodule:
-            return
-        self.detach()
         try:
-            self._handle = submodule.register_forward_hook(self._capture)
+            self.capture.attach(module, name, is_compiled=self._is_compiled)
         except RuntimeError as error:
-            if not isinstance(submodule, torch.jit.ScriptModule):
+            if not isinstance(module.get_submodule(name), torch.jit.ScriptModule):
                 raise
             raise UsageError(
                 f"{call}: TorchScript has compiled this submodule, and runs no hooks that could read its output. Return "
                 f"the embeddings from the steps.{self._embed_fix()}"
             ) from error
-        self._submodule = submodule
 
     def detach(self) -> None:
         """Remove the hook, and drop what it has captured."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = None
-        self._submodule = None
-        self._captured = None
+        self.capture.detach()
 
     def _embed_fix(self) -> str:
         """Say how a monitor embeds batches itself."""
-        top_level = self.source.submodule.partition(".")[0]
-        return f" Or let {self.owner} embed the batches itself: source=EmbeddingSource(embed={top_level!r})."
+        if "." in self.source.submodule:
+            # It is inside another submodule, and need not take the inputs of a batch.
+            fix = self.source.as_argument(source=None, embed="FUNCTION").replace("'FUNCTION'", "function")
+            return f" Or pass a function of (module, batch) that returns the embeddings: {fix}."
+        fix = self.source.as_argument(source=None, embed=self.source.source)
+        return f" Or let {self.owner} embed the batches itself: {fix}."
 
     def _read_one_label_each(self, labels: Any, step: str) -> Labels:
         """Read labels; multi-label targets are an error."""
@@ -379,16 +449,11 @@ class EmbeddingReader:
 
     def start_capture(self) -> None:
         """Begin a step: keep what the submodule returns from now on."""
-        self._captured = []
+        self.capture.start()
 
     def stop_capture(self) -> None:
         """End the step: drop what was captured, and keep nothing more."""
-        self._captured = None
-
-    def _capture(self, _module: Any, _inputs: Any, output: Any) -> None:
-        if self._captured is not None and not _HOOKS_IGNORED.get():
-            # Detached at once: a graph that is kept would keep all activations of the step.
-            self._captured.append(output.detach() if isinstance(output, Tensor) else output)
+        self.capture.stop()
 
     def read(self, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
         """Read embeddings (items, dim) and labels (items,) of the step that has just ended, detached, on its device.
@@ -433,7 +498,7 @@ class EmbeddingReader:
         hint = self._embed_fix()
         if self._is_compiled:
             hint += COMPILED
-        return self.source.join_outputs(self._captured, items, step, self.owner, hint), labels
+        return self.source.join_calls(self.capture.calls, items, step, self.owner, hint), labels
 
     def find_labels(self, outputs: Any, batch: Any, step: str) -> Any:
         """Return the labels of a batch as they were found, of any type.
@@ -462,7 +527,8 @@ class EmbeddingReader:
             except (KeyError, IndexError, TypeError) as error:
                 raise UsageError(
                     f"{self.owner}, {self.source.but_for()}: the batch is {describe(batch)} and has no entry {labels!r}. "
-                    "Give this source a key or a position that the batch has, labels='key', or a function of the batch."
+                    f"Name an entry that it has, {self.source.as_argument(labels=_entry_of_labels(batch))}, or pass a "
+                    "function of the batch."
                 ) from error
         for part in (outputs, batch):
             if isinstance(part, Mapping) and key in part:
@@ -482,10 +548,10 @@ class EmbeddingReader:
             owner: Who needs them; by default the owner of the reader.
         """
         description = "two tensors of one shape, such as two views of each item" if _is_pair(batch) else describe(batch)
-        fix = self.source.but_for(labels="key")
+        fix = self.source.as_argument(labels=_entry_of_labels(batch))
         return UsageError(
             f"{owner or self.owner} found no labels: {step} returned none under {self.keys[1]!r}, and the batch is "
-            f"{description}. Say where they are in the batch: source={fix}, labels=1 for a position, or a function of it."
+            f"{description}. Say where they are in the batch: {fix}, or pass a function of the batch as labels."
             + (self.without_training if step == TRAINING_STEP else "")
         )
 
@@ -694,6 +760,21 @@ def _similar_key(key: str, outputs: Any) -> str | None:
     prefixes = [name for name in names if name.startswith(key) or key.startswith(name)]
     candidates = difflib.get_close_matches(key, names, n=1) or prefixes
     return candidates[0] if candidates else None
+
+
+def _entry_of_labels(batch: Any) -> str | int:
+    """Return the key or the position of a batch where labels seem to be: integers or words, one for each item."""
+    if isinstance(batch, Mapping):
+        entries: list[tuple[Any, Any]] = list(batch.items())
+    elif isinstance(batch, Sequence) and not isinstance(batch, str):
+        entries = list(enumerate(batch))[1:]
+    else:
+        return "key"
+    for name, values in entries:
+        is_list = isinstance(values, list | tuple) and all(isinstance(value, str | int) for value in values)
+        if is_list or (isinstance(values, Tensor) and values.ndim == 1 and not values.is_floating_point()):
+            return cast(str | int, name)
+    return "key" if isinstance(batch, Mapping) else 1
 
 
 def _is_pair(batch: Any) -> bool:

@@ -14,7 +14,7 @@ from fewshot_callbacks.callbacks._embedder import TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks._evaluation import loader_index, no_such_loader
 from fewshot_callbacks.callbacks._sides import SetSides, SideKey
 from fewshot_callbacks.callbacks._watched_keys import Better
-from fewshot_callbacks.callbacks.embeddings import SOURCE_ARGUMENTS, STEP_KEYS, EmbeddingSource, Source
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source, hints_of_source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.retrieval import (
     GeneralizationGap,
@@ -112,7 +112,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
     ) -> None:
         super().__init__(source, strict=strict)
         call = "GeneralizationGapMonitor"
-        refuse_other_arguments(call, settings, SOURCE_ARGUMENTS)
+        refuse_other_arguments(call, settings, hints_of_source(source, call))
         check_at_least(1, call, classes=classes, items_per_class=items_per_class)
         if not prefix:
             raise ValueError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
@@ -13,7 +13,15 @@ from fewshot_callbacks.callbacks._evaluation import Loaders, stage_of
 from fewshot_callbacks.callbacks._sides import SetSides, SideKey
 from fewshot_callbacks.callbacks._viewers import Viewer, show_set
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
-from fewshot_callbacks.callbacks.embeddings import SOURCE_ARGUMENTS, STEP_KEYS, EmbeddingSource, Entry, Source
+from fewshot_callbacks.callbacks.embeddings import (
+    STEP_KEYS,
+    EmbeddingSource,
+    Entry,
+    Source,
+    as_code,
+    hints_of_source,
+    is_entry,
+)
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.retrieval import (
     CompressionReport,
@@ -36,27 +44,41 @@ GROUPS = ("query_groups", "gallery_groups")
 IDS = ("query_ids", "gallery_ids")
 LABELS = ("query_labels", "gallery_labels")
 
-# What `evaluate_retrieval` and `RetrievalEvaluation` are given for each item -> where a monitor finds it.
-_GROUPS_HINT = "groups=('person', 'camera'), entries of the batch or of the step's output, all of which a group shares"
 _GALLERY_HINT = "gallery=1, the index or the name of the loader, or gallery='is_gallery', an entry of the batch"
-_SOURCE_HINT = "source='encoder', a submodule, or source=('embeddings', 'labels'), keys of the step's output"
-FUNCTION_ARGUMENTS = {
-    **dict.fromkeys(GROUPS, _GROUPS_HINT),
-    **SOURCE_ARGUMENTS,
-    **dict.fromkeys(IDS, SOURCE_ARGUMENTS["ids"]),
-    "knn": "a monitor of its own beside it: KnnMonitor(20, bank='self')",
-    **dict.fromkeys(("gallery_labels", "is_gallery"), _GALLERY_HINT),
-    "query_labels": SOURCE_ARGUMENTS["labels"],
-    **dict.fromkeys(("queries", "embeddings"), _SOURCE_HINT),
-}
+
+
+def _hints(source: Source | EmbeddingSource) -> dict[str, Callable[[Any], str]]:
+    """Return what `evaluate_retrieval` is given for each item -> a function of it that says where a monitor finds it."""
+    of_source = hints_of_source(source, "RetrievalMonitor")
+    return {
+        **dict.fromkeys(GROUPS, _groups_hint),
+        **of_source,
+        **dict.fromkeys(IDS, of_source["ids"]),
+        "query_labels": of_source["labels"],
+        "knn": lambda k: f"a monitor of its own: KnnMonitor({k if isinstance(k, int) else 20}, bank='self')",
+        **dict.fromkeys(("gallery_labels", "is_gallery"), lambda _: _GALLERY_HINT),
+        **dict.fromkeys(("queries", "embeddings"), _source_hint),
+    }
+
+
+def _groups_hint(groups: Any) -> str:
+    """Say where a monitor finds groups."""
+    entries = groups if is_entry(groups) else ("person", "camera")
+    return f"groups={as_code(entries)}, entries of the batch or of the step's output, all of which a group shares"
+
+
+def _source_hint(value: Any) -> str:
+    """Say where a monitor finds embeddings."""
+    name = value if isinstance(value, str) else "encoder"
+    return f"source={name!r}, a submodule, or source=('embeddings', 'labels'), keys of the step's output"
 
 
 def _refuse_groups_of_classes(groups: Any) -> None:
     """Refuse lists of classes, which are the groups of Grouped Recall, where entries of a batch are expected."""
     if isinstance(groups, list | tuple) and any(isinstance(entry, list | tuple) for entry in groups):
         raise ValueError(
-            f"RetrievalMonitor(groups={groups!r}): lists name no entry of a batch. Write {_GROUPS_HINT}; groups of classes "
-            "for Grouped Recall are label_groups=[[0, 1, 2], [3, 4, 5]]."
+            f"RetrievalMonitor(groups={groups!r}): lists name no entry of a batch. Write {_groups_hint(None)}. Groups of "
+            "classes for Grouped Recall are label_groups=[[0, 1, 2], [3, 4, 5]]."
         )
 
 
@@ -159,7 +181,7 @@ class RetrievalMonitor(CollectingMonitor):
         strict: bool | None = None,
         **settings: Unpack[RetrievalOptions],
     ) -> None:
-        refuse_other_arguments("RetrievalMonitor", settings, FUNCTION_ARGUMENTS)
+        refuse_other_arguments("RetrievalMonitor", settings, _hints(source))
         groups = plain_list(groups)
         _refuse_groups_of_classes(groups)
         self._settings = from_keywords(RetrievalMonitor, settings)

@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fewshot_callbacks.callbacks._capture import hooks_ignored
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError, check_at_least
 from fewshot_callbacks.callbacks._embedder import Embedder
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, EmbeddingSource, Source, hooks_ignored
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, EmbeddingSource, Source
 from fewshot_callbacks.files.addresses import is_address, upload
 from fewshot_callbacks.files.outputs import free_path
 from fewshot_callbacks.functional._labels import Labels

@@ -136,7 +136,7 @@ class Scripted(Embeds):
 @pytest.mark.parametrize("kind", [RetrievalMonitor, DiscriminantRatioMonitor, EmbeddingHealthMonitor])
 @pytest.mark.parametrize("name", ["encoder", "encoder.0"])
 def test_a_scripted_encoder_is_refused_with_what_works(kind: Any, name: str) -> None:
-    with pytest.raises(UsageError, match=rf"source='{name}'\): TorchScript .* runs no hooks.*embed='encoder'"):
+    with pytest.raises(UsageError, match=rf"source='{name}'\): TorchScript .* runs no hooks.*embed="):
         trainer(kind(source=name)).validate(Scripted(), loader(), verbose=False)
 
 

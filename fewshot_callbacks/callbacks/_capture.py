@@ -1,0 +1,158 @@
+"""Keeps what a submodule returns while a step runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from fewshot_callbacks.trainer.lightning import LightningModule
+
+# Lightning's names for the steps. `LightningModule._current_fx_name` is the name of the method or callback that runs now.
+STEPS = ("training_step", "validation_step", "test_step")
+
+_HOOKS_IGNORED: ContextVar[bool] = ContextVar("hooks_ignored", default=False)
+
+
+@contextmanager
+def hooks_ignored() -> Iterator[None]:
+    """Make every `Capture` ignore the calls of submodules inside the block: they belong to no step."""
+    token = _HOOKS_IGNORED.set(True)
+    try:
+        yield
+    finally:
+        _HOOKS_IGNORED.reset(token)
+
+
+class CapturedCall(NamedTuple):
+    """One call of the submodule in a step."""
+
+    value: Any
+    """what `read` made of its output; tensors are detached copies"""
+    circumstances: tuple[bool, bool, bool]
+    """whether the submodule was in training mode, gradients were on, and an input had a gradient"""
+
+
+class Capture:
+    """Keeps copies of what one submodule returns, from `start` to `stop`, while a step of the module runs.
+
+    The forward hook is on the submodule only in this time, so that nobody who copies, pickles, scripts or exports the
+    module between two batches meets it. Compiled code runs only hooks that were there when it was compiled, so in a compiled
+    module the hook stays from `attach` to `detach`.
+
+    These calls are left out: calls outside a step, as of another callback; calls while autograd runs, which are those of
+    activation checkpointing; and calls before the step ran again or the weights changed, as a closure of L-BFGS makes them.
+
+    Args:
+        read: Returns the part of an output that is kept.
+    """
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        self.read = read
+        self.calls: list[CapturedCall] = []
+        self._module: LightningModule | None = None
+        self._submodule: nn.Module | None = None
+        self._handle: RemovableHandle | None = None
+        self._is_started = False
+        self._stays = False
+        # whether the step of the calls so far has ended, and another run of it replaces them
+        self._has_run_ended = False
+        # the parameters of the submodule, and how often they had been changed in place at the latest call
+        self._parameters: Sequence[Tensor] = ()
+        self._changes = 0
+
+    def attach(self, module: LightningModule, name: str, *, is_compiled: bool) -> None:
+        """Remember the submodule.
+
+        Raises:
+            RuntimeError: If it runs no hooks, as a module of TorchScript.
+        """
+        submodule = module.get_submodule(name)
+        if submodule is self._submodule and module is self._module:
+            return
+        self.detach()
+        self._module = module
+        self._submodule = submodule
+        self._stays = is_compiled
+        self._parameters = tuple(submodule.parameters())
+        self._add_hook()
+        if not self._stays:
+            self._remove_hook()
+
+    def detach(self) -> None:
+        """Forget the submodule, and drop what was kept."""
+        self.stop()
+        self._remove_hook()
+        self._module = None
+        self._submodule = None
+        self._parameters = ()
+
+    def start(self) -> None:
+        """Keep what the submodule returns from now on."""
+        self.calls = []
+        self._has_run_ended = False
+        self._is_started = True
+        if self._submodule is not None:
+            self._add_hook()
+
+    def stop(self) -> None:
+        """Keep nothing more, and drop what was kept."""
+        self.calls = []
+        self._is_started = False
+        if not self._stays:
+            self._remove_hook()
+
+    def end_run(self) -> None:
+        """Say that the step has ended: if it runs again for the same batch, its new calls replace the earlier ones."""
+        self._has_run_ended = True
+
+    def _add_hook(self) -> None:
+        if self._handle is None and self._submodule is not None:
+            self._handle = self._submodule.register_forward_hook(_Hook(self))
+
+    def _remove_hook(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = None
+
+    def keep(self, submodule: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep the output of a call, if it belongs to the step."""
+        if not self._is_started or self._module is None or self._module._current_fx_name not in STEPS:
+            return
+        if not torch.compiler.is_compiling():
+            if _HOOKS_IGNORED.get() or torch._C._current_graph_task_id() != -1:
+                return
+            self._drop_calls_of_other_weights()
+        if self._has_run_ended:
+            self.calls.clear()
+            self._has_run_ended = False
+        has_gradient = any(isinstance(value, Tensor) and value.requires_grad for value in inputs)
+        circumstances = (submodule.training, torch.is_grad_enabled(), has_gradient)
+        self.calls.append(CapturedCall(self.read(output), circumstances))
+
+    def _drop_calls_of_other_weights(self) -> None:
+        """Drop earlier calls if an optimiser has changed the weights since then."""
+        changes = sum(parameter._version for parameter in self._parameters if not parameter.is_inference())
+        if changes != self._changes:
+            self.calls.clear()
+        self._changes = changes
+
+
+class _Hook:
+    """The forward hook of a capture. A copy of the submodule, or a file of it, has a hook that does nothing."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+
+    def __call__(self, submodule: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        self.capture.keep(submodule, inputs, output)
+
+    def __reduce__(self) -> Any:
+        # Three arguments are passed to a hook, as to `__exit__`, and this one does nothing. It can be loaded where this
+        # package is not installed.
+        return getattr, (nullcontext(), "__exit__")
