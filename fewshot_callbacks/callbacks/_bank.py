@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
+from fewshot_callbacks.callbacks._bank_items import BankItems
 from fewshot_callbacks.callbacks._conduct import UsageError
-from fewshot_callbacks.callbacks._embedder import Embedder, TrainingClasses
+from fewshot_callbacks.callbacks._embedder import Embedder
 from fewshot_callbacks.callbacks.embeddings import Entry
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
-from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
+from fewshot_callbacks.trainer.lightning import Trainer
 from fewshot_callbacks.trainer.weights import weight_fingerprints
 
 
@@ -23,28 +24,24 @@ class Bank:
     callback that averages weights exchanges them for the steps alone, and may have changed them back by then.
 
     Args:
-        training: The items.
+        items: The items.
         embedder: Embeds them.
         groups: Entry of a batch with the group of each item; None if nobody asks for groups.
     """
 
-    def __init__(
-        self, training: TrainingClasses, embedder: Embedder, groups: Entry | Sequence[Entry] | None = None
-    ) -> None:
-        self.training = training
+    def __init__(self, items: BankItems, embedder: Embedder, groups: Entry | Sequence[Entry] | None = None) -> None:
+        self.items = items
         self.groups = groups
         self.embedder = embedder
         self.clear()
 
-    def is_for(self, training: TrainingClasses, groups: Entry | Sequence[Entry] | None) -> bool:
+    def is_for(self, items: BankItems, groups: Entry | Sequence[Entry] | None) -> bool:
         """Return whether these items, with these groups, are those of the bank, or the bank can have the groups, too."""
         has_groups = groups is None or self.groups in (None, groups)
-        return self.training.is_same_sample(training) and has_groups
+        return self.items.are_those_of(items) and has_groups
 
-    def serve(self, training: TrainingClasses, groups: Entry | Sequence[Entry] | None) -> None:
+    def serve(self, groups: Entry | Sequence[Entry] | None) -> None:
         """Embed the same items for another monitor, too; called at its setup."""
-        # Who takes the targets of a regression does not read labels beforehand.
-        self.training.by_class = self.training.by_class and training.by_class
         self.groups = self.groups if groups is None else groups
 
     def clear(self) -> None:
@@ -61,9 +58,10 @@ class Bank:
         # (similarity, loader) -> error of the comparison of its first batch
         self._comparisons: dict[tuple[Similarity, int], Exception | None] = {}
 
-    def begin(self, module: LightningModule) -> None:
-        """Begin a validation."""
-        self._weights = weight_fingerprints(module)
+    def begin(self, trainer: Trainer) -> None:
+        """Begin a validation. *Collective*."""
+        self.items.prepare(trainer)
+        self._weights = weight_fingerprints(trainer.lightning_module)
 
     @property
     def is_embedded(self) -> bool:
@@ -100,7 +98,7 @@ class Bank:
     def _embed(self, trainer: Trainer) -> None:
         """Embed this process's share; an error is kept for every monitor that asks."""
         try:
-            self._store = self.training.embedded(trainer, self.embedder, self.groups)
+            self._store = self.items.embedded(trainer, self.embedder, self.groups)
         except Exception as error:  # a metric must not end a training
             self._error = error
 
@@ -137,7 +135,7 @@ class Bank:
         """Return this process's part of the items, the same for all sets of a validation. *Collective*."""
         if self._shard is None:
             assert self._store is not None
-            self._shard = self._store.shard(dataset_size=self.training.items)
+            self._shard = self._store.shard()
             self._store = None
         return self._shard
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fewshot_callbacks.callbacks._bank_items import BankItems, TrainingData
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch, Column
 from fewshot_callbacks.callbacks._conduct import UsageError
-from fewshot_callbacks.callbacks._embedder import TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import SideKey
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
@@ -75,19 +75,18 @@ class BankMonitor(CollectingMonitor):
             raise ValueError(f"{owner}(bank={bank!r}): choose {words}, or pass a data set or loader.")
         self.bank = bank
         self.similarity: Similarity = similarity
-        self._training: TrainingClasses | None = None
+        self._items: BankItems | None = None
         if bank not in ("gallery", "self"):
             data: Any = None if isinstance(bank, str) else bank
-            # All items are taken, so that the seed changes nothing.
-            self._training = TrainingClasses(data, None, None, 0, owner, "bank", by_class=not takes_targets)
+            self._items = BankItems(data, owner, "bank")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a run: find the training items of the run anew."""
         super().setup(trainer, pl_module, stage)
-        if self._training is not None:
-            self._training.begin()
+        if self._items is not None:
+            self._items.begin()
             groups = None if self._groups is None else self._groups.entry
-            self._training_bank = self._collection.shared_bank(self._training, groups)
+            self._training_bank = self._collection.shared_bank(self._items, groups)
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
         """Check with the first batch that training items are embedded as the step embeds."""

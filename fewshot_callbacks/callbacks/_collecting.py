@@ -43,7 +43,7 @@ from fewshot_callbacks.callbacks._sides import (
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
-from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.functional._labels import Labels, as_labels
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
 
@@ -170,10 +170,10 @@ class CollectingMonitor(EvaluationMonitor):
                 f"{owner}: the source gives the embeddings of two encoders, {' and '.join(collection.reader.keys)}. Name "
                 "the embeddings and the labels of one: source=('embeddings', 'labels')."
             )
-        if collection.has_label_sets and not self._takes_label_sets:
+        if collection.has_label_sets_for(self._question) and not self._takes_label_sets:
             raise UsageError(
-                f"{owner} needs one label for each item, but the labels are {collection.label_form}. Give it another "
-                "source, whose labels are one integer or string for each item."
+                f"{owner} needs one label for each item, but the labels are {collection.label_form or 'zeros and ones'}. "
+                "Give it another source, whose labels are one integer or string for each item."
             )
         two_encoders = collection.has_two_encoders
         check_gallery(trainer, self.gallery, self.loaders, owner, two_encoders=two_encoders)
@@ -244,10 +244,10 @@ class CollectingMonitor(EvaluationMonitor):
             # Without a sanity check the loaders were not known at the start of the training.
             self._check_keys(trainer)
         self._forget()
-        self._collection.begin(self._question)
+        self._collection.begin(self._question, trainer)
         if self._needs_bank(trainer):
             assert self._training_bank is not None
-            self._training_bank.begin(pl_module)
+            self._training_bank.begin(trainer)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -385,6 +385,9 @@ class CollectingMonitor(EvaluationMonitor):
         """Return this process's part of a side; warn of items that are, or may be, repeated. *Collective*."""
         self._warn_of_repeats(trainer, side)
         shard = self._collection.shard(trainer, side, self._flag_in(trainer))
+        if shard.labels.are_targets and not self._question.takes_targets:
+            # All batches were zeros and ones, which are targets to others.
+            shard = shard._replace(labels=as_labels(shard.labels.values, "labels", self._policy.owner, sets=True))
         if shard.note is not None:
             self._policy.warn(f"{self._policy.owner}: {shard.note} (Shown once.)", kind="ids")
         return shard

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._bank import Bank
+from fewshot_callbacks.callbacks._bank_items import BankItems
 from fewshot_callbacks.callbacks._conduct import UsageError
-from fewshot_callbacks.callbacks._embedder import Embedder, TrainingClasses
+from fewshot_callbacks.callbacks._embedder import Embedder
 from fewshot_callbacks.callbacks._evaluation import names_of_loaders, step_of
 from fewshot_callbacks.callbacks._sides import SideKey, directions_of, gallery_flag, read_two_encoders
 from fewshot_callbacks.callbacks.embeddings import (
@@ -31,11 +32,17 @@ from fewshot_callbacks.callbacks.embeddings import (
     read_flag,
     read_names,
 )
-from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
+from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
 from fewshot_callbacks.functional._labels import Labels, as_labels, as_targets, join, no_labels
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard, refuse_another_form, rows_of_shard
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
-from fewshot_callbacks.trainer.loaders import evaluation_loaders, unknown_order_reason, unpadded_length
+from fewshot_callbacks.trainer.loaders import (
+    Replica,
+    evaluation_loaders,
+    replica_of,
+    unknown_order_reason,
+    unpadded_length,
+)
 
 
 class Column(NamedTuple):
@@ -143,8 +150,13 @@ class Collection:
         self.label_form = ""
         # whether items have several labels each
         self.has_label_sets = False
+        # whether labels are floating-point numbers, which are targets to the questions that take them; to all others they
+        # are label sets, if they are nothing but zeros and ones
+        self.has_targets = False
         # whether each step gives two embeddings
         self.has_two_encoders = False
+        # the part of the data that this process has in a validation
+        self.replica = Replica(number=0, replicas=1, is_first=True)
         self._reset()
 
     # ------------------------------------------------------------------------------------------------------ who takes part
@@ -155,26 +167,30 @@ class Collection:
         # What cannot be read concerns all of them.
         self.reader.owner = _owners(self._questions)
 
-    def shared_bank(self, training: TrainingClasses, groups: Entry | Sequence[Entry] | None = None) -> Bank:
-        """Return the bank of a sample of training items, one for all monitors that ask for the same sample.
+    def shared_bank(self, items: BankItems, groups: Entry | Sequence[Entry] | None = None) -> Bank:
+        """Return the bank of some items, one for all monitors that ask for the same items.
 
         Args:
-            training: The sample.
+            items: The items.
             groups: Entry of a batch with the group of each item; None if it is not asked for.
         """
         for bank in self.banks:
-            if bank.is_for(training, groups):
-                bank.serve(training, groups)
+            if bank.is_for(items, groups):
+                bank.serve(groups)
                 return bank
-        self.banks.append(Bank(training, self.embedder, groups))
+        self.banks.append(Bank(items, self.embedder, groups))
         return self.banks[-1]
 
     # ---------------------------------------------------------------------------------------------------- one validation
 
-    def begin(self, question: Question) -> None:
-        """Begin a validation: with the first question that says so, what is left of the one before is dropped."""
+    def begin(self, question: Question, trainer: Trainer) -> None:
+        """Begin a validation: with the first question that says so, what is left of the one before is dropped.
+
+        *Collective*.
+        """
         if not self._begun or question in self._begun:
             self._reset()
+            self.replica = replica_of(trainer)
         self._begun.append(question)
 
     def _reset(self) -> None:
@@ -314,7 +330,7 @@ class Collection:
         self, key: SideKey, embeddings: Tensor, labels: Labels, trainer: Trainer, outputs: Any, batch: Any
     ) -> None:
         """Append the items of a batch to the rows of a side, with their ids and columns."""
-        if not any(question.keeps_items for question in self._expecting):
+        if not self.replica.is_first or not any(question.keeps_items for question in self._expecting):
             return
         rows = self._rows.setdefault(key, _Rows(EmbeddingStore(self.source.spill_to)))
         items = len(labels)
@@ -358,17 +374,12 @@ class Collection:
             UsageError: If only some batches have several labels for each item.
         """
         owner = self.reader.owner
-        try:
-            item_labels = as_labels(labels, "labels", owner, sets=True)
-        except ValueError as error:
-            targets = None
-            if any(question.takes_targets for question in self._questions):
-                targets = as_targets(labels, "labels", owner)
-            if targets is None:
-                raise
-            # All other questions refuse them at the end of the epoch.
-            self._target_error = UsageError(f"{owner}: the labels of {step} are {describe(labels)}. {error}")
-            item_labels = targets
+        if any(question.takes_targets for question in self._questions):
+            targets = as_targets(labels, "labels", owner)
+            if targets is not None:
+                self._see_targets(labels, step)
+                return targets
+        item_labels = as_labels(labels, "labels", owner, sets=True)
         if not len(item_labels):
             return item_labels
         form = item_labels.form
@@ -382,6 +393,22 @@ class Collection:
         self.label_form = form
         self.has_label_sets = self.has_label_sets or are_sets
         return item_labels
+
+    def _see_targets(self, labels: Any, step: str) -> None:
+        """Keep the error of all questions that take no targets, unless labels are zeros and ones in all batches."""
+        self.has_targets = True
+        if self._target_error is not None:
+            return
+        owner = self.reader.owner
+        try:
+            as_labels(labels, "labels", owner, sets=True)
+        except ValueError as error:
+            self._target_error = UsageError(f"{owner}: the labels of {step} are {describe(labels)}. {error}")
+
+    def has_label_sets_for(self, question: Question) -> bool:
+        """Return whether items have several labels each, as far as this process knows."""
+        are_zeros_and_ones = self.has_targets and self._target_error is None
+        return self.has_label_sets or (are_zeros_and_ones and not question.takes_targets)
 
     def failures(self, question: Question) -> dict[int, Exception]:
         """Return loader -> the error with which this process cannot answer a question."""
@@ -401,15 +428,16 @@ class Collection:
         """Learn of labels and encoders from processes that had items, once. *Collective*."""
         if self._has_agreed:
             return
-        by_rank = gather_objects((self.has_label_sets, self.has_two_encoders))
-        self.has_label_sets = any(has_label_sets for has_label_sets, _ in by_rank)
-        self.has_two_encoders = any(has_two_encoders for _, has_two_encoders in by_rank)
+        by_rank = gather_objects((self.has_label_sets, self.has_targets, self.has_two_encoders))
+        self.has_label_sets = any(has_label_sets for has_label_sets, _, _ in by_rank)
+        self.has_targets = any(has_targets for _, has_targets, _ in by_rank)
+        self.has_two_encoders = any(has_two_encoders for _, _, has_two_encoders in by_rank)
         self._has_agreed = True
 
     def have_classes(self, loader: int) -> bool | None:
         """Return whether the items of a loader have labels that name classes; None without items. *Collective*."""
         has_classes = self._has_labels.get(loader)
-        if self._target_error is not None:
+        if self.has_targets:
             has_classes = False
         by_rank = gather_objects(has_classes)
         answers = [has_labels for has_labels in by_rank if has_labels is not None]
@@ -431,11 +459,12 @@ class Collection:
             return Dealing(None, None, items)
         if loader not in self._dealings:
             dataloader = list(evaluation_loaders(trainer).values())[loader]
-            reason_here = unknown_order_reason(dataloader, self.batches[loader], items)
+            reason_here = unknown_order_reason(dataloader, self.batches[loader], items, self.replica)
+            items_here = items if self.replica.is_first else 0
             # The decision whether items are dropped must be the same on all ranks: one rank with a reason is enough.
-            by_rank = gather_objects((reason_here, items))
+            by_rank = gather_objects((reason_here, items_here))
             reasons = [reason for reason, _ in by_rank if reason is not None]
-            length = None if reasons else unpadded_length(dataloader)
+            length = None if reasons else unpadded_length(dataloader, self.replica)
             reason = reasons[0] if reasons else None
             self._dealings[loader] = Dealing(length, reason, sum(count for _, count in by_rank))
         return self._dealings[loader]
@@ -481,16 +510,16 @@ class Collection:
         if key not in self._joined:
             rows = self._rows.get(key) or _Rows(EmbeddingStore(self.source.spill_to))
             dataset_size = self.dealing(trainer, key.loader).items
-            if self.has_two_encoders and not all(gather_objects(len(rows.store) == self.seen[key.loader])):
+            has_all = not self.replica.is_first or len(rows.store) == self.seen[key.loader]
+            if self.has_two_encoders and not all(gather_objects(has_all)):
                 # The rows of this side are not the items of the loader, of which only ids tell repeated ones.
                 dataset_size = None
-            shard = rows.store.shard(dataset_size)
+            shard = rows.store.shard(dataset_size, (self.replica.number, self.replica.replicas))
             # A process without items has no ids, but passes them as the others do.
             if self.source.ids is not None and shard.ids is None:
                 shard = shard._replace(ids=no_labels())
-            processes = all_processes()
-            # A position counts the items of all processes, which are dealt in turn.
-            kept_rows = (shard.positions - processes.rank) // processes.count
+            # A position counts the items of all parts of the data, which are dealt in turn.
+            kept_rows = (shard.positions - self.replica.number) // self.replica.replicas
             columns: dict[Column, Labels] = {}
             for column in _columns_of(self._questions):
                 batches = rows.columns[column]

@@ -13,7 +13,7 @@ from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import SetSides
 from fewshot_callbacks.callbacks._training_batches import BatchMonitor
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source
-from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
+from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels, on_cpu
 from fewshot_callbacks.functional._reading import non_finite_rows
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, batch_ratios, ratio_of_set, unit_rows
@@ -161,6 +161,9 @@ class DiscriminantRatioMonitor(BatchMonitor):
         # Two encoders, labels that are missing and targets of a regression are errors that wait for the end of the epoch.
         if read.embeddings is None or len(read.labels) != read.items or read.labels.are_targets:
             return
+        # Another process of a tensor-parallel group counts the same items.
+        if not self._collection.replica.is_first:
+            return
         first = read.first
         refuse_another_form(self._policy.owner, self._label_forms.setdefault(loader, read.labels.form), read.labels)
         labels = on_cpu(read.labels)
@@ -175,9 +178,10 @@ class DiscriminantRatioMonitor(BatchMonitor):
         if self.normalize:
             embeddings = unit_rows(embeddings.double())
         dataloader = list(evaluation_loaders(trainer).values())[loader]
-        if unknown_order_reason(dataloader, self._collection.batches[loader], first + read.items) is None:
+        replica = self._collection.replica
+        if unknown_order_reason(dataloader, self._collection.batches[loader], first + read.items, replica) is None:
             # A DistributedSampler repeats items at the end of a pass, to give all ranks the same number.
-            items_of_rank = len(range(trainer.global_rank, len(dataloader.sampler.dataset), process_count()))
+            items_of_rank = len(range(replica.number, len(dataloader.sampler.dataset), replica.replicas))
             not_repeated = slice(max(0, items_of_rank - first))
             embeddings = embeddings[not_repeated]
             labels = labels[not_repeated]

@@ -304,6 +304,17 @@ def hints_of_source(source: Source | EmbeddingSource, owner: str) -> dict[str, C
     return {name: partial(given.with_argument, name) for name in SOURCE_ARGUMENTS}
 
 
+class Code(str):
+    """Code that is written as it stands."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+# A function that the user has yet to write.
+FUNCTION = Code("function")
+
+
 def as_code(value: Any) -> str:
     """Write an argument as its caller did; of a function its name."""
     if not callable(value):
@@ -438,7 +449,7 @@ class EmbeddingReader:
         """Say how a monitor embeds batches itself."""
         if "." in self.source.submodule:
             # It is inside another submodule, and need not take the inputs of a batch.
-            fix = self.source.as_argument(source=None, embed="FUNCTION").replace("'FUNCTION'", "function")
+            fix = self.source.as_argument(source=None, embed=FUNCTION)
             return f" Or pass a function of (module, batch) that returns the embeddings: {fix}."
         fix = self.source.as_argument(source=None, embed=self.source.source)
         return f" Or let {self.owner} embed the batches itself: {fix}."
@@ -762,19 +773,22 @@ def _similar_key(key: str, outputs: Any) -> str | None:
     return candidates[0] if candidates else None
 
 
-def _entry_of_labels(batch: Any) -> str | int:
-    """Return the key or the position of a batch where labels seem to be: integers or words, one for each item."""
+def _entry_of_labels(batch: Any) -> Any:
+    """Return the key or the position of a batch where labels seem to be; where nothing looks like them, a placeholder."""
     if isinstance(batch, Mapping):
         entries: list[tuple[Any, Any]] = list(batch.items())
-    elif isinstance(batch, Sequence) and not isinstance(batch, str):
+        placeholder: Any = "key"
+    elif isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) > 1:
         entries = list(enumerate(batch))[1:]
+        placeholder = 1
     else:
-        return "key"
+        entries = []
+        placeholder = FUNCTION
     for name, values in entries:
         is_list = isinstance(values, list | tuple) and all(isinstance(value, str | int) for value in values)
         if is_list or (isinstance(values, Tensor) and values.ndim == 1 and not values.is_floating_point()):
-            return cast(str | int, name)
-    return "key" if isinstance(batch, Mapping) else 1
+            return name
+    return placeholder
 
 
 def _is_pair(batch: Any) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
+from fewshot_callbacks.callbacks._bank_items import BankItems, ClassDraw, TrainingData
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._conduct import Schedule, UsageError, check_at_least
-from fewshot_callbacks.callbacks._embedder import TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks._evaluation import loader_index, no_such_loader
 from fewshot_callbacks.callbacks._sides import SetSides, SideKey
 from fewshot_callbacks.callbacks._watched_keys import Better
@@ -121,7 +121,8 @@ class GeneralizationGapMonitor(CollectingMonitor):
         self._better = _better_values([requested.key for requested in reported_metrics(evaluation)])
         # Both recalls of each k are evaluated, since a `GeneralizationGap` holds both.
         self._settings = replace(evaluation, metrics=_both_recalls(grouped_k(evaluation)))
-        self.training = TrainingClasses(training_data, classes, items_per_class, evaluation.seed, call)
+        self._draw = ClassDraw(classes, items_per_class, evaluation.seed)
+        self._items = BankItems(training_data, call, "training_data", self._draw)
         self.val_loader = val_loader
         self.prefix = prefix
         self.schedule = Schedule(every_n_epochs, max_share, call)
@@ -139,8 +140,8 @@ class GeneralizationGapMonitor(CollectingMonitor):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a run: forget the run before."""
         super().setup(trainer, pl_module, stage)
-        self.training.begin()
-        self._training_bank = self._collection.shared_bank(self.training)
+        self._items.begin()
+        self._training_bank = self._collection.shared_bank(self._items)
         self.schedule.begin()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -219,8 +220,8 @@ class GeneralizationGapMonitor(CollectingMonitor):
         training = self._training_bank.shard()
         [side] = self._sets(trainer)[0].sides
         validation = self._shard(trainer, side)
-        if self.training.items_per_class is not None:
-            validation = validation.some_of_each_class(self.training.items_per_class, self.training.seed)
+        if self._draw.items_per_class is not None:
+            validation = validation.some_of_each_class(self._draw.items_per_class, self._draw.seed)
         return generalization_gap(self._evaluate(training), self._evaluate(validation))
 
     def _evaluate(self, shard: Shard) -> RetrievalReport:

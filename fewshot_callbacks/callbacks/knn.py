@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fewshot_callbacks.callbacks._bank_items import TrainingData
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
-from fewshot_callbacks.callbacks._embedder import TrainingData
 from fewshot_callbacks.callbacks._evaluation import Loaders
-from fewshot_callbacks.callbacks._sides import SetSides
+from fewshot_callbacks.callbacks._sides import SetSides, SideKey
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
-from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional.knn import LAST_RANKS, KnnReport, knn_accuracy
 from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval import Share, Similarity
 from fewshot_callbacks.functional.retrieval.settings import several
+from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.trainer.lightning import Trainer
 
 
@@ -101,8 +102,9 @@ class KnnMonitor(BankMonitor):
         bank = self._bank_shard(trainer, sides)
         shards = [queries] if bank is None else [queries, bank]
         options: dict[str, Any] = {} if self.memory_mb is None else {"memory_mb": self.memory_mb}
-        if self.bank == "gallery" and self._ids_are_shared(sides):
-            options |= {"query_ids": queries.ids, "gallery_ids": shards[1].ids}
+        if self._has_ids(trainer, sides, bank):
+            assert bank is not None
+            options |= {"query_ids": queries.ids, "gallery_ids": bank.ids}
         report = knn_accuracy(
             *(column for shard in shards for column in (shard.embeddings, shard.labels)),
             k=self.k,
@@ -115,3 +117,20 @@ class KnnMonitor(BankMonitor):
         self.reports[evaluated_set.direction + evaluated_set.suffix] = report
         self._tell(report.notes, f"{set_name}, knn")
         return report.values
+
+    def _has_ids(self, trainer: Trainer, sides: Sequence[SideKey], bank: Shard | None) -> bool:
+        """Return whether ids tell which item of the bank a query is. *Collective*."""
+        if self._training_bank is None:
+            return bank is not None and self._ids_are_shared(sides)
+        if self.source.ids is None:
+            return False
+        assert bank is not None
+        has_ids = any(gather_objects(bank.ids is not None and len(bank.ids) > 0))
+        if not has_ids:
+            self._policy.warn(
+                f"{self._policy.owner}: the batches of the bank have no ids, {self.source.but_for()}, so that an item of "
+                "the bank that is also a query votes for itself. Give them the entry, or pass a bank without the queries. "
+                "(Shown once.)",
+                kind="bank without ids",
+            )
+        return has_ids

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fewshot_callbacks.callbacks._bank_items import TrainingData
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
-from fewshot_callbacks.callbacks._embedder import TrainingData
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import SetSides
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
@@ -15,6 +16,9 @@ from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.linear_probe import DEFAULT_STRENGTHS, ProbeReport, linear_probe
 from fewshot_callbacks.functional.retrieval import Share
 from fewshot_callbacks.trainer.lightning import Trainer
+
+# Beginnings of the names of values of a regression.
+REGRESSION = ("probe_r2", "probe_spearman")
 
 
 class ProbeMonitor(BankMonitor):
@@ -121,6 +125,35 @@ class ProbeMonitor(BankMonitor):
                 "ProbeMonitor(bank='gallery'): this set has no gallery. Pass gallery=..., or bank='train' with training "
                 "data."
             )
+        self._check_watched_keys(trainer)
+
+    def _check_watched_keys(self, trainer: Trainer) -> None:
+        """Check that somebody who waits for a value of a classifier, or of a regression, has labels of that kind.
+
+        Raises:
+            UsageError: If not; names the key that there is.
+        """
+        if not self._collection.batches:
+            return
+        has_targets = self._collection.has_targets
+        for evaluated_set in self._sets(trainer):
+            for name in self._awaited(trainer, evaluated_set, self._better):
+                if name.startswith(REGRESSION) == has_targets:
+                    continue
+                key, other_key = (
+                    self._key("val", evaluated_set.direction, wanted) + evaluated_set.suffix
+                    for wanted in (name, "probe_r2" if has_targets else "probe")
+                )
+                fact = (
+                    "the labels are floating-point numbers, the targets of a regression"
+                    if has_targets
+                    else "the labels name classes"
+                )
+                fix = "Pass labels.long() if they name classes" if has_targets else "Pass labels.float() for targets"
+                raise UsageError(
+                    f"ProbeMonitor never logs {key}, for which a checkpoint, an early stopping or a scheduler waits, since "
+                    f"{fact}. {fix}, or let it wait for {other_key}."
+                )
 
     def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Return the values of the probe, by name. *Collective*."""
@@ -142,7 +175,16 @@ class ProbeMonitor(BankMonitor):
         self.reports[evaluated_set.direction + evaluated_set.suffix] = report
         self._latest_names = tuple(report.values)
         self._tell(report.notes, f"{set_name}, probe")
-        return report.values
+        return report.values | self._undefined(trainer, evaluated_set, report)
+
+    def _undefined(self, trainer: Trainer, evaluated_set: SetSides, report: ProbeReport) -> dict[str, float]:
+        """Return NaN for each value that the report does not have, but for which somebody waits; warn of it once."""
+        names = [name for name in self._awaited(trainer, evaluated_set, self._better) if name not in report.values]
+        for name in names:
+            key = self._key("val", evaluated_set.direction, name) + evaluated_set.suffix
+            reason = "there are no groups" if name.endswith("group_out") else "there are at most five classes"
+            self._policy.warn(f"{key} is NaN, since {reason}. (Shown once.)", kind=key)
+        return dict.fromkeys(names, math.nan)
 
 
 def _labels_or_targets(labels: Any) -> Any:

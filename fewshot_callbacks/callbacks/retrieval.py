@@ -242,7 +242,7 @@ class RetrievalMonitor(CollectingMonitor):
     def _metrics(self) -> Sequence[RequestedMetric]:
         """Return the metrics, with or without a result."""
         settings = self._settings
-        if self._collection.has_label_sets:
+        if self._collection.has_label_sets_for(self._question):
             settings = without_classes(self._policy.owner, settings)
         return reported_metrics(settings)
 

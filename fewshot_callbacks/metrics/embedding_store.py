@@ -333,7 +333,7 @@ class EmbeddingStore:
             self._add(_Batch(batch.embeddings.clone(), columns))
 
     @default_mode()
-    def shard(self, dataset_size: int | None = None) -> Shard:
+    def shard(self, dataset_size: int | None = None, part: tuple[int, int] | None = None) -> Shard:
         """Return the items of this process without repeated items. *Collective*.
 
         The shard is a copy: with the batches of the store it takes twice the memory of the embeddings, and no third time
@@ -343,6 +343,9 @@ class EmbeddingStore:
             dataset_size: The number of items of the data set, if a `DistributedSampler` has distributed them. The i-th
                 item of a rank is then item `i * ranks + rank` of the data set. The sampler repeats the first items to
                 give all ranks the same number; these repetitions lie past the end and are dropped.
+            part: Number of the part of the data set that this process has, and how many parts there are, where they are not
+                the rank and the number of processes: the processes of a tensor-parallel group have the same part, and only
+                one of them has stored it.
 
         Returns:
             The items of this process. If ids were given, only the first item of each id is kept. `places` are the indices
@@ -360,7 +363,8 @@ class EmbeddingStore:
 
         columns = self._joined_columns()
         # A sampler deals items to the ranks in turn.
-        positions = columns.positions * processes.count + processes.rank
+        number, parts = (processes.rank, processes.count) if part is None else part
+        positions = columns.positions * parts + number
         is_kept = torch.ones(len(positions), dtype=torch.bool)
         if dataset_size is not None:
             is_kept &= positions < dataset_size

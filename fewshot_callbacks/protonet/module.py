@@ -37,7 +37,7 @@ from fewshot_callbacks.protonet.heads import (
     make_head,
 )
 from fewshot_callbacks.trainer.lightning import LightningModule, rank_zero_info
-from fewshot_callbacks.trainer.loaders import evaluation_loaders, unpadded_length
+from fewshot_callbacks.trainer.loaders import evaluation_loaders, replica_of, unpadded_length
 from fewshot_callbacks.trainer.side_effects import evaluation_mode
 from fewshot_callbacks.trainer.warning import warn, warn_of_other_package
 
@@ -373,7 +373,7 @@ class ProtoNet(LightningModule):
 def _accuracy_of(net: ProtoNet, store: EmbeddingStore, loader: Any, protocol: EpisodeProtocol) -> EpisodeAccuracy:
     """Return the accuracy of one loader; equal on every rank, because `gather` is."""
     if net.evaluation_batches == "images":
-        embeddings, labels = store.gather(dataset_size=unpadded_length(loader))
+        embeddings, labels = store.gather(dataset_size=unpadded_length(loader, replica_of(net.trainer)))
         episodes = sample_episodes(labels, **asdict(protocol))
         return evaluate_episodes(
             embeddings, labels, net.head, episodes, representation=net.representation, device=net.device

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DistributedSampler
 
-from fewshot_callbacks.distributed.torch_distributed import process_count
+from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
 from fewshot_callbacks.trainer.lightning import Trainer
+
+
+class Replica(NamedTuple):
+    """The part of the data that this process sees. Processes of one tensor-parallel group see the same part."""
+
+    number: int
+    replicas: int
+    """number of parts"""
+    is_first: bool
+    """whether no process of a lower rank sees the same part: its items are those that count"""
+
+
+def replica_of(trainer: Trainer) -> Replica:
+    """Return the part of the data that the Trainer's strategy gives this process. *Collective*."""
+    processes = process_count()
+    strategy_says = trainer.distributed_sampler_kwargs or {}
+    number = int(strategy_says.get("rank", trainer.global_rank))
+    replicas = int(strategy_says.get("num_replicas") or processes)
+    if processes == 1:
+        return Replica(0, 1, is_first=True)
+    if replicas == processes:
+        return Replica(trainer.global_rank, replicas, is_first=True)
+    numbers = gather_objects(number)
+    return Replica(number, replicas, is_first=numbers.index(number) == trainer.global_rank)
 
 
 def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
@@ -29,27 +53,28 @@ def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
     return {f"dataloader_idx_{i}": loader for i, loader in enumerate(combined.flattened)}
 
 
-def unpadded_length(loader: Any) -> int | None:
+def unpadded_length(loader: Any, replica: Replica) -> int | None:
     """Return the number of items that a `DistributedSampler` deals to all ranks before it pads; None without one."""
     sampler = getattr(loader, "sampler", None)
-    if not isinstance(sampler, DistributedSampler) or sampler.num_replicas != process_count():
+    if not isinstance(sampler, DistributedSampler) or sampler.num_replicas != replica.replicas:
         return None
     return len(sampler.dataset)  # type: ignore[arg-type]
 
 
-def unknown_order_reason(loader: Any, batches: int, items: int) -> str | None:
+def unknown_order_reason(loader: Any, batches: int, items: int, replica: Replica) -> str | None:
     """Return why the i-th of this rank's items need not be the i-th that a `DistributedSampler` dealt to it; None if it is.
 
     Args:
         loader: The loader.
         batches: How many of its batches this rank was given.
         items: How many embeddings these gave.
+        replica: The part of the data that this rank has.
     """
     sampler = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler):
         return f"the sampler ({type(sampler).__name__}) is not Lightning's DistributedSampler"
-    if sampler.num_replicas != process_count():
-        return f"there are {process_count()} processes, and the sampler is set up for {sampler.num_replicas}"
+    if sampler.num_replicas != replica.replicas:
+        return f"there are {replica.replicas} processes, and the sampler is set up for {sampler.num_replicas}"
     samples = sample_count(loader, batches)
     return None if samples == items else f"its steps gave {items} embeddings for {samples} samples"
 

@@ -292,9 +292,15 @@ def labelled(labels: Any) -> Dataset:
     ("settings", "words"),
     [
         ({"training_data": None}, "has no training set: pass training_data"),
-        ({"training_data": TensorDataset(TRAINING.tensors[0])}, "TensorDataset has neither labels nor targets"),
-        ({"training_data": labelled([1, 2])}, "48 items, but 2 labels of training_data. Both must come"),
-        ({"training_data": labelled(torch.ones(48))}, "needs integer labels of training_data; got torch.float32"),
+        (
+            {"training_data": TensorDataset(TRAINING.tensors[0]), "classes": 6},
+            "TensorDataset has neither labels nor targets",
+        ),
+        ({"training_data": labelled([1, 2]), "classes": 6}, "48 items, but 2 labels of training_data. Both must come"),
+        (
+            {"training_data": labelled(torch.ones(48)), "classes": 6},
+            "needs integer labels of training_data; got torch.float32",
+        ),
         ({"training_data": lambda run: 3}, "training_data gave a int"),
         ({"label_groups": 5}, "has no Grouped Recall"),
         ({"embed": lambda module, batch: None}, "the embeddings of embed are None"),

@@ -183,3 +183,70 @@ def test_a_checkpoint_that_waits_for_a_value_outlives_a_failure(tmp_path: Path) 
     run = trainer(ProbeMonitor(Labelled(other)), waits)
     run.fit(Embeds(), loader(), loader(VALIDATION))
     assert run.callback_metrics["val/probe_top5"].isnan()
+
+
+# ------------------------------------------------------------------------------------- floats are targets, in every batch
+
+
+def with_floats(targets: Tensor, data: TensorDataset = TRAINING) -> TensorDataset:
+    return TensorDataset(data.tensors[0], targets)
+
+
+def binary_targets(items: int, seed: int) -> Tensor:
+    """Two targets of each item; those of the first and of the last eleven items are zeros and ones."""
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.rand(items, 2, generator=generator)
+    targets[:11] = targets[:11].round()
+    targets[-11:] = targets[-11:].round()
+    return targets
+
+
+@pytest.mark.filterwarnings("ignore:.*strongest that was tried")
+@pytest.mark.parametrize("batch_size", [11, 1])
+def test_a_batch_of_zeros_and_ones_decides_nothing(batch_size: int) -> None:
+    """Seen red: the first batch made label sets of the targets, and the run ended."""
+    net = Embeds()
+    bank = with_floats(binary_targets(len(TRAINING), 1))
+    queries = with_floats(binary_targets(len(QUERIES), 2), QUERIES)
+    logged = log_of_validation(ProbeMonitor(loader(bank, batch_size)), net, loader(queries, batch_size))
+    expected = linear_probe(*net.by_hand(queries), *net.by_hand(bank))
+    assert logged == close(with_prefix(expected.values))
+
+
+@pytest.mark.filterwarnings("ignore:.*strongest that was tried", "ignore:.*have no match")
+def test_zeros_and_ones_are_targets_of_one_monitor_and_label_sets_of_another() -> None:
+    net = Embeds()
+    bank, queries = (with_floats((torch.rand(len(data), 4) > 0.5).float(), data) for data in (TRAINING, QUERIES))
+    monitors = (ProbeMonitor(bank), retrieval())
+    logged = log_of_validation(monitors, net, loader(queries))
+    probe = linear_probe(*net.by_hand(queries), *net.by_hand(bank))
+    assert logged["val/probe_r2"] == pytest.approx(probe.values["probe_r2"])
+    alone = log_of_validation(retrieval(), net, loader(queries))
+    assert logged["val/mAP"] == alone["val/mAP"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "monitored", "fix"),
+    [(torch.Tensor.float, "val/probe", "val/probe_r2"), (torch.Tensor.long, "val/probe_r2", "val/probe")],
+)
+def test_a_key_of_the_other_kind_of_labels_ends_the_run_at_its_sanity_check(
+    tmp_path: Path, labels: Any, monitored: str, fix: str
+) -> None:
+    """Seen red: Lightning's checkpoint ended the run after an epoch."""
+    data = with_floats(labels(TRAINING.tensors[1]))
+    checkpoint = ModelCheckpoint(tmp_path, monitor=monitored, mode="max")
+    run = trainer(ProbeMonitor(data), checkpoint, num_sanity_val_steps=1)
+    with pytest.raises(UsageError) as raised:
+        run.fit(Embeds(), loader(TRAINING), loader(data))
+    assert run.global_step == 0
+    assert f"{monitored}," in str(raised.value)
+    assert fix in str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*find a copy")
+def test_a_value_that_no_report_has_is_nan_with_its_reason(tmp_path: Path) -> None:
+    five = TensorDataset(*(tensor[TRAINING.tensors[1] != TRAINING.tensors[1].max()] for tensor in TRAINING.tensors))
+    checkpoint = ModelCheckpoint(tmp_path, monitor="val/probe_top5", mode="max")
+    run = trainer(ProbeMonitor(five), checkpoint)
+    with pytest.warns(UserWarning, match=r"val/probe_top5 is NaN"):
+        run.fit(Embeds(), loader(five), loader(five))
