@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fewshot_callbacks.callbacks._capture import hooks_ignored
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks.embeddings import (
+    LABEL_NAMES,
     Code,
     Embed,
     EmbeddingReader,
@@ -115,7 +116,7 @@ class Embedder:
             UsageError: If a mapping has several such entries, or none.
         """
         if isinstance(batch, Mapping):
-            input_keys = [key for key in batch if key not in ("labels", "label", "targets", "target", "y")]
+            input_keys = [key for key in batch if key not in LABEL_NAMES]
             if len(input_keys) == 1:
                 return batch[input_keys[0]], f"batch[{input_keys[0]!r}]"
             tensors = [key for key in input_keys if isinstance(batch[key], Tensor) and batch[key].ndim > 1]

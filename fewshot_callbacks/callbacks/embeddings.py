@@ -56,6 +56,9 @@ SOURCE_ARGUMENTS = {
     "spill_to": ("folder", "a folder on a disk"),
 }
 
+# Names under which batches usually have labels.
+LABEL_NAMES = ("label", "labels", "target", "targets", "class", "classes", "y")
+
 COMPILED = (
     " Or it was compiled before this monitor added its hook, and compiled code ignores hooks: return the embeddings from "
     "the step, or call torch.compiler.reset() before the run."
@@ -110,11 +113,12 @@ class EmbeddingSource:
             module itself. Without a `source`, every batch is: the steps then need not give embeddings. The module is in
             evaluation mode meanwhile, and random states are restored.
         ids: Entry of the step's output or of the batch, position in the batch, or function of (outputs, batch), with an
-            integer or a string that identifies each item, such as its path. An item that occurs more than once is counted
-            once, and no query finds the item of its id in a gallery; items of one id that differ in embedding or label are
-            a warning. Needed if your own sampler, or the workers of an iterable data set, repeat samples; the samples that
-            Lightning's `DistributedSampler` repeats to give all processes the same number are dropped without ids. With
-            two encoders also two entries, one for each side: `("image_id", "caption_id")`.
+            integer or a string that identifies each item, such as its path; batches of a bank may have it, too. An item
+            that occurs more than once is counted once, and no query finds the item of its id in a gallery or a bank; items
+            of one id that differ in embedding or label are a warning. Needed if your own sampler, or the workers of an
+            iterable data set, repeat samples; the samples that Lightning's `DistributedSampler` repeats to give all
+            processes the same number are dropped without ids. With two encoders also two entries, one for each side:
+            `("image_id", "caption_id")`.
         views: Number of embeddings that a step may make of each item, at least 1 (2 for SimCLR): all items in the first
             view, then all in the next, in one call of the submodule or in several. The labels are repeated accordingly.
             A step that makes one embedding of each item, such as a validation step, is read as usual.
@@ -536,10 +540,10 @@ class EmbeddingReader:
             try:
                 return batch[labels]
             except (KeyError, IndexError, TypeError) as error:
+                fix = self.source.as_argument(labels=_entry_of_labels(batch, self.source.ids))
                 raise UsageError(
                     f"{self.owner}, {self.source.but_for()}: the batch is {describe(batch)} and has no entry {labels!r}. "
-                    f"Name an entry that it has, {self.source.as_argument(labels=_entry_of_labels(batch))}, or pass a "
-                    "function of the batch."
+                    f"Name an entry that it has, {fix}, or pass a function of the batch."
                 ) from error
         for part in (outputs, batch):
             if isinstance(part, Mapping) and key in part:
@@ -559,7 +563,7 @@ class EmbeddingReader:
             owner: Who needs them; by default the owner of the reader.
         """
         description = "two tensors of one shape, such as two views of each item" if _is_pair(batch) else describe(batch)
-        fix = self.source.as_argument(labels=_entry_of_labels(batch))
+        fix = self.source.as_argument(labels=_entry_of_labels(batch, self.source.ids))
         return UsageError(
             f"{owner or self.owner} found no labels: {step} returned none under {self.keys[1]!r}, and the batch is "
             f"{description}. Say where they are in the batch: {fix}, or pass a function of the batch as labels."
@@ -773,22 +777,34 @@ def _similar_key(key: str, outputs: Any) -> str | None:
     return candidates[0] if candidates else None
 
 
-def _entry_of_labels(batch: Any) -> Any:
-    """Return the key or the position of a batch where labels seem to be; where nothing looks like them, a placeholder."""
+def _entry_of_labels(batch: Any, ids: Any = None) -> Any:
+    """Return the key or the position of a batch where labels seem to be; where nothing looks like them, a placeholder.
+
+    Args:
+        batch: The batch.
+        ids: Where its ids are, which are no labels.
+    """
     if isinstance(batch, Mapping):
-        entries: list[tuple[Any, Any]] = list(batch.items())
+        entries: dict[Any, Any] = dict(batch)
         placeholder: Any = "key"
     elif isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) > 1:
-        entries = list(enumerate(batch))[1:]
+        entries = dict(list(enumerate(batch))[1:])
         placeholder = 1
     else:
-        entries = []
+        entries = {}
         placeholder = FUNCTION
-    for name, values in entries:
-        is_list = isinstance(values, list | tuple) and all(isinstance(value, str | int) for value in values)
-        if is_list or (isinstance(values, Tensor) and values.ndim == 1 and not values.is_floating_point()):
-            return name
-    return placeholder
+    candidates = [name for name, values in entries.items() if name != ids and _are_words_or_integers(values)]
+    named = [name for name in candidates if str(name).lower() in LABEL_NAMES]
+    # Values that all differ name items.
+    repeated = [name for name in candidates if len(set(_as_list(entries[name]))) < len(entries[name])]
+    return next(iter([*named, *repeated]), placeholder)
+
+
+def _are_words_or_integers(values: Any) -> bool:
+    """Return whether an entry of a batch has an integer or a word for each item."""
+    if isinstance(values, Tensor):
+        return values.ndim == 1 and not values.is_floating_point()
+    return isinstance(values, list | tuple) and all(isinstance(value, str | int) for value in values)
 
 
 def _is_pair(batch: Any) -> bool:

@@ -56,11 +56,12 @@ class GeneralizationGapMonitor(CollectingMonitor):
     classes or `auto`, and `seed` is that of the training classes, too.
 
     Args:
-        training_data: The training set with evaluation transforms: a data set; a loader of one, whose batch size,
-            workers and collation are kept; or a function of the Trainer that returns either. By default the result of
-            `training_data_for_evaluation()` of the Trainer's data module, which the data modules of this package have. The
-            label of each item is found in its attribute `labels` or `targets`, also through `Subset` and
-            `ConcatDataset`; in the last tensor of a `TensorDataset`; or in the column `label` of a Hugging Face data set.
+        training_data: The training set with evaluation transforms: a data set, a loader or a stream; or a function of the
+            Trainer that returns one. By default the result of `training_data_for_evaluation()` of the Trainer's data
+            module, which the data modules of this package have. Where `classes` or `items_per_class` are drawn, they are
+            drawn from the items that the loader gives, and the label of each is found in the attribute `labels` or
+            `targets` of the data set, also through `Subset` and `ConcatDataset`; in the last tensor of a `TensorDataset`;
+            or in the column `label` of a Hugging Face data set.
         source: Where the embeddings of a validation step come from: two keys of the mapping that the step returns
             (default `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
             (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which also says where the labels

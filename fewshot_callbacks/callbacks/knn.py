@@ -27,11 +27,12 @@ class KnnMonitor(BankMonitor):
 
     Args:
         k: Number of neighbours that vote, or several, each at least 1; see `knn_accuracy`.
-        bank: What votes. `train` is the result of `training_data_for_evaluation()` of the Trainer's data module, as the
-            data modules of this package have it; or pass a data set, a loader of one, or a function of the Trainer, with
-            the transforms of an evaluation. Training items are embedded once in each validation, after its first batch, for
-            all monitors that compare with them. `gallery` is the gallery of the set, without one the set itself. `self` is
-            the set without the item itself.
+        bank: What votes: a data set, a loader or a stream with the transforms of an evaluation, or a function of the
+            Trainer that returns one. `train` is the result of `training_data_for_evaluation()` of the Trainer's data
+            module, which the data modules of this package have. The bank has the items that its loader gives, each once;
+            they are embedded once in each validation, after its first batch, for all monitors that compare with them.
+            `gallery` is the gallery of the set, without one the set itself. `self` is the set without the item itself.
+            With ids in the source no item votes for itself.
         similarity: See `RetrievalSettings`.
         confidence: Confidence level of the intervals in `reports`, in (0, 1).
         memory_mb: Memory of the search, see `RetrievalSettings`. Each process holds all items that vote while they are

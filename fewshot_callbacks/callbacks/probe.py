@@ -33,10 +33,11 @@ class ProbeMonitor(BankMonitor):
     `val/probe_r2`, `val/probe_spearman` and `val/probe_r2_leave_one_out`, means over the targets.
 
     Args:
-        bank: What the probe is fitted on. `train` is the result of `training_data_for_evaluation()` of the Trainer's data
-            module; or pass a data set, a loader of one, or a function of the Trainer, with the transforms of an evaluation.
-            Training items are embedded once in each validation, after its first batch, for all monitors that compare with
-            them. `gallery` is the gallery of the set.
+        bank: What the probe is fitted on: a data set, a loader or a stream with the transforms of an evaluation, or a
+            function of the Trainer that returns one. `train` is the result of `training_data_for_evaluation()` of the
+            Trainer's data module, which the data modules of this package have. The bank has the items that its loader
+            gives, each once; they are embedded once in each validation, after its first batch, for all monitors that
+            compare with them. `gallery` is the gallery of the set.
         groups: Entries of the step's output or of the batch, such as `"patient"`, whose items resemble each other. The
             strength of the penalty is then chosen by predictions of each group of the bank by the fit without it, which are
             also logged, as `val/probe_leave_group_out`; intervals are over groups. A bank of training items finds them in
