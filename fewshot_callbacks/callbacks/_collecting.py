@@ -392,24 +392,14 @@ class CollectingMonitor(EvaluationMonitor):
     def _warn_of_repeats(self, trainer: Trainer, side: SideKey) -> None:
         """Warn if items of a loader may have come to several processes, and no id tells. *Collective*."""
         dealing = self._collection.dealing(trainer, side.loader)
-        # Ids tell repeated items at the end, where a monitor has the items.
-        if dealing.reason is not None and (self.source.ids is None or not self._question.keeps_items):
+        if dealing.reason is not None and self.source.ids is None:
             self._policy.warn(
                 f"Whether some of the {dealing.items_of_all} items of loader {side.loader} came to several "
                 f"processes is unknown, because {dealing.reason}. Such items would be counted more than once. "
-                f"{self._remedy_for_repeats} (Shown once.)",
+                f"Pass source={self.source.but_for(ids='key')}, an entry of the batch or of the step's output that names "
+                "each item, or let Lightning make the sampler (Trainer(use_distributed_sampler=True)). (Shown once.)",
                 kind="repeated items",
             )
-
-    @property
-    def _remedy_for_repeats(self) -> str:
-        """Say how items that came twice can be told."""
-        if not self._question.keeps_items:
-            return "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
-        return (
-            f"Pass source={self.source.but_for(ids='key')}, an entry of the batch or of the step's output that names each "
-            "item, or let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
-        )
 
     def _flag_in(self, trainer: Trainer) -> Column | None:
         """Return the column that flags gallery items; None if there is none, or the gallery has a loader."""

@@ -124,7 +124,9 @@ def streamed() -> DataLoader[Any]:
 def exact(net: Callable[[], Net], loaders: Any, *, owns_sampler: bool = False, **settings: Any) -> dict[str, Any]:
     """What a monitor reports, to the last bit, and what was said."""
     monitor = retrieval(**EXACT, **settings)
-    seen = validate(net, loaders, monitor, DiscriminantRatioMonitor(), use_distributed_sampler=not owns_sampler)
+    seen = validate(
+        net, loaders, monitor, DiscriminantRatioMonitor(**settings), use_distributed_sampler=not owns_sampler
+    )
     report = monitor.report
     assert report is not None
     assert report.grouped is not None
