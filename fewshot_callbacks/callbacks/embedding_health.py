@@ -111,8 +111,8 @@ class EmbeddingHealthMonitor(BatchMonitor):
         return [*names_of(labels=True, k=self.k), *MOVEMENTS]
 
     def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Sequence[str]:
-        has_labels = self._collection.have_classes(evaluated_set.sides[0].loader)
-        return [*names_of(labels=bool(has_labels), k=self.k), *self._awaited(trainer, evaluated_set, MOVEMENTS)]
+        has_labels = all(self._collection.have_classes(side.loader) for side in evaluated_set.sides)
+        return [*names_of(labels=has_labels, k=self.k), *self._awaited(trainer, evaluated_set, MOVEMENTS)]
 
     def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Measure the items of all processes, and return name -> value. *Collective*."""
