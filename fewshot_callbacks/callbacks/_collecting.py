@@ -401,13 +401,14 @@ class CollectingMonitor(EvaluationMonitor):
         return shard
 
     def _warn_of_repeats(self, trainer: Trainer, side: SideKey) -> None:
-        """Warn if items of a loader may have come to several processes, and no id tells. *Collective*."""
-        dealing = self._collection.dealing(trainer, side.loader)
+        """Warn if items of a side may have come to several processes, and no id tells. *Collective*."""
+        dealing = self._collection.dealing(trainer, side)
         if dealing.reason is not None and self.source.ids is None:
+            ids = ("key", "key_of_second") if self._collection.has_two_encoders else "key"
             self._policy.warn(
                 f"Whether some of the {dealing.items_of_all} items of loader {side.loader} came to several "
                 f"processes is unknown, because {dealing.reason}. Such items would be counted more than once. "
-                f"Pass source={self.source.but_for(ids='key')}, an entry of the batch or of the step's output that names "
+                f"Pass source={self.source.but_for(ids=ids)}, an entry of the batch or of the step's output that names "
                 "each item, or let Lightning make the sampler (Trainer(use_distributed_sampler=True)). (Shown once.)",
                 kind="repeated items",
             )

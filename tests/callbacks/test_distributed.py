@@ -45,7 +45,7 @@ def values(seen: dict[str, Any]) -> dict[str, float]:
 
 SETS = (
     *("loaders", "gallery", "words and flag", "targets", "two encoders", "groups", "compression", "votes"),
-    "generalization gap",
+    *("captions", "generalization gap"),
 )
 
 
@@ -82,6 +82,17 @@ def test_a_sampler_of_ones_own_is_said_to_repeat_perhaps(ranks: Seen) -> None:
     for said in (of_map, of_j):
         assert "ids='key')" in said
         assert "(OwnSampler) is not Lightning's DistributedSampler" in said
+
+
+def test_captions_of_an_image_that_a_sampler_repeats_are_said_to_count_twice(
+    alone: dict[str, Any], ranks: Seen
+) -> None:
+    """How many rows of the second encoder are those of a sample is not known."""
+    assert alone["captions without ids"]["said"] == []
+    assert values(alone["captions without ids"]) == values(alone["captions"])
+    [said] = ranks[0]["captions without ids"]["said"]
+    assert "some of the 78 items of loader 0 came to several processes is unknown" in said
+    assert "labels=('image', 'image_of_text'), ids=('key', 'key_of_second')" in said
 
 
 def test_a_sampler_that_deals_to_other_processes_is_said(ranks: Seen) -> None:
