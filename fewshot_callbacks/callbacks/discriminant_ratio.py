@@ -138,18 +138,19 @@ class DiscriminantRatioMonitor(BatchMonitor):
         without_j = int(self._batches_without_j)
         without_ratio = int(self._batches_without_ratio)
         if without_j:
+            both = f", and train/variance_ratio in {without_ratio}" if without_ratio else ""
             self._policy.warn(
-                f"train/J was NaN in {without_j} of {self._measured_batches} batches: each class had one item, all "
+                f"train/J was NaN in {without_j} of {self._measured_batches} batches{both}: each class had one item, all "
                 "embeddings were equal (collapsed), or some were not finite. J compares items of the same class: draw "
                 "several items of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
-                kind="undefined batches",
+                kind="batches without J",
             )
         elif without_ratio:
             self._policy.warn(
                 f"train/variance_ratio was NaN in {without_ratio} of {self._measured_batches} batches: there was a single "
                 "class, or the items of each class were equal. Draw several classes, for instance with an "
                 "EpisodicBatchSampler. (Shown once.)",
-                kind="undefined batches",
+                kind="batches without a ratio",
             )
 
     def _warn_of_singletons(self, labels: Tensor) -> None:
@@ -216,9 +217,12 @@ class DiscriminantRatioMonitor(BatchMonitor):
             ratio = variance_ratio_of_set(scatter)
             values["variance_ratio"] = ratio.value
             values["variance_ratio_low"], values["variance_ratio_high"] = ratio.interval
+            stage = "test" if trainer.testing else "val"
+            key, low, high = (self._key(stage, name) + evaluated_set.suffix for name in self._names()[1:])
             if ratio.undefined is not None:
-                ratio_key = self._key("test" if trainer.testing else "val", "variance_ratio") + evaluated_set.suffix
-                self._policy.warn(f"{ratio_key} is NaN. {ratio.undefined} (Shown once.)", kind=ratio_key)
+                self._policy.warn(f"{key} is NaN. {ratio.undefined} So are {low} and {high}. (Shown once.)", kind=key)
+            elif ratio.interval_undefined is not None:
+                self._policy.warn(f"{low} and {high} are NaN. {ratio.interval_undefined} (Shown once.)", kind=low)
         return values
 
     def _moments_here(self, trainer: Trainer, side: SideKey) -> ClassMoments | None:
