@@ -138,11 +138,11 @@ class DiscriminantRatioMonitor(BatchMonitor):
         without_j = int(self._batches_without_j)
         without_ratio = int(self._batches_without_ratio)
         if without_j:
-            both = f", and train/variance_ratio in {without_ratio}" if without_ratio else ""
+            both = f" So was train/variance_ratio in {without_ratio}." if without_ratio else ""
             self._policy.warn(
-                f"train/J was NaN in {without_j} of {self._measured_batches} batches{both}: each class had one item, all "
-                "embeddings were equal (collapsed), or some were not finite. J compares items of the same class: draw "
-                "several items of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
+                f"train/J was NaN in {without_j} of {self._measured_batches} batches: each class had one item, all "
+                f"embeddings were equal (collapsed), or some were not finite.{both} J compares items of the same class: "
+                "draw several items of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
                 kind="batches without J",
             )
         elif without_ratio:
