@@ -1,4 +1,7 @@
-"""Fabric: no Trainer and no callbacks, so the metric classes are called in the loop. They reduce over processes."""
+"""Fabric: no Trainer and no callbacks, so the metric classes are called in the loop. They reduce over processes.
+
+201 items do not split evenly over two processes, so Fabric's sampler repeats one; by its id it counts once.
+"""
 
 import torch
 from lightning.fabric import Fabric, seed_everything
@@ -8,10 +11,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from fewshot_callbacks import DiscriminantRatio, RetrievalEvaluation
 
 seed_everything(0)
-labels = torch.arange(200) % 20
-data = TensorDataset(torch.eye(20)[labels] + 0.3 * torch.randn(200, 20), labels)
+labels = torch.arange(201) % 20
+points = torch.eye(20)[labels] + 0.3 * torch.randn(201, 20)
+data = TensorDataset(points, labels, torch.arange(201))  # the third is the index, which names each item
 
-fabric = Fabric(accelerator="cpu", devices=1)
+fabric = Fabric(accelerator="cpu", devices=1)  # on two GPUs: accelerator="gpu", devices=2
 fabric.launch()
 encoder, classifier = nn.Linear(20, 8), nn.Linear(8, 20)
 model = nn.Sequential(encoder, classifier)
@@ -19,16 +23,16 @@ model, optimiser = fabric.setup(model, torch.optim.Adam(model.parameters()))
 loader = fabric.setup_dataloaders(DataLoader(data, batch_size=50))
 
 for epoch in range(2):
-    for points, targets in loader:
+    for inputs, targets, _ in loader:
         optimiser.zero_grad()
-        fabric.backward(nn.functional.cross_entropy(model(points), targets))
+        fabric.backward(nn.functional.cross_entropy(model(inputs), targets))
         optimiser.step()
 
     evaluation, ratio = RetrievalEvaluation(metrics=("mAP", "recall@1", "recall@5")), DiscriminantRatio()
     with torch.no_grad():
-        for points, targets in loader:
-            embeddings = encoder(points)
-            evaluation.update(embeddings, targets)  # kept on the CPU
-            ratio.update(embeddings, targets)
+        for inputs, targets, index in loader:
+            embeddings = encoder(inputs)
+            evaluation.update(embeddings, targets, ids=index)  # kept on the CPU
+            ratio.update(embeddings, targets, ids=index)
     values = evaluation.compute()
     print(f"epoch {epoch}: mAP {values['mAP']:.3f}, Recall@1 {values['recall@1']:.3f}, J {ratio.compute():.2f}")

@@ -1,6 +1,7 @@
 """Two encoders, such as those of CLIP: images find their captions, and captions their image, five of which share one.
 
-The step returns both embeddings; `labels` names, for each side, the entry that says which belong together.
+The step returns both embeddings; `labels` names, for each side, the entry that says which belong together, and `ids` the
+entry that says which image and which caption it is: each counts once, on several processes, too.
 """
 
 import torch
@@ -41,6 +42,7 @@ class TwoEncoders(LightningModule):
             "text_embeds": of_texts,
             "image": number,
             "image_of_text": number.repeat_interleave(captions),
+            "text": (number[:, None] * captions + torch.arange(captions)).flatten(),
         }
 
     def configure_optimizers(self):
@@ -48,7 +50,7 @@ class TwoEncoders(LightningModule):
 
 
 monitor = RetrievalMonitor(
-    source=EmbeddingSource(("image_embeds", "text_embeds"), labels=("image", "image_of_text")),
+    source=EmbeddingSource(("image_embeds", "text_embeds"), labels=("image", "image_of_text"), ids=("image", "text")),
     metrics=("recall@1", "recall@5", "recall@10", "mAP"),
 )
 trainer = Trainer(callbacks=[monitor], max_epochs=3, logger=False, accelerator="cpu", enable_checkpointing=False)

@@ -44,6 +44,7 @@ from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels, as_labels
+from fewshot_callbacks.functional.retrieval.settings import several
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
 
@@ -69,7 +70,7 @@ class CollectingMonitor(EvaluationMonitor):
         keeps_items: Whether the items are needed at the end. Without, `_see_batch` sees each batch alone.
 
     Raises:
-        ValueError: If the source is of no known form, or `name` is empty.
+        ValueError: If the source is of no known form, or `name` or `loaders` is empty.
     """
 
     # whether items may have several labels each, and whether steps may give the embeddings of two encoders
@@ -104,6 +105,8 @@ class CollectingMonitor(EvaluationMonitor):
         owner = self._policy.owner
         if name is not None and not name.strip("/"):
             raise ValueError(f"{owner}(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
+        if loaders is not None and not several(loaders):
+            raise ValueError(f"{owner}(loaders={loaders!r}) names no loader. Leave out loaders to measure all of them.")
         self.source = EmbeddingSource.of(source, owner)
         self.gallery = gallery
         self.loaders = loaders
@@ -239,7 +242,14 @@ class CollectingMonitor(EvaluationMonitor):
     on_exception = teardown  # type: ignore[assignment] # Lightning passes the exception by its place
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin a new set."""
+        """Begin a new set.
+
+        Raises:
+            UsageError: If there is no such loader as the settings name.
+        """
+        # Before the first batch: a validation may be long.
+        with self._policy.handling(f"What {self._policy.owner} logs is NaN."):
+            self._check_loaders(trainer)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             # Without a sanity check the loaders were not known at the start of the training.
             self._check_keys(trainer)
@@ -346,7 +356,8 @@ class CollectingMonitor(EvaluationMonitor):
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         """Measure the sets one after the other, and log the values of each. *Collective*."""
         self._collection.agree()
-        sets = self._sets(trainer)
+        # Where the settings name no loader that there is, a set without a side takes the error.
+        sets = self._sets(trainer) or [SetSides("", "", [])]
         for number, evaluated_set in enumerate(sets):
             values = self._values_of_set(trainer, stage, evaluated_set, failed)
             has_values = values is not None
@@ -374,9 +385,9 @@ class CollectingMonitor(EvaluationMonitor):
             consequence = f"{prefix}/{names[0]}{evaluated_set.suffix} and the other values of this set are NaN."
         values = None
         with self._policy.handling(consequence):
-            for side in evaluated_set.sides:
-                if side.loader in failed:
-                    raise failed[side.loader]
+            for loader in [side.loader for side in evaluated_set.sides] or failed:
+                if loader in failed:
+                    raise failed[loader]
             with all_processes().together():
                 values = self._measure_set(trainer, set_name, evaluated_set)
         return values
@@ -393,26 +404,17 @@ class CollectingMonitor(EvaluationMonitor):
         return shard
 
     def _warn_of_repeats(self, trainer: Trainer, side: SideKey) -> None:
-        """Warn if items of a loader may have come to several processes, and no id tells. *Collective*."""
-        dealing = self._collection.dealing(trainer, side.loader)
-        # Ids tell repeated items at the end, where a monitor has the items.
-        if dealing.reason is not None and (self.source.ids is None or not self._question.keeps_items):
+        """Warn if items of a side may have come to several processes, and no id tells. *Collective*."""
+        dealing = self._collection.dealing(trainer, side)
+        if dealing.reason is not None and self.source.ids is None:
+            ids = ("key", "key_of_second") if self._collection.has_two_encoders else "key"
             self._policy.warn(
                 f"Whether some of the {dealing.items_of_all} items of loader {side.loader} came to several "
                 f"processes is unknown, because {dealing.reason}. Such items would be counted more than once. "
-                f"{self._remedy_for_repeats} (Shown once.)",
+                f"Pass {self.source.as_argument(ids=ids)}, an entry of the batch or of the step's output that names "
+                "each item, or let Lightning make the sampler (Trainer(use_distributed_sampler=True)). (Shown once.)",
                 kind="repeated items",
             )
-
-    @property
-    def _remedy_for_repeats(self) -> str:
-        """Say how items that came twice can be told."""
-        if not self._question.keeps_items:
-            return "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
-        return (
-            f"Pass {self.source.as_argument(ids='key')}, an entry of the batch or of the step's output that names each "
-            "item, or let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
-        )
 
     def _flag_in(self, trainer: Trainer) -> Column | None:
         """Return the column that flags gallery items; None if there is none, or the gallery has a loader."""

@@ -117,7 +117,7 @@ class _Side(NamedTuple):
 
 
 class Dealing(NamedTuple):
-    """How the items of a loader were dealt to the processes."""
+    """How the items of a side were dealt to the processes."""
 
     items: int | None
     """number of items before a `DistributedSampler` repeats some; None on a single process, and if it is unknown"""
@@ -220,7 +220,7 @@ class Collection:
         self._batch: Batch | None = None
         # what other processes know, asked once
         self._has_agreed = False
-        self._dealings: dict[int, Dealing] = {}
+        self._dealings: dict[SideKey, Dealing] = {}
         # questions that have begun this validation, those that need no more of a side, and those that have finished
         self._begun: list[Question] = []
         self._done: dict[SideKey, list[Question]] = defaultdict(list)
@@ -452,22 +452,33 @@ class Collection:
         """Both directions of two encoders, such as `image_to_text`; None for one encoder."""
         return directions_of(self.reader.keys) if self.has_two_encoders else None
 
-    def dealing(self, trainer: Trainer, loader: int) -> Dealing:
-        """Return how the items of a loader were dealt to the processes, asked once. *Collective*."""
-        items = self.seen[loader]
+    def dealing(self, trainer: Trainer, key: SideKey) -> Dealing:
+        """Return how the items of a side were dealt to the processes, asked once. *Collective*."""
+        side = self._undivided(key)
+        samples = self.seen[side.loader]
+        rows = self._rows.get(side)
+        items = len(rows.store) if self.has_two_encoders and rows is not None else samples
         if process_count() == 1:
             return Dealing(None, None, items)
-        if loader not in self._dealings:
-            dataloader = list(evaluation_loaders(trainer).values())[loader]
-            reason_here = unknown_order_reason(dataloader, self.batches[loader], items, self.replica)
+        if side not in self._dealings:
+            dataloader = list(evaluation_loaders(trainer).values())[side.loader]
+            reason_here = unknown_order_reason(dataloader, self.batches[side.loader], samples, self.replica)
+            # Another process of a tensor-parallel group counts the same items.
             items_here = items if self.replica.is_first else 0
+            is_one_of_each_here = items == samples or not self.replica.is_first
             # The decision whether items are dropped must be the same on all ranks: one rank with a reason is enough.
-            by_rank = gather_objects((reason_here, items_here))
-            reasons = [reason for reason, _ in by_rank if reason is not None]
+            by_rank = gather_objects((reason_here, items_here, is_one_of_each_here))
+            reasons = [reason for reason, _, _ in by_rank if reason is not None]
             length = None if reasons else unpadded_length(dataloader, self.replica)
+            has_one_of_each = all(is_one_of_each for _, _, is_one_of_each in by_rank)
+            if length is not None and not has_one_of_each:
+                # Such as several texts of an image: the rows of this encoder are not the samples that were dealt.
+                if length % self.replica.replicas:
+                    reasons.append("this encoder gives other numbers of embeddings than the first")
+                length = None
             reason = reasons[0] if reasons else None
-            self._dealings[loader] = Dealing(length, reason, sum(count for _, count in by_rank))
-        return self._dealings[loader]
+            self._dealings[side] = Dealing(length, reason, sum(count for _, count, _ in by_rank))
+        return self._dealings[side]
 
     def shard(self, trainer: Trainer, key: SideKey, flag: Column | None = None) -> Shard:
         """Return this process's part of a side, without repeated items. *Collective*.
@@ -509,11 +520,7 @@ class Collection:
         """Return a side; its batches are dropped. *Collective*."""
         if key not in self._joined:
             rows = self._rows.get(key) or _Rows(EmbeddingStore(self.source.spill_to))
-            dataset_size = self.dealing(trainer, key.loader).items
-            has_all = not self.replica.is_first or len(rows.store) == self.seen[key.loader]
-            if self.has_two_encoders and not all(gather_objects(has_all)):
-                # The rows of this side are not the items of the loader, of which only ids tell repeated ones.
-                dataset_size = None
+            dataset_size = self.dealing(trainer, key).items
             shard = rows.store.shard(dataset_size, (self.replica.number, self.replica.replicas))
             # A process without items has no ids, but passes them as the others do.
             if self.source.ids is not None and shard.ids is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +70,17 @@ def has_fixed_order(trainer: Trainer, loader: int) -> bool:
     sampler = getattr(dataloader, "sampler", None)
     # A DistributedSampler says so in an attribute.
     return not isinstance(sampler, RandomSampler) and not getattr(sampler, "shuffle", False)
+
+
+def notes_on_nan(values: Mapping[str, float]) -> list[str]:
+    """Return why some of the values are NaN."""
+    cosines = [name for name in MOVEMENTS[:2] if math.isnan(values.get(name, 0.0))]
+    notes = []
+    if cosines:
+        notes.append(f"{', '.join(cosines)} are NaN: at one of both validations all embeddings have length zero.")
+    if math.isnan(values.get(MOVEMENTS[2], 0.0)):
+        notes.append(f"{MOVEMENTS[2]} is NaN: it needs four items that are not all equal, at both validations.")
+    return notes
 
 
 class MovementOfSet:

@@ -10,13 +10,19 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._evaluation import Loaders
-from fewshot_callbacks.callbacks._sides import SetSides
+from fewshot_callbacks.callbacks._sides import SetSides, SideKey
 from fewshot_callbacks.callbacks._training_batches import BatchMonitor
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels, on_cpu
 from fewshot_callbacks.functional._reading import non_finite_rows
-from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, batch_ratios, ratio_of_set, unit_rows
+from fewshot_callbacks.functional.discriminant_ratio import (
+    EPS,
+    ClassMoments,
+    batch_ratios,
+    moments_of_set,
+    ratio_of_set,
+)
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
 from fewshot_callbacks.metrics.embedding_store import refuse_another_form
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
@@ -38,11 +44,15 @@ class DiscriminantRatioMonitor(BatchMonitor):
     `..._high`. The labels of the first measured batch of a fit are read at once, and a warning is given if most of its
     classes have a single item.
 
+    With `EmbeddingSource(ids=...)` each item of a validation or test counts once, however often and on whichever process
+    it comes; its embeddings are then kept on the CPU until the end of the set. Without ids only sums are kept. `train/J`
+    counts each row of a batch, as the loss does.
+
     Args:
         source: Where embeddings come from: two keys of the mapping that the step returns (default
             `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
             (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which also says where the labels
-            are, and what to do if the steps give no embeddings. Several monitors can share it.
+            and the ids of items are, and what to do if the steps give no embeddings. Several monitors can share it.
         every_n_steps: Measure one training batch in this number, at least 1. Between measurements, progress bar and
             loggers keep the latest value: choose a divisor of the Trainer's `log_every_n_steps`, so that loggers write
             fresh values. None measures validation and test alone, for training batches without labels.
@@ -87,7 +97,8 @@ class DiscriminantRatioMonitor(BatchMonitor):
             loaders=loaders,
             strict=strict,
             needs_labels=True,
-            keeps_items=False,
+            # Sums do not tell which items they hold, so that an item that comes twice could not be left out.
+            keeps_items=isinstance(source, EmbeddingSource) and source.ids is not None,
         )
         self.normalize = normalize
         self.skip_singletons = skip_singletons
@@ -127,18 +138,19 @@ class DiscriminantRatioMonitor(BatchMonitor):
         without_j = int(self._batches_without_j)
         without_ratio = int(self._batches_without_ratio)
         if without_j:
+            both = f" So was train/variance_ratio in {without_ratio}." if without_ratio else ""
             self._policy.warn(
                 f"train/J was NaN in {without_j} of {self._measured_batches} batches: each class had one item, all "
-                "embeddings were equal (collapsed), or some were not finite. J compares items of the same class: draw "
-                "several items of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
-                kind="undefined batches",
+                f"embeddings were equal (collapsed), or some were not finite.{both} J compares items of the same class: "
+                "draw several items of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
+                kind="batches without J",
             )
         elif without_ratio:
             self._policy.warn(
                 f"train/variance_ratio was NaN in {without_ratio} of {self._measured_batches} batches: there was a single "
                 "class, or the items of each class were equal. Draw several classes, for instance with an "
                 "EpisodicBatchSampler. (Shown once.)",
-                kind="undefined batches",
+                kind="batches without a ratio",
             )
 
     def _warn_of_singletons(self, labels: Tensor) -> None:
@@ -157,35 +169,40 @@ class DiscriminantRatioMonitor(BatchMonitor):
     # ---------------------------------------------------------------------------------------------- validation and test
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
-        """Merge the moments of a batch into those of its loader; embeddings are not kept."""
+        """Check a batch, and merge its moments into those of its loader; where ids name items, the collection keeps them."""
         # Two encoders, labels that are missing and targets of a regression are errors that wait for the end of the epoch.
         if read.embeddings is None or len(read.labels) != read.items or read.labels.are_targets:
             return
         # Another process of a tensor-parallel group counts the same items.
         if not self._collection.replica.is_first:
             return
-        first = read.first
         refuse_another_form(self._policy.owner, self._label_forms.setdefault(loader, read.labels.form), read.labels)
-        labels = on_cpu(read.labels)
         embeddings = read.embeddings.cpu()
         bad_rows = non_finite_rows(embeddings)
         if len(bad_rows):
             raise ValueError(
                 f"{len(bad_rows)} of the {len(embeddings)} embeddings of a batch are not finite (NaN or Inf), the first at "
-                f"item {first + int(bad_rows[0])}. Find the step that made them: a diverged loss, a division by a zero "
-                "norm, float16 overflow."
+                f"item {read.first + int(bad_rows[0])}. Find the step that made them: a diverged loss, a division by a "
+                "zero norm, float16 overflow."
             )
-        if self.normalize:
-            embeddings = unit_rows(embeddings.double())
+        if not self._question.keeps_items:
+            self._add(trainer, loader, read, embeddings)
+
+    def _add(self, trainer: Trainer, loader: int, read: Batch, embeddings: Tensor) -> None:
+        """Merge the moments of a batch into those of its loader, without what a `DistributedSampler` repeats."""
+        labels = on_cpu(read.labels)
         dataloader = list(evaluation_loaders(trainer).values())[loader]
         replica = self._collection.replica
-        if unknown_order_reason(dataloader, self._collection.batches[loader], first + read.items, replica) is None:
-            # A DistributedSampler repeats items at the end of a pass, to give all ranks the same number.
+        batches = self._collection.batches[loader]
+        if unknown_order_reason(dataloader, batches, read.first + read.items, replica) is None:
+            # The sampler repeats items at the end of a pass, to give all ranks the same number.
             items_of_rank = len(range(replica.number, len(dataloader.sampler.dataset), replica.replicas))
-            not_repeated = slice(max(0, items_of_rank - first))
+            not_repeated = slice(max(0, items_of_rank - read.first))
             embeddings = embeddings[not_repeated]
             labels = labels[not_repeated]
-        moments = ClassMoments.of(embeddings, labels)
+        moments = moments_of_set(embeddings, labels, normalize=self.normalize)
+        if moments is None:
+            return
         if loader in self._moments:
             moments = self._moments[loader].merge(moments)
         self._moments[loader] = moments
@@ -197,19 +214,29 @@ class DiscriminantRatioMonitor(BatchMonitor):
         """Return J, the variance ratio and the ends of its interval over all processes, by name. *Collective*."""
         [side] = evaluated_set.sides
         values: dict[str, float] = dict.fromkeys(self._names(), torch.nan)
-        self._warn_of_repeats(trainer, side)
         values["J"], scatter = ratio_of_set(
-            self._moments.get(side.loader), all_processes(), eps=self.eps, skip_singletons=self.skip_singletons
+            self._moments_here(trainer, side), all_processes(), eps=self.eps, skip_singletons=self.skip_singletons
         )
         # If J is undefined there is no scatter, and a warning has said so.
         if scatter is not None:
             ratio = variance_ratio_of_set(scatter)
             values["variance_ratio"] = ratio.value
             values["variance_ratio_low"], values["variance_ratio_high"] = ratio.interval
+            stage = "test" if trainer.testing else "val"
+            key, low, high = (self._key(stage, name) + evaluated_set.suffix for name in self._names()[1:])
             if ratio.undefined is not None:
-                ratio_key = self._key("test" if trainer.testing else "val", "variance_ratio") + evaluated_set.suffix
-                self._policy.warn(f"{ratio_key} is NaN. {ratio.undefined} (Shown once.)", kind=ratio_key)
+                self._policy.warn(f"{key} is NaN. {ratio.undefined} So are {low} and {high}. (Shown once.)", kind=key)
+            elif ratio.interval_undefined is not None:
+                self._policy.warn(f"{low} and {high} are NaN. {ratio.interval_undefined} (Shown once.)", kind=low)
         return values
+
+    def _moments_here(self, trainer: Trainer, side: SideKey) -> ClassMoments | None:
+        """Return the moments of the items of this process, each item of all processes once; None without. *Collective*."""
+        if not self._question.keeps_items:
+            self._warn_of_repeats(trainer, side)
+            return self._moments.get(side.loader)
+        shard = self._shard(trainer, side)
+        return moments_of_set(shard.embeddings, shard.labels, normalize=self.normalize)
 
     def _forget(self) -> None:
         super()._forget()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._evaluation import Loaders
-from fewshot_callbacks.callbacks._movement import MOVEMENTS, MovementOfSet, has_fixed_order, sample_of
+from fewshot_callbacks.callbacks._movement import MOVEMENTS, MovementOfSet, has_fixed_order, notes_on_nan, sample_of
 from fewshot_callbacks.callbacks._sides import SetSides
 from fewshot_callbacks.callbacks._training_batches import BatchMonitor
 from fewshot_callbacks.callbacks._watched_keys import Better
@@ -19,7 +19,7 @@ from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._reading import non_finite_rows, refuse_non_finite
 from fewshot_callbacks.functional.health import better_values, collapse_of, names_of
 from fewshot_callbacks.metrics.embedding_store import Shard
-from fewshot_callbacks.trainer.lightning import Trainer
+from fewshot_callbacks.trainer.lightning import Trainer, rank_zero_info
 
 
 class EmbeddingHealthMonitor(BatchMonitor):
@@ -105,14 +105,23 @@ class EmbeddingHealthMonitor(BatchMonitor):
         classes = len(labels.distinct()[0]) or None
         collapse = collapse_of(items, dim, classes, rankme, effective_rank, moments.spread)
         self._report_collapse(collapse, "a training batch")
+        undefined = [
+            key for key, value in zip(self._training_keys, (rankme, effective_rank), strict=True) if math.isnan(value)
+        ]
+        if undefined:
+            reason = "it has a single item" if items == 1 else "all its embeddings are equal"
+            self._policy.warn(
+                f"{' and '.join(undefined)} of a training batch of {items} items are NaN: {reason}. (Shown once.)",
+                kind=f"undefined {undefined}",
+            )
         return rankme, effective_rank
 
     def _names(self) -> Sequence[str]:
         return [*names_of(labels=True, k=self.k), *MOVEMENTS]
 
     def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Sequence[str]:
-        has_labels = self._collection.have_classes(evaluated_set.sides[0].loader)
-        return [*names_of(labels=bool(has_labels), k=self.k), *self._awaited(trainer, evaluated_set, MOVEMENTS)]
+        has_labels = all(self._collection.have_classes(side.loader) for side in evaluated_set.sides)
+        return [*names_of(labels=has_labels, k=self.k), *self._awaited(trainer, evaluated_set, MOVEMENTS)]
 
     def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
         """Measure the items of all processes, and return name -> value. *Collective*."""
@@ -135,8 +144,13 @@ class EmbeddingHealthMonitor(BatchMonitor):
         # Embeddings that have collapsed may have nowhere to move to.
         if note is not None and health.collapse is None:
             self._tell([note], set_name)
-        # At the first validation there is nothing to compare with.
+        self._tell(notes_on_nan(values), set_name)
         awaited = dict.fromkeys(self._awaited(trainer, evaluated_set, MOVEMENTS), math.nan)
+        if awaited and not values and note is None and self._policy.is_new("nothing to compare with"):
+            rank_zero_info(
+                f"{set_name}: {', '.join(awaited)} are NaN: there is no earlier validation of the same items in the same "
+                "order, and no optimiser step since, to compare with. (Shown once.)"
+            )
         return health.metrics() | awaited | values
 
     def _movement_of(
@@ -153,8 +167,8 @@ class EmbeddingHealthMonitor(BatchMonitor):
         note = None
         if not has_fixed_order(trainer, evaluated_set.sides[0].loader):
             note = (
-                f"{MOVEMENTS[0]} and the others of its kind are not logged, since the loader shuffles its items, so that "
-                "those of two validations cannot be compared. Pass shuffle=False to the loader."
+                f"{', '.join(MOVEMENTS)} are not logged, since the loader shuffles its items, so that those of two "
+                "validations cannot be compared. Pass shuffle=False to the loader."
             )
         elif sample is not None:
             movement = self._movements.setdefault(evaluated_set.suffix, MovementOfSet())

@@ -171,13 +171,15 @@ class GeneralizationGapMonitor(CollectingMonitor):
             assert self._training_bank is not None
             self._training_bank.compare(trainer, loader, batch, read.embeddings, self._settings.similarity)
 
-    def _check(self, trainer: Trainer) -> None:
+    def _check_loaders(self, trainer: Trainer) -> None:
         """Check that the Trainer has the loader to compare with."""
-        if not self._is_measured(trainer):
-            return
-        if evaluation_loaders(trainer) and loader_index(trainer, self.val_loader) is None:
+        has_loaders = self._is_measured(trainer) and len(evaluation_loaders(trainer)) > 0
+        if has_loaders and loader_index(trainer, self.val_loader) is None:
             raise UsageError(no_such_loader(trainer, f"GeneralizationGapMonitor(val_loader={self.val_loader!r})"))
-        super()._check(trainer)
+
+    def _check(self, trainer: Trainer) -> None:
+        if self._is_measured(trainer):
+            super()._check(trainer)
 
     def _needs_bank(self, trainer: Trainer) -> bool:
         return self._is_measured(trainer)

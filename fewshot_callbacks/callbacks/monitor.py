@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -147,6 +148,11 @@ class Monitor(CollectingMonitor):
         result = broadcast_object(values)
         assert result is not None
         self._latest_names = tuple(result)
+        undefined = [name for name, value in result.items() if math.isnan(value)]
+        if undefined:
+            owner = self._policy.owner
+            note = f"{', '.join(undefined)} are NaN, as {owner}.measure returned them. To say why, raise a ValueError there."
+            self._tell([note], set_name)
         return result
 
     def _as_numbers(self, values: Any) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import posixpath
 from collections.abc import Mapping
 from operator import index
@@ -102,9 +103,11 @@ class StepMeter:
                     kind="no episode",
                 )
         dynamics = training_dynamics(before, after, labels, shots=shots, episodes=episodes, centering=self.centering)
-        for reason in dynamics.undefined:
-            fact = f"{reason[0].upper()}{reason[1:]}; step {trainer.global_step}."
-            self.policy.handle(ValueError(fact), "dynamics are NaN.")
+        if dynamics.undefined:
+            reasons = "; ".join(dynamics.undefined)
+            names = [name for name in LOGGED if math.isnan(getattr(dynamics, name))]
+            fact = f"{reasons[0].upper()}{reasons[1:]}; step {trainer.global_step}."
+            self.policy.handle(ValueError(fact), f"dynamics are NaN ({', '.join(names)}).")
         return dynamics
 
     def _embed(self, trainer: Trainer, module: LightningModule, seed: int) -> tuple[Tensor, Labels]:

@@ -30,6 +30,8 @@ from fewshot_callbacks.functional._reading import as_tensor
 
 # The default keeps J finite in float32 (at most 1e30) and changes no digit of a J below 1e14.
 EPS = 1e-30
+# Rows of a whole set that are converted to float64 at a time.
+ROWS_AT_ONCE = 4096
 
 
 def discriminant_ratio(
@@ -418,6 +420,30 @@ class ClassScatter:
         if len(self.counts) == 0 or self.counts.max() <= 1:
             return self.counts.new_full((), torch.nan)
         return _ratio(_lengths(self.counts.sqrt() * self.distances), _lengths(self.spread), eps)
+
+
+def moments_of_set(
+    embeddings: Float[Tensor, "items dim"], labels: Labels, *, normalize: bool = False
+) -> ClassMoments | None:
+    """Return the moments of a whole set, of which a part at a time is converted to float64; None without items.
+
+    Args:
+        embeddings: Any floating dtype.
+        labels: Label of each item.
+        normalize: Scale each embedding to length 1 first.
+
+    Examples:
+        >>> moments = moments_of_set(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), Labels(torch.tensor([0, 0, 1, 1])))
+        >>> round(float(moments.discriminant_ratio()), 6)
+        4.0
+    """
+    moments = None
+    for start in range(0, len(labels), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        rows = embeddings[part].double()
+        moments_of_part = ClassMoments.of(unit_rows(rows) if normalize else rows, labels[part])
+        moments = moments_of_part if moments is None else moments.merge(moments_of_part)
+    return moments
 
 
 def ratio_of_set(

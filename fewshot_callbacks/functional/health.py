@@ -513,15 +513,20 @@ def _from_classes(moments: Moments, class_moments: _MomentsOfClasses) -> _Findin
     if not number:
         return _Findings({"classes": 0}, ["nc1, cdnv and alignment are NaN: no class has two items."])
     fields: dict[str, Any] = {"classes": number, "alignment": _alignment(class_moments.units)}
+    if number < 2:
+        return _Findings(
+            fields,
+            [
+                "nc1 and cdnv are NaN: they compare classes, and one class has two items and more. alignment is of this "
+                "class."
+            ],
+        )
     notes = []
     if number < len(is_repeated):
         notes.append(
             f"nc1, cdnv and alignment are of the {number:,} classes with two items and more; "
             f"{len(is_repeated) - number:,} have one."
         )
-    if number < 2:
-        notes.append("nc1 and cdnv are NaN: they compare classes, and one class has two items and more.")
-        return _Findings(fields, notes)
     counts = class_moments.items.counts.double()
     means = class_moments.items.means - moments.mean
     within = moments.scatter - _gram(means * counts.sqrt()[:, None])

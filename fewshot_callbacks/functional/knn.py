@@ -444,11 +444,10 @@ def _report(
     if without_match:
         notes.append(f"{without_match} of {len(has_match)} queries are left out: no candidate has their label.")
     undefined = [key for key, values in per_query.items() if values.isnan().all()]
-    too_large = [key.removeprefix("knn@") for key in undefined if "_" not in key]
-    if too_large:
+    if undefined:
         notes.append(
-            f"Only {candidates} items can vote, so that the values of k = {', '.join(too_large)} are NaN: pass a larger "
-            f"gallery, or k of at most {candidates}."
+            f"Only {candidates} items can vote, so that {', '.join(undefined)} are NaN: pass a larger gallery, or k of at "
+            f"most {candidates}."
         )
     return KnnReport(
         values={key: exact_mean(values[has_match]) for key, values in per_query.items()},

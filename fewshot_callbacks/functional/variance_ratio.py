@@ -92,6 +92,8 @@ class VarianceRatioEstimate:
     items: int
     undefined: str | None = None
     """the reason why the value is NaN; None where it is defined"""
+    interval_undefined: str | None = None
+    """the reason why the interval alone is NaN; None where it is known, or the value is NaN, too"""
 
 
 def variance_ratio_of_set(
@@ -150,7 +152,8 @@ def variance_ratio_of_set(
     ratios_without = estimated_ratio(traces_without, remaining, classes - 1, squares.sum() - squares)
     n0 = float((items - squares.sum() / items) / (classes - 1))
     interval = _jackknife_interval(ratio, ratios_without, counts / items, n0, confidence)
-    return VarianceRatioEstimate(ratio, interval, classes, items)
+    reason = _why_interval_is_undefined(classes) if math.isnan(interval.low) else None
+    return VarianceRatioEstimate(ratio, interval, classes, items, interval_undefined=reason)
 
 
 def _why_undefined(scatter: ClassScatter) -> str | None:
@@ -173,6 +176,16 @@ def _why_undefined(scatter: ClassScatter) -> str | None:
         if holds:
             return reason
     return None
+
+
+def _why_interval_is_undefined(classes: int) -> str:
+    """Return the reason why the interval of a ratio that is defined is NaN."""
+    if classes < 3:
+        return f"The interval is over classes and needs three; the set has {classes}."
+    return (
+        "The interval leaves out one class at a time. Either it makes no difference which, or the ratio of the others is "
+        "undefined. Measure on a set of more classes, with several items of each."
+    )
 
 
 def _jackknife_interval(

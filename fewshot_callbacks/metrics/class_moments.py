@@ -9,18 +9,31 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, unit_rows
+from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, moments_of_set, unit_rows
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
-from fewshot_callbacks.metrics._label_states import add_label_states, form_of_labels, labels_in_states, set_labels
-from fewshot_callbacks.metrics.embedding_store import gather_tensors, read_batch
+from fewshot_callbacks.metrics._label_states import (
+    add_label_states,
+    append_labels,
+    form_of_labels,
+    labels_in_states,
+    set_labels,
+)
+from fewshot_callbacks.metrics.embedding_store import (
+    first_rows,
+    gather_tensors,
+    read_batch,
+    read_ids,
+    refuse_another_form,
+)
 
 # States that hold the fields of `ClassMoments` besides the labels, in their order.
 VALUES = ("counts", "origins", "offsets", "spread")
 
 
 class ClassMomentsMetric(Metric):
-    """Holds the moments of each class over all batches since the last reset.
+    """Holds the moments of each class over all batches since the last reset; with ids the items, on the CPU.
 
     Metrics of a `MetricCollection` share these states, so that each batch is added once.
 
@@ -41,36 +54,64 @@ class ClassMomentsMetric(Metric):
     origins: list[Tensor]
     offsets: list[Tensor]
     spread: list[Tensor]
+    # the items, if they have ids: moments do not tell which items they hold
+    embeddings: list[Tensor]
+    labels: list[Tensor]
+    labels_json: list[Tensor]
+    ids: list[Tensor]
+    ids_json: list[Tensor]
 
     def __init__(self, *, normalize: bool, **kwargs: Any) -> None:
         super().__init__(**{"dist_sync_fn": gather_tensors} | kwargs)
         self.normalize = normalize
-        add_label_states(self, "class_labels")
-        for name in ("classes", *VALUES):
+        for name in ("class_labels", "labels", "ids"):
+            add_label_states(self, name)
+        for name in ("classes", *VALUES, "embeddings"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
-    def update(self, embeddings: Any, labels: Any) -> None:
+    def update(self, embeddings: Any, labels: Any, ids: Any | None = None) -> None:
         """Add a batch.
 
         Args:
             embeddings: (items, dim), any floating dtype.
             labels: (items,) integers or strings.
+            ids: (items,) integers or strings that identify each item. Only the first item of each id is counted, with a
+                warning in `compute` if others of this id differ from it in embedding or label. Needed under a
+                `DistributedSampler`, which repeats items to give all processes the same number; a metric cannot see
+                which. The embeddings are then kept on the CPU.
 
         Raises:
-            ValueError: If embeddings are not (items, dim), with the same dim as earlier batches, or labels are not one
-                integer or string for each item, in the same form as earlier labels.
+            ValueError: If embeddings are not (items, dim), with the same dim as earlier batches, labels are not one
+                integer or string for each item, in the same form as earlier labels, or only some batches have ids.
         """
-        call = type(self).__name__
-        dim = self.origins[0].shape[1] if self.counts else None
-        form = form_of_labels(self, "class_labels")
-        embeddings, item_labels = read_batch(embeddings, labels, f"{call}.update", form, dim)
+        method = f"{type(self).__name__}.update"
+        kept = self.embeddings or self.origins
+        name_of_labels = "labels" if self.embeddings else "class_labels"
+        embeddings, item_labels = read_batch(
+            embeddings, labels, method, form_of_labels(self, name_of_labels), kept[0].shape[1] if kept else None
+        )
+        if kept and (len(self.embeddings) > 0) != (ids is not None):
+            raise ValueError(f"{method}: some batches have ids, others none. Pass them with each batch.")
+        item_ids = None
+        if ids is not None:
+            item_ids = read_ids(ids, len(embeddings), type(self).__name__)
+            refuse_another_form(method, form_of_labels(self, "ids"), item_ids, "ids")
         if len(embeddings) == 0:
             return
+        if item_ids is None:
+            self._add_moments(embeddings, item_labels)
+            return
+        self.embeddings.append(embeddings.detach().to("cpu", copy=True))
+        append_labels(self, "labels", item_labels)
+        append_labels(self, "ids", item_ids)
+
+    def _add_moments(self, embeddings: Tensor, labels: Labels) -> None:
+        """Merge the moments of a batch into the state."""
         if self.normalize:
             embeddings = unit_rows(embeddings.double())
-        moments = ClassMoments.of(embeddings, item_labels)
+        moments = ClassMoments.of(embeddings, labels)
         if self.counts:
-            moments = self._moments(call).merge(moments)
+            moments = self._moments(type(self).__name__).merge(moments)
         set_labels(self, "class_labels", moments.labels)
         self.classes = [torch.tensor([len(moments.labels)], device="cpu")]
         for name, tensor in zip(VALUES, moments.values(), strict=True):
@@ -82,17 +123,24 @@ class ClassMomentsMetric(Metric):
         The keys are the labels as they were passed. Items of all processes count. Empty before the first item.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
-            if len(self.counts) == 0:
+            if not self._has_items:
                 return {}
             moments = self._moments(f"{type(self).__name__}.within_scatter")
         return dict(zip(moments.labels.tolist(), (moments.scatter / moments.counts).tolist(), strict=True))
+
+    @property
+    def _has_items(self) -> bool:
+        """Whether there was a batch with items, in any process once torchmetrics has joined the states."""
+        return len(self.counts) > 0 or len(self.embeddings) > 0
 
     def _moments(self, call: str) -> ClassMoments:
         """Return the moments of this process, or merged over all processes once torchmetrics has joined the states.
 
         Raises:
-            ValueError: If some processes have strings for labels, and others integers.
+            ValueError: If some processes have strings for labels, and others integers; or some have ids, and others none.
         """
+        if len(self.embeddings):
+            return self._moments_of_items(call)
         labels = labels_in_states(self, "class_labels", call, "labels")
         # The states of the processes stand one behind the other: these are the numbers of their classes.
         class_counts = _joined_state(self.classes).tolist()
@@ -105,6 +153,17 @@ class ClassMomentsMetric(Metric):
             moments.append(ClassMoments(labels[start:stop], counts, *(value.double() for value in values)))
         return reduce(ClassMoments.merge, moments)
 
+    def _moments_of_items(self, call: str) -> ClassMoments:
+        """Return the moments of the first item of each id."""
+        if len(self.counts):
+            raise ValueError(f"{call}: some processes gave ids, others none. Pass them in every process.")
+        embeddings = _joined_state(self.embeddings)
+        labels, ids = (labels_in_states(self, name, call) for name in ("labels", "ids"))
+        rows = first_rows(embeddings, labels, ids, type(self).__name__)
+        moments = moments_of_set(embeddings[rows], labels[rows], normalize=self.normalize)
+        assert moments is not None
+        return moments
+
 
 def _joined_state(state: list[Tensor] | Tensor) -> Tensor:
     """Return a state as one tensor, which it is already if torchmetrics has joined the processes."""
@@ -115,9 +174,9 @@ class DiscriminantRatio(ClassMomentsMetric):
     """The discriminant ratio J over all batches since the last reset, in one streaming pass.
 
     The state is one count, mean and scatter for each class, regardless of the number of items. Batches and ranks are
-    merged in float64, so that the value equals J of all items at once. A metric does not see which samples a
-    `DistributedSampler` repeats to even out the ranks, and counts them again; `DiscriminantRatioMonitor` leaves them
-    out.
+    merged in float64, so that the value equals J of all items at once. With `update(embeddings, labels, ids)` each item
+    counts once; the state is then the items. Several processes need ids, since a metric does not see which samples a
+    `DistributedSampler` repeats to even out the ranks.
 
     Args:
         eps: Share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
@@ -143,7 +202,7 @@ class DiscriminantRatio(ClassMomentsMetric):
 
     def compute(self) -> Tensor:
         """Compute J of all items, at least 0, larger is better; NaN before the first item and where J is undefined."""
-        if len(self.counts) == 0:
+        if not self._has_items:
             return torch.tensor(torch.nan, device=self.device)
         moments = self._moments("DiscriminantRatio.compute")
         return moments.discriminant_ratio(eps=self.eps, skip_singletons=self.skip_singletons).float()
@@ -153,8 +212,7 @@ class VarianceRatio(ClassMomentsMetric):
     """Variance between classes over variance within them, over all batches since the last reset, in one streaming pass.
 
     The state is that of `DiscriminantRatio`: in a `MetricCollection` both share it, and each batch is added once.
-    Batches and ranks are merged in float64. A metric does not see which samples a `DistributedSampler` repeats to even
-    out the ranks, and counts them again; `DiscriminantRatioMonitor` leaves them out.
+    Batches and ranks are merged in float64. With ids each item counts once, as there.
 
     Args:
         normalize: Scale each embedding to length 1 first.
@@ -174,7 +232,7 @@ class VarianceRatio(ClassMomentsMetric):
 
     def compute(self) -> Tensor:
         """Compute the ratio over all items, larger is better; NaN before the first one and where it is undefined."""
-        if len(self.counts) == 0:
+        if not self._has_items:
             return torch.tensor(torch.nan, device=self.device)
         moments = self._moments("VarianceRatio.compute")
         return torch.tensor(variance_ratio_of_set(moments).value, device=self.device)
@@ -185,7 +243,7 @@ class VarianceRatio(ClassMomentsMetric):
         Items of all processes count. NaN for fewer than three classes.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
-            if len(self.counts) == 0:
+            if not self._has_items:
                 return UNKNOWN
             moments = self._moments("VarianceRatio.interval")
         return variance_ratio_of_set(moments, confidence=confidence).interval

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -613,6 +614,15 @@ def read_ids(ids: Any, items: int, call: str = "EmbeddingStore", name: str = "id
     if isinstance(ids, list | tuple) and not all(isinstance(entry, INTEGERS) for entry in ids):
         ids = list(map(str, ids))
     return _copied(read_labels(ids, items, name, "embeddings", call))
+
+
+def first_rows(embeddings: Tensor, labels: Labels, ids: Labels, call: str) -> Int[Tensor, "first"]:
+    """Return the index of the first item of each id; warn of dropped items that differ from it in embedding or label."""
+    codes = ids.codes
+    note = note_on_ids(codes, labels.codes, sketches(embeddings.cpu()))
+    if note is not None:
+        warnings.warn(f"{call}: {note}", stacklevel=3)
+    return first_of_each(codes)
 
 
 def _copied(labels: Labels) -> Labels:

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack, cast, get_type_hints
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 from torchmetrics import Metric
 
 from fewshot_callbacks.functional._labels import Labels
-from fewshot_callbacks.functional._repeated import first_of_each, is_on_copies, note_on_ids, sketches
+from fewshot_callbacks.functional._repeated import is_on_copies
 from fewshot_callbacks.functional.retrieval import (
     METRICS,
     Relevance,
@@ -33,7 +33,13 @@ from fewshot_callbacks.metrics._label_states import (
     has_labels,
     labels_in_states,
 )
-from fewshot_callbacks.metrics.embedding_store import gather_tensors, read_batch, read_ids, refuse_another_form
+from fewshot_callbacks.metrics.embedding_store import (
+    first_rows,
+    gather_tensors,
+    read_batch,
+    read_ids,
+    refuse_another_form,
+)
 from fewshot_callbacks.settings import RequestedMetric, RetrievalOptions, from_keywords, takes
 
 # Columns with one label for each item; each has the two states of `add_label_states`.
@@ -281,7 +287,9 @@ class RetrievalEvaluation(Metric):
         if len(is_gallery) == items:
             sides = [(~is_gallery).nonzero()[:, 0], is_gallery.nonzero()[:, 0]]
         if len(ids) == items:
-            sides = [rows[_first_rows(embeddings[rows], labels[rows], ids[rows])] for rows in sides]
+            sides = [
+                rows[first_rows(embeddings[rows], labels[rows], ids[rows], "RetrievalEvaluation")] for rows in sides
+            ]
 
         arguments: dict[str, Any] = {}
         for rows, name, side in zip(sides, ("queries", "gallery"), ("query", "gallery"), strict=False):
@@ -353,12 +361,3 @@ def _read_flags(is_gallery: Any, items: int, call: str) -> Bool[Tensor, "items"]
             f"of the {items} embeddings."
         )
     return flags.expand(items).clone()
-
-
-def _first_rows(embeddings: Tensor, labels: Labels, ids: Labels) -> Int[Tensor, "first"]:
-    """Return the index of the first item of each id; warn of dropped items that differ from it in embedding or label."""
-    codes = ids.codes
-    note = note_on_ids(codes, labels.codes, sketches(embeddings.cpu()))
-    if note is not None:
-        warnings.warn(f"RetrievalEvaluation: {note}", stacklevel=3)
-    return first_of_each(codes)

@@ -102,7 +102,20 @@ def of_two_views(net: Returns, points: Tensor, labels: Tensor) -> dict[str, Any]
     return {"embeddings": torch.cat([points, points + 0.1]), "labels": labels.repeat(2)}
 
 
+def of_captions(net: Returns, points: Tensor, labels: Tensor, index: Tensor) -> dict[str, Any]:
+    """An embedding of each image, and of each of its three captions."""
+    captions = torch.cat([points.roll(step, dims=1) for step in (1, 2, 3)])
+    return {
+        "a_embeds": points,
+        "b_embeds": captions,
+        "image": index,
+        "image_of_text": index.repeat(3),
+        "text": torch.cat([3 * index + step for step in range(3)]),
+    }
+
+
 Flagged, TwoEncoders, TwoViews = (partial(Returns, step) for step in (flagged, of_two_encoders, of_two_views))
+Captions = partial(Returns, of_captions)
 ReturnedPoints = partial(Returns, lambda net, points, labels, *_: {"embeddings": points, "labels": labels})
 """The points are the embeddings: the same bits in batches of any size."""
 
@@ -124,7 +137,9 @@ def streamed() -> DataLoader[Any]:
 def exact(net: Callable[[], Net], loaders: Any, *, owns_sampler: bool = False, **settings: Any) -> dict[str, Any]:
     """What a monitor reports, to the last bit, and what was said."""
     monitor = retrieval(**EXACT, **settings)
-    seen = validate(net, loaders, monitor, DiscriminantRatioMonitor(), use_distributed_sampler=not owns_sampler)
+    seen = validate(
+        net, loaders, monitor, DiscriminantRatioMonitor(**settings), use_distributed_sampler=not owns_sampler
+    )
     report = monitor.report
     assert report is not None
     assert report.grouped is not None
@@ -196,12 +211,16 @@ def without_type_checker(folder: Path) -> dict[str, Any]:
     return {"states": states, "gap": monitors[2].gap is not None, "steps": len(monitors[3].history), "warned": warned}
 
 
+def numbered() -> TensorDataset:
+    """Each item with its index."""
+    return TensorDataset(*uneven().tensors, torch.arange(ITEMS))
+
+
 def answers(rank: int, folder: Path) -> dict[str, Any]:
     """What this process has seen."""
     count = torch.distributed.get_world_size()
     seen = without_type_checker(folder) if count == 1 else {}
-    numbered = TensorDataset(*uneven().tensors, torch.arange(ITEMS))
-    own = {"loaders": DataLoader(numbered, batch_size=4, sampler=OwnSampler()), "owns_sampler": True}
+    own = {"loaders": DataLoader(numbered(), batch_size=4, sampler=OwnSampler()), "owns_sampler": True}
 
     def both(outputs: Any, batch: Any) -> Any:
         return batch[0], batch[1]
@@ -245,6 +264,12 @@ def of_sets() -> dict[str, Any]:
         "words and flag": validate(Flagged, loader(uneven()), words, DiscriminantRatioMonitor()),
         "targets": validate(ReturnedPoints, targets, retrieval(gallery=1)),
         "compression": validate(ReturnedPoints, loader(uneven()), retrieval(dims=3, codes=("int8", "binary"))),
+        **{
+            name: validate(
+                Captions, loader(numbered()), retrieval(source=both, labels=("image", "image_of_text"), **ids)
+            )
+            for name, ids in {"captions": {"ids": ("image", "text")}, "captions without ids": {}}.items()
+        },
         "two encoders": validate(TwoEncoders, loader(uneven()), retrieval(source=both)),
         "groups": validate(TwoEncoders, loader(uneven()), retrieval(**cameras)),
         "votes": validate(Embeds, loader(uneven()), *votes),

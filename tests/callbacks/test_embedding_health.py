@@ -71,7 +71,7 @@ def test_training_batches_without_labels_are_measured_each_nth() -> None:
     assert seen == pytest.approx([-1.0, expected[1], expected[1], *[expected[3]] * 2, *[expected[5]] * 2, expected[7]])
 
 
-@pytest.mark.filterwarnings("ignore:.*and spectral_decay are NaN")
+@pytest.mark.filterwarnings("ignore:.*(and spectral_decay are|cka_to_first is) NaN")
 @pytest.mark.parametrize(("shrink", "what"), [(0.0, "36 items differ by 0.0e+00"), (1e-8, "36 items")])
 def test_a_collapse_is_said_once_with_its_number(shrink: float, what: str) -> None:
     monitor = EmbeddingHealthMonitor(every_n_steps=None)

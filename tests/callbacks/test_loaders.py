@@ -1,25 +1,43 @@
 """`loaders`: some of the loaders are measured, and the others need no embeddings."""
 
+import math
+import re
+import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor
+from fewshot_callbacks import TrialList
+from fewshot_callbacks.callbacks import (
+    DiscriminantRatioMonitor,
+    EmbeddingHealthMonitor,
+    KnnMonitor,
+    ProbeMonitor,
+    VerificationMonitor,
+)
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.functional import embedding_health
 from tests.callbacks.models import (
     VALIDATION,
+    Embeds,
+    Labelled,
     Net,
+    Returns,
     close,
     expected_metrics,
     expected_ratios,
+    gap_monitor,
     items,
     loader,
+    log_of_validation,
+    messages_of,
     retrieval,
     trainer,
     with_prefix,
 )
 from tests.callbacks.panel_rows import indexed_panels
+from tests.callbacks.silhouette import SilhouetteMonitor
 
 
 @pytest.fixture(autouse=True)
@@ -96,9 +114,61 @@ def test_a_loader_that_is_not_there_ends_the_run_at_its_sanity_check(kind: Any, 
         logged(kind(loaders=chosen), stage="fit")
 
 
-def test_a_gallery_without_queries_ends_the_run() -> None:
+def trials(loaders: Any, **settings: Any) -> VerificationMonitor:
+    made = TrialList(same=(True, False), items=(("0", "1"), ("0", "2")))
+    return VerificationMonitor(made, ids=lambda outputs, batch: batch[1], loaders=loaders, **settings)
+
+
+KINDS = {
+    "retrieval": retrieval,
+    "J": DiscriminantRatioMonitor,
+    "health": EmbeddingHealthMonitor,
+    "votes": partial(KnnMonitor, 1, "self"),
+    "probe": partial(ProbeMonitor, Labelled(VALIDATION)),
+    "trials": trials,
+    "own": SilhouetteMonitor,
+    "gap": lambda loaders, **settings: gap_monitor(val_loader=loaders, **settings),
+}
+STAGES = {  # the gap compares with nothing in a test
+    kind: [stage for stage in ("validate", "test", "fit") if (kind, stage) != ("gap", "test")] for kind in KINDS
+}
+
+
+@pytest.mark.parametrize("chosen", [3, -1, "nope"])
+@pytest.mark.parametrize(("kind", "stage"), [(kind, stage) for kind in KINDS for stage in STAGES[kind]])
+def test_a_loader_that_is_not_there_is_refused_before_the_first_batch(kind: str, stage: str, chosen: Any) -> None:
+    """In a fit without a sanity check, too; the first batch of a validation is none that is read."""
+    seen: list[Any] = []
+    net = Returns(lambda *batch: seen.append(batch))
+    run = trainer(KINDS[kind](loaders=chosen), limit_train_batches=1)
+    sets = {"here": loader(), "there": loader()}
+    with pytest.raises(UsageError, match=rf"{chosen!r}.*: there is no such loader; there are 'here', 'there'"):
+        getattr(run, stage)(net, *[loader()] * (stage == "fit"), sets)
+    assert seen == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loader_that_is_not_there_is_one_warning_and_nan_where_nothing_is_strict(kind: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        values = log_of_validation(KINDS[kind](loaders=3, strict=False), Embeds())
+    [said] = [words for words in messages_of(caught) if "there is no such loader" in words]
+    assert "NaN" in said
+    assert values
+    assert all(math.isnan(value) for key, value in values.items() if "share_of_time" not in key)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "gap"])
+@pytest.mark.parametrize("none", [(), []])
+def test_no_loader_at_all_is_refused_at_once(kind: str, none: Any) -> None:
+    with pytest.raises(ValueError, match=rf"loaders={re.escape(repr(none))}\) names no loader"):
+        KINDS[kind](loaders=none)
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "fit"])
+def test_a_gallery_without_queries_ends_the_run(stage: str) -> None:
     with pytest.raises(UsageError, match=r"gallery='shop'\), loaders='shop': there are no queries"):
-        logged(retrieval(loaders="shop", gallery="shop"), stage="fit")
+        logged(retrieval(loaders="shop", gallery="shop"), stage=stage)
 
 
 class Lightning24(Net):

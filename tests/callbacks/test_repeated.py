@@ -7,8 +7,20 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from fewshot_callbacks import EmbeddingSource, KnnMonitor, knn_accuracy
-from tests.callbacks.models import Net, expected_metrics, items, log_of_validation, messages_of, retrieval, with_prefix
+from fewshot_callbacks import DiscriminantRatioMonitor, EmbeddingSource, KnnMonitor, knn_accuracy
+from tests.callbacks.models import (
+    EveryBatch,
+    Net,
+    expected_metrics,
+    expected_ratios,
+    expected_ratios_of_batches,
+    items,
+    log_of_validation,
+    messages_of,
+    retrieval,
+    trainer,
+    with_prefix,
+)
 
 POINTS, LABELS = items().tensors
 DATA = TensorDataset(POINTS, LABELS, torch.arange(len(POINTS)))
@@ -88,3 +100,53 @@ def test_ids_that_name_other_items_in_the_gallery_are_said() -> None:
         warnings.simplefilter("always")
         log_of_validation(retrieval(gallery=1, **IDS), Step(), [DataLoader(DATA, 8), DataLoader(other, 8)])
     assert any("ids name queries and gallery items of different labels" in words for words in messages_of(caught))
+
+
+def twice() -> DataLoader[Any]:
+    """Every third item comes a second time, in batches and in an order of its own."""
+    rows = torch.cat([torch.arange(len(DATA)), torch.arange(0, len(DATA), 3)])
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))]
+    return DataLoader(TensorDataset(*(part[rows] for part in DATA.tensors)), batch_size=7)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("spilled", [False, True])
+def test_j_counts_each_item_once_by_its_id(normalize: bool, spilled: bool, tmp_path: Any) -> None:
+    """With another monitor beside it that shares the items, and without."""
+    source = EmbeddingSource(ids=IDS["source"].ids, spill_to=str(tmp_path) if spilled else None)
+    made = DiscriminantRatioMonitor(source=source, normalize=normalize)
+    scaled = torch.nn.functional.normalize(POINTS.double()) if normalize else POINTS
+    expected = with_prefix(expected_ratios(scaled, LABELS))
+    alone = log_of_validation(made, Step(), twice())
+    assert alone == pytest.approx(expected, rel=1e-6)
+    beside = log_of_validation((retrieval(source=source), made), Step(), twice())
+    assert {key: beside[key] for key in alone} == alone
+    without_ids = log_of_validation(DiscriminantRatioMonitor(normalize=normalize), Step(), twice())
+    assert abs(without_ids["val/J"] / expected["val/J"] - 1) > 0.02
+
+
+def test_j_says_which_items_of_one_id_differ() -> None:
+    rows = torch.cat([torch.arange(len(DATA)), torch.arange(3)])
+    points, labels, ids = (part[rows].clone() for part in DATA.tensors)
+    points[-1] += 5.0
+    labels[-2] += 10
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data = TensorDataset(points, labels, ids)
+        logged = log_of_validation(DiscriminantRatioMonitor(**IDS), Step(), DataLoader(data, batch_size=7))
+    assert logged == pytest.approx(with_prefix(expected_ratios(POINTS, LABELS)), rel=1e-6)
+    [said] = [words for words in messages_of(caught) if "ids" in words]
+    assert "2 of 36 ids are shared by items that differ" in said
+
+
+def test_j_of_a_training_batch_counts_each_row_as_the_loss_does() -> None:
+    """Two views of an item have one id; and a training batch need not have the ids of a validation."""
+
+    class Pairs(Net):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            return super().validation_step(batch[:2], batch_idx)
+
+    batches = EveryBatch()
+    run = trainer(DiscriminantRatioMonitor(**IDS), batches)
+    run.fit(Pairs(), DataLoader(TensorDataset(POINTS, LABELS), batch_size=12), DataLoader(DATA, batch_size=7))
+    assert batches.logged == pytest.approx(expected_ratios_of_batches(batches))

@@ -439,7 +439,7 @@ def test_neighbours_vote(voters: str) -> None:
 
 
 def test_what_cannot_vote_is_told() -> None:
-    with pytest.warns(UserWarning, match=r"val, knn: Only 35 items can vote, so that the values of k = 99 are NaN"):
+    with pytest.warns(UserWarning, match=r"val, knn: Only 35 items can vote, so that knn@99, knn@99_top5 are NaN"):
         logged = log_of_validation(KnnMonitor((5, 99), "self"), Net())
     assert math.isnan(logged["val/knn@99"])
     assert logged["val/knn@5"] > 0

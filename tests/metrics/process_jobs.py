@@ -65,6 +65,13 @@ def ratios(rank: int) -> dict[str, Any]:
     for name in SHARDS:
         metric, other = filled(DiscriminantRatio(), name, rank), filled(VarianceRatio(), name, rank)
         answers[name] = metric.compute(), metric.within_scatter(), other.compute(), tuple(other.interval())
+    metric, other = DiscriminantRatio(), VarianceRatio()
+    embeddings, labels = items()
+    for some in sampler_indices(23, rank).split(5):  # with what the sampler repeats
+        for each in (metric, other):
+            each.update(embeddings[some], labels[some], [f"{row}.png" for row in some.tolist()])
+    answers["ids"] = metric.compute(), metric.within_scatter(), other.compute(), tuple(other.interval())
+    metric = filled(DiscriminantRatio(), "first empty", rank)
     # what was gathered is not kept: another batch goes to this process alone
     metric.update(torch.full((2, 5), float(rank)), torch.tensor([7, 8]))
     return answers | {"continued": metric.compute(), "nothing": DiscriminantRatio().compute()}
@@ -102,6 +109,12 @@ def given_by_one(rank: int) -> dict[str, Any]:
             found[name] = metric.compute()
         except Exception as error:
             found[name] = str(error)
+    ratio = DiscriminantRatio()
+    ratio.update(torch.eye(4), [0, 0, 1, 1], *([[0, 1, 2, 3]] if rank == 0 else []))
+    try:
+        found["ids of J"] = ratio.compute()
+    except ValueError as error:
+        found["ids of J"] = str(error)
     return found
 
 

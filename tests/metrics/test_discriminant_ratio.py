@@ -1,6 +1,7 @@
 """The metrics of moments, DiscriminantRatio and VarianceRatio: any cut into batches, copies, and several processes."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def test_state_grows_with_classes_not_with_items_and_moves_with_the_metric():
         "origins": [(4, 5)],
         "offsets": [(4, 5)],
         "spread": [(4,)],
-    }
+    } | {name: [] for name in ("embeddings", "labels", "labels_json", "ids", "ids_json")}
     assert shapes == expected
     assert metric.metric_state["offsets"][0].dtype == torch.float64
     assert {part.device.type for parts in metric.to("meta").metric_state.values() for part in parts} == {"meta"}
@@ -125,6 +126,89 @@ def test_in_a_collection_each_batch_is_added_once_for_both(monkeypatch):
     assert_close(found["VarianceRatio"], variance_ratio(embeddings, labels))
 
 
+def repeated_items():
+    """40 items, of which every third comes twice and one three times, in an order of its own; the index of each."""
+    embeddings, labels = clustered_items()
+    rows = torch.cat([torch.arange(40), torch.arange(0, 40, 3), torch.tensor([6])])
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(2))]
+    return embeddings[rows], labels[rows], rows
+
+
+NAMES = {
+    "indices": lambda rows: rows,
+    "words": lambda rows: [f"{row}.png" for row in rows.tolist()],
+    "paths": lambda rows: [Path(f"{row}.png") for row in rows.tolist()],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_each_item_counts_once_by_its_id(name, normalize):
+    embeddings, labels, rows = repeated_items()
+    whole = clustered_items()
+    ratio, variance = (metric(normalize=normalize) for metric in (DiscriminantRatio, VarianceRatio))
+    both = MetricCollection([ratio, variance])
+    for some in torch.arange(len(rows)).split(7):
+        both.update(embeddings[some], labels[some], ids=NAMES[name](rows[some]))
+    found = both.compute()
+    assert_close(found["DiscriminantRatio"], functional(*whole, normalize=normalize))
+    assert_close(found["VarianceRatio"], variance_ratio(*whole, normalize=normalize))
+    interval = variance_ratio_of_set(whole[0].double(), whole[1], normalize=normalize).interval
+    assert tuple(both["VarianceRatio"].interval()) == pytest.approx(tuple(interval), rel=1e-9)
+    scatter = fill(DiscriminantRatio(normalize=normalize), *whole, [(0, 40)]).within_scatter()
+    assert both["DiscriminantRatio"].within_scatter() == pytest.approx(scatter, rel=1e-9)
+    assert abs(functional(embeddings, labels, normalize=normalize) / found["DiscriminantRatio"] - 1) > 0.01
+
+
+@pytest.mark.parametrize("name", [*COPIES, "saved"])
+def test_a_copy_of_items_with_ids_goes_on_from_there(name):
+    embeddings, labels, rows = repeated_items()
+    metric = DiscriminantRatio()
+    metric.update(embeddings[:20], labels[:20], rows[:20])
+    metric = (COPIES | {"saved": reloaded})[name](metric)
+    assert_close(metric(embeddings[20:], labels[20:], rows[20:]), functional(*clustered_items_of(rows[20:])))
+    assert_close(metric.compute(), functional(*clustered_items()))
+    metric.reset()
+    metric.update(*clustered_items())  # another epoch may go without
+    assert_close(metric.compute(), functional(*clustered_items()))
+
+
+def clustered_items_of(rows):
+    embeddings, labels = clustered_items()
+    return embeddings[rows.unique()], labels[rows.unique()]
+
+
+def test_items_of_one_id_that_differ_are_a_warning():
+    embeddings, labels = clustered_items()
+    metric = VarianceRatio()
+    metric.update(embeddings, labels, torch.arange(40))
+    metric.update(embeddings[:2] + 9, labels[:2], torch.arange(2))
+    with pytest.warns(UserWarning, match="VarianceRatio: 2 of 40 ids are shared by items that differ"):
+        assert_close(metric.compute(), variance_ratio(embeddings, labels))
+
+
+def test_ids_come_with_each_batch_or_with_none():
+    embeddings, labels = clustered_items()
+    batch, ids = (embeddings[:9], labels[:9]), torch.arange(9)
+    for first, second in (((), (ids,)), ((ids,), ())):
+        metric = DiscriminantRatio()
+        metric.update(embeddings[:0], labels[:0])  # a batch without items says nothing of ids
+        metric.update(*batch, *first)
+        with pytest.raises(ValueError, match=r"DiscriminantRatio.update: some batches have ids, others none"):
+            metric.update(*batch, *second)
+        assert_close(metric.compute(), functional(*batch))
+    metric = DiscriminantRatio()
+    metric.update(*batch, ids)
+    for wrong, words in ((ids[:5], "9 embeddings"), (["a"] * 9, "ids so far are integers"), (ids / 2, "ids")):
+        with pytest.raises(ValueError, match=words):
+            metric.update(*batch, wrong)
+    with pytest.raises(ValueError, match="dimension 5, those of this batch 2"):
+        metric.update(torch.ones(9, 2), labels[:9], ids)
+    with pytest.raises(ValueError, match="labels so far are integers"):
+        metric.update(embeddings[:9], ["a"] * 9, ids)
+    assert_close(metric.compute(), functional(*batch))
+
+
 class TestSeveralProcesses:
     @pytest.mark.parametrize("name", process_jobs.SHARDS)
     def test_every_rank_gets_the_value_of_one_process(self, on_ranks, name):
@@ -146,3 +230,18 @@ class TestSeveralProcesses:
         for answers in on_ranks:
             torch.testing.assert_close(answers["ratios"]["continued"], expected, rtol=1e-5, atol=0)
             assert math.isnan(answers["ratios"]["nothing"])
+
+    def test_what_a_sampler_repeats_is_found_by_ids(self, on_ranks):
+        embeddings, labels = process_jobs.items()
+        alone = fill(DiscriminantRatio(), embeddings, labels, [(0, 23)])
+        for answers in on_ranks:
+            value, scatter, ratio, interval = answers["ratios"]["ids"]
+            torch.testing.assert_close(value, alone.compute(), rtol=1e-6, atol=0)
+            assert scatter == pytest.approx(alone.within_scatter(), rel=1e-9)
+            expected = variance_ratio_of_set(embeddings, labels)
+            assert float(ratio) == pytest.approx(expected.value, rel=1e-6)
+            assert interval == pytest.approx(tuple(expected.interval), rel=1e-6)
+
+    def test_ids_of_some_processes_alone_are_refused_by_all(self, on_ranks):
+        for answers in on_ranks:
+            assert "some processes gave ids, others none" in answers["given_by_one"]["ids of J"]

@@ -394,7 +394,7 @@ def _summarised(
         is_estimate=sample.drawn is not None,
         similarity=settings.similarity,
         ties=settings.ties,
-        notes=notes + notes_on_nan(users_metrics, values, matched),
+        notes=notes + _notes_on_one_kind(settings, values) + notes_on_nan(users_metrics, values, matched),
         memory_note=memory_note,
         per_query=per_query.values,
         query_labels=labels,
@@ -404,6 +404,22 @@ def _summarised(
         users_metrics={requested.key: without_function(requested) for requested in users_metrics},
         seconds=math.nan,
     )
+
+
+def _notes_on_one_kind(settings: RetrievalSettings, values: Mapping[str, float]) -> tuple[str, ...]:
+    """Return a note on the metrics that are NaN because they compare relevant candidates with irrelevant ones."""
+    # Metrics of thresholds of classes, and those of users, have notes of their own.
+    undefined = [
+        requested.key
+        for requested in reported_metrics(settings)
+        if requested.metric.source != "classes"
+        and not is_users(requested.metric)
+        and math.isnan(values.get(requested.key, 0.0))
+    ]
+    if not undefined:
+        return ()
+    verb = "is" if len(undefined) == 1 else "are"
+    return (f"{', '.join(undefined)} {verb} NaN: no query has an irrelevant candidate to compare its matches with.",)
 
 
 def _values_and_intervals(

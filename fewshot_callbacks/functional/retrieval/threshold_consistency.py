@@ -123,7 +123,8 @@ class ThresholdConsistency:
         Args:
             rate: The largest false match rate.
         """
-        undefined = f"Threshold consistency at {rate / 10:g} to {rate:g} is NaN:"
+        rates = f"{rate / 10:g} to {rate:g}"
+        undefined = f"Threshold consistency at {rates} (opis@fmr{rate:g}, opis_gap@fmr{rate:g}) is NaN:"
         if len(self.labels) < 2:
             return (f"{undefined} it needs two classes with pairs of both kinds.",)
         if not len(self.thresholds):

@@ -107,7 +107,7 @@ def test_what_cannot_vote_is_counted():
     assert found.per_query["knn@5"].isnan().sum() == 2
     assert found.notes == (
         "2 of 30 queries are left out: no candidate has their label.",
-        "Only 29 items can vote, so that the values of k = 30 are NaN: pass a larger gallery, or k of at most 29.",
+        "Only 29 items can vote, so that knn@30, knn@30_top5 are NaN: pass a larger gallery, or k of at most 29.",
     )
 
 

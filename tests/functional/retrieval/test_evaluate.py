@@ -404,7 +404,8 @@ def test_false_match_rates_below_one_irrelevant_pair_of_the_drawn_queries_are_na
             "A false match rate below 0.0104 (1 / 96) cannot be measured with 96 irrelevant pairs: at "
             f"{told} the threshold only excludes all of these, and new data may exceed the rate.",
         ))  # fmt: skip
-    assert notes_of(embeddings[:6], [0] * 6, metrics="fnmr@fmr0.1") == ()  # where there is no such pair
+    [note] = notes_of(embeddings[:6], [0] * 6, metrics="fnmr@fmr0.1")  # where there is no such pair
+    assert note.startswith("fnmr@fmr0.1 is NaN: no query has an irrelevant candidate")
     note = notes_of(torch.randn(400, 4), torch.arange(400) % 4, metrics="fnmr@fmr0.0001", max_queries=10)[1]
     assert "0.000333 (1 / 3,000) cannot be measured with 3,000 irrelevant pairs: at 0.0001" in note
 
