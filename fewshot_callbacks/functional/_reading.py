@@ -41,7 +41,7 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
     """Return a detached tensor of a tensor, an array, or a list of numbers or rows.
 
     Arrays are those of NumPy, those that are shared by DLPack, as of JAX and CuPy, and whatever NumPy makes an array of. An
-    array on a device stays there.
+    array on a device stays there. Python floats in a list become float32, whatever torch's default dtype is.
 
     Raises:
         ValueError: For masked values, for anything but numbers, for a meta tensor, which has no values, for sparse tensors,
@@ -61,6 +61,8 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
             tensor = tensor_of_other_library(array)
         if tensor is None:
             tensor = torch.as_tensor(array, device="cpu")
+            if tensor.dtype == torch.get_default_dtype() and _is_of_python_numbers(array):
+                tensor = torch.as_tensor(array, device="cpu", dtype=torch.float32)
         return tensor.detach()
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
@@ -90,11 +92,21 @@ def _refuse_words(value: Any, name: str, call: str) -> None:
     """Refuse an array of strings, and a list that begins with one."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "US":
         raise ValueError(f"{call}: {name} is a NumPy array of strings ({value.dtype}); expected numbers.")
-    first = value
-    while isinstance(first, list | tuple) and first:
-        first = first[0]
+    first = _first_number(value)
     if isinstance(first, str | bytes):
         raise ValueError(f"{call}: {name} hold strings, such as {first!r}; expected numbers.")
+
+
+def _first_number(value: Any) -> Any:
+    """Return the first entry of nested lists, and anything else as it is."""
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return value
+
+
+def _is_of_python_numbers(value: Any) -> bool:
+    """Return whether a value is nested lists of Python's numbers, whose floats torch gives its default dtype."""
+    return isinstance(value, list | tuple) and not isinstance(_first_number(value), np.generic)
 
 
 def _as_array(value: Any) -> Any:
