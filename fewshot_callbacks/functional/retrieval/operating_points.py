@@ -954,7 +954,7 @@ class ThresholdSearch:
         return groups
 
     def announce_passes(self) -> None:
-        """Warn if the areas will take many passes over all pairs: one for each group that the collected pairs leave open."""
+        """Warn if the areas take many passes over all pairs: one for each group that the collected pairs leave open."""
         first_free = self._first_free_cell()
         starts = np.append(-np.inf, self.grid.scores)[:first_free]
         passes = len(np.unique(self._group_of_cells()[:first_free][starts < self.negatives.cutoff]))
@@ -962,8 +962,8 @@ class ThresholdSearch:
         if is_long and self.processes.rank == 0:
             warnings.warn(
                 f"evaluate_retrieval: auc_pr and pair_auroc take up to {passes} more passes over all pairs, since the "
-                f"scores of {self.grid.total:,} relevant pairs exceed the budget. Pass a larger memory_mb: twice as much takes at "
-                "most half as many passes. Or leave these metrics out.",
+                f"scores of {self.grid.total:,} relevant pairs exceed the budget. Pass a larger memory_mb: twice as much "
+                "takes at most half as many passes. Or leave these metrics out.",
                 stacklevel=2,
             )
 
