@@ -249,8 +249,7 @@ def compression_costs(
         metrics = reported_metrics(checked)
         forms.refuse_threshold(metrics, checked)
         # A wrong number is refused before the whole embedding is evaluated, if this process has items.
-        has_shape = not (isinstance(queries, torch.Tensor) and queries.is_nested)
-        shape: Sequence[int] = getattr(queries, "shape", ()) if has_shape else ()
+        shape = _shape(queries)
         if len(shape) == 2 and shape[0]:
             forms.refuse_wide(int(shape[1]))
         share.processes.refuse_other_calls(_CALL, {"dims": forms.dims, "codes": forms.codes})
@@ -487,6 +486,14 @@ def _read(queries: Any, gallery: Any | None, processes: Processes) -> _Sets:
     query_rows = _of_dim(query_rows, dim)
     item_rows = None if gallery is None else _of_dim(item_rows, dim)
     return _Sets(query_rows, item_rows, dim, bytes_per_number, bool(are_bytes))
+
+
+def _shape(rows: Any) -> Sequence[int]:
+    """Return the shape of an array; nothing for anything else, and for a nested tensor, which has none."""
+    if isinstance(rows, torch.Tensor) and rows.is_nested:
+        return ()
+    shape: Sequence[int] = getattr(rows, "shape", ())
+    return shape
 
 
 def _rows(name: str, rows: Any) -> Any:
