@@ -21,7 +21,7 @@ from torch import Tensor
 from fewshot_callbacks.callbacks._capture import Capture, CapturedCall
 from fewshot_callbacks.callbacks._conduct import UsageError, check_at_least
 from fewshot_callbacks.functional._labels import Labels, as_labels, join
-from fewshot_callbacks.functional._reading import as_tensor, refuse_without_values
+from fewshot_callbacks.functional._reading import as_floats, as_tensor, refuse_without_values
 from fewshot_callbacks.metrics.embedding_store import read_ids
 from fewshot_callbacks.settings import plain_list
 from fewshot_callbacks.trainer.lightning import LightningModule
@@ -64,10 +64,9 @@ COMPILED = (
     "the step, or call torch.compiler.reset() before the run."
 )
 
-# Number of dimensions of wrong embeddings -> what to do about it. With two, the numbers are not floating-point.
+# Number of dimensions of wrong embeddings -> what to do about it.
 SHAPE_FIXES = {
     1: "Has a squeeze() dropped a dimension? For items of one number each: embeddings[:, None].",
-    2: "Pass embeddings.float().",
     3: "Pool the positions of an item: embeddings.mean(dim=1) or embeddings[:, 0]; or flatten them: embeddings.flatten(1).",
     4: "This is a feature map: name the pooling layer that follows it, such as source='backbone.avgpool', or pool it with "
     "{pooled}; or flatten it: embeddings.flatten(1).",
@@ -657,6 +656,8 @@ def _check_embeddings(embeddings: Any, step: str, owner: str) -> Tensor:
         fix = SHAPE_FIXES.get(embeddings.ndim, "Flatten what belongs to one item: embeddings.flatten(1).")
         if embeddings.ndim == 4:
             fix = fix.format(pooled=_mean_over_places(embeddings.shape))
+        elif embeddings.ndim == 2:
+            fix = as_floats("embeddings", embeddings.dtype)
         raise UsageError(
             f"{owner}: the embeddings of {step} are {describe(embeddings)}; expected one floating-point vector for each "
             f"item, (items, dim). {fix}"

@@ -25,6 +25,7 @@ from fewshot_callbacks.functional import (
     read_trials,
     trial_scores,
 )
+from fewshot_callbacks.functional.neighbours import positive_number
 from fewshot_callbacks.functional.retrieval.registry import requested_metrics
 from fewshot_callbacks.functional.statistics import normal_quantile
 from fewshot_callbacks.settings import Similarity
@@ -63,6 +64,8 @@ class VerificationMonitor(CollectingMonitor):
             of each item as the list has it; the name of a file stands for its path.
         metrics: What is logged, as `evaluate_trials` has it; by default `DEFAULT_TRIAL_METRICS`, with folds the accuracy.
         similarity: How both sides are compared; see `trial_scores`.
+        miss_cost: Cost of a rejected target trial, for `min_dcf`; see `evaluate_trials`.
+        false_match_cost: Cost of an accepted non-target trial, for `min_dcf`.
         confidence: Confidence level of the intervals in `report`, in (0, 1).
         source: See `RetrievalMonitor`.
         loaders: Index or name of a loader whose items are found, or several. By default those of all loaders are.
@@ -74,7 +77,8 @@ class VerificationMonitor(CollectingMonitor):
         report: The latest `TrialReport`; None before the first evaluation.
 
     Raises:
-        ValueError: If the list cannot be read, or has scores in place of items, or there is no such metric.
+        ValueError: If the list cannot be read, or has scores in place of items, there is no such metric, or a cost is not
+            positive.
 
     Examples:
         >>> from fewshot_callbacks import TrialList
@@ -91,6 +95,8 @@ class VerificationMonitor(CollectingMonitor):
         *,
         metrics: Sequence[str] | None = None,
         similarity: Similarity = "cosine",
+        miss_cost: float = 1.0,
+        false_match_cost: float = 1.0,
         confidence: float = 0.95,
         source: Source | EmbeddingSource = STEP_KEYS,
         loaders: Loaders | None = None,
@@ -119,6 +125,9 @@ class VerificationMonitor(CollectingMonitor):
         requested = requested_metrics("VerificationMonitor", metrics, TRIAL_METRICS)
         if self.trials.folds is None and "accuracy" in metrics:
             raise ValueError("VerificationMonitor: accuracy needs folds, and this list has none. Leave out accuracy.")
+        fix = "Pass a cost such as 1.0."
+        self.miss_cost = positive_number("VerificationMonitor", "miss_cost", miss_cost, fix)
+        self.false_match_cost = positive_number("VerificationMonitor", "false_match_cost", false_match_cost, fix)
         normal_quantile(confidence)
         self.metrics = tuple(request.key for request in requested)
         self.similarity: Similarity = similarity
@@ -191,6 +200,8 @@ class VerificationMonitor(CollectingMonitor):
             second=trials.second,
             folds=trials.folds,
             metrics=self.metrics,
+            miss_cost=self.miss_cost,
+            false_match_cost=self.false_match_cost,
             confidence=self.confidence,
         )
         return report, len(has_items) - len(trials)

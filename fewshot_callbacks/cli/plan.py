@@ -189,6 +189,12 @@ def _table(plan: EvaluationPlan, speed: float, options: Namespace, measured: Mea
     table.add_row("memory beyond them", *_memory(plan, options))
     table.add_row("matrix avoided", _bytes(plan.matrix_bytes), "what all similarities at once would take")
     table.add_row("tiles", f"{plan.tiles:,}", f"of up to {plan.tile[0]:,} x {plan.tile[1]:,} pairs")
+    if plan.area_passes > 1:
+        table.add_row(
+            "passes",
+            f"{plan.area_passes:,} more",
+            "over all pairs with auc_pr or pair_auroc, if each query has 64 matches",
+        )
     return table
 
 

@@ -125,10 +125,10 @@ def _read_targets(value: Any, items: int, name: str, of: str) -> Float[Tensor, "
     targets = as_tensor(value, name, CALL).cpu().double()
     if targets.ndim == 1:
         targets = targets[:, None]
-    if targets.ndim != 2:
+    if targets.ndim != 2 or not targets.shape[1]:
         raise ValueError(
             f"{CALL}: {name} have shape {tuple(targets.shape)}. Pass floats of shape (items,) or (items, targets) for a "
-            "regression."
+            "regression, with at least one target."
         )
     if len(targets) != items:
         raise ValueError(

@@ -41,7 +41,7 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
     """Return a detached tensor of a tensor, an array, or a list of numbers or rows.
 
     Arrays are those of NumPy, those that are shared by DLPack, as of JAX and CuPy, and whatever NumPy makes an array of. An
-    array on a device stays there.
+    array on a device stays there. Python floats in a list become float32, whatever torch's default dtype is.
 
     Raises:
         ValueError: For masked values, for anything but numbers, for a meta tensor, which has no values, for sparse tensors,
@@ -49,7 +49,7 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
     """
     if isinstance(value, Tensor):
         refuse_without_values(value, name, call)
-        return value.detach()
+        return _computable_values(value)
     refuse_masked(value, name, call)
     _refuse_words(value, name, call)
     try:
@@ -61,13 +61,22 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
             tensor = tensor_of_other_library(array)
         if tensor is None:
             tensor = torch.as_tensor(array, device="cpu")
-        return tensor.detach()
+            if tensor.dtype == torch.get_default_dtype() and _is_of_python_numbers(array):
+                tensor = torch.as_tensor(array, device="cpu", dtype=torch.float32)
+        return _computable_values(tensor)
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
         raise ValueError(
             f"{call}: {name} is a {kind} that cannot be converted to a tensor ({error}). Pass numbers: a tensor, a NumPy "
             "array, or a list of rows of the same length."
         ) from error
+
+
+def _computable_values(tensor: Tensor) -> Tensor:
+    """Return the values of a tensor with which NumPy and PyTorch compute: 8-bit floats as float32, no lazy sign."""
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+        tensor = tensor.float()
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def number_distinct(values: Int[Tensor, "items"]) -> tuple[Int[Tensor, "items"], Int[Tensor, "distinct"]]:
@@ -90,11 +99,21 @@ def _refuse_words(value: Any, name: str, call: str) -> None:
     """Refuse an array of strings, and a list that begins with one."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "US":
         raise ValueError(f"{call}: {name} is a NumPy array of strings ({value.dtype}); expected numbers.")
-    first = value
-    while isinstance(first, list | tuple) and first:
-        first = first[0]
+    first = _first_number(value)
     if isinstance(first, str | bytes):
         raise ValueError(f"{call}: {name} hold strings, such as {first!r}; expected numbers.")
+
+
+def _first_number(value: Any) -> Any:
+    """Return the first entry of nested lists, and anything else as it is."""
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return value
+
+
+def _is_of_python_numbers(value: Any) -> bool:
+    """Return whether a value is nested lists of Python's numbers, whose floats torch gives its default dtype."""
+    return isinstance(value, list | tuple) and not isinstance(_first_number(value), np.generic)
 
 
 def _as_array(value: Any) -> Any:
@@ -122,8 +141,8 @@ def refuse_without_values(tensor: Tensor, name: str, call: str) -> None:
             f"{call}: {name} is a meta tensor, which has a shape but no values. Pass one that was computed on the CPU or "
             "an accelerator."
         )
-    if tensor.layout != torch.strided:
-        kind = str(tensor.layout).removeprefix("torch.")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.layout == torch.strided else str(tensor.layout).removeprefix("torch.")
         fix = f"{name}.to_padded_tensor(0.0)" if tensor.is_nested else f"{name}.to_dense()"
         raise ValueError(f"{call}: {name} is a tensor of layout {kind}; expected a dense one. Pass {fix}.")
 
@@ -156,11 +175,20 @@ def check_matrix(embeddings: Tensor | StoredRows, name: str, call: str) -> None:
         fix = _matrix_from(name, embeddings.ndim)
         raise ValueError(f"{call} needs {name} of shape (items, dim); got shape {tuple(embeddings.shape)}. {fix}")
     if not embeddings.dtype.is_floating_point:
-        raise ValueError(f"{call} needs floating-point {name}; got {embeddings.dtype}. Pass {name}.float().")
+        raise ValueError(
+            f"{call} needs floating-point {name}; got {embeddings.dtype}. {as_floats(name, embeddings.dtype)}"
+        )
     if embeddings.shape[0] == 0:
         raise ValueError(f"{call}: {name} is empty (shape {tuple(embeddings.shape)}). Pass at least one item.")
     if embeddings.shape[1] == 0:
         raise ValueError(f"{call}: {name} has no dimensions (shape {tuple(embeddings.shape)}).")
+
+
+def as_floats(name: str, dtype: torch.dtype) -> str:
+    """Return the sentence on how to make floating-point numbers of a matrix, which keeps both parts of complex ones."""
+    if dtype.is_complex:
+        return f"Pass torch.view_as_real({name}).flatten(1), the real and imaginary parts."
+    return f"Pass {name}.float()."
 
 
 def _matrix_from(name: str, ndim: int) -> str:

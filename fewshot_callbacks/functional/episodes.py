@@ -20,9 +20,12 @@ from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels, on_cpu
 from fewshot_callbacks.functional._reading import check_seed, default_mode
 from fewshot_callbacks.functional.statistics import (
+    EQUAL,
+    SPARE_CLASSES,
     UNKNOWN,
     Difference,
     Interval,
+    are_all_zero,
     exact_mean,
     independent_difference_interval,
     interval_over_classes,
@@ -467,6 +470,23 @@ class EpisodeAccuracy:
         return interval_over_classes(self.per_episode, self.classes)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Reasons why values are NaN: `std` and `ci95` of one episode, `open_interval` of too few or unknown classes."""
+        notes = []
+        if math.isnan(self.ci95):
+            notes.append("accuracy_std and accuracy_ci95 are NaN: there is one episode. Evaluate several.")
+        if math.isnan(self.open_interval.low):
+            reason = "the classes of the episodes are not known."
+            if self.classes is not None and self.per_episode is not None:
+                classes = len(self.classes.unique())
+                reason = (
+                    f"{self.ways}-way episodes need {self.ways + SPARE_CLASSES} classes or more for it, and there are "
+                    f"{classes}. Evaluate with fewer ways, or on more classes."
+                )
+            notes.append(f"accuracy_ci95_open, the interval over other classes, is NaN: {reason}")
+        return tuple(notes)
+
+    @property
     def interval(self) -> Interval:
         """The 95 % interval of the mean over other episodes of these classes and images: the closed one.
 
@@ -492,7 +512,8 @@ class EpisodeAccuracy:
 
         Returns:
             The difference of the means, in [-1, 1]; its interval is NaN where the lists differ and one has a single
-            episode. An open one is NaN where the lists differ, or `open_interval` is.
+            episode. An open one is NaN where the lists differ, or `open_interval` is. If every episode of one list has the
+            same accuracy by both, it is 0 to 0.
 
         Raises:
             ValueError: Only one of the two used batch statistics.
@@ -521,7 +542,7 @@ class EpisodeAccuracy:
             return independent_difference_interval(self.mean, self.interval, other.mean, other.interval)
         by_episode = self.per_episode - other.per_episode
         if not over_classes:
-            return paired_difference_interval(by_episode)
+            return EQUAL if are_all_zero(by_episode) else paired_difference_interval(by_episode)
         if self.classes is None:
             return UNKNOWN
         return interval_over_classes(by_episode, self.classes, of_difference=True)

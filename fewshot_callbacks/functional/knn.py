@@ -30,7 +30,14 @@ from fewshot_callbacks.functional.neighbours import compared_sets, positive_numb
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, check_places, refuse_other_dims
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
-from fewshot_callbacks.functional.statistics import SAME, Interval, clustered_mean_interval, exact_mean, normal_quantile
+from fewshot_callbacks.functional.statistics import (
+    SAME,
+    Interval,
+    clustered_mean_interval,
+    exact_mean,
+    normal_quantile,
+    notes_on_largest_class,
+)
 from fewshot_callbacks.settings import Metric, Similarity
 
 _CALL = "knn_accuracy"
@@ -449,8 +456,11 @@ def _report(
             f"Only {candidates} items can vote, so that {', '.join(undefined)} are NaN: pass a larger gallery, or k of at "
             f"most {candidates}."
         )
+    means = {key: exact_mean(values[has_match]) for key, values in per_query.items()}
+    of_first = {key: value for key, value in means.items() if not key.endswith("_top5")}
+    notes += notes_on_largest_class(of_first, classes[has_match])
     return KnnReport(
-        values={key: exact_mean(values[has_match]) for key, values in per_query.items()},
+        values=means,
         intervals={key: clustered_mean_interval(values, classes, confidence) for key, values in per_query.items()},
         confidence=confidence,
         queries=int(has_match.sum()),

@@ -48,6 +48,7 @@ from fewshot_callbacks.functional.statistics import (
     clustered_mean_interval,
     exact_mean,
     normal_quantile,
+    notes_on_largest_class,
 )
 from fewshot_callbacks.settings import Metric
 
@@ -90,7 +91,8 @@ class ProbeReport(Values):
     _known: ClassVar = PROBE_METRICS
 
     values: dict[str, float]
-    """metric -> value: for classes `probe`, `probe_top5` (of more than five classes) and `probe_leave_one_out`; for a
+    """metric -> value: for classes `probe`, `probe_top5` (of more than five classes) and `probe_leave_one_out`, which
+    falls to 0 for features that know nothing of balanced classes, since without an item its class is the smallest; for a
     regression `probe_r2`, `probe_spearman` and `probe_r2_leave_one_out`, means over the targets; with `gallery_groups` also
     `probe_leave_group_out` or `probe_r2_leave_group_out`. NaN where it is undefined, with a note"""
     intervals: dict[str, Interval]
@@ -170,8 +172,8 @@ def linear_probe(
     """Fit a linear classifier, or a linear regression, on a gallery, and evaluate it on the queries.
 
     It is ridge regression in closed form: on targets of 1 for the class of an item and -1 for all others, as scikit-learn's
-    `RidgeClassifier`, or on numbers, as `Ridge`. Of some strengths of its penalty, the one with the least squared error of
-    exact leave-one-out predictions of the gallery is chosen, as `RidgeClassifierCV` and `RidgeCV` do. Nothing is drawn at
+    `RidgeClassifierCV`, or on numbers, as `RidgeCV`. Of some strengths of its penalty, the one with the least squared error
+    of exact leave-one-out predictions of the gallery is chosen, as these choose among their `alphas`. Nothing is drawn at
     random, no step is iterated, and neither the scale nor a rotation of the embeddings matters.
 
     Items of one group, such as a patient or a video, resemble each other. Leave-one-out then predicts an item from its
@@ -357,13 +359,16 @@ class _Classification:
         queries = int(is_known.sum())
         left_out = len(is_known) - queries
         notes = [*self.notes]
+        means = {key: exact_mean(of_all[is_known]) for key, of_all in values.items()}
+        codes = self._of_all_queries(self.query_classes, processes)
+        notes += notes_on_largest_class({"probe": means["probe"]}, codes[is_known])
         if left_out:
             notes.append(f"{left_out:,} of {len(is_known):,} queries are left out: no gallery item has their label.")
         if math.isnan(intervals["probe"].low):
             kind = "class" if self.queries.groups is None else "group"
             notes.append(f"The interval of probe is NaN: the {queries:,} queries are of one {kind}, and it needs two.")
         fields = {
-            "values": {key: exact_mean(of_all[is_known]) for key, of_all in values.items()},
+            "values": means,
             "intervals": intervals,
             "queries": queries,
             "left_out": left_out,

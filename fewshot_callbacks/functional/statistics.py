@@ -28,7 +28,7 @@ of 40 classes in 81 to 88 % (`--long-tailed`); those of the mean over classes do
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -148,6 +148,8 @@ class Interval(NamedTuple):
 
 
 UNKNOWN = Interval(math.nan, math.nan)
+# Of values that are the same in both of two evaluations.
+EQUAL = Interval(0.0, 0.0)
 
 
 @equal_with_nan
@@ -172,6 +174,11 @@ class Difference:
         return self.first - self.second
 
     @property
+    def is_equal(self) -> bool:
+        """Whether both have the same value of each item, such as a model against itself: the interval is 0 to 0."""
+        return self.interval == EQUAL
+
+    @property
     def is_beyond_chance(self) -> bool:
         """Whether the interval of the difference excludes zero; False where the interval is NaN."""
         return self.interval.low > 0 or self.interval.high < 0
@@ -182,7 +189,7 @@ class Difference:
         words = f"{first} - {second} = {value}"
         if interval:
             chance = "beyond chance" if self.is_beyond_chance else "within chance"
-            words += f" ({interval}), {chance}"
+            words += f" ({interval})" if self.is_equal else f" ({interval}), {chance}"
         return words
 
     def to_dict(self) -> dict[str, Any]:
@@ -201,7 +208,8 @@ class Difference:
     def in_words(self) -> tuple[str, str, str, str, str]:
         """Return both values, their difference, its interval and whether that is beyond chance, as tables show them.
 
-        The last two are empty if the interval is unknown, as that of a pooled metric is.
+        The last two are empty if the interval is unknown, as that of a pooled metric is. If both have the same value of
+        each item, words say so in place of the interval.
 
         Examples:
             >>> Difference(0.75, 0.5, Interval(0.125, 0.375)).in_words()
@@ -211,6 +219,8 @@ class Difference:
         values = (f"{self.first:.4f}", f"{self.second:.4f}", f"{self.value:+.4f}")
         if math.isnan(low):
             return (*values, "", "")
+        if self.is_equal:
+            return (*values, "all values are equal", "no")
         return (*values, f"{low:+.4f} to {high:+.4f}", "yes" if self.is_beyond_chance else "no")
 
 
@@ -391,6 +401,12 @@ def paired_difference_interval(
     _, width = _low_and_width(bounds)
     interval = _of_differences([mean / width for mean in means], sizes, confidence)
     return Interval(width * interval.low, width * interval.high)
+
+
+def are_all_zero(differences: Float[Tensor, "*values"]) -> bool:
+    """Return whether there are differences, and all of them are 0; NaN is left out."""
+    present = differences[~differences.isnan()]
+    return len(present) > 0 and not bool(present.any())
 
 
 def _of_differences(means: Sequence[float], sizes: Sequence[int], confidence: float) -> Interval:
@@ -635,3 +651,24 @@ def _hall(quantile: float, skewness: float) -> float:
     if abs(skewness) < 1e-6:  # there is nothing to correct, and the formula would lose all digits
         return quantile
     return 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
+
+
+def notes_on_largest_class(accuracies: Mapping[str, float], classes: Int[Tensor, "items"]) -> list[str]:
+    """Return a note if an accuracy is not above the share of the largest class, which always naming that class reaches.
+
+    Args:
+        accuracies: Metric -> share of the items whose class was named.
+        classes: The class of each item; of one class alone there is no note.
+    """
+    counts = classes.unique(return_counts=True)[1]
+    if len(counts) < 2:
+        return []
+    share = int(counts.max()) / len(classes)
+    low = [f"{key} ({value:.3f})" for key, value in accuracies.items() if value <= share]
+    if not low:
+        return []
+    verb = "is" if len(low) == 1 else "are"
+    return [
+        f"{', '.join(low)} {verb} not above {share:.3f}, the share of the largest class of the queries: to name that class "
+        "always would do as well. Read the mean of the classes, from report.per_query."
+    ]

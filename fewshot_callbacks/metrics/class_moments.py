@@ -203,7 +203,7 @@ class DiscriminantRatio(ClassMomentsMetric):
     def compute(self) -> Tensor:
         """Compute J of all items, at least 0, larger is better; NaN before the first item and where J is undefined."""
         if not self._has_items:
-            return torch.tensor(torch.nan, device=self.device)
+            return torch.tensor(torch.nan, dtype=torch.float32, device=self.device)
         moments = self._moments("DiscriminantRatio.compute")
         return moments.discriminant_ratio(eps=self.eps, skip_singletons=self.skip_singletons).float()
 
@@ -233,9 +233,9 @@ class VarianceRatio(ClassMomentsMetric):
     def compute(self) -> Tensor:
         """Compute the ratio over all items, larger is better; NaN before the first one and where it is undefined."""
         if not self._has_items:
-            return torch.tensor(torch.nan, device=self.device)
+            return torch.tensor(torch.nan, dtype=torch.float32, device=self.device)
         moments = self._moments("VarianceRatio.compute")
-        return torch.tensor(variance_ratio_of_set(moments).value, device=self.device)
+        return torch.tensor(variance_ratio_of_set(moments).value, dtype=torch.float32, device=self.device)
 
     def interval(self, confidence: float = 0.95) -> Interval:
         """Compute the interval of the ratio, with classes as the independent units. *Collective*.

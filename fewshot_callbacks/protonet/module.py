@@ -368,10 +368,12 @@ class ProtoNet(LightningModule):
                 self.log(f"{stage}/{name}{suffix}", value, prog_bar=name == "accuracy", add_dataloader_idx=False)
 
     def _announce(self, key: str, result: EpisodeAccuracy | None) -> None:
-        """Print which episodes were scored, once and again when they change; as charts they would be flat lines."""
+        """Print which episodes were scored, and why values of theirs are NaN, once and again when they change."""
         if result is not None and self._announced.get(key) != result.episodes_in_words:
             self._announced[key] = result.episodes_in_words
             rank_zero_info(f"{key}: accuracies are of {result.episodes_in_words}.")
+            for note in result.notes:
+                rank_zero_info(f"{key}: {note}")
 
 
 def _accuracy_of(net: ProtoNet, store: EmbeddingStore, loader: Any, protocol: EpisodeProtocol) -> EpisodeAccuracy:

@@ -40,4 +40,8 @@ class _FileTensor(LazyArray):
     def __getitem__(self, rows: slice) -> Any:
         start, stop, _ = rows.indices(self._shape[0])
         tensor = self._opened.get_slice(self._name)[start:stop]
-        return tensor if tensor.dtype == torch.bfloat16 else tensor.numpy()  # NumPy has no bfloat16
+        if tensor.dtype == torch.bfloat16:  # NumPy has none
+            return tensor
+        if tensor.is_floating_point() and tensor.dtype.itemsize == 1:  # nor 8-bit floats
+            tensor = tensor.float()
+        return tensor.numpy()

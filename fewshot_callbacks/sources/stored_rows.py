@@ -83,11 +83,8 @@ class StoredRows:
             rows: Which rows.
             dtype: Type of the copy; by default that in which rows are compared.
         """
-        values = self.source[self.start + rows.start : self.start + rows.stop]
-        tensor = tensor_of_other_library(values)
-        if tensor is None:
-            tensor = torch.from_numpy(np.array(values))
-        return tensor.detach().cpu().to(dtype or self.dtype).contiguous()
+        tensor = rows_of(self.source, slice(self.start + rows.start, self.start + rows.stop))
+        return tensor.to(dtype or self.dtype).contiguous()
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield all rows in their order, chunk by chunk, each with its place."""
@@ -137,6 +134,30 @@ class StoredRows:
                 ) from error
 
 
+def rows_of(source: Any, rows: slice) -> Tensor:
+    """Return neighbouring rows of a source on the CPU, in its type.
+
+    Args:
+        source: (rows, dim) What `is_source` says is one.
+        rows: Which rows, within its shape.
+
+    Raises:
+        ValueError: It gives another number of rows, or rows of another dimension, than its shape says.
+    """
+    values = source[rows]
+    tensor = tensor_of_other_library(values)
+    if tensor is None:
+        tensor = torch.from_numpy(np.array(values))
+    expected = (rows.stop - rows.start, int(source.shape[1]))
+    if tensor.shape != expected:
+        shape = tuple(int(size) for size in source.shape)
+        raise ValueError(
+            f"a {type(source).__name__} says that its shape is {shape}, and its rows {rows.start} to {rows.stop} have the "
+            f"shape {tuple(tensor.shape)} in place of {expected}. Correct its shape, or what it returns for a slice."
+        )
+    return tensor.detach().cpu().resolve_neg()
+
+
 def is_of_other_library(array: Any) -> bool:
     """Return whether an array is exchanged by DLPack, as those of JAX and CuPy are; false for PyTorch and NumPy."""
     return hasattr(array, "__dlpack__") and not isinstance(array, Tensor | np.ndarray)
@@ -145,17 +166,19 @@ def is_of_other_library(array: Any) -> bool:
 def tensor_of_other_library(array: Any) -> Tensor | None:
     """Return an array as a tensor that shares its memory, where NumPy would refuse it; None for what NumPy reads.
 
-    Tensors are returned as they are. NumPy has no bfloat16 but that of `ml_dtypes`, which PyTorch does not know.
+    Tensors are returned as they are. NumPy has no bfloat16 and no 8-bit floats but those of `ml_dtypes`, which PyTorch does
+    not know.
 
     Raises:
         ValueError: The array is on a device that PyTorch does not reach, and is not converted to NumPy unasked.
     """
     if isinstance(array, Tensor):
         return array
-    if isinstance(array, np.ndarray) and array.dtype.name == "bfloat16":
+    if isinstance(array, np.ndarray) and array.dtype.name.startswith(("bfloat16", "float8")):
         # PyTorch refuses negative strides, and warns of arrays that are not writeable.
-        bits = np.array(array, copy=None if array.flags.writeable else True, order="C").view(np.int16)
-        return torch.from_numpy(bits).view(torch.bfloat16)
+        bits = np.array(array, copy=None if array.flags.writeable else True, order="C")
+        bits = bits.view(f"i{array.dtype.itemsize}")
+        return torch.from_numpy(bits).view(getattr(torch, array.dtype.name))
     if not is_of_other_library(array):
         return None
     try:
@@ -185,7 +208,7 @@ def is_source(rows: Any) -> bool:
     Tensors and arrays of float32 and float64 in memory are compared as they are, and so are arrays of other libraries.
     """
     try:
-        axes = len(rows.shape)
+        axes = 0 if isinstance(rows, Tensor) and rows.is_nested else len(rows.shape)  # a nested tensor has no shape
         dtype = str(rows.dtype).removeprefix("torch.")
     except (AttributeError, TypeError):
         return False

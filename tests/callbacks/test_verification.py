@@ -248,3 +248,17 @@ def test_two_lists_with_two_names() -> None:
     logged = log_of_validation(monitors, net, loader(ITEMS))
     assert logged["val/all/eer"] == pytest.approx(by_hand(net, trials_of(36))["eer"])
     assert logged["val/few/eer"] == pytest.approx(by_hand(net, trials_of(20))["eer"])
+
+
+@pytest.mark.parametrize(
+    "costs", [{"miss_cost": 10.0}, {"false_match_cost": 10}, {"miss_cost": 2, "false_match_cost": 3}]
+)
+def test_costs_are_those_of_the_function(costs: Any) -> None:
+    net, trials = Net(), trials_of(36)
+    keys = {"metrics": ("min_dcf@0.1", "min_dcf@0.5")}
+    logged = log_of_validation(monitor(trials, **keys, **costs), net, loader(ITEMS))
+    assert logged == of_report(by_hand(net, trials, **keys, **costs))
+    assert logged != of_report(by_hand(net, trials, **keys))
+    for name in costs:
+        with pytest.raises(ValueError, match=name):
+            monitor(trials, **{name: 0})

@@ -1,9 +1,10 @@
-"""What is set for the whole of PyTorch, a default device and flushed denormal numbers, changes no result."""
+"""What is set for the whole of PyTorch changes no result: a default device, a default dtype, flushed denormal numbers."""
 
 import dataclasses
 import subprocess
 import sys
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -26,9 +27,19 @@ CODES, TARGETS = (ITEMS > 0).float() * 2 - 1, torch.nn.functional.one_hot(LABELS
 FIRST, SECOND = (evaluate_retrieval(items, LABELS, label_groups=5) for items in (ITEMS, OTHERS))
 EPISODES, SHARES = functional.sample_episodes(LABELS, queries=3, episodes=9), ITEMS[:, 0].sigmoid()
 HEAD = SoftmaxHead()
-OF_RANKS = ("map@5_min", "ir_recall@5", "precision@5", "ndcg@5", "prototype_accuracy", "macro_mAP")
-EVERYTHING = {"metrics": (*DEFAULT_METRICS, *OF_RANKS, "auc_pr", "fnmr@fmr0.01", "eer"), "label_groups": 5}
+PARAMETERS = {"k": "3", "p": "0.3", "divisor": "found"}
+OF_ALL = [metric.pattern.format(**PARAMETERS) for metric in functional.METRICS if not metric.pattern.endswith("miss")]
+TRIAL_KEYS = [metric.pattern.format(p=0.3) for metric in functional.TRIAL_METRICS]
+MACRO = ["macro_mAP", "macro_auroc"]
+EVERYTHING = {"metrics": (*DEFAULT_METRICS, *OF_ALL, *MACRO, "map@5_min", "fnmr@fmr0.01"), "label_groups": 5}
 HAMMING = {"similarity": "hamming"}
+LISTED = functional.Metric(
+    "seven_tenths", "ranks", lambda ranks, ties: [0.7] * len(ranks.relevant), "A list of numbers."
+)
+# more couples of a relevant item and a negative than the integers that float32 tells apart
+MANY_LABELS = (torch.arange(14001) < 5000).long()
+ONE, MANY = torch.ones(1, 1).double(), torch.randperm(14001, generator=torch.Generator().manual_seed(0))[:, None] + 1.0
+MANY, DOT = MANY.double(), {"similarity": "dot", "label_groups": None}
 # torchmetrics would make them on the default device
 METRICS = [RetrievalEvaluation(label_groups=5), DiscriminantRatio(), VarianceRatio()]
 
@@ -56,6 +67,19 @@ CALLS = {
     **{name: partial(call, ITEMS, WORDS) for name, call in CALLS_WITH_LABELS.items()},
     "ratios of float64": lambda: (functional.discriminant_ratio(WIDE, LABELS), functional.variance_ratio(WIDE, LABELS)),
     "all metrics": lambda: evaluate_retrieval(ITEMS, LABELS, **EVERYTHING),
+    "all metrics, ties": lambda: evaluate_retrieval(CODES, LABELS, **EVERYTHING),
+    "a metric as a list": lambda: evaluate_retrieval(ITEMS, LABELS, metrics=LISTED),
+    "many items": lambda: evaluate_retrieval(ONE, [1], MANY, MANY_LABELS, metrics="auroc", **DOT).values,
+    "knn_accuracy": lambda: functional.knn_accuracy(ITEMS, LABELS, OTHERS, LABELS, k=(3, 5)),
+    "embedding_health": lambda: functional.embedding_health(ITEMS, WORDS),
+    "linear_probe": lambda: functional.linear_probe(ITEMS, LABELS, OTHERS, LABELS),
+    "a regression": lambda: functional.linear_probe(ITEMS, OTHERS[:, 0], OTHERS, ITEMS[:, 1].tolist()),
+    "evaluate_trials": lambda: functional.evaluate_trials(
+        SHARES.tolist(), LABELS % 2, metrics=TRIAL_KEYS, folds=IDS % 4
+    ),
+    "trial_scores": lambda: functional.trial_scores(ITEMS, IDS[:10], IDS[10:20]),
+    "identification": lambda: functional.evaluate_identification(ITEMS, LABELS, OTHERS[:40], LABELS[:40] + 5),
+    "compression_costs": lambda: functional.compression_costs(ITEMS, LABELS, dims=[3], metrics=("mAP", "auroc")),
     "of lists": lambda: evaluate_retrieval(ITEMS.tolist(), WORDS, label_groups=[WORDS[:5], WORDS[5:10]]),
     "of arrays": lambda: evaluate_retrieval(WIDE.numpy(), LABELS.numpy(), similarity="euclidean"),
     "of a gallery": lambda: evaluate_retrieval(ITEMS, LABELS, OTHERS, LABELS, query_ids=IDS, gallery_ids=IDS),
@@ -96,6 +120,32 @@ def test_a_default_device_changes_no_result(name):
         found = CALLS[name]()
         assert torch.empty(0).is_meta  # it is left as it was
     assert plain(found) == expected
+
+
+# -------------------------------------------------------------------------------------------------------- default dtype
+
+DTYPES = (torch.float64, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize(("name", "dtype"), product(CALLS, DTYPES), ids=str)
+def test_a_default_dtype_changes_no_bit(name, dtype):
+    expected = plain(CALLS[name]())
+    torch.set_default_dtype(dtype)
+    try:
+        found = plain(CALLS[name]())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == expected
+
+
+def test_sums_of_more_couples_than_float32_tells_apart_are_those_of_mann_and_whitney():
+    rank = MANY[:, 0].argsort().argsort() + 1  # the scores, from the least
+    wins = int(rank[MANY_LABELS == 1].sum()) - 5000 * 5001 // 2
+    assert CALLS["many items"]() == {"auroc": wins / (5000 * 9001)}
+
+
+def test_a_list_of_a_users_metric_is_read_in_float64():
+    assert set(CALLS["a metric as a list"]().per_query["seven_tenths"].tolist()) == {0.7}
 
 
 # ------------------------------------------------------------------------------------------------- denormal numbers

@@ -356,6 +356,10 @@ def test_the_episodes_are_named_once_and_again_where_they_change(caplog: pytest.
     run.fit(net, episodes_loader(fixed=False, episodes=1), images_loader())
     said = [record.getMessage() for record in caplog.records if "accuracies are of" in record.getMessage()]
     assert said == [f"val: accuracies are of 7 episodes, 3-way 2-shot, hash {episodes.hash}."]
+    [reason] = [record.getMessage() for record in caplog.records if "NaN" in record.getMessage()]
+    assert "accuracy_ci95_open" in reason
+    assert "there are 4" in reason
+    assert math.isnan(run.callback_metrics["val/accuracy_ci95_open"])
     constant = {"episodes", "episodes_hash", "batch_statistics"}
     assert not {key for key in run.callback_metrics if key.split("/")[1] in constant}
     caplog.clear()

@@ -12,9 +12,11 @@ from fewshot_callbacks.functional._table import table
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, over_splits
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.statistics import (
+    EQUAL,
     UNKNOWN,
     Difference,
     Interval,
+    are_all_zero,
     class_means,
     independent_difference_interval,
     normal_quantile,
@@ -42,7 +44,8 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
     Each query is compared with itself, so that what makes a query easy or hard for both models does not add to the
     uncertainty. The interval is that of the mean of the differences, robust to the dependence of queries of one class.
     Grouped Recall is compared group by group. Pooled values (F1, recall at a precision, thresholds) have no interval:
-    both ends are NaN.
+    both ends are NaN. Where both have the same value of each query, as a model against itself has, the interval is 0 to 0:
+    these values are equal. Where all but a few do, the interval rests on those few, and is narrow.
 
     Args:
         first: Report of one evaluation.
@@ -90,7 +93,9 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
         if requested.of_queries in first.per_query:
             of_queries = first.per_query[requested.of_queries] - second.per_query[requested.of_queries]
             bounds = requested.metric.range
-            if requested.is_macro:
+            if are_all_zero(of_queries):
+                interval = EQUAL
+            elif requested.is_macro:
                 of_classes = class_means(of_queries, labels)[1]
                 interval = paired_difference_interval(of_classes, confidence=confidence, bounds=bounds)
             else:
@@ -110,9 +115,12 @@ def _grouped_intervals(
     for k, values in first.per_group.items():
         if k in second.per_group:
             of_splits = values - second.per_group[k]
-            intervals[f"grouped_recall@{k}{suffix}"] = over_splits(
-                paired_difference_interval(of_groups, confidence=confidence) for of_groups in of_splits
-            )
+            name = f"grouped_recall@{k}{suffix}"
+            intervals[name] = EQUAL
+            if not are_all_zero(of_splits):
+                intervals[name] = over_splits(
+                    paired_difference_interval(of_groups, confidence=confidence) for of_groups in of_splits
+                )
     return intervals
 
 

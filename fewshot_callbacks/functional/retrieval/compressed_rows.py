@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.settings import Code
-from fewshot_callbacks.sources.stored_rows import even_slices, is_source
+from fewshot_callbacks.sources.stored_rows import even_slices, is_source, rows_of
 
 # An int8 code has 256 values, so that the range of a dimension has 255 steps.
 STEPS = 255
@@ -32,6 +31,12 @@ class Ranges(NamedTuple):
     def constant_dims(self) -> int:
         """Return the number of dimensions that are the same in all gallery items."""
         return int((self.low == self.high).sum())
+
+    def untold_dims(self) -> int:
+        """Return the number of dimensions with a range of float64 that float32 cannot cut into 255 steps."""
+        spacing = np.spacing(np.maximum(np.abs(self.low), np.abs(self.high)).astype(np.float32)).astype(np.float64)
+        is_float32 = (self.low.astype(np.float32) == self.low) & (self.high.astype(np.float32) == self.high)
+        return int(((self.high > self.low) & (spacing > (self.high - self.low) / STEPS) & ~is_float32).sum())
 
     def constant_bits(self) -> int:
         """Return the number of dimensions whose bit is the same in all gallery items."""
@@ -147,7 +152,7 @@ def find_ranges(gallery: Any, dim: int, processes: Processes) -> Ranges:
     low = np.full(dim, np.inf)
     high = np.full(dim, -np.inf)
     for span in _spans(int(gallery.shape[0]), dim):
-        rows = _as_tensor(gallery[span]).double().numpy()
+        rows = (gallery[span] if isinstance(gallery, Tensor) else rows_of(gallery, span)).double().numpy()
         low = np.minimum(low, rows.min(axis=0))
         high = np.maximum(high, rows.max(axis=0))
     by_process = processes.gather(Ranges(low, high))
@@ -197,21 +202,17 @@ class _FormOfSource:
         """Return neighbouring rows in the form. All dimensions of a few rows at a time are in memory."""
         start, stop, _ = span.indices(self.shape[0])
         pieces = [
-            self._form.of_tensor(_as_tensor(self._rows[piece]), self._ranges)
+            self._form.of_tensor(rows_of(self._rows, piece), self._ranges)
             for piece in even_slices(start, stop, _rows_at_once(int(self._rows.shape[1])))
         ]
         if not pieces:
-            return self._form.of_tensor(_as_tensor(self._rows[0:0]), self._ranges)
+            return self._form.of_tensor(rows_of(self._rows, slice(0, 0)), self._ranges)
         return torch.cat(pieces)
 
 
 def is_read(rows: Any) -> bool:
     """Return whether rows are a source whose slices are read, and no tensor in memory."""
     return is_source(rows) and not isinstance(rows, Tensor)
-
-
-def _as_tensor(rows: Tensor | NDArray[Any]) -> Tensor:
-    return rows if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows))
 
 
 def _spans(items: int, dim: int) -> list[slice]:

@@ -249,7 +249,7 @@ def compression_costs(
         metrics = reported_metrics(checked)
         forms.refuse_threshold(metrics, checked)
         # A wrong number is refused before the whole embedding is evaluated, if this process has items.
-        shape: Sequence[int] = getattr(queries, "shape", ())
+        shape = _shape(queries)
         if len(shape) == 2 and shape[0]:
             forms.refuse_wide(int(shape[1]))
         share.processes.refuse_other_calls(_CALL, {"dims": forms.dims, "codes": forms.codes})
@@ -408,6 +408,8 @@ class _Sets(NamedTuple):
     """None if the queries are the gallery"""
     dim: int
     bytes_per_number: int
+    are_bytes: bool
+    """whether the numbers are integers of one byte"""
 
 
 def costs_beside(
@@ -442,7 +444,7 @@ def costs_beside(
     queries, gallery, arrays = with_stored_arrays(queries, gallery, arrays, labelled=relevance is None)
     sets = _read(queries, gallery, share.processes)
     compression.refuse_wide(sets.dim)
-    if sets.bytes_per_number == 1 and "int8" in compression.codes:
+    if sets.are_bytes and "int8" in compression.codes:
         raise ValueError(
             f"{compression.call}: the embeddings are integers of one byte already. Pass them before they were coded, or "
             "leave 'int8' out of codes."
@@ -474,13 +476,24 @@ def _read(queries: Any, gallery: Any | None, processes: Processes) -> _Sets:
     """Return rows as tensors on the CPU, or as sources, with their dimension and type in all processes. *Collective*."""
     query_rows = _rows("queries", queries)
     item_rows = query_rows if gallery is None else _rows("gallery", gallery)
-    held = [rows for rows in (query_rows, item_rows) if rows.shape[0]]
-    own_dim = max((rows.shape[1] for rows in held), default=0)
-    own_bytes = max((rows.dtype.itemsize for rows in held), default=0)
-    dim, bytes_per_number = (int(number) for number in processes.largest([own_dim, own_bytes]))
+    given = [(query_rows, queries), (item_rows, queries if gallery is None else gallery)]
+    held = [(rows, getattr(array, "dtype", rows.dtype)) for rows, array in given if rows.shape[0]]
+    own_dim = max((rows.shape[1] for rows, _ in held), default=0)
+    own_bytes = max((dtype.itemsize for _, dtype in held), default=0)
+    own_bytes_are_codes = any(str(dtype).endswith(("int8", "bool")) for _, dtype in held)
+    numbers = processes.largest([own_dim, own_bytes, float(own_bytes_are_codes)])
+    dim, bytes_per_number, are_bytes = (int(number) for number in numbers)
     query_rows = _of_dim(query_rows, dim)
     item_rows = None if gallery is None else _of_dim(item_rows, dim)
-    return _Sets(query_rows, item_rows, dim, bytes_per_number)
+    return _Sets(query_rows, item_rows, dim, bytes_per_number, bool(are_bytes))
+
+
+def _shape(rows: Any) -> Sequence[int]:
+    """Return the shape of an array; nothing for anything else, and for a nested tensor, which has none."""
+    if isinstance(rows, torch.Tensor) and rows.is_nested:
+        return ()
+    shape: Sequence[int] = getattr(rows, "shape", ())
+    return shape
 
 
 def _rows(name: str, rows: Any) -> Any:
@@ -526,6 +539,13 @@ def _notes(compression: Compression, ranges: Ranges | None, dim: int) -> tuple[s
         notes.append(
             f"{same_dims:,} of {dim:,} dimensions are the same in all gallery items; int8 codes each as {LOWEST_CODE}, "
             "which makes all codes more alike."
+        )
+    untold_dims = ranges.untold_dims() if "int8" in compression.codes else 0
+    if untold_dims:
+        notes.append(
+            f"{untold_dims:,} of {dim:,} dimensions have a narrow range far from 0, or a tiny one: float32, in which int8 "
+            "codes are computed, does not tell their values apart, so that these codes say little. Subtract the mean of the "
+            "gallery from all embeddings, and divide them by their largest number."
         )
     if "binary" in compression.codes and same_bits > NOTED_SHARE * dim:
         notes.append(

@@ -50,6 +50,9 @@ class EvaluationPlan:
     tile: tuple[int, int]
     """queries and gallery items that are scored at once"""
     tiles: int
+    area_passes: int
+    """passes over all pairs that `auc_pr` and `pair_auroc` may take beyond those of other metrics: one for each part of the
+    scores of relevant pairs that the budget has room for"""
 
 
 def plan_evaluation(
@@ -106,6 +109,8 @@ def plan_evaluation(
     least = least_bytes(evaluated, gallery, dim, relevant * evaluated)
     layout = plan_layout(max(budget, least), evaluated, gallery, dim, relevant * evaluated, two_operands=True)
     pairs = evaluated * gallery
+    is_one_set = queries == gallery and evaluated == queries
+    scores_of_relevant = math.ceil(relevant * evaluated / (2 if is_one_set else 1))  # one for both pairs of two items
     copied_rows = 0
     if _BYTES[dtype] < 4:
         copied_rows = gallery if queries == gallery else queries + gallery
@@ -124,4 +129,5 @@ def plan_evaluation(
         least_bytes=least,
         tile=(min(layout.height, evaluated), min(layout.width, gallery)),
         tiles=math.ceil(evaluated / layout.height) * math.ceil(gallery / layout.width),
+        area_passes=math.ceil(scores_of_relevant / layout.grid_size),
     )

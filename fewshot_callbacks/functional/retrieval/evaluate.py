@@ -303,8 +303,9 @@ def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInpu
     generator = torch.Generator().manual_seed(settings.seed)
     shuffled = torch.randperm(len(labels), generator=generator)
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
-    start = float(torch.rand(1, generator=generator))
-    drawn = ((torch.arange(count) + start) * (len(labels) / count)).long().clamp(max=len(labels) - 1)
+    start = float(torch.rand(1, generator=generator, dtype=torch.float32))
+    places = torch.arange(count, dtype=torch.float64) + start
+    drawn = (places * (len(labels) / count)).long().clamp(max=len(labels) - 1)
     return inputs.sample(by_class[drawn].sort().values)
 
 

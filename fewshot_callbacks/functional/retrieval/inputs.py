@@ -45,7 +45,7 @@ from fewshot_callbacks.functional._repeated import (
 from fewshot_callbacks.functional.retrieval import relevance as given_relevance
 from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.sources import RowSubset, Shards
-from fewshot_callbacks.sources.stored_rows import StoredRows, as_one_tensor, is_source
+from fewshot_callbacks.sources.stored_rows import StoredRows, as_one_tensor, is_source, rows_of
 
 # Share of the budget beyond which rows of files are not loaded.
 LOADED_SHARE = 0.25
@@ -749,7 +749,8 @@ class _Reader:
         is_read = is_source(source) and not self.as_codes
         rows = source
         if not is_read:
-            rows = as_tensor(source[:] if is_source(source) else source, name, self.call).cpu()
+            rows = rows_of(source, slice(0, int(source.shape[0]))) if is_source(source) else source
+            rows = as_tensor(rows, name, self.call).cpu()
         in_memory = isinstance(source, Tensor) or type(source) is np.ndarray or not is_read
         # Queries in memory are copied block by block anyway.
         may_stay = (name == "gallery" or not in_memory) and not self.as_codes and len(rows.shape) == 2

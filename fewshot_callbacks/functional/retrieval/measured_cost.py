@@ -336,7 +336,7 @@ class _GeneratedSets:
             self.rows += total_queries
         self.rows = min(self.rows, _rows_that_fit(plan.dim))
         self._dtype = torch.float64 if plan.gallery_bytes == 8 * plan.gallery * plan.dim else torch.float32
-        self._scales = torch.arange(1, plan.dim + 1).pow(-DECAY)
+        self._scales = torch.arange(1, plan.dim + 1, dtype=torch.float32).pow(-DECAY)
         # Cosines of independent vectors have about the variance 1 / directions.
         variances = self._scales.square()
         directions = float(variances.sum().square() / variances.square().sum())
@@ -357,7 +357,7 @@ class _GeneratedSets:
         return _Sets(embeddings[:queries], labels[:queries], embeddings[queries:], labels[queries:])
 
     def _directions(self, number: int, generator: torch.Generator) -> Tensor:
-        normal = torch.randn(number, len(self._scales), generator=generator)
+        normal = torch.randn(number, len(self._scales), generator=generator, dtype=torch.float32)
         return torch.nn.functional.normalize(normal * self._scales, dim=1)
 
 

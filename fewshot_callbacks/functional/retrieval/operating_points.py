@@ -17,6 +17,7 @@ engine, such as grid, cell and close, are explained in `engine/README.md`.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -52,6 +53,10 @@ CURVE_POINTS = 200
 # the question. With 2**16, random labels of 31,730 items took a third pass; 2**19 takes a tenth longer.
 LIKELY_CLOSED = 2**18
 SPACED_CLOSED = 2**8
+# So many passes over all pairs are announced, by which the rest takes a small part of the time, if they score so many pairs,
+# which takes a second or more.
+MANY_PASSES = 20
+MANY_SCORED = 2**27
 
 
 @dataclass(frozen=True, eq=False)
@@ -871,22 +876,24 @@ class ThresholdSearch:
             exact: Whether both bounds are the area but for rounding, which may take more passes over all pairs.
         """
         if exact:
-            return self._exact_area()
+            area = math.fsum(self._terms_of_area()) / max(1, self.grid.total)
+            return Enclosure(area, area)
         fewest, most = self.negatives.bounds(self.grid.scores)
         return _area_between(self.grid, fewest, most, self.negatives.total)
 
-    def _exact_area(self) -> Enclosure:
-        """Return the area with all counts closed."""
-        grid = self.grid
+    def _terms_of_area(self) -> Iterator[float]:
+        """Yield terms whose sum is the area times the number of relevant pairs, with all counts closed.
+
+        Each is rounded once, and belongs to one relevant score, but for the first, which is whole: so an exact sum of them
+        depends neither on the groups nor on the processes.
+        """
         first_free = self._first_free_cell()
         # The precision of all relevant pairs above all negatives is 1.
-        low = high = float(np.append(grid.above_cell_starts, 0)[first_free])
+        yield float(np.append(self.grid.above_cell_starts, 0)[first_free])
         for group in self._groups_below(first_free):
             self.negatives.close(group.scores)
-            fewest, most = self.negatives.bounds(group.scores)
-            low += float((group.pairs * group.reaching / (group.reaching + most)).sum())
-            high += float((group.pairs * group.reaching / (group.reaching + fewest)).sum())
-        return Enclosure(low / max(1, grid.total), high / max(1, grid.total))
+            negatives, _ = self.negatives.bounds(group.scores)
+            yield from (group.pairs * precision_of(group.reaching, negatives)).tolist()
 
     def auroc(self) -> float:
         """Return the share of a relevant pair and a negative that are in the right order; NaN if there are none of either.
@@ -900,6 +907,9 @@ class ThresholdSearch:
         wrong = 0
         for group in self._groups_below(self._first_free_cell()):
             just_above = np.nextafter(group.scores, np.inf)
+            fewest, most = self.negatives.bounds(group.scores)
+            # One pass: to count at a score is to count just above it, too.
+            self.negatives.close(np.unique(np.where(fewest < most, group.scores, just_above)))
             self.negatives.close(group.scores)
             self.negatives.close(just_above)
             reaching, _ = self.negatives.bounds(group.scores)
@@ -918,7 +928,7 @@ class ThresholdSearch:
         The upper end of each cell counts as part of it.
         """
         grid = self.grid
-        groups = (np.append(grid.total - grid.reaching, grid.total) // max(1, self.grid_size))[:cell]
+        groups = self._group_of_cells()[:cell]
         ends = np.concatenate([[-np.inf], grid.scores, [np.inf]])
         for group in np.unique(groups):
             members = np.flatnonzero(groups == group)
@@ -933,6 +943,29 @@ class ThresholdSearch:
             in_cells = (refined.scores > ends[first]) & (refined.scores <= ends[last + 1])
             reaching = refined.reaching[in_cells]
             yield _RelevantGroup(refined.scores[in_cells], reaching, reaching - refined.above[in_cells])
+
+    def _group_of_cells(self) -> Ints:
+        """Return the number of the group to which the scores of each cell of the grid belong."""
+        grid = self.grid
+        # In one set, both pairs of two items have one score.
+        pairs_of_score = 2 if self.pooled.evaluation.relevance.symmetric else 1
+        room = pairs_of_score * max(1, self.grid_size)
+        groups: Ints = np.append(grid.total - grid.reaching, grid.total) // room
+        return groups
+
+    def announce_passes(self) -> None:
+        """Warn if the areas take many passes over all pairs: one for each group that the collected pairs leave open."""
+        first_free = self._first_free_cell()
+        starts = np.append(-np.inf, self.grid.scores)[:first_free]
+        passes = len(np.unique(self._group_of_cells()[:first_free][starts < self.negatives.cutoff]))
+        is_long = passes >= MANY_PASSES and passes * (self.grid.total + self.negatives.total) >= MANY_SCORED
+        if is_long and self.processes.rank == 0:
+            warnings.warn(
+                f"evaluate_retrieval: auc_pr and pair_auroc take up to {passes} more passes over all pairs, since the "
+                f"scores of {self.grid.total:,} relevant pairs exceed the budget. Pass a larger memory_mb: twice as much "
+                "takes at most half as many passes. Or leave these metrics out.",
+                stacklevel=2,
+            )
 
     def curve(self) -> tuple[tuple[float, float, float], ...]:
         """Return thresholds, precisions and recalls at relevant scores that are about evenly spaced in recall."""
@@ -968,15 +1001,13 @@ def _area_between(grid: ScoreGrid, fewest: Ints, most: Ints, negatives: int) -> 
         negatives: Number of all negatives.
     """
     pairs = grid.reaching - grid.above
-    low = (pairs * grid.reaching / np.maximum(grid.reaching + most, 1)).sum()
-    high = (pairs * grid.reaching / np.maximum(grid.reaching + fewest, 1)).sum()
-    fewest_relevant = np.append(grid.reaching, 0) + 1
-    most_negatives = np.append(negatives, most)
-    low += (grid.inside_cells * fewest_relevant / (fewest_relevant + most_negatives)).sum()
-    high += (
-        grid.inside_cells * grid.above_cell_starts / np.maximum(grid.above_cell_starts + np.append(fewest, 0), 1)
-    ).sum()
-    return Enclosure(float(low) / max(1, grid.total), float(high) / max(1, grid.total))
+    low = pairs * precision_of(grid.reaching, most)
+    high = pairs * precision_of(grid.reaching, fewest)
+    low_inside = grid.inside_cells * precision_of(np.append(grid.reaching, 0) + 1, np.append(negatives, most))
+    high_inside = grid.inside_cells * precision_of(grid.above_cell_starts, np.append(fewest, 0))
+    # Exact sums, so that bounds which are equal are the exact area, whatever the grid is.
+    bounds = (math.fsum(np.concatenate(terms).tolist()) for terms in ((low, low_inside), (high, high_inside)))
+    return Enclosure(*(bound / max(1, grid.total) for bound in bounds))
 
 
 def decide(pooled: PooledPairs, request: PooledRequest) -> PooledDecisions:
@@ -1000,6 +1031,8 @@ def decide(pooled: PooledPairs, request: PooledRequest) -> PooledDecisions:
     at_threshold = {threshold: search.at_threshold(threshold) for threshold in request.thresholds}
     # Codes have few distinct scores, all of which can be closed.
     is_area_exact = request.average_precision or pooled.vectors.similarity == "hamming"
+    if is_area_exact or request.auroc:
+        search.announce_passes()
     return PooledDecisions(
         best_f1=best_f1,
         at_precision=at_precision,

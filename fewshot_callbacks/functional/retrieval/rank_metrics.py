@@ -325,7 +325,8 @@ def auroc(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]
     """
     assert ranks.negatives is not None
     tied_in_wrong_order = {"expected": 0.5, "optimistic": 0.0, "pessimistic": 1.0}[ties]
-    wrong = ranks.negatives_above + tied_in_wrong_order * ranks.negatives_tied
+    # A Python float times integers would be of torch's default dtype.
+    wrong = ranks.negatives_above + tied_in_wrong_order * ranks.negatives_tied.double()
     right = (ranks.negatives[:, None] - wrong).masked_fill(~ranks.valid, 0.0)
     return _sum_columns(right) / _nan_for_zero(ranks.relevant * ranks.negatives)
 

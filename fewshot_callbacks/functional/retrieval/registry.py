@@ -397,7 +397,10 @@ def _imported_metric(call: str, path: re.Match[str]) -> Metric | RequestedMetric
         raise ValueError(
             f"{fact}, which is a {type(metric).__name__}, no Metric. Name a Metric, or what its at() returns."
         )
-    parameters = dict(part.split("=", 1) for part in path["parameters"].split("@")[1:])
+    given = [part.split("=", 1) for part in path["parameters"].split("@")[1:]]
+    parameters = dict(given)
+    if len(parameters) < len(given):
+        raise ValueError(f"{fact}, which gives a parameter twice. Write each once, such as my_metrics.F1@k=2.")
     if not parameters:
         return metric
     if isinstance(metric, RequestedMetric):

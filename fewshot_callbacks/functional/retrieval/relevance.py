@@ -540,17 +540,30 @@ def _read_file(call: str, file: Path) -> tuple[list[str], list[str], list[str]]:
         lines = read_lines(file)
     except ValueError as error:
         raise ValueError(f"{call}: {error}") from None
-    has_heading = bool(lines) and not _is_number(_columns(lines[0])[-1])
-    if has_heading:
+    if lines and _is_heading(_columns(lines[0])):
         lines = lines[1:]
     rows = [_columns(line) for line in lines]
+    if not rows:
+        raise ValueError(
+            f"{call}: {file} holds no judgement. Pass a file of lines with TREC's four columns (query, 0, item, grade), or "
+            "BEIR's three (query, item, grade)."
+        )
     for line, row in zip(lines, rows, strict=True):
         if len(row) not in (3, 4) or len(row) != len(rows[0]):
             raise ValueError(
                 f"{call}: line {line.number} of {file} has {len(row)} columns: {' '.join(row)[:60]!r}. A file of judgements "
                 "has TREC's four (query, 0, item, grade), or BEIR's three (query, item, grade), with or without a heading."
             )
+        if not _is_number(row[-1]):
+            raise ValueError(
+                f"{call}: the grade in line {line.number} of {file} is {row[-1]!r}, no number. Grades are numbers such as 1."
+            )
     return [row[0] for row in rows], [row[-2] for row in rows], [row[-1] for row in rows]
+
+
+def _is_heading(cells: list[str]) -> bool:
+    """Return whether the first line of a file names its columns: the grade is no number, nor is TREC's second column."""
+    return not _is_number(cells[-1]) and not (len(cells) == 4 and _is_number(cells[1]))
 
 
 def _columns(line: Line) -> list[str]:

@@ -33,7 +33,8 @@ def call_on_ranks(call: str, requested: RequestedMetric, ranks: RankBlock, ties:
     queries = len(ranks.relevant)
     returned = _called(call, requested, ranks, ties=ties)
     try:
-        values = torch.as_tensor(returned)
+        is_list = isinstance(returned, list | tuple)  # torch would round its numbers to the default dtype
+        values = torch.as_tensor(returned, dtype=torch.float64 if is_list else None)
     except (TypeError, ValueError, RuntimeError):
         values = torch.empty(0)
     if values.shape != (queries,) or values.is_complex():

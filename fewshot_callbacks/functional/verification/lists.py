@@ -46,6 +46,25 @@ class TrialList:
     items: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     """the two items of each trial, of a list without scores: `Ann_0004` of LFW, `id1/a.wav` of VoxCeleb"""
 
+    def __post_init__(self) -> None:
+        """Compose the names of items, as `rows` composes ids.
+
+        Raises:
+            ValueError: If the fields are not of as many trials each.
+        """
+        columns = {name: getattr(self, name) for name in ("first", "second", "folds", "scores")}
+        if self.items is not None:
+            columns["items[0]"], columns["items[1]"] = self.items
+        wrong = [f"{name} has {len(of)}" for name, of in columns.items() if of is not None and len(of) != len(self)]
+        if wrong:
+            raise ValueError(
+                f"TrialList: same has {len(self)} trials, but {' and '.join(wrong)}. Pass one entry for each trial; items "
+                "are two tuples, the names of all first sides and of all second sides."
+            )
+        if self.items is not None:
+            first, second = (tuple(composed_form(str(name)) for name in side) for side in self.items)
+            object.__setattr__(self, "items", (first, second))
+
     def __len__(self) -> int:
         """Return the number of trials."""
         return len(self.same)

@@ -112,3 +112,25 @@ def test_an_open_interval_needs_classes_to_spare() -> None:
     unknown = summarize_accuracies(torch.rand(60), EpisodeList(few.indices, 5, 1, 2))
     assert math.isnan(unknown.open_interval.low)
     assert math.isnan(unknown.minus(unknown, over_classes=True).interval.low)
+
+
+def test_every_value_that_is_nan_has_its_reason() -> None:
+    values = torch.linspace(0.4, 0.6, 6)
+    few, many = (sample_episodes(torch.arange(n).repeat(4), ways=20, shots=1, queries=2, episodes=6) for n in (21, 23))
+    result = summarize_accuracies(values, few)
+    assert math.isnan(result.open_interval.low)
+    [note] = result.notes
+    assert all(word in note for word in ("accuracy_ci95_open", "20-way", "23 classes", "are 21"))
+    assert summarize_accuracies(values, many).notes == ()
+    assert not math.isnan(summarize_accuracies(values, many).open_interval.low)
+    assert len(summarize_accuracies(values[:1], few.first(1)).notes) == 2
+    assert "not known" in dataclasses.replace(result, classes=None).notes[0]
+
+
+def test_an_accuracy_is_equal_to_itself() -> None:
+    episodes = sample_episodes(torch.arange(40) % 10, ways=3, shots=1, queries=2, episodes=6)
+    result = summarize_accuracies(torch.linspace(0.4, 0.6, 6), episodes)
+    for over_classes in (False, True):
+        difference = result.minus(result, over_classes=over_classes)
+        assert difference.interval == (0, 0)
+        assert "equal" in str(difference)

@@ -414,3 +414,22 @@ def test_a_report_can_be_shown_stored_and_compared():
     assert found == linear_probe(queries, query_labels, gallery, gallery_labels, gallery_groups=torch.arange(120) % 20)
     with pytest.raises(LookupError, match="this report has no 'probe_r2'"):
         found["probe_r2"]
+
+
+def test_an_accuracy_that_naming_the_largest_class_reaches_is_noted():
+    generator = torch.Generator().manual_seed(0)
+    rows, labels = torch.randn(400, 8, generator=generator), (torch.arange(400) % 20 == 0).long()
+    noted = linear_probe(rows[:200], labels[:200], rows[200:], labels[200:])
+    assert noted["probe"] <= 0.95
+    assert any("probe" in note and "0.950" in note for note in noted.notes)
+    separable = torch.eye(2)[labels] + 0.1 * rows[:, :2]
+    found = linear_probe(separable[:200], labels[:200], separable[200:], labels[200:])
+    assert found["probe"] == 1
+    assert not any("largest class" in note for note in found.notes)
+
+
+def test_left_out_items_of_balanced_classes_are_named_wrongly_by_features_that_know_nothing():
+    """The page says so: without an item, its class is the smallest."""
+    constant = 1e-9 * torch.randn(200, 4, generator=torch.Generator().manual_seed(0)).double() + 1
+    labels = torch.arange(200) % 4
+    assert linear_probe(constant, labels, constant, labels, strengths=100)["probe_leave_one_out"] < 0.05

@@ -123,3 +123,12 @@ def test_numbers_of_any_library_are_numbers():
             knn_accuracy(rows, labels, k=3, temperature=wrong)
     with pytest.raises(ValueError, match=r"knn_accuracy: k is empty. Pass at least one number of neighbours"):
         knn_accuracy(rows, labels, k=())
+
+
+def test_an_accuracy_that_naming_the_largest_class_reaches_is_noted():
+    generator = torch.Generator().manual_seed(0)
+    rows, labels = torch.randn(400, 8, generator=generator), (torch.arange(400) % 20 == 0).long()
+    noted = knn_accuracy(rows, labels, k=(5, 20))
+    assert any("knn@5" in note and "knn@20" in note and "0.950" in note for note in noted.notes)
+    for separable, classes in ((torch.eye(2)[labels] + 0.1 * rows[:, :2], labels), (rows, torch.zeros(400))):
+        assert not any("largest class" in note for note in knn_accuracy(separable, classes.long(), k=5).notes)

@@ -1,6 +1,8 @@
 """AUROC of each query and of all pairs, against scikit-learn's and against loops over pairs; ties count one half."""
 
 import math
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from fewshot_callbacks import Relevance, evaluate_retrieval
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.engine.relevance import Lists
 from fewshot_callbacks.engine.relevance import Relevance as EngineRelevance
-from fewshot_callbacks.functional import Share
+from fewshot_callbacks.functional import Share, plan_evaluation
 from tests.cases import clustered_items
 from tests.functional.brute_force import BruteForce
 from tests.thread_processes import in_threads
@@ -132,7 +134,7 @@ def test_it_is_the_same_in_several_processes_and_with_any_budget(count):
     keys = (*KEYS, "auc_pr", "macro_auroc")
     alone = evaluate_retrieval(rows, labels, query_groups=groups, metrics=keys)
     little = evaluate_retrieval(rows, labels, query_groups=groups, metrics=keys, memory_mb=0.1)
-    assert [little[key] for key in (*KEYS, "macro_auroc")] == [alone[key] for key in (*KEYS, "macro_auroc")]
+    assert [little[key] for key in keys] == [alone[key] for key in keys]
 
     def part(processes):
         own = torch.arange(120)[processes.rank :: processes.count]
@@ -140,7 +142,61 @@ def test_it_is_the_same_in_several_processes_and_with_any_budget(count):
         return evaluate_retrieval(rows[own], labels[own], query_groups=groups[own], metrics=keys, share=share)
 
     for report in in_threads(count, part):
-        assert [report[key] for key in (*KEYS, "macro_auroc")] == [alone[key] for key in (*KEYS, "macro_auroc")]
+        assert [report[key] for key in keys] == [alone[key] for key in keys]
+
+
+def area_by_definition(scores, is_relevant):
+    """The mean precision of the relevant pairs, each at its own score."""
+    precisions = []
+    for score in scores[is_relevant].tolist():
+        accepted = is_relevant[scores >= score]
+        precisions.append(int(accepted.sum()) / len(accepted))
+    return math.fsum(precisions) / len(precisions)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "hamming"])
+def test_the_area_under_precision_and_recall_has_the_same_bits_with_any_room(similarity):
+    rows, labels = clustered_items(90, 4, noise=2.0)
+    rows = rows.sign() if similarity == "hamming" else rows.double()
+    slow = BruteForce(rows.numpy(), labels.numpy(), similarity=similarity)
+    expected = area_by_definition(np.concatenate(slow.scores), np.concatenate(slow.relevance))
+    for options in ({}, *({"grid_size": size, "buffer_pairs": pairs} for size in (2, 7, 50) for pairs in (2, 300))):
+        with engine_options(**options):
+            settings = {"similarity": similarity, "label_groups": None}
+            found = [evaluate_retrieval(rows, labels, metrics=keys, **settings) for keys in ("auc_pr", "pair_f1")]
+        assert found[0]["auc_pr"] == expected
+        for enclosure in (report.pooled.auc_pr for report in found):
+            assert enclosure.low - 1e-12 <= expected <= enclosure.high + 1e-12
+            assert enclosure.error > 0 or enclosure.value == expected
+
+
+def test_a_pass_closes_as_many_scores_as_there_is_room_for_in_either_area():
+    rows, labels = clustered_items(400, 2, noise=2.0)
+    needed = math.ceil(200 * 199 / 2**12)  # of two classes, both pairs of two items once
+    for keys in ("auc_pr", "pair_auroc", ("auc_pr", "pair_auroc")):
+        with engine_options(grid_size=2**12, buffer_pairs=2**8):
+            report = evaluate_retrieval(rows, labels, metrics=keys)
+        assert needed <= report.pooled.passes <= needed + 4
+
+
+def test_many_passes_are_announced_before_they_begin():
+    rows, labels = clustered_items(2000, 2, noise=2.0)
+    with engine_options(grid_size=2**14, buffer_pairs=2**8), pytest.warns(UserWarning, match="passes") as warned:
+        report = evaluate_retrieval(rows, labels, metrics="pair_auroc")
+    announced = int(re.search(r"up to (\d+) more passes", str(warned[0].message))[1])
+    assert report.pooled.passes - 4 <= announced <= math.ceil(1000 * 999 / 2**14) + 1
+    assert "memory_mb" in str(warned[0].message)
+
+
+def test_a_plan_foresees_the_passes():
+    rows, labels = clustered_items(1600, 2, noise=2.0)
+    for memory_mb in (15, 40):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            report = evaluate_retrieval(rows, labels, metrics="auc_pr", memory_mb=memory_mb)
+        planned = plan_evaluation(1600, 1600, rows.shape[1], relevant=799, memory_mb=memory_mb).area_passes
+        assert planned / 1.5 <= report.pooled.passes <= 1.5 * planned + 3
+    assert plan_evaluation(1600, 1600, 8, relevant=10).area_passes == 1
 
 
 def test_both_areas_of_all_pairs_share_a_pass():

@@ -37,8 +37,19 @@ class TestReports:
         for name, difference in compare_reports(reports[0], reports[0]).items():
             assert difference.value == 0, name
             assert not difference.is_beyond_chance
-            low, high = difference.interval  # they may differ on other classes
-            assert math.isnan(low) or (low == pytest.approx(-high) and 0 < high < 0.6)
+            assert math.isnan(difference.interval.low) or difference.interval == (0, 0)
+            assert difference.is_equal == ("equal" in str(difference)) != math.isnan(difference.interval.low)
+        assert str(compare_reports(reports[0], reports[0])).count("equal") >= 8
+
+    def test_of_nearly_the_same_have_a_narrow_interval_and_are_not_said_to_be_equal(self):
+        moved = model(1.0)
+        moved[7] = moved[8]
+        near, same = (evaluate_retrieval(rows, LABELS, label_groups=None) for rows in (moved, model(1.0)))
+        found = compare_reports(near, same)["mAP"]
+        assert found.value != 0
+        assert not found.is_equal
+        assert "equal" not in str(found)
+        assert 0 < found.interval.half_width < 0.05
 
     def test_compare_each_query_with_itself(self, reports):
         first, second = reports

@@ -358,3 +358,15 @@ def test_a_threshold_holds_for_truncated_embeddings():
     assert report.variants["dims5"].report.decision.threshold == 0.3
     # of no metric of pairs
     assert list(compression_costs(points(), LABELS, threshold=0.3).variants) == ["int8", "binary"]
+
+
+@pytest.mark.parametrize(("factor", "shift"), [(1e-200, 0.0), (1.0, 1e9)])
+def test_ranges_that_float32_cannot_tell_are_noted(factor, shift):
+    rows = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)).double()
+    labels = torch.arange(60) % 6
+    noted = compression_costs(rows * factor + shift, labels, codes="int8", metrics="mAP").notes
+    assert any("8 of 8 dimensions" in note and "float32" in note for note in noted)
+    for others in (rows, rows + 100, (rows + 1e9).float()):  # of the last, float32 holds all that there is
+        assert not any(
+            "float32" in note for note in compression_costs(others, labels, codes="int8", metrics="mAP").notes
+        )

@@ -355,10 +355,30 @@ def test_the_smallest_relevant_grade_is_that_of_trec_eval_but_for_ndcg():
 def test_a_file_of_judgements_has_three_or_four_columns_and_perhaps_a_heading(tmp_path, form, heading):
     lines = [form.format(*each) for each in (("q1", "d1", 2), ("q1", "d2", -1), ("q2", "d3", 1))]
     file = tmp_path / "judged.tsv"
-    file.write_text("\n".join([form.format("query-id", "corpus-id", "score")] * heading + lines) + "\n")
+    names = form.replace("0", "iteration").format("query-id", "corpus-id", "score")
+    file.write_text("\n".join([names] * heading + lines) + "\n")
     relevance = Relevance.from_judgements(file, ["q1", "q2"], ["d1", "d2", "d3"])
     judged = judged_items(relevance)
     assert (judged.relevant.items.tolist(), judged.grades.tolist()) == ([0, 2], [2.0, 1.0])
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"word\n", b"query-id corpus-id score\n", bytes(range(14, 200))])
+def test_a_file_without_a_judgement_is_refused(tmp_path, content):
+    file = tmp_path / "judged.tsv"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"judged.tsv"):
+        Relevance.from_judgements(file, ["q1"], ["d1"])
+
+
+@pytest.mark.parametrize("line", [1, 2])
+@pytest.mark.parametrize("form", ["{}\t0\t{}\t{}", "{} 0 {} {}"])
+def test_a_grade_that_is_no_number_is_refused_in_every_line_of_trec(tmp_path, form, line):
+    lines = [form.format("q1", "d1", 1), form.format("q1", "d2", 1)]
+    lines[line - 1] = form.format("q0", "d0", "x")
+    file = tmp_path / "judged.tsv"
+    file.write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=rf"line {line} of .*judged.tsv is 'x'"):
+        Relevance.from_judgements(file, ["q0", "q1"], ["d0", "d1", "d2"])
 
 
 @pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e-12, 0.25, 700.0, 1e300])

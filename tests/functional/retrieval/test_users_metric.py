@@ -247,6 +247,8 @@ NO_SHAPE = r"'mine' returned .*Return one value for each query, a tensor of shap
         (f"{PATH}.F2@k=2", rf"hold '{PATH}.F2@k=2', and {PATH} has no F2. Its metrics are F1, F1_AT_2, "),
         (f"{PATH}.NO_METRIC", "is a int, no Metric"),
         (f"{PATH}.F1", r"the metric 'f1@\{k\}' stands without k"),
+        (f"{PATH}.F1@k=2@k=3", rf"hold '{PATH}.F1@k=2@k=3', which gives a parameter twice"),
+        (f"{PATH}.F1@k=2@k=2", "which gives a parameter twice"),
         (f"{PATH}.F1@k=x", r"'f1@\{k\}' has no key 'f1@x'. k is a rank, a whole number from 1 on"),
         ("no_such_module.F1", "there is no module 'no_such_module'"),
         ((F1_AT_2, Metric("f1@2", "ranks", lambda ranks, ties: 0, "Another.")), "hold two metrics with the key 'f1@2'"),

@@ -114,3 +114,35 @@ def test_bad_items(tmp_path):
         pairs.rows(["a/Ann_0004.jpg", "b/Ann_0004.jpg", "Ann_0001", "Bob_0001", "Bob_0002", "Eve_0001"])
     with pytest.raises(ValueError, match=r"this list has scores, and no items"):
         read(tmp_path, "score,same\n0.1,1\n").rows(["a"])
+
+
+DECOMPOSED, COMPOSED = "re\u0301.wav", "r\u00e9.wav"
+
+
+@pytest.mark.parametrize("in_list", [DECOMPOSED, COMPOSED])
+@pytest.mark.parametrize("in_ids", [DECOMPOSED, COMPOSED, f"folder/{DECOMPOSED}"])
+def test_names_with_combining_marks_are_found_in_either_form(tmp_path, in_list, in_ids):
+    stem = in_list.removesuffix(".wav")
+    made = TrialList(same=(True, False), items=((in_list, "b"), ("c", "d")))
+    if "/" in in_ids:
+        made = TrialList(same=(True, False), items=((stem, "b"), ("c", "d")))
+    text = f"1 {made.items[0][0]} c\n0 b d\n"
+    for trials in (made, read(tmp_path, text)):
+        assert [side.tolist() for side in trials.rows([in_ids, "b", "c", "d"])] == [[0, 1], [2, 3]]
+        assert trials.names(in_ids)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fact"),
+    [
+        ({"items": (("a", "b"), ("c", "d"))}, r"same has 1.*items\[0\] has 2 and items\[1\] has 2"),
+        ({"items": (("a",), ())}, r"items\[1\] has 0"),
+        ({"first": ("a", "b")}, "first has 2"),
+        ({"second": ()}, "second has 0"),
+        ({"folds": ("a", "b", "c")}, "folds has 3"),
+        ({"scores": ()}, "scores has 0"),
+    ],
+)
+def test_fields_of_other_lengths_are_refused_where_the_list_is_made(fields, fact):
+    with pytest.raises(ValueError, match=fact):
+        TrialList(same=(True,), **fields)
