@@ -321,6 +321,16 @@ class OnlyLoss(Net):
         return self.embed(batch[0]).sum()
 
 
+class Unlabelled(Net):
+    """Is given no labels in a validation."""
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch if self.training else batch[:1]
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return {"embeddings": self.embed(batch[0])}
+
+
 MISTAKES: list[tuple[Callable[[], Net], Callable[..., Any], str]] = [
     (OnlyLoss, retrieval, "RetrievalMonitor found no embeddings: validation_step returned a tensor of shape"),
     (
@@ -328,6 +338,7 @@ MISTAKES: list[tuple[Callable[[], Net], Callable[..., Any], str]] = [
         partial(retrieval, source=EmbeddingSource(labels="species")),
         "labels='species'): the batch is a list of 2 and has no entry 'species'",
     ),
+    (Unlabelled, retrieval, "RetrievalMonitor found no labels: validation_step returned none under 'labels'"),
     (Net, partial(retrieval, gallery="shop"), "gallery='shop'): neither what the step returned"),
     (Net, partial(retrieval, gallery=3), "gallery=3): there is no such loader; there are 'dataloader"),
     (partial(Returns, lambda *_: 0), partial(retrieval, source="encoder"), "step did not call the submodule 'encoder'"),
@@ -356,7 +367,7 @@ MISTAKES: list[tuple[Callable[[], Net], Callable[..., Any], str]] = [
 
 @pytest.mark.parametrize(
     ("net", "monitor", "words", "sanity"),
-    [(*mistake, 1) for mistake in MISTAKES] + [(*MISTAKES[place], 0) for place in (0, 3, 5, 6)],
+    [(*mistake, 1) for mistake in MISTAKES] + [(*MISTAKES[place], 0) for place in (0, 2, 4, 6, 7)],
 )
 def test_a_mistake_that_cannot_heal_ends_the_fit_at_its_first_sign(
     net: Any, monitor: Any, words: str, sanity: int

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -100,6 +100,8 @@ def test_metrics_of_a_user_are_nan_where_nothing_can_be_evaluated() -> None:
 
 
 @with_settings(max_examples=15, deadline=None)
+@example(items=40, classes=4, batch_size=7, few_values=False, dtype=torch.float64, seed=0)
+@example(items=40, classes=4, batch_size=40, few_values=False, dtype=torch.bfloat16, seed=1)
 @given(
     items=st.integers(2, 40),
     classes=st.integers(1, 6),
@@ -422,8 +424,10 @@ def test_ids_that_name_no_single_items_are_told_once() -> None:
 
 @pytest.mark.parametrize("voters", ["train", "gallery", "self", "given"])
 def test_neighbours_vote(voters: str) -> None:
-    """Each set of voters gives what the function gives; the module is in training mode afterwards, as it was."""
+    """Each set of voters gives what the function gives; each submodule is in the mode afterwards in which it was."""
     net, given = Embeds(), DataLoader(Labelled(TRAINING), batch_size=7, shuffle=True)
+    net.frozen.eval()
+    modes = [part.training for part in net.modules()]
     run = trainer(KnnMonitor((1, 5), given if voters == "given" else voters, gallery=[None, 1][voters == "gallery"]))
     if voters == "train":
         data = LightningDataModule.from_datasets(val_dataset=QUERIES, batch_size=11)
@@ -435,7 +439,8 @@ def test_neighbours_vote(voters: str) -> None:
     report = knn_accuracy(*(part for data in (QUERIES, *sets) for part in net.by_hand(data)), k=(1, 5))
     logged = {key: float(value) for key, value in run.callback_metrics.items() if "knn" in key}
     assert logged == close(with_prefix(report.values))
-    assert net.training
+    assert [part.training for part in net.modules()] == modes
+    assert set(modes) == {True, False}
 
 
 def test_what_cannot_vote_is_told() -> None:
