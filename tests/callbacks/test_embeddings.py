@@ -93,8 +93,13 @@ def test_every_source_gives_the_same_values(returns: Any, settings: dict[str, An
     assert count_hooks(net) == 0
 
 
+def draws(net: Net, batch: Any) -> Tensor:
+    """Embeds with a random number from PyTorch, that changes nothing."""
+    return net.embed(batch[0]) + 0 * torch.rand(())
+
+
 @pytest.mark.parametrize(
-    "embed", [lambda net, batch: net(batch[0]), lambda net, batch: (net(batch[0]), batch[1]), "whole"]
+    "embed", [lambda net, batch: net(batch[0]), lambda net, batch: (net(batch[0]), batch[1]), "whole", draws]
 )
 def test_the_monitor_embeds_batches_itself_and_leaves_no_trace(embed: Any) -> None:
     net = Returns(lambda net, x, y: torch.rand(1))  # validates something else; nothing of it is an embedding

@@ -435,12 +435,12 @@ def test_neighbours_vote(voters: str) -> None:
         run.validate(net, datamodule=data, verbose=False)
     else:
         run.validate(net, [loader(), loader(GALLERY)] if voters == "gallery" else loader(), verbose=False)
+    assert [part.training for part in net.modules()] == modes
+    assert set(modes) == {True, False}
     sets = {"train": [TRAINING], "given": [TRAINING], "gallery": [GALLERY], "self": []}[voters]
     report = knn_accuracy(*(part for data in (QUERIES, *sets) for part in net.by_hand(data)), k=(1, 5))
     logged = {key: float(value) for key, value in run.callback_metrics.items() if "knn" in key}
     assert logged == close(with_prefix(report.values))
-    assert [part.training for part in net.modules()] == modes
-    assert set(modes) == {True, False}
 
 
 def test_what_cannot_vote_is_told() -> None:

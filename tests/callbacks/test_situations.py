@@ -615,12 +615,18 @@ def test_by_default_few_classes_have_no_grouped_recall_and_no_notice() -> None:
     assert float(run.callback_metrics["val/mAP"]) > 0
 
 
-def test_who_monitors_such_a_metric_is_told(tmp_path: Path) -> None:
-    best = ModelCheckpoint(tmp_path, monitor="val/grouped_recall@1", mode="max")
-    with pytest.raises(
-        UsageError, match=r"ModelCheckpoint\(monitor='val/grouped_recall@1'\): this set has too few.*labels need 20"
-    ):
-        trainer(best, RetrievalMonitor()).fit(Net(), loader(), loader())
+@pytest.mark.parametrize("kind", ["ModelCheckpoint", "EarlyStopping", "ReduceLROnPlateau"])
+def test_who_monitors_such_a_metric_is_told(kind: str, tmp_path: Path) -> None:
+    net, key = Net(), "val/grouped_recall@1"
+    best = ModelCheckpoint(tmp_path, monitor=key, mode="max")
+    waiting = {"ModelCheckpoint": [best], "EarlyStopping": [EarlyStopping(monitor=key, mode="max")]}.get(kind, [])
+    if not waiting:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scheduler = {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max"), "monitor": key}
+        net.configure_optimizers = lambda: {"optimizer": optimizer, "lr_scheduler": scheduler}  # type: ignore[method-assign]
+    words = rf"{kind}\(monitor='val/grouped_recall@1'\): this set has too few.*labels need 20"
+    with pytest.raises(UsageError, match=words):
+        trainer(*waiting, RetrievalMonitor()).fit(net, loader(), loader())
     run = trainer(best, RetrievalMonitor(strict=False))
     with pytest.warns(UserWarning, match="val/grouped_recall@1 is NaN. ModelCheckpoint.*this set has too few classes"):
         run.fit(Net(), loader(), loader())
