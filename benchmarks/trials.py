@@ -52,10 +52,11 @@ KNOWN, UNKNOWN, IDENTIFICATION = 100, (15, 50, 200), "tpir@fpir0.1"
 
 def cost(run: Callable[[], Any]) -> tuple[float, float | None]:
     """Processor seconds, and MB at most beyond what was held before."""
-    started = time.process_time()
     with PeakMemory(torch.device("cpu")) as memory:
+        started = time.process_time()
         run()
-    return time.process_time() - started, memory.mb
+        seconds = time.process_time() - started
+    return seconds, memory.mb
 
 
 def costs(trials: int, identities: int, file: str | None) -> None:
