@@ -304,14 +304,26 @@ def test_what_is_wrong_with_a_gallery_is_said_and_the_values_are_nan(gallery: An
         log_of_validation(retrieval(strict=True, gallery=gallery), Flagged(), loaders)
 
 
-def test_the_failure_of_one_loader_leaves_the_other() -> None:
+class HalfBroken(Net):
+    """Gives no embeddings of the first of two loaders."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        gives = dataloader_idx or len(self.trainer.num_val_batches) == 1
+        return super().validation_step(batch, batch_idx) if gives else None
+
+
+@pytest.mark.parametrize("fails", ["the evaluation", "the step"])
+def test_the_failure_of_one_loader_leaves_the_other(fails: str) -> None:
     """And no report of an earlier evaluation."""
-    net, monitor = Net(), retrieval()
+    net, monitor = HalfBroken() if fails == "the step" else Net(), retrieval(strict=False)
     log_of_validation(monitor, net)
     assert monitor.report is not None
-    broken = loader(TensorDataset(QUERIES.tensors[0] * math.nan, QUERIES.tensors[1]))
-    words = "val/mAP/dataloader_idx_0 and the other values.*36 of 36 rows of queries hold NaN or Inf"
-    with pytest.warns(UserWarning, match=words):
+    broken = loader(QUERIES)
+    cause = "found no embeddings: validation_step returned None"
+    if fails == "the evaluation":
+        broken = loader(TensorDataset(QUERIES.tensors[0] * math.nan, QUERIES.tensors[1]))
+        cause = "36 of 36 rows of queries hold NaN or Inf"
+    with pytest.warns(UserWarning, match=f"val/mAP/dataloader_idx_0 and the other values.*{cause}"):
         logged = log_of_validation(monitor, net, [broken, loader(GALLERY)])
     assert math.isnan(logged["val/mAP/dataloader_idx_0"])
     assert logged["val/mAP/dataloader_idx_1"] == pytest.approx(expected_metrics(*net.by_hand(GALLERY))["mAP"], rel=1e-5)
