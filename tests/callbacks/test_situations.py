@@ -388,7 +388,7 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_does(tmp_path: Path) -> No
         torch.manual_seed(0)
         best = ModelCheckpoint(tmp_path / "best", monitor="val/J", mode="max")
         seen, batches = ByHand(gap=False), EveryBatch()
-        monitors = retrieval(), DiscriminantRatioMonitor(every_n_steps=2)
+        monitors = retrieval(), DiscriminantRatioMonitor(every_n_steps=3)
         made = trainer(*monitors, seen, batches, best, *more, max_epochs=2, val_check_interval=2)
         made.fit(Steady(), loader(data, batch_size=36), loader(VALIDATION), **settings)
         return seen, batches, float(best.best_model_score)
@@ -403,8 +403,10 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_does(tmp_path: Path) -> No
         count = len(resumed.logged)
         assert (count, len(whole.logged)) == (4 - step // 2, 4)
         assert resumed.logged == [near(values) for values in whole.logged[-count:]]
-        due = rest.logged[1 - step % 2 :: 2]  # every second batch, counted over both runs
-        assert due == pytest.approx(steps.logged[1::2][-len(due) :])
+        due = [number for number in range(step + 1, 9) if number % 3 == 0]  # every third batch, counted over both runs
+        assert due
+        measured = [rest.logged[number - step - 1] for number in due]
+        assert measured == pytest.approx([steps.logged[number - 1] for number in due])
 
 
 def quality_to_map(quality: float) -> float:
