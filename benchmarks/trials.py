@@ -19,7 +19,6 @@ unknown. The truth is the mean of 100 sets with 1,000 unknown identities.
 from __future__ import annotations
 
 import argparse
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -27,12 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _results import Column, Results, add_file_option
+from retrieval import PeakMemory
 
 from fewshot_callbacks import evaluate_identification, evaluate_trials
 
@@ -49,16 +50,14 @@ COSTS = (
 KNOWN, UNKNOWN, IDENTIFICATION = 100, (15, 50, 200), "tpir@fpir0.1"
 
 
-def peak() -> float:
-    """MB that this process has held at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
-
-
-def cost(run: Callable[[], Any]) -> tuple[float, float]:
-    """Processor seconds, and by how many MB the peak rose."""
-    before, started = peak(), time.process_time()
+def cost(run: Callable[[], Any]) -> tuple[float, float | None]:
+    """Processor seconds; and of a second call, before which free memory is given back, MB at most beyond what was held."""
+    started = time.process_time()
     run()
-    return time.process_time() - started, peak() - before
+    seconds = time.process_time() - started
+    with PeakMemory(torch.device("cpu")) as memory:
+        run()
+    return seconds, memory.mb
 
 
 def costs(trials: int, identities: int, file: str | None) -> None:

@@ -129,6 +129,14 @@ class Figure(NamedTuple):
     """of a cell of several numbers: 0 is the median, 1 the least, 2 the greatest"""
 
 
+class SummaryFigure(NamedTuple):
+    """A cell of the summary."""
+
+    words: str
+    """those of its line"""
+    column: int
+
+
 def _time_and_memory(row: str) -> tuple[Figure, Figure]:
     return (
         Figure("peers", row, "hard, x product", ".2g"),
@@ -136,13 +144,17 @@ def _time_and_memory(row: str) -> tuple[Figure, Figure]:
     )
 
 
-QUOTES: dict[str, tuple[Figure, ...]] = {
-    "512 numbers take two CPU cores {} seconds and {} MB;": (
-        Figure("questions", "`RetrievalMonitor`", "seconds", ".1f"),
-        Figure("questions", "`RetrievalMonitor`", "MB beyond the data", ".0f"),
-    ),
-    "With it a training step takes {} times as long.": (
-        Figure("overhead", "a training step, J and variance ratio of every batch", "with it, x without", ".2f"),
+TRAINING_STEP = "a training step, J and variance ratio of every batch"
+
+LARGE = "31,730 of 512 numbers, well-trained to hard"
+
+QUOTES: dict[str, tuple[Figure | SummaryFigure, ...]] = {
+    "512 numbers take two CPU cores {} seconds and at most {} MB,": (SummaryFigure(LARGE, 1), SummaryFigure(LARGE, 2)),
+    "It adds about {} ms to a training step of {} ms, which is within the noise ({} to {} times as long).": (
+        Figure("overhead", TRAINING_STEP, "it adds, ms", ".0f"),
+        Figure("overhead", TRAINING_STEP, "without it, ms", ".0f"),
+        Figure("overhead", TRAINING_STEP, "with it, x without", ".2f", part=1),
+        Figure("overhead", TRAINING_STEP, "with it, x without", ".2f", part=2),
     ),
     "the bare float32 product of all pairs ({} s), memory": (
         Figure("peers", "evaluate_retrieval, default metrics", "product, seconds", ".1f"),
@@ -173,11 +185,14 @@ class Case(NamedTuple):
 SUMMARY = (
     Case("4,000 of 512 numbers, well-trained to hard", "retrieval", 4000, ("well-trained", "hard")),
     Case("8,000 of 512 numbers, well-trained to hard", "retrieval", 8000, ("well-trained", "hard")),
-    Case("31,730 of 512 numbers, well-trained to hard", "retrieval", 31_730, ("well-trained", "hard")),
+    Case(LARGE, "retrieval", 31_730, ("well-trained", "hard")),
     Case("158,652 of 512 numbers, well-trained", "retrieval_large", 158_652, ("well-trained",)),
     Case("31,730 of 256 numbers, long tails and equal rows", "retrieval_repeated", 31_730, ("heavy-tailed",)),
     Case("158,652 of 256 numbers, long tails and equal rows", "retrieval_repeated", 158_652, ("heavy-tailed",)),
 )
+
+FIGURE = r"[^\s*]+(?: to [^\s*]+)?"
+"""A figure of README, or two of which one is the least and the other the greatest."""
 
 BLOCK = re.compile(r"(?<=<!-- table: )(?P<name>\w+) -->\n(?:(?!<!-- table: ).)*?(?=<!-- end of table -->)", re.DOTALL)
 """A table of the page, from its name to its end."""
@@ -239,10 +254,10 @@ def block(records: list[dict[str, Any]]) -> str:
 
 
 def _described(about: dict[str, str | int]) -> str:
-    """Return the threads of a table alone, if its machine is that of most tables, which the page names once."""
-    if describe(about, threads=False) == common_machine():
-        return f"{threads_of(about).capitalize()}."
-    return describe(about)
+    """Return threads and commit of a table; and its machine, unless it is that of most tables, which the page names once."""
+    is_common = describe(about, threads=False) == common_machine()
+    words = f"{threads_of(about).capitalize()}." if is_common else describe(about)
+    return f"{words.removesuffix('.')}, commit {about['commit']}."
 
 
 def table(columns: tuple[Column, ...], rows: list[Any]) -> str:
@@ -268,12 +283,15 @@ def common_machine() -> str:
 
 def summary() -> str:
     """Return the table of `SUMMARY` in Markdown."""
-    rows = []
-    for case in SUMMARY:
-        seconds, memory = _cost(case)
-        least, most = (f"{limit:.1f}" if limit < 10 else f"{limit:.0f}" for limit in (min(seconds), max(seconds)))
-        rows.append([case.words, least if least == most else f"{least} to {most}", f"{memory:,.0f}"])
-    return markdown([Column("embeddings"), Column("seconds", "s"), Column("most MB beyond them", "s")], rows)
+    columns = [Column("embeddings"), Column("seconds", "s"), Column("most MB beyond them", "s")]
+    return markdown(columns, [_line_of_summary(case) for case in SUMMARY])
+
+
+def _line_of_summary(case: Case) -> list[str]:
+    """Return the cells of a case."""
+    seconds, memory = _cost(case)
+    least, most = (f"{limit:.1f}" if limit < 10 else f"{limit:.0f}" for limit in (min(seconds), max(seconds)))
+    return [case.words, least if least == most else f"{least} to {most}", f"{memory:,.0f}"]
 
 
 def _cost(case: Case) -> tuple[list[float], float]:
@@ -306,8 +324,11 @@ def written(page: str) -> str:
     return page
 
 
-def value(figure: Figure) -> str:
+def value(figure: Figure | SummaryFigure) -> str:
     """Return a figure as README writes it."""
+    if isinstance(figure, SummaryFigure):
+        [case] = [case for case in SUMMARY if case.words == figure.words]
+        return _line_of_summary(case)[figure.column]
     for record in load(figure.table):
         titles = [Column(*column).title for column in record["columns"]]
         for row in record["rows"] if figure.column in titles else ():
@@ -324,7 +345,7 @@ def quoted(text: str) -> str:
         LookupError: Some words of `QUOTES` do not stand in it once.
     """
     for words, figures in QUOTES.items():
-        pattern = re.escape(words).replace(r"\{\}", r"[^\s*]+")
+        pattern = re.escape(words).replace(r"\{\}", FIGURE)
         filled = words.format(*map(value, figures))
         text, times = re.subn(pattern, lambda _, filled=filled: filled, text)
         if times != 1:

@@ -138,8 +138,8 @@ def suspects(
         min_probability: Lowest probability of a wrong label, in [0, 1], at which an item is returned; 0 returns every item
             with a neighbour of another class.
         memory_mb: Bound on the memory of the search beyond the embeddings, in MB; None is 512. Neighbours and their
-            votes take additional memory that does not count towards the bound, about 100 bytes for each neighbour: 41
-            MB at 31,730 items and k = 10.
+            votes take additional memory that does not count towards the bound, about 400 bytes for each neighbour:
+            some 130 MB at 31,730 items and k = 10.
 
     Returns:
         A frozen result on the CPU; if there is no suspect, its tensors are empty.

@@ -8,8 +8,29 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor, TrainingDynamicsMonitor
-from tests.callbacks.models import SHOTS, VALIDATION, Embeds, episodes, gap_monitor, loader, retrieval, trainer
+from fewshot_callbacks import TrialList
+from fewshot_callbacks.callbacks import (
+    DiscriminantRatioMonitor,
+    EmbeddedSet,
+    EmbeddingHealthMonitor,
+    KnnMonitor,
+    Monitor,
+    ProbeMonitor,
+    TrainingDynamicsMonitor,
+    VerificationMonitor,
+)
+from tests.callbacks.models import (
+    SHOTS,
+    TRAINING,
+    VALIDATION,
+    Embeds,
+    Labelled,
+    episodes,
+    gap_monitor,
+    loader,
+    retrieval,
+    trainer,
+)
 
 
 class RandomNet(Embeds):
@@ -40,13 +61,39 @@ class RandomNet(Embeds):
         return torch.optim.Adam((weight for weight in self.parameters() if weight.requires_grad), lr=0.01)
 
 
+def names_of(outputs: Any, batch: Any) -> list[str]:
+    """Return a name for each item, by its first number."""
+    return [f"{float(point[0]):.9f}" for point in batch[0]]
+
+
+def trials() -> TrialList:
+    """Return each validation item beside the first one."""
+    (first, *others), labels = names_of(None, VALIDATION.tensors), VALIDATION.tensors[1]
+    return TrialList(same=tuple((labels[1:] == labels[0]).tolist()), items=((first,) * len(others), tuple(others)))
+
+
+class MeanLength(Monitor):
+    """One of a user's own."""
+
+    names = ("mean_length",)
+
+    def measure(self, items: EmbeddedSet) -> dict[str, float]:
+        return {"mean_length": float(items.embeddings.norm(dim=1).mean())}
+
+
 def all_monitors(**settings: Any) -> list[Any]:
+    """Return one monitor of each kind, and of the votes one for each kind of bank."""
     return [
         retrieval(source="encoder", strict=True),
         DiscriminantRatioMonitor(source="encoder", strict=True),
         gap_monitor(**({"strict": True} | settings)),
         TrainingDynamicsMonitor(every_n_steps=1, strict=True),
         EmbeddingHealthMonitor(source="encoder", every_n_steps=1, k=2, strict=True),
+        KnnMonitor(3, "self", source="encoder", strict=True),
+        KnnMonitor(3, Labelled(TRAINING), name="bank", strict=True),
+        ProbeMonitor(Labelled(TRAINING), strict=True),
+        VerificationMonitor(trials(), names_of, source="encoder", metrics=("eer",), strict=True),
+        MeanLength(source="encoder", strict=True),
     ]
 
 

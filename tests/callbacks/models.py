@@ -172,6 +172,18 @@ class EveryBatch(Callback):
         self.logged.append(float(trainer.callback_metrics.get("train/J", -1.0)))
 
 
+class SaidBefore(Callback):
+    """Keeps what was warned of before the first training batch: `with pytest.warns(...) as callback.caught`."""
+
+    def __init__(self) -> None:
+        self.caught: Any = []
+        self.said: list[str] = []
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 0:
+            self.said = messages_of(self.caught)
+
+
 def expected_ratios_of_batches(batches: EveryBatch) -> list[float]:
     """Return J of each training batch, as a `DiscriminantRatioMonitor` must log it."""
     return [float(discriminant_ratio(step["embeddings"], step["labels"])) for step in batches.outputs]

@@ -93,8 +93,13 @@ def test_every_source_gives_the_same_values(returns: Any, settings: dict[str, An
     assert count_hooks(net) == 0
 
 
+def draws(net: Net, batch: Any) -> Tensor:
+    """Embeds with a random number from PyTorch, that changes nothing."""
+    return net.embed(batch[0]) + 0 * torch.rand(())
+
+
 @pytest.mark.parametrize(
-    "embed", [lambda net, batch: net(batch[0]), lambda net, batch: (net(batch[0]), batch[1]), "whole"]
+    "embed", [lambda net, batch: net(batch[0]), lambda net, batch: (net(batch[0]), batch[1]), "whole", draws]
 )
 def test_the_monitor_embeds_batches_itself_and_leaves_no_trace(embed: Any) -> None:
     net = Returns(lambda net, x, y: torch.rand(1))  # validates something else; nothing of it is an embedding
@@ -318,6 +323,16 @@ class OnlyLoss(Net):
         return self.embed(batch[0]).sum()
 
 
+class Unlabelled(Net):
+    """Is given no labels in a validation."""
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch if self.training else batch[:1]
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return {"embeddings": self.embed(batch[0])}
+
+
 MISTAKES: list[tuple[Callable[[], Net], Callable[..., Any], str]] = [
     (OnlyLoss, retrieval, "RetrievalMonitor found no embeddings: validation_step returned a tensor of shape"),
     (
@@ -325,6 +340,7 @@ MISTAKES: list[tuple[Callable[[], Net], Callable[..., Any], str]] = [
         partial(retrieval, source=EmbeddingSource(labels="species")),
         "labels='species'): the batch is a list of 2 and has no entry 'species'",
     ),
+    (Unlabelled, retrieval, "RetrievalMonitor found no labels: validation_step returned none under 'labels'"),
     (Net, partial(retrieval, gallery="shop"), "gallery='shop'): neither what the step returned"),
     (Net, partial(retrieval, gallery=3), "gallery=3): there is no such loader; there are 'dataloader"),
     (partial(Returns, lambda *_: 0), partial(retrieval, source="encoder"), "step did not call the submodule 'encoder'"),
@@ -353,7 +369,7 @@ MISTAKES: list[tuple[Callable[[], Net], Callable[..., Any], str]] = [
 
 @pytest.mark.parametrize(
     ("net", "monitor", "words", "sanity"),
-    [(*mistake, 1) for mistake in MISTAKES] + [(*MISTAKES[place], 0) for place in (0, 3, 5, 6)],
+    [(*mistake, 1) for mistake in MISTAKES] + [(*MISTAKES[place], 0) for place in (0, 2, 4, 6, 7)],
 )
 def test_a_mistake_that_cannot_heal_ends_the_fit_at_its_first_sign(
     net: Any, monitor: Any, words: str, sanity: int

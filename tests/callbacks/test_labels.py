@@ -145,8 +145,9 @@ def test_queries_of_words_and_a_gallery_of_integers_end_the_run() -> None:
         log_of_validation(RetrievalMonitor(gallery=1), net, [worded(), loader(numbers(items()))])
 
 
-def test_labels_that_are_missing_end_the_run() -> None:
-    net = Formed(lambda labels: [None, *labels[1:]])
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_labels_that_are_missing_end_the_run(missing: Any) -> None:
+    net = Formed(lambda labels: [missing, *labels[1:]])
     with pytest.raises(ValueError, match=r"the labels of validation_step are a list of 11.*1 of 11 labels is missing"):
         trainer(retrieval(), num_sanity_val_steps=1).fit(net, worded(), worded())
 

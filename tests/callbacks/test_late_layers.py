@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,16 @@ from fewshot_callbacks import TrialList, callbacks
 from fewshot_callbacks.callbacks import (
     DiscriminantRatioMonitor,
     EmbeddingHealthMonitor,
+    EmbeddingMap,
     EmbeddingSource,
+    KnnMonitor,
+    ProbeMonitor,
+    ReportWriter,
     RetrievalMonitor,
+    RetrievalPanels,
+    ScorePlots,
     TrainingDynamicsMonitor,
+    VerificationMonitor,
 )
 from fewshot_callbacks.callbacks._conduct import UsageError
 from tests.callbacks.models import (
@@ -27,11 +35,13 @@ from tests.callbacks.models import (
     episodes,
     expected_metrics,
     gap_monitor,
+    items,
     loader,
     retrieval,
     trainer,
     with_prefix,
 )
+from tests.callbacks.monitor_jobs import TRIAL_METRICS, paths, trials_of
 
 
 class Late(Embeds):
@@ -174,13 +184,30 @@ def test_every_callback_can_be_copied(name: str, copied: Any) -> None:
         assert type(copied(getattr(callbacks, name)(**arguments))).__name__ == name
 
 
-def test_copies_work_before_a_run_and_after_it() -> None:
-    before = [retrieval(), DiscriminantRatioMonitor(), EmbeddingHealthMonitor(), gap_monitor()]
-    before.append(TrainingDynamicsMonitor(shots=1, file=None))
-    copies = pickle.loads(pickle.dumps(before))
-    for each in (copies, pickle.loads(pickle.dumps(copies))):
-        net, run = Embeds(), trainer(*each)
-        run.fit(net, loader(), loader(VALIDATION))
+def name_of(dataset: Any, index: int) -> str:
+    """Stands for the picture of an item."""
+    return str(index)
+
+
+@pytest.mark.filterwarnings("ignore:.*(No interval of|A false match rate below|strength with the least error)")
+def test_copies_work_before_a_run_and_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that was made before any run, a copy of that after its run, and one of the second after its run."""
+    monkeypatch.chdir(tmp_path)
+    every: list[Any] = [
+        *(retrieval(), retrieval(name="submodule", source="encoder"), DiscriminantRatioMonitor(source="encoder")),
+        *(EmbeddingHealthMonitor(k=2, every_n_steps=1), gap_monitor(), TrainingDynamicsMonitor(shots=1, file=None)),
+        *(KnnMonitor(5, "self"), KnnMonitor(5, Labelled(TRAINING), name="bank"), ProbeMonitor(Labelled(TRAINING))),
+        VerificationMonitor(trials_of(36), paths, metrics=TRIAL_METRICS),
+        *(RetrievalPanels(1, 1, 1, images=name_of), EmbeddingMap(), ScorePlots(), ReportWriter()),
+    ]
+    for _ in range(3):
+        every = pickle.loads(pickle.dumps(every))
+        net, run = Embeds(), trainer(*every)
+        run.fit(net, loader(), loader(items()))
         logged = {key: float(value) for key, value in run.callback_metrics.items()}
-        expected = with_prefix(expected_metrics(*net.by_hand(VALIDATION)))
+        expected = with_prefix(expected_metrics(*net.by_hand(items())))
         assert {key: logged[key] for key in expected} == pytest.approx(expected, rel=1e-5)
+        alone = (key for key in logged if key.startswith("val/submodule"))
+        assert {key: logged[key] for key in alone} == {f"val/submodule{key[3:]}": logged[key] for key in expected}
+        others = ("val/J", "val/hubness", "gap/recall@1", "val/knn@5", "val/bank/knn@5", "val/probe", "val/eer")
+        assert set(others) <= logged.keys()

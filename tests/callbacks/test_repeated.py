@@ -57,6 +57,19 @@ LOADERS = {
 }
 
 
+def without_copies(name: str) -> tuple[int, float, float]:
+    """Return how many queries have copies, recall@1, and recall@1 where no query may find an item that it equals."""
+    came = [batch[2] for batch in weighted()] if name == "a sampler with replacement" else [torch.arange(len(DATA))] * 2
+    which = torch.cat(came[:1] if name == "a gallery" else came)
+    items = torch.arange(len(DATA)) if name == "a gallery" else which
+    scores = torch.nn.functional.normalize(POINTS[which], dim=1) @ torch.nn.functional.normalize(POINTS[items], dim=1).T
+    is_equal = which[:, None] == items
+    is_itself = torch.zeros_like(is_equal) if name == "a gallery" else torch.eye(len(which), dtype=torch.bool)
+    found = [LABELS[items[scores.masked_fill(out, -2).argmax(dim=1)]] for out in (is_itself, is_equal)]
+    recalls = [float((labels == LABELS[which]).double().mean()) for labels in found]
+    return int((is_equal & ~is_itself).any(dim=1).sum()), *recalls
+
+
 def seen(name: str, votes: bool = False, **settings: Any) -> tuple[dict[str, float], list[str]]:
     """What a monitor logs, and what it says of copies."""
     gallery = {"gallery": 1} if name == "a gallery" else {}
@@ -74,6 +87,10 @@ def test_the_monitor_says_it_once_and_ids_cure_it(name: str) -> None:
     (note,) = words
     assert "RetrievalMonitor" not in note.partition(":")[0]
     assert "ids" in note
+    queries, recall, right = without_copies(name)
+    assert f"val: {queries} of " in note
+    assert f"recall@1 is {recall:.3f}, and {right:.3f} without their copies" in note
+    assert logged["val/recall@1"] == pytest.approx(recall)
     cured, words = seen(name, **IDS)
     assert words == []
     if name != "a sampler with replacement":  # which leaves out others

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -100,6 +100,8 @@ def test_metrics_of_a_user_are_nan_where_nothing_can_be_evaluated() -> None:
 
 
 @with_settings(max_examples=15, deadline=None)
+@example(items=40, classes=4, batch_size=7, few_values=False, dtype=torch.float64, seed=0)
+@example(items=40, classes=4, batch_size=40, few_values=False, dtype=torch.bfloat16, seed=1)
 @given(
     items=st.integers(2, 40),
     classes=st.integers(1, 6),
@@ -302,14 +304,26 @@ def test_what_is_wrong_with_a_gallery_is_said_and_the_values_are_nan(gallery: An
         log_of_validation(retrieval(strict=True, gallery=gallery), Flagged(), loaders)
 
 
-def test_the_failure_of_one_loader_leaves_the_other() -> None:
+class HalfBroken(Net):
+    """Gives no embeddings of the first of two loaders."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        gives = dataloader_idx or len(self.trainer.num_val_batches) == 1
+        return super().validation_step(batch, batch_idx) if gives else None
+
+
+@pytest.mark.parametrize("fails", ["the evaluation", "the step"])
+def test_the_failure_of_one_loader_leaves_the_other(fails: str) -> None:
     """And no report of an earlier evaluation."""
-    net, monitor = Net(), retrieval()
+    net, monitor = HalfBroken() if fails == "the step" else Net(), retrieval(strict=False)
     log_of_validation(monitor, net)
     assert monitor.report is not None
-    broken = loader(TensorDataset(QUERIES.tensors[0] * math.nan, QUERIES.tensors[1]))
-    words = "val/mAP/dataloader_idx_0 and the other values.*36 of 36 rows of queries hold NaN or Inf"
-    with pytest.warns(UserWarning, match=words):
+    broken = loader(QUERIES)
+    cause = "found no embeddings: validation_step returned None"
+    if fails == "the evaluation":
+        broken = loader(TensorDataset(QUERIES.tensors[0] * math.nan, QUERIES.tensors[1]))
+        cause = "36 of 36 rows of queries hold NaN or Inf"
+    with pytest.warns(UserWarning, match=f"val/mAP/dataloader_idx_0 and the other values.*{cause}"):
         logged = log_of_validation(monitor, net, [broken, loader(GALLERY)])
     assert math.isnan(logged["val/mAP/dataloader_idx_0"])
     assert logged["val/mAP/dataloader_idx_1"] == pytest.approx(expected_metrics(*net.by_hand(GALLERY))["mAP"], rel=1e-5)
@@ -422,8 +436,10 @@ def test_ids_that_name_no_single_items_are_told_once() -> None:
 
 @pytest.mark.parametrize("voters", ["train", "gallery", "self", "given"])
 def test_neighbours_vote(voters: str) -> None:
-    """Each set of voters gives what the function gives; the module is in training mode afterwards, as it was."""
+    """Each set of voters gives what the function gives; each submodule is in the mode afterwards in which it was."""
     net, given = Embeds(), DataLoader(Labelled(TRAINING), batch_size=7, shuffle=True)
+    net.frozen.eval()
+    modes = [part.training for part in net.modules()]
     run = trainer(KnnMonitor((1, 5), given if voters == "given" else voters, gallery=[None, 1][voters == "gallery"]))
     if voters == "train":
         data = LightningDataModule.from_datasets(val_dataset=QUERIES, batch_size=11)
@@ -431,11 +447,12 @@ def test_neighbours_vote(voters: str) -> None:
         run.validate(net, datamodule=data, verbose=False)
     else:
         run.validate(net, [loader(), loader(GALLERY)] if voters == "gallery" else loader(), verbose=False)
+    assert [part.training for part in net.modules()] == modes
+    assert set(modes) == {True, False}
     sets = {"train": [TRAINING], "given": [TRAINING], "gallery": [GALLERY], "self": []}[voters]
     report = knn_accuracy(*(part for data in (QUERIES, *sets) for part in net.by_hand(data)), k=(1, 5))
     logged = {key: float(value) for key, value in run.callback_metrics.items() if "knn" in key}
     assert logged == close(with_prefix(report.values))
-    assert net.training
 
 
 def test_what_cannot_vote_is_told() -> None:

@@ -40,6 +40,7 @@ from tests.callbacks.models import (
     Labelled,
     Net,
     Returns,
+    SaidBefore,
     Scripted,
     Stream,
     close,
@@ -387,7 +388,7 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_does(tmp_path: Path) -> No
         torch.manual_seed(0)
         best = ModelCheckpoint(tmp_path / "best", monitor="val/J", mode="max")
         seen, batches = ByHand(gap=False), EveryBatch()
-        monitors = retrieval(), DiscriminantRatioMonitor(every_n_steps=2)
+        monitors = retrieval(), DiscriminantRatioMonitor(every_n_steps=3)
         made = trainer(*monitors, seen, batches, best, *more, max_epochs=2, val_check_interval=2)
         made.fit(Steady(), loader(data, batch_size=36), loader(VALIDATION), **settings)
         return seen, batches, float(best.best_model_score)
@@ -402,8 +403,10 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_does(tmp_path: Path) -> No
         count = len(resumed.logged)
         assert (count, len(whole.logged)) == (4 - step // 2, 4)
         assert resumed.logged == [near(values) for values in whole.logged[-count:]]
-        due = rest.logged[1 - step % 2 :: 2]  # every second batch, counted over both runs
-        assert due == pytest.approx(steps.logged[1::2][-len(due) :])
+        due = [number for number in range(step + 1, 9) if number % 3 == 0]  # every third batch, counted over both runs
+        assert due
+        measured = [rest.logged[number - step - 1] for number in due]
+        assert measured == pytest.approx([steps.logged[number - 1] for number in due])
 
 
 def quality_to_map(quality: float) -> float:
@@ -457,14 +460,25 @@ def test_validate_and_test_after_fit_look_at_the_loaders_they_are_given() -> Non
 @pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
 @pytest.mark.parametrize("settings", [{}, {"limit_val_batches": 0}], ids=str)
 def test_a_monitor_that_is_never_validated_does_no_harm(settings: dict[str, Any]) -> None:
-    net, monitors = Net(), (RetrievalMonitor(), DiscriminantRatioMonitor())
-    run = trainer(*monitors, **settings)
+    net = Net()
+    monitors = RetrievalMonitor(source="encoder"), DiscriminantRatioMonitor(source="encoder", every_n_steps=None)
+    held: list[bool] = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            collections = [monitor._collection for monitor in monitors]
+            readers = [*(collection.reader for collection in collections), monitors[1]._training_reader]
+            held.append(any(reader._captured for reader in readers) or any(one._rows for one in collections))
+
+    run = trainer(*monitors, Watch(), **settings)
     run.fit(net, loader(), loader() if settings else None)
+    assert held == [False] * 4
     assert not [key for key in run.callback_metrics if key.startswith("val/")]
     assert is_clean(net, *monitors)
 
 
-def test_the_sanity_check_measures_nothing() -> None:
+@pytest.mark.parametrize("steps", [2, -1])
+def test_the_sanity_check_measures_nothing(steps: int) -> None:
     epochs = EveryEpoch()
     seen: list[set[str]] = []
 
@@ -473,7 +487,7 @@ def test_the_sanity_check_measures_nothing() -> None:
             seen.append({*trainer.callback_metrics, *trainer.progress_bar_metrics, *monitors[0].reports})
 
     monitors = retrieval(), DiscriminantRatioMonitor()
-    trainer(*monitors, epochs, AtStart(), num_sanity_val_steps=2).fit(Scripted([0.6]), loader(), loader())
+    trainer(*monitors, epochs, AtStart(), num_sanity_val_steps=steps).fit(Scripted([0.6]), loader(), loader())
     assert seen == [set()]
     assert epochs.values == pytest.approx([quality_to_map(0.6)])  # and nothing of the sanity check is left in it
 
@@ -569,14 +583,16 @@ def test_a_key_that_the_module_logs_itself_is_its_own_affair(sanity_steps: int, 
 def test_what_may_still_be_logged_is_a_warning(key: str) -> None:
     """Without a sanity check nobody knows what the module logs; a key that is only similar may be another callback's."""
     early = EarlyStopping(monitor=key, strict=False)
-    run = trainer(early, retrieval(label_groups=3), num_sanity_val_steps=int(key != "val/map"))
     words = f"EarlyStopping(monitor='{key}'): no monitor here logs this value, and nothing else has so far."
-    with pytest.warns(UserWarning, match=f"^{re.escape(words)}"):
+    before = SaidBefore()
+    run = trainer(early, retrieval(label_groups=3), before, num_sanity_val_steps=int(key != "val/map"))
+    with pytest.warns(UserWarning, match=f"^{re.escape(words)}") as before.caught:
         run.fit(Net(), loader(), loader())
+    assert [said.startswith(words) for said in before.said] == [True]
 
 
 def test_keys_that_exist_or_that_nobody_knows_pass_in_silence() -> None:
-    keys = "val/mAP", "val/J", "val/variance_ratio_low", "train/J", "val/loss"
+    keys = "val/mAP", "val/J", "val/variance_ratio_low", "train/J", "val/loss", "val/acc", "val/auc", "val/top1"
     waiting = [EarlyStopping(monitor=key, mode="max", strict=False) for key in keys]
     waiting.append(EarlyStopping(monitor="gap/recall@1", strict=False))
     run = trainer(*waiting, retrieval(), DiscriminantRatioMonitor(), gap_monitor(), num_sanity_val_steps=1)
@@ -601,12 +617,18 @@ def test_by_default_few_classes_have_no_grouped_recall_and_no_notice() -> None:
     assert float(run.callback_metrics["val/mAP"]) > 0
 
 
-def test_who_monitors_such_a_metric_is_told(tmp_path: Path) -> None:
-    best = ModelCheckpoint(tmp_path, monitor="val/grouped_recall@1", mode="max")
-    with pytest.raises(
-        UsageError, match=r"ModelCheckpoint\(monitor='val/grouped_recall@1'\): this set has too few.*labels need 20"
-    ):
-        trainer(best, RetrievalMonitor()).fit(Net(), loader(), loader())
+@pytest.mark.parametrize("kind", ["ModelCheckpoint", "EarlyStopping", "ReduceLROnPlateau"])
+def test_who_monitors_such_a_metric_is_told(kind: str, tmp_path: Path) -> None:
+    net, key = Net(), "val/grouped_recall@1"
+    best = ModelCheckpoint(tmp_path, monitor=key, mode="max")
+    waiting = {"ModelCheckpoint": [best], "EarlyStopping": [EarlyStopping(monitor=key, mode="max")]}.get(kind, [])
+    if not waiting:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scheduler = {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max"), "monitor": key}
+        net.configure_optimizers = lambda: {"optimizer": optimizer, "lr_scheduler": scheduler}  # type: ignore[method-assign]
+    words = rf"{kind}\(monitor='val/grouped_recall@1'\): this set has too few.*labels need 20"
+    with pytest.raises(UsageError, match=words):
+        trainer(*waiting, RetrievalMonitor()).fit(net, loader(), loader())
     run = trainer(best, RetrievalMonitor(strict=False))
     with pytest.warns(UserWarning, match="val/grouped_recall@1 is NaN. ModelCheckpoint.*this set has too few classes"):
         run.fit(Net(), loader(), loader())

@@ -425,7 +425,7 @@ def test_files_larger_than_the_budget_are_read_piece_by_piece(parts, capsys):
 
 
 SLURM = """
-import os, socket, sys
+import os, socket, sys, time
 import lightning.fabric.plugins.environments.slurm  # once, before the processes are forked
 from fewshot_callbacks.files import journal
 from fewshot_callbacks.cli import evaluate
@@ -437,6 +437,7 @@ def killed(files, position, arrays):
     write(files, position, arrays)
     left[0] -= 1
     if left[0] == 0 and os.environ["SLURM_PROCID"] == "1":
+        open("killed", "w").write(str(time.time()))
         os.kill(os.getpid(), 9)
 journal.StateFiles.write = killed
 
@@ -456,6 +457,8 @@ for step, (writings, tasks) in enumerate([(3, 2), (0, 1), (0, 2)]):
             left[0], journal.INTERVAL = writings, 60 * (writings == 0)  # what is not killed need not write
             sys.exit(main())
     print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+    if step == 0:
+        open("ended", "w").write(str(time.time()))
 """
 """Steps of a job of Slurm: two processes, of which one is killed at its third writing; one process; and two again."""
 
@@ -570,6 +573,8 @@ def test_a_killed_process_is_named_and_the_same_command_goes_on(parts, tmp_path,
     command = [sys.executable, "-c", SLURM, "evaluate", *words, "--json", "--resume", "state"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.splitlines() == ["1 -9", "1", "0 0"], done.stderr
+    killed, ended = (float((tmp_path / name).read_text()) for name in ("killed", "ended"))
+    assert ended - killed < 30
     said = [(tmp_path / f"{step}.0.err").read_text() for step in range(2)]
     assert "fewshot evaluate: process 1 of 2, counted from 0, has ended in the middle" in said[0].splitlines()[-1]
     assert "another evaluation, by its processes (2, now 1)" in said[1]

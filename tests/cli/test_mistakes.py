@@ -258,6 +258,9 @@ def test_a_test_evaluates_what_was_asked_for_and_makes_no_run(word, there, tmp_p
     [weights] = seen
     same = all(torch.equal(weights[name], stored[name]) for name in stored)
     assert same == (word != "none")
+    steps = [int(value) for name, value in weights.items() if name.endswith("num_batches_tracked")]
+    assert any(steps) == (word != "none")  # nor the weights of another checkpoint: this network has seen no batch
+    assert steps
 
 
 def test_hyperparameters_that_the_checkpoint_overrules_are_named(there, capsys):

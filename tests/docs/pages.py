@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -110,10 +113,34 @@ def commands(block: str) -> list[list[str]]:
     return [words for words in lines if words]
 
 
-def check_command(words: list[str]) -> None:
-    """Check that a command of this repository would run; run it where that takes seconds."""
+def indented_commands(text: str) -> list[list[str]]:
+    """Return the commands of indented blocks, which stand outside of fences, as words."""
+    without_fences = re.sub(r"^( *)```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+    block = "\n".join(re.findall(r"^    (\S.*|  .*)$", without_fences, flags=re.MULTILINE))
+    programs = r"(?:\w+=\S+ )*(?:python|fewshot|make|torchrun) "
+    return commands("\n".join(re.findall(rf"^{programs}(?:.*\\\n)*.*$", block, flags=re.MULTILINE)))
+
+
+def check_options(words: list[str]) -> None:
+    """Check that a subcommand of `fewshot` has the options that it is given; its files need not be there."""
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main([words[0], "--help"])
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    known = re.findall(r"--\w+", said.getvalue())
+    assert known, f"fewshot {words[0]} --help"
+    assert [option for option in options if option not in known] == [], f"fewshot {shlex.join(words)}"
+
+
+def check_command(words: list[str], *, runs: bool = True) -> None:
+    """Check that a command of this repository would run; run it where that takes seconds, unless `runs` is False."""
+    words = list(itertools.dropwhile(lambda word: re.match(r"\w+=", word), words))  # without variables
     program, *rest = words
-    if program.endswith("fewshot"):
+    if program.endswith("fewshot") and not runs:
+        check_options(rest)
+    elif program == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        assert [word for word in rest if "=" not in word and word not in targets] == [], shlex.join(words)
+    elif program.endswith("fewshot"):
         check_fewshot(rest)
     elif program == "torchrun":  # one process of it: what it runs is the same command
         check_fewshot(rest[rest.index("fewshot_callbacks") + 1 :])
@@ -128,11 +155,14 @@ def check_fewshot(words: list[str]) -> None:
     """Run `fewshot evaluate`, `report` and `plan`; of the others, which train, check the arguments."""
     arguments = [str(ROOT / word) if word.startswith("configs/") else word for word in words]
     if words[0] in ("fit", "validate", "test"):
-        if "--ckpt_path" in words:  # of a run that only its reader has
-            return
+        if "--ckpt_path" in words:  # of a run that only its reader has, and so is its configuration
+            place = words.index("--ckpt_path")
+            del arguments[place : place + 2]
+            arguments = ["protonet_dr_glyphs" if word.startswith("runs/") else word for word in arguments]
         arguments.append("--print_config")
     elif words[0] in ("demo", "compare"):
-        arguments.append("--help")
+        check_options(words)
+        return
     try:
         status = main(arguments)
     except SystemExit as stop:  # of --help and --print_config

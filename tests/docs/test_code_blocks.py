@@ -1,4 +1,4 @@
-"""Every code block of README and of the documentation runs."""
+"""Every Python block of README and of the documentation runs, and every command is checked."""
 
 from __future__ import annotations
 
@@ -36,3 +36,24 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     with skipped_without_integrations():
         for example in document.examples():
             example.evaluate()
+
+
+def test_commands_without_a_fence_would_run() -> None:
+    """Benchmarks, studies and such stand in indented blocks."""
+    for page in (pages.ROOT / "README.md", *sorted((pages.ROOT / "docs").rglob("*.md"))):
+        for words in pages.indented_commands(page.read_text(encoding="utf-8")):
+            pages.check_command(words, runs=False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("python benchmarks/trials.py --trails 5", "python benchmarks/trails.py", "make figure-of-speed"),
+        *("fewshot plan --query 5", "fewshot compare runs --outptu a", "fewshot demo --epoch 1"),
+        "fewshot test --config runs/version_0/config.yaml --ckpt_path best.ckpt --model.haed=dr",
+    ],
+)
+def test_a_command_that_would_not_run_is_noticed(line: str) -> None:
+    [words] = pages.indented_commands(f"A page:\n\n    {line}\n")
+    with pytest.raises(AssertionError):
+        pages.check_command(words, runs="test" in words)

@@ -128,6 +128,6 @@ def test_the_data_are_what_the_commands_measured() -> None:
 def test_no_other_figure_of_time_or_memory(page: str) -> None:
     text = figures_of_speed.BLOCK.sub("", text_of(page))
     for words in figures_of_speed.QUOTES:
-        text = re.sub(re.escape(words).replace(r"\{\}", r"[^\s*]+"), "", text)
+        text = re.sub(re.escape(words).replace(r"\{\}", figures_of_speed.FIGURE), "", text)
     found = {match[0] for match in COST.finditer(text)}
     assert found == set(NOT_MEASURED.get(page, {})), "put it into a table, into QUOTES, or into NOT_MEASURED"

@@ -58,8 +58,9 @@ COPIED_SHARE = 0.8
 class Share:
     """Which share of the queries and of the gallery this process holds, where several make a call together.
 
-    A share may be empty. Each process returns the report of the whole sets, the same as a single process would. The shares
-    of the gallery are exchanged in chunks, so that no process ever holds the whole gallery.
+    A share may be empty. Each process returns the report of the whole sets, the same as a single process would.
+    `evaluate_retrieval` exchanges the shares of the gallery in chunks, so that no process ever holds the whole gallery.
+    `knn_accuracy`, and `embedding_health` with `k`, join the rows of all in each process.
 
     Examples:
         >>> import torch

@@ -1,5 +1,6 @@
 """Metrics of ranks: published numbers, and ties as the mean over all orders."""
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks import revisited_protocol
 from fewshot_callbacks.engine.ranks import RankBlock
-from fewshot_callbacks.functional import requested_metric
+from fewshot_callbacks.functional import evaluate_retrieval, requested_metric
 from fewshot_callbacks.functional.retrieval.rank_metrics import (
     average_precision,
     average_precision_at_k,
@@ -107,6 +108,17 @@ def test_a_query_without_a_match_is_nan():
     for ties in TIES:
         assert [name for name, value in all_metrics(ranks, 3, ties).items() if not value.isnan().item()] == []
     assert not depends_on_ties(ranks).item()
+
+
+def test_average_precision_is_one_if_and_only_if_all_relevant_items_come_first():
+    """Of all orders of three relevant items and three others."""
+    orders = torch.tensor(list(itertools.permutations(range(6)))).double()  # the score of each item
+    labels = torch.tensor([1, 1, 1, 0, 0, 0])
+    queries_labels = torch.ones(len(orders), dtype=torch.int64)
+    report = evaluate_retrieval(orders, queries_labels, torch.eye(6).double(), labels, similarity="dot", metrics="mAP")
+    come_first = orders[:, :3].amin(dim=1) > orders[:, 3:].amax(dim=1)
+    assert int(come_first.sum()) == 36
+    assert torch.equal(report.per_query["mAP"] == 1.0, come_first)
 
 
 @pytest.mark.parametrize("relevant", [1, 7, 1000])
