@@ -22,7 +22,7 @@ from typing import Any
 
 from fewshot_callbacks.callbacks._bank import Bank, changed_weights
 from fewshot_callbacks.callbacks._collection import FLAG, Batch, Collection, Column, Question
-from fewshot_callbacks.callbacks._conduct import UsageError, without_digits
+from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._evaluation import (
     EvaluationMonitor,
     Loaders,
@@ -44,6 +44,7 @@ from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.functional._notes import without_digits
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
 

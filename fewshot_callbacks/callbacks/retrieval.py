@@ -8,13 +8,14 @@ from typing import Any, Unpack
 
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch, Column
-from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress, without_digits
+from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress
 from fewshot_callbacks.callbacks._evaluation import Loaders, stage_of
 from fewshot_callbacks.callbacks._sides import SetSides, SideKey
 from fewshot_callbacks.callbacks._viewers import Viewer, show_set
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import SOURCE_ARGUMENTS, STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.functional._notes import without_digits
 from fewshot_callbacks.functional.retrieval import (
     CompressionReport,
     RequestedMetric,
