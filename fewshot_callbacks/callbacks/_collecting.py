@@ -46,6 +46,7 @@ from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._notes import without_digits
 from fewshot_callbacks.metrics.embedding_store import Shard
+from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
 
 
@@ -89,7 +90,7 @@ class CollectingMonitor(EvaluationMonitor):
 
     def __init__(
         self,
-        source: Source | EmbeddingSource,
+        source: EmbeddingSource | Source | NoFile,
         *,
         gallery: int | Entry | None = None,
         loaders: Loaders | None = None,

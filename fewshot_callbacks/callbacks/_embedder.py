@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from fewshot_callbacks.functional._labels import Labels, as_labels, join, on_cpu
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.loaders import move_batch
 from fewshot_callbacks.trainer.side_effects import evaluation_mode
@@ -216,7 +217,10 @@ class Table(Protocol):
 
 
 # A data set, a loader of one, or a function of the Trainer that returns either.
-TrainingData = Dataset[Any] | DataLoader[Any] | Table | Callable[[Trainer], Any]
+# With a parameter, jsonargparse would take no class derived from Dataset; without Any, none that only fits a protocol.
+TrainingData = Dataset | DataLoader | Table | Callable[[Trainer], Any] | NoFile | Any  # type: ignore[type-arg]
+# The words in place of them.
+BankWord = Literal["train", "gallery", "self"]
 
 # Names under which a table keeps the label of each row.
 LABEL_COLUMNS = ("label", "labels", "target", "targets")

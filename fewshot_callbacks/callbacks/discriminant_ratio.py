@@ -19,6 +19,7 @@ from fewshot_callbacks.functional._reading import non_finite_rows
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, batch_ratios, ratio_of_set, unit_rows
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
 from fewshot_callbacks.metrics.embedding_store import refuse_another_form
+from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders, unknown_order_reason
 
@@ -72,7 +73,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
     def __init__(
         self,
         *,
-        source: Source | EmbeddingSource = STEP_KEYS,
+        source: EmbeddingSource | Source | NoFile = STEP_KEYS,
         every_n_steps: int | None = 1,
         normalize: bool = False,
         skip_singletons: bool = False,

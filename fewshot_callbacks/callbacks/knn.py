@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
-from fewshot_callbacks.callbacks._embedder import TrainingData
+from fewshot_callbacks.callbacks._embedder import BankWord, TrainingData
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import SetSides
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
@@ -15,6 +15,7 @@ from fewshot_callbacks.functional.knn import LAST_RANKS, KnnReport, knn_accuracy
 from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval import Share, Similarity
 from fewshot_callbacks.functional.retrieval.settings import several
+from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import Trainer
 
 
@@ -60,12 +61,12 @@ class KnnMonitor(BankMonitor):
     def __init__(
         self,
         k: int | Sequence[int] = (10, 20),
-        bank: str | TrainingData = "train",
+        bank: BankWord | TrainingData = "train",
         *,
         similarity: Similarity = "cosine",
         confidence: float = 0.95,
         memory_mb: float | None = None,
-        source: Source | EmbeddingSource = STEP_KEYS,
+        source: EmbeddingSource | Source | NoFile = STEP_KEYS,
         gallery: int | Entry | None = None,
         loaders: Loaders | None = None,
         name: str | None = None,

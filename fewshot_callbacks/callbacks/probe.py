@@ -7,13 +7,14 @@ from typing import Any
 
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
-from fewshot_callbacks.callbacks._embedder import TrainingData
+from fewshot_callbacks.callbacks._embedder import BankWord, TrainingData
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import SetSides
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.linear_probe import DEFAULT_STRENGTHS, ProbeReport, linear_probe
 from fewshot_callbacks.functional.retrieval import Share
+from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import Trainer
 
 
@@ -68,12 +69,12 @@ class ProbeMonitor(BankMonitor):
 
     def __init__(
         self,
-        bank: str | TrainingData = "train",
+        bank: BankWord | TrainingData = "train",
         *,
-        groups: Entry | Sequence[Entry] | None = None,
+        groups: Sequence[Entry] | Entry | None = None,
         strengths: float | Sequence[float] = DEFAULT_STRENGTHS,
         confidence: float = 0.95,
-        source: Source | EmbeddingSource = STEP_KEYS,
+        source: EmbeddingSource | Source | NoFile = STEP_KEYS,
         gallery: int | Entry | None = None,
         loaders: Loaders | None = None,
         name: str | None = None,

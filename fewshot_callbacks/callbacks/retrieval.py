@@ -26,7 +26,14 @@ from fewshot_callbacks.functional.retrieval import (
 from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
 from fewshot_callbacks.functional.retrieval.settings import reported_metrics, without_classes
 from fewshot_callbacks.metrics.embedding_store import Shard
-from fewshot_callbacks.settings import RetrievalOptions, from_keywords, plain_list, refuse_other_arguments, takes
+from fewshot_callbacks.settings import (
+    NoFile,
+    RetrievalOptions,
+    from_keywords,
+    plain_list,
+    refuse_other_arguments,
+    takes,
+)
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
@@ -149,10 +156,10 @@ class RetrievalMonitor(CollectingMonitor):
     def __init__(
         self,
         *,
-        source: Source | EmbeddingSource = STEP_KEYS,
+        source: EmbeddingSource | Source | NoFile = STEP_KEYS,
         gallery: int | Entry | None = None,
         loaders: Loaders | None = None,
-        groups: Entry | Sequence[Entry] | None = None,
+        groups: Sequence[Entry] | Entry | None = None,
         name: str | None = None,
         dims: int | Sequence[int] = (),
         codes: str | Sequence[str] = (),
