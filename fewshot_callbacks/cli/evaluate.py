@@ -68,6 +68,9 @@ def run(options: Namespace) -> None:
         raise ValueError(
             "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
         )
+    for name in ("at_least", "unknown"):
+        if vars(options)[name] is not None and options.judgements is None:
+            raise ValueError(f"--{name} is for judgements. Pass --judgements FILE, or leave out --{name}.")
     if options.against is not None and (options.dims or options.codes):
         raise ValueError("--dims and --codes are compared with the whole embedding of one file. Leave out --against.")
     wants_j = DISCRIMINANT_RATIO in metric_keys(options.metrics)
@@ -342,7 +345,8 @@ def judged_relevance(sets: StoredSets, options: Namespace) -> Relevance:
     ids = [sets.arrays["query_ids"].tolist()]
     if sets.gallery is not None:
         ids.append(sets.arrays["gallery_ids"].tolist())
-    return Relevance.from_judgements(judgements, *ids, unknown=options.unknown, at_least=options.at_least)
+    at_least = 1.0 if options.at_least is None else options.at_least
+    return Relevance.from_judgements(judgements, *ids, unknown=options.unknown or "error", at_least=at_least)
 
 
 def moments_of_all(sets: StoredSets) -> ClassMoments:
