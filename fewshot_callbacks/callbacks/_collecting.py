@@ -20,6 +20,8 @@ from collections.abc import Collection as Container
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from fewshot_callbacks.callbacks._bank import Bank, changed_weights
 from fewshot_callbacks.callbacks._collection import FLAG, Batch, Collection, Column, Question
 from fewshot_callbacks.callbacks._conduct import UsageError
@@ -48,6 +50,7 @@ from fewshot_callbacks.functional._notes import without_digits
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
+from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 
 class CollectingMonitor(EvaluationMonitor):
@@ -395,22 +398,33 @@ class CollectingMonitor(EvaluationMonitor):
         """Warn if items of a loader may have come to several processes, and no id tells. *Collective*."""
         dealing = self._collection.dealing(trainer, side.loader)
         # Ids tell repeated items at the end, where a monitor has the items.
-        if dealing.reason is not None and (self.source.ids is None or not self._question.keeps_items):
-            self._policy.warn(
-                f"Whether some of the {dealing.items_of_all} items of loader {side.loader} came to several "
-                f"processes is unknown, because {dealing.reason}. Such items would be counted more than once. "
-                f"{self._remedy_for_repeats} (Shown once.)",
-                kind="repeated items",
-            )
+        if dealing.reason is None or (self.source.ids is not None and self._question.keeps_items):
+            return
+        dataset = getattr(list(evaluation_loaders(trainer).values())[side.loader], "dataset", None)
+        remedy = self._remedy_for_repeats(is_stream=isinstance(dataset, IterableDataset))
+        # Other monitors of the same source would say the same.
+        if remedy in self._collection.remedies_told:
+            return
+        self._collection.remedies_told.add(remedy)
+        self._policy.warn(
+            f"Whether some of the {dealing.items_of_all} items of loader {side.loader} came to several processes is "
+            f"unknown, because {dealing.reason}. Such items would be counted more than once. {remedy} (Shown once.)"
+        )
 
-    @property
-    def _remedy_for_repeats(self) -> str:
-        """Say how items that came twice can be told."""
+    def _remedy_for_repeats(self, *, is_stream: bool) -> str:
+        """Say how items that came twice can be told, or how they come once.
+
+        Args:
+            is_stream: Whether they come from an IterableDataset, which no sampler deals.
+        """
+        once = "let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
+        if is_stream:
+            once = "yield other items in each process: a share by torch.distributed.get_rank() in __iter__."
         if not self._question.keeps_items:
-            return "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
+            return once[0].upper() + once[1:]
         return (
             f"Pass source={self.source.but_for(ids='key')}, an entry of the batch or of the step's output that names each "
-            "item, or let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
+            f"item, or {once}"
         )
 
     def _flag_in(self, trainer: Trainer) -> Column | None:

@@ -16,6 +16,11 @@ from fewshot_callbacks.settings import ReportSettings, RetrievalSettings, Simila
 class Evaluate:
     """Compute exact retrieval metrics of embeddings.
 
+    Two examples:
+
+        fewshot evaluate embeddings.npz --metrics mAP recall@1
+        fewshot evaluate new.npz --against old.npz
+
     A file holds one set of items, or two. These are the names of its arrays or columns:
 
         one set      two sets in one .npz file      meaning

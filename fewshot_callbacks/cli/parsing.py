@@ -52,8 +52,8 @@ def parse(command: str, words: Sequence[str]) -> Namespace:
     types = {name: kind for owner in classes_of(command) for name, kind in get_type_hints(owner).items()}
     encodable = [_encodable(word) for word in words]
     try:
-        options = parser_of(command).parse_args(in_yaml(encodable, types))
-        return Namespace(**{name: _as_given(value) for name, value in vars(options).items()})
+        parsed = parser_of(command).parse_args(in_yaml(encodable, types))
+        return Namespace(**{name: _as_given(value) for name, value in vars(parsed).items()})
     except ArgumentError as error:
         options = [field.name for owner in classes_of(command) for field in options_of(command, owner)]
         sentence = unknown_option(words, options) or _refused_value(words, types)

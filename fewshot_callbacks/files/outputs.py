@@ -66,7 +66,7 @@ def refuse_input(output: Path, option: str, inputs: Iterable[Path | None]) -> No
             )
 
 
-def write_whole(path: str | Path, content: bytes) -> None:
+def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file that replaces an older one when it is complete; of a link, the file that it leads to is replaced.
 
     Raises:

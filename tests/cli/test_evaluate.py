@@ -695,3 +695,27 @@ def test_names_of_files_that_are_no_utf8(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["evaluate", os.fsdecode(b"m\xff.npz")]) == 1
     assert "m\\udcff.npz" in capsys.readouterr().err
+
+
+def test_the_help_begins_with_two_examples(capsys):
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--help"])
+    lines = capsys.readouterr().out.partition("positional arguments")[0].splitlines()
+    assert len([line for line in lines if line.split()[:2] == ["fewshot", "evaluate"]]) == 2
+
+
+def test_an_evaluation_that_goes_on_says_so(tmp_path, monkeypatch, capsys):
+    np.savez(tmp_path / "one.npz", embeddings=np.random.default_rng(0).normal(size=(30, 4)), labels=np.arange(30) % 3)
+    words = ["evaluate", str(tmp_path / "one.npz"), "--metrics", "mAP", "--json", "--resume", str(tmp_path / "state")]
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fewshot_callbacks.cli.evaluate.evaluate_retrieval", interrupted)
+        assert main(words) == 130
+    assert "goes on" not in capsys.readouterr().err
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert f"goes on from the state in {tmp_path / 'state'}" in said.err
+    assert "metrics" in json.loads(said.out)

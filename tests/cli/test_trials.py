@@ -125,3 +125,17 @@ def test_figures_that_cannot_be_written_leave_the_earlier_ones_whole(scored, tmp
     assert "det.png cannot be written" in ended.stderr
     assert "FEWSHOT_DEBUG" not in ended.stderr
     assert {file.name: file.read_bytes() for file in figures.iterdir()} == before
+
+
+def test_what_is_written_is_said_and_what_lacks_is_named_as_the_shell_has_it(scored, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    figures, page = tmp_path / "figures", tmp_path / "page.html"
+    assert main(["trials", str(scored), "--figures", str(figures), "--report", str(page)]) == 0
+    screen = capsys.readouterr().out
+    for path in (figures / "det.png", figures / "scores.png", page):
+        assert f"Written: {path}" in screen
+    table = tmp_path / "plain.csv"
+    table.write_text("score,same\n0.9,1\n0.2,0\n0.8,1\n0.1,0\n")
+    said = refused(capsys, table, "--metrics", "accuracy")
+    assert "--metrics accuracy" in said
+    assert "folds=" not in said
