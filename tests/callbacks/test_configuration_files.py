@@ -172,7 +172,7 @@ def test_a_source_that_is_a_mapping_is_an_embedding_source(form):
 
 @pytest.mark.filterwarnings("ignore")
 def test_another_word_for_a_bank_is_refused_with_the_words(tmp_path, capsys):
-    callback = {"class_path": "fewshot_callbacks.KnnMonitor", "init_args": {"bank": "trian"}}
+    callback = {"class_path": "fewshot_callbacks.KnnMonitor", "init_args": {"bank": "training"}}
     (tmp_path / "given.yaml").write_text(yaml.safe_dump({"trainer": {"logger": False, "callbacks": [callback]}}))
     with pytest.raises((ValueError, SystemExit)) as refused:
         from_file(tmp_path / "given.yaml")
