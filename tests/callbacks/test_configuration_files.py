@@ -164,8 +164,8 @@ def test_a_source_that_is_a_mapping_is_an_embedding_source(form):
         form = integration("omegaconf").OmegaConf.create
     monitor = fewshot_callbacks.RetrievalMonitor(source=form({"source": "encoder", "labels": 1, "ids": ["a", "b"]}))
     assert monitor.source == EmbeddingSource("encoder", labels=1, ids=("a", "b"))
-    with pytest.raises(ValueError, match="EmbeddingSource has no argument 'lables'"):
-        fewshot_callbacks.KnnMonitor(bank="self", source=form({"source": "encoder", "lables": 1}))
+    with pytest.raises(ValueError, match="EmbeddingSource has no argument 'tags'"):
+        fewshot_callbacks.KnnMonitor(bank="self", source=form({"source": "encoder", "tags": 1}))
     with pytest.raises(ValueError, match="EmbeddingSource"):
         fewshot_callbacks.KnnMonitor(bank="self", source=3)
 
