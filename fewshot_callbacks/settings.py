@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from importlib import import_module
 from inspect import Parameter
+from os import PathLike
 from types import ModuleType
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
 
@@ -34,6 +35,18 @@ Divisor = Literal["min", "relevant", "found"]
 Code = Literal["int8", "binary"]
 """How a compressed embedding stores each dimension: `int8` in a byte, `binary` in a bit."""
 MetricSource = Literal["ranks", "prototypes", "groups", "pairs", "classes"]
+
+
+class NoFile(PathLike[str]):
+    """No value has this type. It stands in unions, of which jsonargparse then reads no file.
+
+    Where a union has a class, as EmbeddingSource, jsonargparse takes a word that is the name of a file for that of a
+    configuration, and passes what the file holds. It does not if the union has a path of any kind.
+    """
+
+
+FilePath = str | PathLike[str] | NoFile
+"""Where a file or a folder is."""
 
 DEFAULT_METRICS = (
     *("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "grouped_recall@1"),

@@ -92,3 +92,46 @@ def test_the_pages_that_name_a_version_name_this_one():
     tag = f"git tag v{fewshot_callbacks.__version__} && git push origin v{fewshot_callbacks.__version__}"
     assert tag in pages["CONTRIBUTING.md"]
     assert tag in release
+
+
+INSTALLS_BY_NAME = re.compile(
+    r"""(?:pip3?|uv|pipx|poetry|conda|mamba)\b[^\n]{0,20}\b(?:install|add)\b[^\n]*?[\s"'`=(]fewshot[-_.]callbacks"""
+    r"""(?:\[[\w,-]*\])?(?:[=<>~!]=?[\w.*]+)?(?=["'`\s.,;:)\\\\]|$)(?!["']?\s*@)(?!/)""",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""A command that installs what an index has under the name of this package, which may be somebody else's."""
+SAYS_IT = {"tests/test_addresses.py"}
+
+
+@needs_git
+def test_nothing_installs_this_package_by_its_name():
+    assert [(path, text) for path, text in matches(INSTALLS_BY_NAME) if path not in SAYS_IT] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install fewshot-callbacks",
+        "Run pip install 'fewshot-callbacks[report]'.",
+        "python -m pip install -U fewshot_callbacks==0.2.0",
+        '%pip install --quiet "fewshot-callbacks[all]"',
+        "uv pip install fewshot-callbacks",
+        "uv add fewshot.callbacks",
+    ],
+)
+def test_an_installation_by_name_is_found(text):
+    assert INSTALLS_BY_NAME.search(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'pip install ".[all]"',
+        'pip install "fewshot_callbacks-0.2.0-py3-none-any.whl[all]"',
+        'pip install "fewshot-callbacks[all] @ file:///content/checkout"',
+        "pip install pyarrow",
+        "Run pip install '.[report]' in the checkout of this package, or pip install jinja2",
+    ],
+)
+def test_other_installations_are_not(text):
+    assert not INSTALLS_BY_NAME.search(text)

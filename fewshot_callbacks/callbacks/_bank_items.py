@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
@@ -21,6 +21,7 @@ from fewshot_callbacks.distributed.torch_distributed import gather_objects
 from fewshot_callbacks.functional._labels import Labels, as_labels, join, on_cpu, read_labels
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import Trainer
 from fewshot_callbacks.trainer.loaders import Replica, move_batch, replica_of
 from fewshot_callbacks.trainer.side_effects import evaluation_mode, preserved_random_states
@@ -47,7 +48,10 @@ class Table(Protocol):
 
 
 # A data set, a loader of one, or a function of the Trainer that returns either.
-TrainingData = Dataset[Any] | DataLoader[Any] | Table | Callable[[Trainer], Any]
+# With a parameter, jsonargparse would take no class derived from Dataset; without Any, none that only fits a protocol.
+TrainingData = Dataset | DataLoader | Table | Callable[[Trainer], Any] | NoFile | Any  # type: ignore[type-arg]
+# The words in place of them.
+BankWord = Literal["train", "gallery", "self"]
 
 
 class ClassDraw(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fewshot_callbacks.callbacks._bank_items import BankItems, TrainingData
+from fewshot_callbacks.callbacks._bank_items import BankItems, BankWord, TrainingData
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch, Column
 from fewshot_callbacks.callbacks._conduct import UsageError
@@ -15,7 +15,7 @@ from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Sourc
 from fewshot_callbacks.functional._labels import no_labels
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import Shard
-from fewshot_callbacks.settings import plain_list
+from fewshot_callbacks.settings import NoFile, plain_list
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 
 
@@ -43,17 +43,17 @@ class BankMonitor(CollectingMonitor):
 
     def __init__(
         self,
-        bank: str | TrainingData,
+        bank: BankWord | TrainingData,
         allowed_banks: Sequence[str],
         similarity: Similarity,
         *,
-        source: Source | EmbeddingSource,
+        source: EmbeddingSource | Source | NoFile,
         gallery: int | Entry | None,
         loaders: Loaders | None,
         name: str | None,
         prog_bar: bool,
         strict: bool | None,
-        groups: Entry | Sequence[Entry] | None = None,
+        groups: Sequence[Entry] | Entry | None = None,
         takes_targets: bool = False,
     ) -> None:
         groups = plain_list(groups)

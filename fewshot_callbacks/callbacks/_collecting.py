@@ -20,9 +20,11 @@ from collections.abc import Collection as Container
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from fewshot_callbacks.callbacks._bank import Bank, changed_weights
 from fewshot_callbacks.callbacks._collection import FLAG, Batch, Collection, Column, Question
-from fewshot_callbacks.callbacks._conduct import UsageError, without_digits
+from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._evaluation import (
     EvaluationMonitor,
     Loaders,
@@ -44,9 +46,12 @@ from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels, as_labels
+from fewshot_callbacks.functional._notes import without_digits
 from fewshot_callbacks.functional.retrieval.settings import several
 from fewshot_callbacks.metrics.embedding_store import Shard
+from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
+from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 
 class CollectingMonitor(EvaluationMonitor):
@@ -89,7 +94,7 @@ class CollectingMonitor(EvaluationMonitor):
 
     def __init__(
         self,
-        source: Source | EmbeddingSource,
+        source: EmbeddingSource | Source | NoFile,
         *,
         gallery: int | Entry | None = None,
         loaders: Loaders | None = None,
@@ -406,15 +411,25 @@ class CollectingMonitor(EvaluationMonitor):
     def _warn_of_repeats(self, trainer: Trainer, side: SideKey) -> None:
         """Warn if items of a side may have come to several processes, and no id tells. *Collective*."""
         dealing = self._collection.dealing(trainer, side)
-        if dealing.reason is not None and self.source.ids is None:
-            ids = ("key", "key_of_second") if self._collection.has_two_encoders else "key"
-            self._policy.warn(
-                f"Whether some of the {dealing.items_of_all} items of loader {side.loader} came to several "
-                f"processes is unknown, because {dealing.reason}. Such items would be counted more than once. "
-                f"Pass {self.source.as_argument(ids=ids)}, an entry of the batch or of the step's output that names "
-                "each item, or let Lightning make the sampler (Trainer(use_distributed_sampler=True)). (Shown once.)",
-                kind="repeated items",
-            )
+        if dealing.reason is None or self.source.ids is not None:
+            return
+        dataset = getattr(list(evaluation_loaders(trainer).values())[side.loader], "dataset", None)
+        once = "let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
+        if isinstance(dataset, IterableDataset):
+            once = "yield other items in each process: a share by torch.distributed.get_rank() in __iter__."
+        ids = ("key", "key_of_second") if self._collection.has_two_encoders else "key"
+        remedy = (
+            f"Pass {self.source.as_argument(ids=ids)}, an entry of the batch or of the step's output that names each item, "
+            f"or {once}"
+        )
+        # Other monitors of the same source would say the same.
+        if remedy in self._collection.remedies_told:
+            return
+        self._collection.remedies_told.add(remedy)
+        self._policy.warn(
+            f"Whether some of the {dealing.items_of_all} items of loader {side.loader} came to several processes is "
+            f"unknown, because {dealing.reason}. Such items would be counted more than once. {remedy} (Shown once.)"
+        )
 
     def _flag_in(self, trainer: Trainer) -> Column | None:
         """Return the column that flags gallery items; None if there is none, or the gallery has a loader."""

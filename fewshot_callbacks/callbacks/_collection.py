@@ -141,6 +141,8 @@ class Collection:
         # Raises if the folder cannot be written to.
         EmbeddingStore(source.spill_to)
         self.source = source
+        # how repeated items could be told, as monitors of this source have said in this run
+        self.remedies_told: set[str] = set()
         self.reader = EmbeddingReader(source, "", needs_labels=False)
         self.reader.read_labels = self._read_labels
         self.embedder = Embedder(self.reader)

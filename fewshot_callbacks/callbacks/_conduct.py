@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 from fewshot_callbacks.distributed.processes import RemoteError, SharedError
 from fewshot_callbacks.distributed.torch_distributed import broadcast_object
 from fewshot_callbacks.functional._labels import LabelFormsError
+from fewshot_callbacks.functional._notes import without_digits
 from fewshot_callbacks.trainer.lightning import Trainer, is_of_class, rank_zero_info
 from fewshot_callbacks.trainer.warning import warn
 
@@ -90,11 +91,6 @@ class FailurePolicy:
             return False
         self._shown_kinds.add(kind)
         return True
-
-
-def without_digits(text: str) -> str:
-    """Return a text without its digits, so that messages that differ only in numbers are of one kind."""
-    return "".join(character for character in text if not character.isdigit())
 
 
 # An evaluation that is shorter than this shows no progress bar, which would vanish before it is read.

@@ -15,6 +15,7 @@ from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import TRAINING_STEP, EmbeddingReader, EmbeddingSource, Source
 from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 
 
@@ -45,7 +46,7 @@ class BatchMonitor(CollectingMonitor):
 
     def __init__(
         self,
-        source: Source | EmbeddingSource,
+        source: EmbeddingSource | Source | NoFile,
         *,
         every_n_steps: int | None,
         loaders: Loaders | None,

@@ -25,6 +25,7 @@ from fewshot_callbacks.functional.discriminant_ratio import (
 )
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
 from fewshot_callbacks.metrics.embedding_store import refuse_another_form
+from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders, unknown_order_reason
 
@@ -82,7 +83,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
     def __init__(
         self,
         *,
-        source: Source | EmbeddingSource = STEP_KEYS,
+        source: EmbeddingSource | Source | NoFile = STEP_KEYS,
         every_n_steps: int | None = 1,
         normalize: bool = False,
         skip_singletons: bool = False,
@@ -98,7 +99,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
             strict=strict,
             needs_labels=True,
             # Sums do not tell which items they hold, so that an item that comes twice could not be left out.
-            keeps_items=isinstance(source, EmbeddingSource) and source.ids is not None,
+            keeps_items=EmbeddingSource.of(source, type(self).__name__).ids is not None,
         )
         self.normalize = normalize
         self.skip_singletons = skip_singletons

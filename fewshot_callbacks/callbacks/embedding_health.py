@@ -19,6 +19,7 @@ from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._reading import non_finite_rows, refuse_non_finite
 from fewshot_callbacks.functional.health import better_values, collapse_of, names_of
 from fewshot_callbacks.metrics.embedding_store import Shard
+from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import Trainer, rank_zero_info
 
 
@@ -69,7 +70,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
     def __init__(
         self,
         *,
-        source: Source | EmbeddingSource = STEP_KEYS,
+        source: EmbeddingSource | Source | NoFile = STEP_KEYS,
         every_n_steps: int | None = 50,
         k: int | None = None,
         normalize: bool = False,

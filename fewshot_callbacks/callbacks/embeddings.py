@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
 from os import PathLike, fspath
 from typing import Any, cast
@@ -34,7 +34,7 @@ LabelSource = str | int | Callable[[Any], Any]
 """Where the labels, integers or strings, are in a batch: a key, a position, or a function of the batch."""
 
 # With two encoders also two entries, one for each side.
-LabelSources = LabelSource | tuple[str, str]
+LabelSources = str | int | tuple[str, str] | Callable[[Any], Any]
 
 # How a batch becomes embeddings outside a step: the name of a submodule that is called with the batch's inputs, if need
 # be with a path in its output (`"encoder:pooler_output"`), or a function of (module, batch) that returns embeddings, or
@@ -137,7 +137,7 @@ class EmbeddingSource:
     _: KW_ONLY
     labels: LabelSources | None = None
     embed: Embed | None = None
-    ids: Entry | tuple[Entry, Entry] | None = None
+    ids: tuple[Entry, Entry] | Entry | None = None
     views: int = 1
     spill_to: str | PathLike[str] | None = None
 
@@ -155,12 +155,21 @@ class EmbeddingSource:
         check_at_least(1, "EmbeddingSource", views=self.views)
 
     @classmethod
-    def of(cls, source: Source | EmbeddingSource, owner: str) -> EmbeddingSource:
+    def of(cls, source: Any, owner: str) -> EmbeddingSource:
         """Return the source that a monitor was given, in one form.
 
         Raises:
             ValueError: If it is of no known form; names the monitor, `owner`.
         """
+        if isinstance(source, Mapping):  # of a configuration file
+            names = [field.name for field in fields(cls)]
+            unknown = [str(name) for name in source if name not in names]
+            if unknown:
+                raise ValueError(
+                    f"{owner}(source={dict(source)!r}): EmbeddingSource has no argument {unknown[0]!r}. It has "
+                    f"{', '.join(names)}."
+                )
+            return cls(**source)
         return source if isinstance(source, EmbeddingSource) else cls(_checked_source(source, owner))
 
     @property
@@ -296,7 +305,7 @@ class EmbeddingSource:
         return UsageError(f"{fact} {fix}")
 
 
-def hints_of_source(source: Source | EmbeddingSource, owner: str) -> dict[str, Callable[[Any], str]]:
+def hints_of_source(source: Any, owner: str) -> dict[str, Callable[[Any], str]]:
     """Return each argument of a source that somebody may pass to a monitor -> a function of it that says how it is written.
 
     Args:
@@ -377,7 +386,7 @@ def _checked_source(source: Any, owner: str) -> Source:
     if not isinstance(source, str) and not callable(source):
         raise ValueError(
             f"{owner}(source={source!r}) is none of: two keys of the step's output, the name of a submodule, a "
-            "function of (outputs, batch)."
+            "function of (outputs, batch), an EmbeddingSource."
         )
     checked: Source = source
     return checked

@@ -25,7 +25,14 @@ from fewshot_callbacks.functional.retrieval import (
 )
 from fewshot_callbacks.functional.retrieval.settings import group_size, grouped_k, reported_metrics
 from fewshot_callbacks.metrics.embedding_store import Shard
-from fewshot_callbacks.settings import GapOptions, RetrievalSettings, from_keywords, refuse_other_arguments, takes
+from fewshot_callbacks.settings import (
+    GapOptions,
+    NoFile,
+    RetrievalSettings,
+    from_keywords,
+    refuse_other_arguments,
+    takes,
+)
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
@@ -101,7 +108,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
         self,
         *,
         training_data: TrainingData | None = None,
-        source: Source | EmbeddingSource = STEP_KEYS,
+        source: EmbeddingSource | Source | NoFile = STEP_KEYS,
         val_loader: int | str = 0,
         classes: int | None = 100,
         items_per_class: int | None = None,

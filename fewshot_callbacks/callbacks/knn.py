@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fewshot_callbacks.callbacks._bank_items import TrainingData
+from fewshot_callbacks.callbacks._bank_items import BankWord, TrainingData
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import SetSides, SideKey
@@ -16,6 +16,7 @@ from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval import Share, Similarity
 from fewshot_callbacks.functional.retrieval.settings import several
 from fewshot_callbacks.metrics.embedding_store import Shard
+from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import Trainer
 
 
@@ -62,12 +63,12 @@ class KnnMonitor(BankMonitor):
     def __init__(
         self,
         k: int | Sequence[int] = (10, 20),
-        bank: str | TrainingData = "train",
+        bank: BankWord | TrainingData = "train",
         *,
         similarity: Similarity = "cosine",
         confidence: float = 0.95,
         memory_mb: float | None = None,
-        source: Source | EmbeddingSource = STEP_KEYS,
+        source: EmbeddingSource | Source | NoFile = STEP_KEYS,
         gallery: int | Entry | None = None,
         loaders: Loaders | None = None,
         name: str | None = None,

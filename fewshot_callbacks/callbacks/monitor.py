@@ -18,6 +18,7 @@ from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
 from fewshot_callbacks.functional._labels import no_labels
+from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
@@ -96,7 +97,7 @@ class Monitor(CollectingMonitor):
     def __init__(
         self,
         *,
-        source: Source | EmbeddingSource = STEP_KEYS,
+        source: EmbeddingSource | Source | NoFile = STEP_KEYS,
         gallery: int | Entry | None = None,
         loaders: Loaders | None = None,
         name: str | None = None,

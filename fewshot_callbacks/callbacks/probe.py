@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fewshot_callbacks.callbacks._bank_items import TrainingData
+from fewshot_callbacks.callbacks._bank_items import BankWord, TrainingData
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._evaluation import Loaders
@@ -15,6 +15,7 @@ from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, E
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.linear_probe import DEFAULT_STRENGTHS, ProbeReport, linear_probe
 from fewshot_callbacks.functional.retrieval import Share
+from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import Trainer
 
 # Beginnings of the names of values of a regression.
@@ -73,12 +74,12 @@ class ProbeMonitor(BankMonitor):
 
     def __init__(
         self,
-        bank: str | TrainingData = "train",
+        bank: BankWord | TrainingData = "train",
         *,
-        groups: Entry | Sequence[Entry] | None = None,
+        groups: Sequence[Entry] | Entry | None = None,
         strengths: float | Sequence[float] = DEFAULT_STRENGTHS,
         confidence: float = 0.95,
-        source: Source | EmbeddingSource = STEP_KEYS,
+        source: EmbeddingSource | Source | NoFile = STEP_KEYS,
         gallery: int | Entry | None = None,
         loaders: Loaders | None = None,
         name: str | None = None,

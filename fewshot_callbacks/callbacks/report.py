@@ -17,6 +17,7 @@ from fewshot_callbacks.files.outputs import free_path, is_report
 from fewshot_callbacks.functional import RetrievalReport
 from fewshot_callbacks.plots.panels import Scale
 from fewshot_callbacks.report import Model, ReportSettings, WrittenReport, write_report
+from fewshot_callbacks.settings import FilePath
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
 from fewshot_callbacks.trainer.logs import run_folder
 
@@ -63,7 +64,7 @@ class ReportWriter(PictureCallback):
 
     def __init__(
         self,
-        path: str | os.PathLike[str] = "report-{prefix}{suffix}.html",
+        path: FilePath = "report-{prefix}{suffix}.html",
         *,
         images: Images | None = None,
         mean: Scale | None = None,

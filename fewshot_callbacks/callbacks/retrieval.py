@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch, Column
-from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress, without_digits
+from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress
 from fewshot_callbacks.callbacks._evaluation import Loaders, stage_of
 from fewshot_callbacks.callbacks._sides import SetSides, SideKey
 from fewshot_callbacks.callbacks._viewers import Viewer, show_set
@@ -23,6 +23,7 @@ from fewshot_callbacks.callbacks.embeddings import (
     is_entry,
 )
 from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.functional._notes import without_digits
 from fewshot_callbacks.functional.retrieval import (
     CompressionReport,
     RequestedMetric,
@@ -33,7 +34,14 @@ from fewshot_callbacks.functional.retrieval import (
 from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
 from fewshot_callbacks.functional.retrieval.settings import reported_metrics, without_classes
 from fewshot_callbacks.metrics.embedding_store import Shard
-from fewshot_callbacks.settings import RetrievalOptions, from_keywords, plain_list, refuse_other_arguments, takes
+from fewshot_callbacks.settings import (
+    NoFile,
+    RetrievalOptions,
+    from_keywords,
+    plain_list,
+    refuse_other_arguments,
+    takes,
+)
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
@@ -47,7 +55,7 @@ LABELS = ("query_labels", "gallery_labels")
 _GALLERY_HINT = "gallery=1, the index or the name of the loader, or gallery='is_gallery', an entry of the batch"
 
 
-def _hints(source: Source | EmbeddingSource) -> dict[str, Callable[[Any], str]]:
+def _hints(source: Any) -> dict[str, Callable[[Any], str]]:
     """Return what `evaluate_retrieval` is given for each item -> a function of it that says where a monitor finds it."""
     of_source = hints_of_source(source, "RetrievalMonitor")
     return {
@@ -170,10 +178,10 @@ class RetrievalMonitor(CollectingMonitor):
     def __init__(
         self,
         *,
-        source: Source | EmbeddingSource = STEP_KEYS,
+        source: EmbeddingSource | Source | NoFile = STEP_KEYS,
         gallery: int | Entry | None = None,
         loaders: Loaders | None = None,
-        groups: Entry | Sequence[Entry] | None = None,
+        groups: Sequence[Entry] | Entry | None = None,
         name: str | None = None,
         dims: int | Sequence[int] = (),
         codes: str | Sequence[str] = (),

@@ -28,6 +28,7 @@ from fewshot_callbacks.functional.dynamics import (
     episode_in,
     training_dynamics,
 )
+from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import Callback, LightningModule, Trainer
 from fewshot_callbacks.trainer.logs import run_folder
 from fewshot_callbacks.trainer.side_effects import without_side_effects
@@ -247,7 +248,7 @@ class TrainingDynamicsMonitor(Callback):
         every_n_steps: int = 100,
         shots: int | None = None,
         episodes_per_batch: int | None = None,
-        source: Source | EmbeddingSource = STEP_KEYS,
+        source: EmbeddingSource | Source | NoFile = STEP_KEYS,
         centering: Centering = "points",
         prefix: str = "dynamics",
         file: str | None = FILE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import fspath
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from fewshot_callbacks.functional import (
 from fewshot_callbacks.functional.neighbours import positive_number
 from fewshot_callbacks.functional.retrieval.registry import requested_metrics
 from fewshot_callbacks.functional.statistics import normal_quantile
-from fewshot_callbacks.settings import Similarity
+from fewshot_callbacks.settings import FilePath, NoFile, Similarity
 from fewshot_callbacks.trainer.lightning import Trainer
 
 # Name of the number of trials that are left out, which is logged beside the metrics.
@@ -90,7 +90,7 @@ class VerificationMonitor(CollectingMonitor):
 
     def __init__(
         self,
-        trials: str | PathLike[str] | TrialList,
+        trials: TrialList | FilePath,
         ids: Entry,
         *,
         metrics: Sequence[str] | None = None,
@@ -98,7 +98,7 @@ class VerificationMonitor(CollectingMonitor):
         miss_cost: float = 1.0,
         false_match_cost: float = 1.0,
         confidence: float = 0.95,
-        source: Source | EmbeddingSource = STEP_KEYS,
+        source: EmbeddingSource | Source | NoFile = STEP_KEYS,
         loaders: Loaders | None = None,
         name: str | None = None,
         prog_bar: bool = False,

@@ -64,7 +64,7 @@ class TrainingRecord:
         try:
             return cls._read(read_file(join_location(folder, RECORD)))
         # Another version may have written other fields, which is a TypeError.
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
 
     @classmethod
@@ -72,7 +72,7 @@ class TrainingRecord:
         """Return whether the content of a file is that of a record."""
         try:
             return bool(cls._read(content))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return False
 
     @classmethod

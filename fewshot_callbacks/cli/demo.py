@@ -50,14 +50,28 @@ Curve = Sequence[Sequence[float]]
 
 
 def run(options: Namespace) -> None:
-    """Train the networks, test them, and print the table and what lies in the folder of the demo."""
+    """Train the networks, test them, and print the table and what lies in the folder of the demo.
+
+    Raises:
+        ValueError: A number is below 1, or the folder holds something that no demo has written.
+        KeyboardInterrupt: The demo was interrupted, or ended by SIGTERM.
+    """
+    for name in ("epochs", "episodes", "test_episodes"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name} {getattr(options, name)} must be at least 1.")
     console = Console()
     started = time.perf_counter()
     target = checked(options.output)
     # The demo is written beside its folder, so that one that fails leaves an earlier one as it was.
     with tempfile.TemporaryDirectory(prefix=".demo", dir=target.parent) as temporary, quiet_lightning():
         folder = Path(temporary) / target.name
-        rows = train_and_test(options, folder, console)
+        try:
+            rows = train_and_test(options, folder, console)
+        except KeyboardInterrupt as stop:
+            # A training that is interrupted says what it has kept, which goes with the folder around it.
+            raise type(stop)(
+                "Nothing is kept: a demo is written when all its networks are trained and tested."
+            ) from None
         curves = training_curves({name: [read_curves(folder / name / "metrics.csv")] for name in TRAINED}, TITLES)
         save(curves, folder / "curves.png")
         _write_results(rows, folder / RESULTS, temporary, str(target.parent))

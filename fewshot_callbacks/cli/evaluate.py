@@ -47,7 +47,7 @@ from fewshot_callbacks.functional.retrieval.settings import reported_metrics
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
 from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings, from_keywords
 from fewshot_callbacks.sources.stored_rows import StoredRows
-from fewshot_callbacks.system.terminal import note
+from fewshot_callbacks.system.terminal import note, printable
 
 SETTINGS = tuple(field.name for field in fields(RetrievalSettings))
 # Bytes: J of files is summed over pieces of a third of this size.
@@ -64,12 +64,7 @@ def run(options: Namespace) -> None:
     Raises:
         ValueError: The options do not fit each other, or the files.
     """
-    if options.per_class and options.against is not None and not options.json:
-        raise ValueError(
-            "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
-        )
-    if options.against is not None and (options.dims or options.codes):
-        raise ValueError("--dims and --codes are compared with the whole embedding of one file. Leave out --against.")
+    _check_options(options)
     wants_j = DISCRIMINANT_RATIO in metric_keys(options.metrics)
     options = Namespace(**vars(options) | {"metrics": metrics_of_retrieval(options.metrics)})
     compression = compression_of(options)
@@ -83,6 +78,8 @@ def run(options: Namespace) -> None:
     if len(all_sets) > 1:
         check_same_items(*all_sets, kind="labels" if options.judgements is None else "ids")
     journal = None if options.resume is None else journal_of(options, processes, all_sets)
+    if journal is not None and journal.goes_on and processes.rank == 0:
+        print(f"The evaluation goes on from the state in {printable(options.resume)}.", file=sys.stderr)
     # The state is removed once all is printed.
     with journaling(journal):
         reports = [evaluate_sets(sets, options, processes) for sets in all_sets]
@@ -99,6 +96,19 @@ def run(options: Namespace) -> None:
             print_both(results[0], results[1], options)
         else:
             print_result(results[0], options)
+
+
+def _check_options(options: Namespace) -> None:
+    """Refuse options that do not fit each other."""
+    if options.per_class and options.against is not None and not options.json:
+        raise ValueError(
+            "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
+        )
+    for name in ("at_least", "unknown"):
+        if vars(options)[name] is not None and options.judgements is None:
+            raise ValueError(f"--{name} is for judgements. Pass --judgements FILE, or leave out --{name}.")
+    if options.against is not None and (options.dims or options.codes):
+        raise ValueError("--dims and --codes are compared with the whole embedding of one file. Leave out --against.")
 
 
 def _read_files(options: Namespace) -> list[StoredSets]:
@@ -342,7 +352,8 @@ def judged_relevance(sets: StoredSets, options: Namespace) -> Relevance:
     ids = [sets.arrays["query_ids"].tolist()]
     if sets.gallery is not None:
         ids.append(sets.arrays["gallery_ids"].tolist())
-    return Relevance.from_judgements(judgements, *ids, unknown=options.unknown, at_least=options.at_least)
+    at_least = 1.0 if options.at_least is None else options.at_least
+    return Relevance.from_judgements(judgements, *ids, unknown=options.unknown or "error", at_least=at_least)
 
 
 def moments_of_all(sets: StoredSets) -> ClassMoments:

@@ -449,9 +449,26 @@ def _model_of(file: Path) -> Any:
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         cause = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{file} is damaged: it is no YAML ({cause}). Give another configuration.") from error
+    if _holds_itself(content):
+        raise ValueError(
+            f"{file} is damaged: an alias in it, such as *name, stands inside what it names. Write it out."
+        )
     if not isinstance(content, Mapping):
         raise ValueError(f"{file} is no configuration: it should hold settings of model, data and trainer by name.")
     return content.get("model")
+
+
+def _holds_itself(content: Any, around: Sequence[int] = ()) -> bool:
+    """Return whether a part of a configuration is an alias of one around it; jsonargparse would read it without an end.
+
+    Args:
+        content: The part.
+        around: The ids of the parts around it.
+    """
+    if id(content) in around:
+        return True
+    parts = content.values() if isinstance(content, Mapping) else content if isinstance(content, list) else ()
+    return any(_holds_itself(part, (*around, id(content))) for part in parts)
 
 
 def where_it_is_kept(trainer: Trainer) -> str:

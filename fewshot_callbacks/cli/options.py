@@ -16,6 +16,11 @@ from fewshot_callbacks.settings import ReportSettings, RetrievalSettings, Simila
 class Evaluate:
     """Compute exact retrieval metrics of embeddings.
 
+    Two examples:
+
+        fewshot evaluate embeddings.npz --metrics mAP recall@1
+        fewshot evaluate new.npz --against old.npz
+
     A file holds one set of items, or two. These are the names of its arrays or columns:
 
         one set      two sets in one .npz file      meaning
@@ -55,9 +60,9 @@ class Evaluate:
         judgements: Judgements of relevance (qrels), in place of labels: a file with the four columns of TREC, or with
             query, item and grade, as BEIR has them, with or without a heading. The ids are those of ids, or of query_ids
             and gallery_ids.
-        unknown: What to do with judgements of ids that no row has: error or ignore, by which a relevant item that is not
-            in the gallery counts as never found.
-        at_least: The smallest relevant grade of judgements, -l of trec_eval.
+        unknown: What to do with judgements of ids that no row has: error, the default, or ignore, by which a relevant item
+            that is not in the gallery counts as never found.
+        at_least: The smallest relevant grade of judgements, by default 1; -l of trec_eval.
         resume: A new or empty folder where the state of the evaluation is written about every minute, so that the same
             command goes on from there after a kill; the state is removed at the end.
         json: Print the report as JSON.
@@ -74,8 +79,8 @@ class Evaluate:
     dims: Sequence[str] | None = None
     codes: Sequence[str] | None = None
     judgements: Path | None = None
-    unknown: Literal["error", "ignore"] = "error"
-    at_least: float = 1.0
+    unknown: Literal["error", "ignore"] | None = None
+    at_least: float | None = None
     resume: Path | None = None
     json: bool = False
     per_class: bool = False

@@ -6,6 +6,7 @@ import re
 from argparse import ArgumentError, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import docstring_parser
@@ -49,12 +50,36 @@ def parse(command: str, words: Sequence[str]) -> Namespace:
         SystemExit: If they ask for help.
     """
     types = {name: kind for owner in classes_of(command) for name, kind in get_type_hints(owner).items()}
+    encodable = [_encodable(word) for word in words]
     try:
-        return parser_of(command).parse_args(in_yaml(words, types))
+        parsed = parser_of(command).parse_args(in_yaml(encodable, types))
+        return Namespace(**{name: _as_given(value) for name, value in vars(parsed).items()})
     except ArgumentError as error:
         options = [field.name for owner in classes_of(command) for field in options_of(command, owner)]
         sentence = unknown_option(words, options) or _refused_value(words, types)
         raise MistypedError(sentence or reason(error)) from error
+
+
+# Bytes of a name that is no UTF-8 stand in Python's strings as these characters, which YAML refuses; and what stands for
+# them while jsonargparse reads the words: characters for private use.
+_BYTES = range(0xDC80, 0xDD00)
+_PRIVATE = 0xF0000
+
+
+def _encodable(word: str) -> str:
+    """Return a word with another character for each byte that is no UTF-8."""
+    return word.translate({byte: byte + _PRIVATE for byte in _BYTES})
+
+
+def _as_given(value: Any) -> Any:
+    """Return a value with the bytes that `_encodable` has replaced."""
+    if isinstance(value, str):
+        return value.translate({byte + _PRIVATE: byte for byte in _BYTES})
+    if isinstance(value, Path):
+        return Path(_as_given(str(value)))
+    if isinstance(value, list | tuple):
+        return type(value)(map(_as_given, value))
+    return value
 
 
 def parser_of(command: str) -> ArgumentParser:

@@ -35,13 +35,13 @@ def run(options: Namespace) -> None:
     check_writable(_output(options))
     sets = first_of_each_id(load_sets(options.file))
     _refuse_several_labels(sets)
-    queries, gallery = _items_of_both(sets, options, settings)
-    train = None if options.train is None else _training_items(sets, options, settings)
+    queries, gallery = _items_of_both(sets, options)
+    train = None if options.train is None else _training_items(sets, options)
     other_sets = None if options.against is None else first_of_each_id(load_sets(options.against))
     if other_sets is not None:
         check_same_items(sets, other_sets)
     report = evaluate_sets(sets, options)
-    other = None if other_sets is None else _model(other_sets, options, settings)
+    other = None if other_sets is None else _model(other_sets, options)
     # The name is chosen again, since another program may have taken it during the evaluation.
     output = _output(options)
     written = write_report(
@@ -89,31 +89,30 @@ def _summary(report: RetrievalReport) -> str:
     return f"mAP {report.mAP:.4f} of {report.queries:,} queries, {classes}:"
 
 
-def _model(sets: StoredSets, options: Namespace, settings: ReportSettings) -> Model:
+def _model(sets: StoredSets, options: Namespace) -> Model:
     """Return the other model of the report: its evaluation, and its embeddings of the same items."""
-    queries, gallery = _items_of_both(sets, options, settings)
+    queries, gallery = _items_of_both(sets, options)
     return Model(evaluate_sets(sets, options), queries, gallery, sets.file.stem)
 
 
-def _items_of_both(sets: StoredSets, options: Namespace, settings: ReportSettings) -> tuple[Items, Items | None]:
+def _items_of_both(sets: StoredSets, options: Namespace) -> tuple[Items, Items | None]:
     """Return the queries of a file with their images, and its gallery; None without a gallery.
 
     Raises:
         ValueError: If the images are not as many as the items.
     """
     if sets.gallery is None:
-        return _items(sets, "query", "items", options.images, settings), None
-    queries = _items(sets, "query", "queries", options.images, settings)
-    return queries, _items(sets, "gallery", "gallery", options.gallery_images, settings)
+        return _items(sets, "query", "items", options.images, options), None
+    queries = _items(sets, "query", "queries", options.images, options)
+    return queries, _items(sets, "gallery", "gallery", options.gallery_images, options)
 
 
-def _training_items(sets: StoredSets, options: Namespace, settings: ReportSettings) -> Items:
+def _training_items(sets: StoredSets, options: Namespace) -> Items:
     """Return the items of `--train`.
 
     Args:
         sets: The sets that are evaluated.
         options: The options of the command.
-        settings: The settings of the report.
 
     Raises:
         ValueError: The file holds two sets, or embeddings of another dim.
@@ -126,10 +125,10 @@ def _training_items(sets: StoredSets, options: Namespace, settings: ReportSettin
             f"{options.file} holds embeddings of {dim} components, {options.train} of {train_dim}. Embed both splits with "
             "the same model."
         )
-    return _items(train, "query", "training items", options.train_images, settings)
+    return _items(train, "query", "training items", options.train_images, options)
 
 
-def _items(sets: StoredSets, side: str, name: str, images: Path | None, settings: ReportSettings) -> Items:
+def _items(sets: StoredSets, side: str, name: str, images: Path | None, options: Namespace) -> Items:
     """Return the items of one set with their images.
 
     Args:
@@ -137,10 +136,15 @@ def _items(sets: StoredSets, side: str, name: str, images: Path | None, settings
         side: "query" or "gallery".
         name: The name of the set in the report.
         images: The folder of the images; None for that of the file.
-        settings: The settings of the report.
+        options: The options of the command.
+
+    Raises:
+        ValueError: If the report would replace one of the images.
     """
+    settings = _settings(options)
     embeddings = sets.gallery if side == "gallery" else sets.queries
     files = _files(sets, side, len(embeddings), images)
+    refuse_input(_output(options), "-o", files or ())
     base = sets.file.resolve().parent if images is None else images
     label_names = None
     if sets.label_names is not None:

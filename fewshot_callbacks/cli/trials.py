@@ -38,6 +38,12 @@ def run(options: Namespace) -> None:
     if options.report is not None:
         refuse_input(options.report, "--report", (options.file, options.embeddings))
     trials = read_trials(options.file)
+    metrics = None if options.metrics is None else metric_keys(options.metrics)
+    if metrics is not None and "accuracy" in metrics and trials.folds is None:
+        raise ValueError(
+            f"--metrics accuracy needs the fold of each trial, and {options.file} has none. Add a column fold to a table of "
+            "scores, or leave accuracy out."
+        )
     scores = _scores(trials, options)
     report = evaluate_trials(
         scores,
@@ -45,12 +51,13 @@ def run(options: Namespace) -> None:
         first=trials.first,
         second=trials.second,
         folds=trials.folds,
-        metrics=None if options.metrics is None else metric_keys(options.metrics),
+        metrics=metrics,
         miss_cost=options.miss_cost,
         false_match_cost=options.false_match_cost,
     )
+    written = []
     if options.figures is not None or options.report is not None:
-        show(report, trials, scores, options)
+        written = show(report, trials, scores, options)
     if options.json:
         print(json.dumps(report.to_dict(), indent=2))
         return
@@ -58,6 +65,8 @@ def run(options: Namespace) -> None:
     console.print(report_table(report, str(options.file)))
     for message in report.notes:
         console.print(note(in_shell(message, "trials")))
+    for path in written:
+        console.print(as_text(f"Written: {path}"), soft_wrap=True)
 
 
 def check_figures(folder: Path) -> None:
@@ -114,17 +123,21 @@ def report_table(report: TrialReport, title: str) -> Table:
     return table
 
 
-def show(report: TrialReport, trials: TrialList, scores: Any, options: Namespace) -> None:
-    """Write the files of --figures and --report: PNG files, and one HTML file."""
+def show(report: TrialReport, trials: TrialList, scores: Any, options: Namespace) -> list[Path]:
+    """Write the files of --figures and --report, PNG files and one HTML file, and return their paths."""
     with required_extra("report", "fewshot trials --figures and --report"):
         from fewshot_callbacks.plots import save  # noqa: PLC0415 - for those who want figures
         from fewshot_callbacks.report import trial_figures, write_trials  # noqa: PLC0415
 
+    written: list[Path] = []
     if options.figures is not None:
         options.figures.mkdir(parents=True, exist_ok=True)
         check_figures(options.figures)  # again, since other files may have been written meanwhile
         for name, figure in trial_figures(report).items():
-            save(figure, options.figures / f"{name}.png")
+            written.append(options.figures / f"{name}.png")
+            save(figure, written[-1])
     if options.report is not None:
         people = None if trials.first is None or trials.second is None else (trials.first, trials.second)
         write_trials(options.report, report, scores, trials.same, trials.items or people, name=options.file.name)
+        written.append(options.report)
+    return written

@@ -158,7 +158,15 @@ class FewShotDataModule(LightningDataModule):
         except ValueError as error:
             options = ", ".join(f"{prefix}{name} {size}" for name, size in sizes.items())
             noun = "batches" if is_balanced else "episodes"
-            return f"The {split} classes do not suffice for the requested {noun} ({options}): {error}"
+            problem = f"The {split} classes do not suffice for the requested {noun} ({options}): {error}"
+            if split != "val" or len(dataset.class_names) >= sizes["ways"]:
+                return problem
+            larger = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            return (
+                f"{problem} Validation and test have the sizes of one evaluation=EpisodeProtocol(...). For a test with more "
+                f"than the validation has, train with smaller sizes, and give evaluation=EpisodeProtocol({larger}) to data "
+                "and model of the test alone (fewshot test --data.evaluation.ways ...)."
+            )
         return None
 
     def setup(self, stage: str) -> None:

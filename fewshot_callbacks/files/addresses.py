@@ -14,6 +14,8 @@ from typing import Any
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from fewshot_callbacks.files.outputs import write_whole
+
 # A protocol has two letters at least: C:/ is a drive. `Path` leaves one of the two slashes. Protocols may be chained by ::.
 _PROTOCOL = re.compile(r"(?P<protocol>(?:^|::)[a-z][a-z0-9+.-]+):/+(?=[^/]|$)")
 _LOCAL_PROTOCOL = re.compile(r"(?:file|local):/+")
@@ -104,7 +106,7 @@ def write_file(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a small file, by its path or its address; its folder is created if necessary."""
     if not is_address(path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_bytes(content)
+        write_whole(path, content)
         return
     files, path_in_store = filesystem_of(path)
     with naming_address(path_text(path)):

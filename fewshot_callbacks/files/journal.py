@@ -85,7 +85,9 @@ class Journal:
         self._fingerprint = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
         _refuse_foreign_files(folder)
         file = folder / f"{MARK}-{processes.rank}.json"
-        if file.is_file():
+        self.goes_on = file.is_file()
+        """whether the folder held the state of this evaluation"""
+        if self.goes_on:
             self._refuse_another_evaluation(_read_description(file), plain)
         else:
             _make_folder(folder)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -56,11 +57,52 @@ def refuse_input(output: Path, option: str, inputs: Iterable[Path | None]) -> No
     Raises:
         ValueError: The output is one of them.
     """
+    if not output.exists():
+        return
     for path in inputs:
-        if path is not None and output.exists() and path.exists() and output.samefile(path):
+        if path is not None and path.exists() and output.samefile(path):
             raise ValueError(
                 f"{option} {output} is a file that this command reads, and would be replaced. Name another."
             )
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file that replaces an older one when it is complete; of a link, the file that it leads to is replaced.
+
+    Raises:
+        OSError: If it cannot be written, for instance on a full disk. The older file is as it was.
+    """
+    target = target_of(Path(path))
+    if target.exists() and not target.is_file():  # a device or a pipe, which nothing can replace
+        target.write_bytes(content)
+        return
+    try:
+        _replace(target, content)
+    except OSError as error:
+        fix = "Make room there, or pass another path."
+        raise type(error)(f"{path} cannot be written: {error.strerror}. {fix}") from error
+
+
+def _replace(path: Path, content: bytes) -> None:
+    # The partial file is in the same folder, since a file can replace another one only on the same file system.
+    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        # `mkstemp` lets only the owner read the file, which then gets the permissions of any new file. The mask that decides
+        # them can be read only by setting it.
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(partial, 0o666 & ~mask)
+        os.replace(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def target_of(path: Path) -> Path:
+    """Return the file that is written: a link is followed."""
+    return Path(os.path.realpath(path))
 
 
 def _beginning(path: Path) -> bytes:

@@ -386,7 +386,7 @@ class DynamicsHistory:
         try:
             state = json.loads(content.decode("utf-8"))
             return cls.from_dict(state if isinstance(state, dict) else {})
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path_text(path)}: {error}") from error
 
 

@@ -15,7 +15,9 @@ from pytorch_metric_learning.utils.inference import CustomKNN
 from torch import Tensor
 
 from fewshot_callbacks.functional import Relevance, evaluate_retrieval
+from fewshot_callbacks.functional._notes import NotesOnce
 from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveError
+from fewshot_callbacks.functional.retrieval.report import WITHOUT_MATCH
 from fewshot_callbacks.functional.statistics import class_means, macro_mean
 
 _CALL = "ExactAccuracyCalculator"
@@ -37,7 +39,8 @@ class ExactAccuracyCalculator(AccuracyCalculator):
     """Takes the place of `AccuracyCalculator`: the same arguments and keys; exact values, in bounded memory.
 
     Items with equal distances count as the mean over their orders. Labels are compared as they are, not as float32.
-    `r_precision` and `mean_average_precision_at_r` do not depend on `k`; a warning says so if `k` is small. NMI, AMI and
+    `r_precision` and `mean_average_precision_at_r` do not depend on `k`; a warning says so if `k` is small. Notes
+    of the report, such as that on items that come twice, are warnings, each kind once. NMI, AMI and
     metrics of a subclass are left to `AccuracyCalculator`.
 
     Args:
@@ -64,6 +67,7 @@ class ExactAccuracyCalculator(AccuracyCalculator):
             arguments["knn_func"] = CustomKNN(LpDistance(normalize_embeddings=False))
         super().__init__(**arguments)
         self.similarity = _similarity_of(self.knn_func)
+        self._notes = NotesOnce(_CALL)
         self.memory_mb = memory_mb
 
     def get_accuracy(
@@ -136,6 +140,9 @@ class ExactAccuracyCalculator(AccuracyCalculator):
         except NothingToRetrieveError:
             LOGGER.warning("None of the query labels are in the reference set.")
             return dict.fromkeys(names, [math.nan] * len(classes.unique()) if self.return_per_class else math.nan)
+        # AccuracyCalculator leaves out queries without a match, too, and says nothing of them.
+        notes = [note for note in report.messages if WITHOUT_MATCH not in note]
+        self._notes.tell(notes, LOGGER)
         if self.return_per_class:
             return {name: class_means(report.per_query[key], classes)[1].tolist() for name, key in keys.items()}
         if self.avg_of_avgs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from sentence_transformers import util
 from torch import Tensor
 
 from fewshot_callbacks.functional import Relevance, evaluate_retrieval
+from fewshot_callbacks.functional._notes import NotesOnce
 
 try:
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
@@ -18,6 +20,7 @@ except ModuleNotFoundError:  # before version 5.4
     from sentence_transformers.evaluation import InformationRetrievalEvaluator
 
 _CALL = "ExactRetrievalEvaluator"
+_LOGGER = logging.getLogger(__name__)
 _SIMILARITIES = {
     util.cos_sim: "cosine",
     util.pytorch_cos_sim: "cosine",
@@ -25,12 +28,20 @@ _SIMILARITIES = {
     util.euclidean_sim: "euclidean",
 }
 
+# Class of models without one dense vector for each text -> what they give, and their evaluator in sentence-transformers.
+_OTHER_ENCODERS = {
+    "SparseEncoder": ("sparse embeddings", "SparseInformationRetrievalEvaluator"),
+    "MultiVectorEncoder": ("several vectors for each text", "MultiVectorInformationRetrievalEvaluator"),
+    "CrossEncoder": ("a score for each pair of texts", "CrossEncoderRerankingEvaluator"),
+}
+
 
 class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
     """Takes the place of `InformationRetrievalEvaluator`: the same arguments, keys, files and model card; exact values.
 
     Documents with equal scores count as the mean over their orders, so that values do not depend on the ids of documents.
-    No matrix of all scores is made. Only the process that calls it computes.
+    No matrix of all scores is made. Only the process that calls it computes. Notes of the report are logged as
+    warnings, each kind once.
 
     Args:
         queries: Text of each query, by id.
@@ -77,6 +88,7 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
                 "use InformationRetrievalEvaluator."
             )
         self.relevance = self._read_relevance(unknown)
+        self._notes = NotesOnce(_CALL)
         self.settings: dict[str, Any] = {"memory_mb": memory_mb, "device": device}
         # Dimension -> evaluator of the embeddings that are truncated to it.
         self.evaluators: dict[int, ExactRetrievalEvaluator] = {}
@@ -101,8 +113,10 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
             **options: `corpus_model` or `corpus_embeddings`, as `InformationRetrievalEvaluator` takes them.
 
         Raises:
-            ValueError: If a score function is not known, or one of `dims` exceeds the dimension of the embeddings.
+            ValueError: If a score function is not known, one of `dims` exceeds the dimension of the embeddings, or the model
+                gives no dense vector for each text, as a `SparseEncoder`.
         """
+        _refuse_other_encoders(model, options.get("corpus_model"))
         if not self.evaluators:
             return cast(dict[str, float], super().__call__(model, output_path, epoch, steps, **options))
         queries, corpus = self._embed(model, **options)
@@ -165,6 +179,7 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
             metrics=[key for by_k in keys.values() for key in by_k.values()],
             **self.settings,
         )
+        self._notes.tell(report.messages, _LOGGER)
         return {metric: {k: report[key] for k, key in by_k.items()} for metric, by_k in keys.items()}
 
     def _read_relevance(self, unknown: str) -> Relevance:
@@ -192,6 +207,22 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
                 f"{_CALL}: dims={dims!r} and truncate_dim={self.truncate_dim} both say to which dimensions embeddings are "
                 "truncated. Pass dims alone."
             )
+
+
+def _refuse_other_encoders(*models: Any) -> None:
+    """Refuse models of sentence-transformers that do not give one dense vector for each text; None passes.
+
+    Raises:
+        ValueError: If one is such a model.
+    """
+    for model in models:
+        for base in type(model).__mro__:
+            if base.__name__ in _OTHER_ENCODERS:
+                found, evaluator = _OTHER_ENCODERS[base.__name__]
+                raise ValueError(
+                    f"{_CALL}: the model, a {type(model).__name__}, gives {found}. {_CALL} compares one dense vector for "
+                    f"each text. Pass a SentenceTransformer, or use {evaluator}."
+                )
 
 
 def _similarity_of(function: Callable[..., Any]) -> Any:

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+import weakref
+from typing import Any, NamedTuple, Unpack
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional import Share, evaluate_retrieval
+from fewshot_callbacks.functional._notes import NotesOnce
 from fewshot_callbacks.metrics import EmbeddingStore
 from fewshot_callbacks.settings import RetrievalOptions, from_keywords, takes
 
+try:
+    from accelerate.state import GradientState
+except ModuleNotFoundError:  # without it there is no Trainer, only a loop of one's own
+    GradientState = None
+
 _CALL = "BatchRetrievalMetrics"
+
+
+class _Loop(NamedTuple):
+    """Tells a loop over a loader of accelerate from every other one."""
+
+    loader: Any
+    """a weak reference to the loader; None outside of a loop of accelerate"""
+    begun: int
+    """how many loops over this loader have begun since the last that ended: those that broke off, and this one"""
+
+
+def _running_loop() -> _Loop:
+    """Return the loop that runs now."""
+    if GradientState is None:
+        return _Loop(None, 0)
+    state = GradientState()
+    loader = state.active_dataloader
+    if loader is None:
+        return _Loop(None, 0)
+    return _Loop(weakref.ref(loader), state.dataloader_references.count(loader))
 
 
 @takes(RetrievalOptions)
@@ -18,7 +45,8 @@ class BatchRetrievalMetrics:
 
     Pass it to the Trainer as `compute_metrics`, with `batch_eval_metrics=True` among its arguments. Of what the model
     returns, only the embeddings are held, on the CPU. The Trainer gathers each batch in all processes; each process holds
-    its share of the rows. The values are those of `evaluate_retrieval` of the whole set.
+    its share of the rows. The values are those of `evaluate_retrieval` of the whole set. Its notes are warnings, each kind
+    once. The batches of an evaluation that broke off are dropped when the next one begins.
 
     Args:
         output: Index of the embeddings among the outputs of the model other than the loss; None if they are the only output.
@@ -41,12 +69,14 @@ class BatchRetrievalMetrics:
     def __init__(self, *, output: int | None = None, **settings: Unpack[RetrievalOptions]) -> None:
         self.output = output
         self.settings = from_keywords(BatchRetrievalMetrics, settings).arguments()
+        self._notes = NotesOnce(_CALL)
         self.reset()
 
     def reset(self) -> None:
-        """Drop all batches. It is needed only if an evaluation was interrupted."""
+        """Drop all batches. Call it only before a loop of your own whose predecessor broke off: a Trainer needs no call."""
         self._store = EmbeddingStore()
         self._items = 0
+        self._loop = _Loop(None, 0)
 
     def __call__(self, evaluation: Any, compute_result: bool = True) -> dict[str, float]:
         """Add a batch; after the last, return the values and drop all batches. *Collective*.
@@ -59,8 +89,13 @@ class BatchRetrievalMetrics:
             Value of each metric after the last batch; nothing before.
 
         Raises:
-            ValueError: If the model has several outputs and `output` does not name one; or as `evaluate_retrieval` does.
+            ValueError: If the model has several outputs and `output` does not name one, or it is no (items, dim) tensor; or
+                as `evaluate_retrieval` does.
         """
+        loop = _running_loop()
+        if loop != self._loop:
+            self.reset()
+            self._loop = loop
         embeddings = self._embeddings_of(evaluation.predictions)
         labels = evaluation.label_ids
         if isinstance(labels, tuple | list):
@@ -78,13 +113,16 @@ class BatchRetrievalMetrics:
         shard = self._store.shard()
         self.reset()
         places = Share(processes, shard.places)
-        return evaluate_retrieval(shard.embeddings, shard.labels, share=places, **self.settings).metrics()
+        report = evaluate_retrieval(shard.embeddings, shard.labels, share=places, **self.settings)
+        if processes.rank == 0:
+            self._notes.tell(report.messages)
+        return report.metrics()
 
     def _embeddings_of(self, predictions: Any) -> Any:
         """Return the embeddings among the outputs of the model."""
         outputs = predictions if isinstance(predictions, tuple | list) else (predictions,)
         if self.output is None and len(outputs) > 1:
-            shapes = ", ".join(str(tuple(output.shape)) for output in outputs)
+            shapes = ", ".join(_form(output) for output in outputs)
             raise ValueError(
                 f"{_CALL}: the model has {len(outputs)} outputs other than the loss, of shapes {shapes}. Pass the index "
                 f"of the embeddings among them: {_CALL}(output={len(outputs) - 1})."
@@ -95,4 +133,39 @@ class BatchRetrievalMetrics:
                 f"{_CALL}: output={index}, and the model has {len(outputs)} outputs other than the loss. Pass an index "
                 "below their number."
             )
-        return outputs[index]
+        chosen = outputs[index]
+        if isinstance(chosen, tuple | list) or len(chosen.shape) != 2:
+            raise ValueError(
+                f"{_CALL}: output {index} of the model is of shape {_form(chosen)}, and embeddings are of shape (items, "
+                f"dim). {_remedy(predictions, index)}"
+            )
+        return chosen
+
+
+def _form(output: Any) -> str:
+    """Return the shape of an output, for messages; an output may be several arrays, such as one for each layer."""
+    if isinstance(output, tuple | list):
+        return f"[{', '.join(map(_form, output))}]"
+    return str(tuple(output.shape))
+
+
+def _remedy(predictions: Any, index: int) -> str:
+    """Return what makes one vector for each item of an output that is none."""
+    code = "outputs"
+    output = predictions
+    if isinstance(output, tuple | list):
+        code = f"{code}[{index}]"
+        output = output[index]
+    # Of one output for each layer, the last.
+    while isinstance(output, tuple | list) and len(output):
+        code = f"{code}[-1]"
+        output = output[-1]
+    dims = len(getattr(output, "shape", ()))
+    if dims < 2:
+        return f"Pass the index of another output: {_CALL}(output=...)."
+    # (items, tokens, dim) of a transformer, or (items, channels, height, width) of a convolution
+    positions = {2: "", 3: ".mean(dim=1)"}.get(dims, f".mean(dim={tuple(range(2, dims))})")
+    return (
+        "Make them of what the model returns, for instance with Trainer(preprocess_logits_for_metrics=lambda outputs, "
+        f"labels: {code}{positions}, compute_metrics={_CALL}())."
+    )

@@ -67,9 +67,10 @@ class RetrievalEvaluation(Metric):
     """Collects embeddings over batches, and evaluates them in `compute`: leave-one-out, or queries and a gallery.
 
     It is meant for modules that hold their own metrics, for Fabric and for plain loops; with a Trainer, `RetrievalMonitor`
-    needs less code. Its result is a dictionary, so log it with `self.log_dict(metric.compute())` and then call
-    `metric.reset()`; `self.log` takes only metrics of a single value. Embeddings are kept on the CPU in the dtype of the
-    model. The keywords of `torchmetrics.Metric`, such as `sync_on_compute`, are accepted, too.
+    needs less code. Call `metric.reset()` where a loop begins, so that nothing is left of one that broke off. The result is
+    a dictionary, so log it with `self.log_dict(metric.compute())`; `self.log` takes only metrics of a single value.
+    Embeddings are kept on the CPU in the dtype of the model. The keywords of `torchmetrics.Metric`, such as
+    `sync_on_compute`, are accepted, too.
 
     Args:
         judgements: Who is relevant in place of labels, as `Relevance.from_judgements` takes it; `update` is then given the

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.typing import LineStyleType
 from PIL import Image
 
-from fewshot_callbacks.files.outputs import WRITER
+from fewshot_callbacks.files.outputs import WRITER, write_whole
 from fewshot_callbacks.functional.statistics import student_interval
 from fewshot_callbacks.plots.fitted_text import font_families, shorten
 
@@ -237,7 +237,7 @@ def encode(figure: Figure, file_format: Format = "png", resolution: float | None
 def save(figure: Figure, path: str | Path, resolution: float | None = None) -> None:
     """Write a figure as a PNG or SVG file, depending on the ending of the file name.
 
-    An existing file of this name is replaced, whoever has written it.
+    An existing file of this name is replaced, whoever has written it, but only when the new one is complete.
 
     Args:
         figure: The figure.
@@ -258,7 +258,7 @@ def save(figure: Figure, path: str | Path, resolution: float | None = None) -> N
     ending = path.suffix.lower().removeprefix(".")
     if ending not in get_args(Format):
         raise ValueError(f"{path.name} ends neither in .png nor in .svg. Choose one of these.")
-    path.write_bytes(encode(figure, cast(Format, ending), resolution))
+    write_whole(path, encode(figure, cast(Format, ending), resolution))
 
 
 def pixels(figure: Figure, resolution: float = 100) -> np.ndarray:

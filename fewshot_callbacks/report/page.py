@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks.files.outputs import WRITER
+from fewshot_callbacks.files.outputs import WRITER, target_of, write_whole
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, compare_reports
 from fewshot_callbacks.functional.retrieval.report import Values
 from fewshot_callbacks.functional.statistics import class_means
@@ -412,7 +412,7 @@ def check_writable(path: str | Path) -> None:
             f"{path} is no regular file but a device, a pipe or the like, which a report would replace. Pass the name of a "
             "file, such as report.html."
         )
-    folder = _target(path).parent
+    folder = target_of(path).parent
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{path} cannot be written: there is no folder {folder}. Make it, or pass another path."
@@ -426,30 +426,6 @@ def check_writable(path: str | Path) -> None:
         ) from error
     os.close(descriptor)
     os.unlink(trial)
-
-
-def write_whole(path: str | Path, text: bytes) -> None:
-    """Write a file that replaces an older one when it is complete; of a link, the file that it leads to is replaced."""
-    path = _target(Path(path))
-    # The partial file is in the same folder, since a file can replace another one only on the same file system.
-    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text)
-        # `mkstemp` lets only the owner read the file, which then gets the permissions of any new file. The mask that decides
-        # them can be read only by setting it.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(partial, 0o666 & ~mask)
-        os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
-
-
-def _target(path: Path) -> Path:
-    """Return the file that is written: a link is followed."""
-    return Path(os.path.realpath(path))
 
 
 def _can_be_replaced(path: Path) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from fewshot_callbacks.files.outputs import write_whole
 from fewshot_callbacks.functional.verification import TrialReport
-from fewshot_callbacks.report.page import WrittenReport, check_writable, fill, metric_texts, write_whole
+from fewshot_callbacks.report.page import WrittenReport, check_writable, fill, metric_texts
 
 # Number of listed mistakes of each kind.
 MISTAKES = 20

@@ -256,7 +256,7 @@ def _listed_by_datasets(folder: Path) -> list[Path]:
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         return [folder / str(entry["filename"]) for entry in state["_data_files"]]
-    except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is another program's
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # there is none, or it is another program's
         return []
 
 

@@ -43,7 +43,7 @@ class Shards:
     | `.arrow`, `.feather` | A list column of a file or a stream, memory-mapped; one batch at a time if it is compressed. |
     | `.safetensors` | A tensor by its name, memory-mapped. |
 
-    Parquet and Arrow are read by pyarrow, safetensors by its own package: `pip install 'fewshot-callbacks[files]'`. Pickles
+    Parquet and Arrow are read by pyarrow, safetensors by its own package: `pip install pyarrow safetensors`. Pickles
     can run any code, and are never loaded. Files must stay as they are while they are read: one that was replaced meanwhile
     is noticed when it is opened again. Several threads may read at once; one at a time is served.
 

@@ -15,8 +15,8 @@ from numba.core.event import Event, Listener, register
 # Seconds of compiling, in total, after which the notice is printed. Nobody wonders about a shorter pause.
 NOTICE_AFTER = 2.0
 _NOTICE = (
-    "fewshot_callbacks compiles its loops for {what} and data of this kind: up to about twenty seconds on two cores, once. "
-    "They are kept for later runs."
+    "fewshot_callbacks compiles its loops for {what} and data of this kind: up to about twenty seconds on two cores. They "
+    "are kept; other kinds of data have loops of their own. fewshot warm compiles all of them."
 )
 # Module -> purpose of its loops. The loops of all other modules are for exact retrieval.
 _PURPOSES = {"_scatter_kernel": "J", "nearest": "nearest neighbours", "relevance": "judgements and label sets"}

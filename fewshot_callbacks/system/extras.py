@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
 
@@ -53,5 +55,17 @@ def _explained(extra: str, needed_by: str, missing: ModuleNotFoundError) -> Modu
     # A missing module of this package is a mistake in the package, which no extra mends.
     if package in ("", "fewshot_callbacks"):
         return missing
-    words = f"{needed_by} needs {package}, which is not installed. Run pip install 'fewshot-callbacks[{extra}]'."
+    words = f"{needed_by} needs {package}, which is not installed. {_command(extra)}"
     return ModuleNotFoundError(words, name=missing.name)
+
+
+def _command(extra: str) -> str:
+    """Return what installs an extra. The name of this package is in none: an index may have another package of that name."""
+    in_checkout = f"Run pip install '.[{extra}]' in the checkout of this package"
+    try:
+        requirements = requires("fewshot-callbacks") or []
+    except PackageNotFoundError:  # the package is not installed, but on the path
+        return f"{in_checkout}."
+    of_extra = [words for words in requirements if re.search(rf"extra == ['\"]{extra}['\"]", words)]
+    packages = sorted({re.split(r"[^\w.-]", words, maxsplit=1)[0] for words in of_extra})
+    return f"{in_checkout}, or pip install {' '.join(packages)}." if packages else f"{in_checkout}."

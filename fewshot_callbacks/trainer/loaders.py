@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, IterableDataset
 
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
 from fewshot_callbacks.trainer.lightning import Trainer
@@ -70,6 +70,8 @@ def unknown_order_reason(loader: Any, batches: int, items: int, replica: Replica
         items: How many embeddings these gave.
         replica: The part of the data that this rank has.
     """
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        return "an IterableDataset deals its items itself"
     sampler = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler):
         return f"the sampler ({type(sampler).__name__}) is not Lightning's DistributedSampler"

@@ -9,6 +9,7 @@ import torch
 
 from fewshot_callbacks import EmbeddingSource, KnnMonitor, ProbeMonitor, RetrievalMonitor, evaluate_retrieval
 from fewshot_callbacks.functional import RetrievalSettings
+from tests.callbacks import configured
 from tests.callbacks.models import Net, loader, logged_by, trainer
 from tests.integration_packages import integration
 
@@ -96,3 +97,26 @@ def test_a_file_of_callbacks_makes_monitors_that_run(tmp_path):
         logs.append(logged_by(run))
     assert logs[0] == logs[1]
     assert {"val/mAP", "val/recall@precision0.95", "val/knn@3"} <= set(logs[0])
+
+
+def test_a_bank_of_ones_own_class_and_a_mapping_as_source_run(tmp_path):
+    instantiate = integration("hydra.utils").instantiate
+    bank = {"_target_": "tests.callbacks.configured.Own", "count": 24}
+    entry = {
+        "_target_": "fewshot_callbacks.KnnMonitor",
+        "k": 1,
+        "bank": bank,
+        "source": {"source": "encoder", "labels": 1},
+    }
+    monitors = [
+        instantiate(list_config(entry)),
+        KnnMonitor(1, configured.Own(24), source=EmbeddingSource("encoder", labels=1)),
+    ]
+    logs = []
+    for monitor in monitors:
+        torch.manual_seed(0)
+        run = trainer(monitor)
+        run.fit(configured.Model(), datamodule=configured.Data())
+        logs.append({name: float(value) for name, value in run.callback_metrics.items()})
+    assert logs[0] == logs[1]
+    assert "val/knn@1" in logs[0]

@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 import pytest
 
 from fewshot_callbacks.cli import demo
-from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.cli.main import Terminated, main
 from fewshot_callbacks.plots.style import METHODS, new_figure
 from fewshot_callbacks.protonet import ProtoNet
 from tests.cases import first_classes
@@ -64,6 +64,27 @@ def test_ctrl_c_leaves_an_earlier_demo_and_a_whole_one_replaces_it(demo_of):
     assert sorted(left[1]) == [".fewshot_demo.json", "best.ckpt", "dr", "first", "results.json"]
     assert len(list(folder.iterdir())) > 3
     assert remarks == []  # of Lightning, such as that there is no GPU
+
+
+@pytest.mark.parametrize(("stop", "status"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_a_demo_that_is_stopped_in_a_training_says_that_nothing_is_kept(stop, status, tmp_path, monkeypatch, capsys):
+    def stopped(*_):
+        raise stop("Kept: best.ckpt")
+
+    monkeypatch.setattr(demo, "train_and_test", stopped)
+    assert main(["demo", "--output", str(tmp_path / "demo"), *QUICK]) == status
+    said = capsys.readouterr().err
+    assert "Nothing is kept" in said
+    assert "Kept:" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["epochs", "episodes", "test_episodes"])
+@pytest.mark.parametrize("number", ["-1", "0"])
+def test_a_demo_without_an_end_or_without_a_training_is_refused(option, number, tmp_path, capsys):
+    assert main(["demo", "--output", str(tmp_path / "demo"), f"--{option}", number]) == 1
+    assert f"--{option} {number} must be at least 1" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_column_is_whole_on_a_screen_of_80_columns(demo_of):

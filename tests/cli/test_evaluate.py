@@ -664,3 +664,63 @@ def test_what_compression_costs_is_printed_and_stored(stored, capsys):
 )
 def test_forms_that_cannot_be_compared_are_refused(stored, capsys, words, said):
     assert said in refused(capsys, stored[0], *words)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("at_least", "2"), ("at_least", "1"), ("unknown", "ignore"), ("unknown", "error")]
+)
+def test_options_of_judgements_without_judgements_are_refused(option, value, tmp_path, capsys):
+    np.savez(tmp_path / "one.npz", embeddings=np.eye(6), labels=np.arange(6) % 2)
+    assert main(["evaluate", str(tmp_path / "one.npz"), f"--{option}", value]) == 1
+    error = capsys.readouterr().err
+    assert f"--{option} is for judgements" in error
+    assert "--judgements" in error
+
+
+def test_names_of_files_that_are_no_utf8(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"l\xff.npz")
+    rows = np.random.default_rng(0).normal(size=(24, 4))
+    with open(name, "wb") as file:
+        np.savez(file, embeddings=rows, labels=np.arange(24) % 4, ids=np.arange(24).astype(str))
+    np.savez("plain.npz", embeddings=rows, labels=np.arange(24) % 4)
+    printed = {}
+    for file in (name, "plain.npz"):
+        assert main(["evaluate", file, "--metrics", "mAP", "--json"]) == 0
+        printed[file] = json.loads(capsys.readouterr().out)["metrics"]
+    assert printed[name] == printed["plain.npz"]
+    assert main(["evaluate", name, "--against", "plain.npz"]) == 0
+    page = os.fsdecode(b"r\xfe.html")
+    assert main(["report", name, f"--output={page}"]) == 0
+    assert os.path.exists(b"r\xfe.html")
+    with open(b"t\xfd.txt", "wb") as file:
+        file.write(b"1 0 4\n0 0 1\n1 2 6\n0 2 3\n")
+    assert main(["trials", os.fsdecode(b"t\xfd.txt"), "--embeddings", name]) == 0
+    assert main(["plan", "--files", name]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", os.fsdecode(b"m\xff.npz")]) == 1
+    assert "m\\udcff.npz" in capsys.readouterr().err
+
+
+def test_the_help_begins_with_two_examples(capsys):
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--help"])
+    lines = capsys.readouterr().out.partition("positional arguments")[0].splitlines()
+    assert len([line for line in lines if line.split()[:2] == ["fewshot", "evaluate"]]) == 2
+
+
+def test_an_evaluation_that_goes_on_says_so(tmp_path, monkeypatch, capsys):
+    np.savez(tmp_path / "one.npz", embeddings=np.random.default_rng(0).normal(size=(30, 4)), labels=np.arange(30) % 3)
+    words = ["evaluate", str(tmp_path / "one.npz"), "--metrics", "mAP", "--json", "--resume", str(tmp_path / "state")]
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fewshot_callbacks.cli.evaluate.evaluate_retrieval", interrupted)
+        assert main(words) == 130
+    assert "goes on" not in capsys.readouterr().err
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert f"goes on from the state in {tmp_path / 'state'}" in said.err
+    assert "metrics" in json.loads(said.out)

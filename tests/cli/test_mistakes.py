@@ -406,3 +406,25 @@ def test_an_error_of_another_package_says_how_to_find_it():
     with pytest.raises(ValueError, match="invalid") as caught:
         int("x")
     assert one_line(caught.value).endswith(f"'x' (ValueError; {DEBUG}=1 shows where).")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["trainer:\n  callbacks: &all\n  - *all\n", "data: &data\n  init_args: *data\n", "model: &model\n  head: *model\n"],
+)
+def test_a_configuration_inside_itself_is_refused_in_words(text, tmp_path, capsys):
+    loop = tmp_path / "loop.yaml"
+    loop.write_text(text)
+    assert main(["fit", "--config", str(loop)]) == 1
+    said = capsys.readouterr().err
+    assert "loop.yaml" in said
+    assert "alias" in said
+
+
+def test_a_file_of_a_hundred_thousand_brackets_is_refused_in_words(tmp_path, capsys):
+    brackets = tmp_path / "training_dynamics.json"
+    brackets.write_text("[" * 100_000)
+    assert main(["compare", str(brackets), str(brackets), "--test", "false"]) == 1
+    said = capsys.readouterr().err
+    assert "training_dynamics.json" in said
+    assert "FEWSHOT_DEBUG" not in said

@@ -272,3 +272,33 @@ def test_without_a_name_a_pipe_is_neither_read_nor_replaced(folder, tmp_path, mo
     in_folder(tmp_path, monkeypatch, folder / "one.npz")
     assert (tmp_path / "report.html").is_fifo()
     assert (tmp_path / "report-2.html").is_file()
+
+
+@pytest.mark.parametrize("way", ["itself", "link", "hard link", "link to the folder", "named in the file", "training"])
+def test_a_report_replaces_no_image_that_it_reads(way, folder, tmp_path, capsys):
+    images = folder / "images"
+    photo = images / "03/19.png"
+    before = photo.read_bytes()
+    words = [folder / "one.npz", "--images", images]
+    output = photo
+    if way == "link":
+        output = tmp_path / "out.html"
+        output.symlink_to(photo)
+    elif way == "hard link":
+        output = tmp_path / "out.html"
+        os.link(photo, output)
+    elif way == "link to the folder":
+        (tmp_path / "photos").symlink_to(images)
+        output = tmp_path / "photos/03/19.png"
+    elif way == "named in the file":
+        words = [folder / "paths.npz"]
+    elif way == "training":
+        words = [folder / "two.npz", "--train", folder / "one.npz", "--train_images", images]
+    assert "is a file that this command reads" in refused(capsys, *words, "-o", output)
+    assert photo.read_bytes() == before
+
+
+def test_a_report_beside_the_images_is_written_and_replaced(folder):
+    for _ in range(2):
+        report(folder, "one.npz", "--images", folder / "images/../images", output="images/00/page.html")
+    (folder / "images/00/page.html").unlink()

@@ -1,6 +1,8 @@
 """`fewshot trials`: lists with embeddings, tables of scores, figures, and what cannot be read."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -102,3 +104,38 @@ def test_figures_cannot_lie_in_a_file(scored, tmp_path, capsys):
     assert f"{tmp_path / 'figures'} is no folder. Pass --figures" in refused(
         capsys, scored, "--figures", tmp_path / "figures"
     )
+
+
+def test_figures_that_cannot_be_written_leave_the_earlier_ones_whole(scored, tmp_path, capsys):
+    figures = tmp_path / "figures"
+    assert main(["trials", str(scored), "--figures", str(figures)]) == 0
+    before = {file.name: file.read_bytes() for file in figures.iterdir()}
+    capsys.readouterr()
+    script = (
+        "import resource, signal, sys\n"
+        "from fewshot_callbacks.cli.main import main\n"
+        "import fewshot_callbacks.report\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"  # every file ends there, as on a full disk
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", script, "trials", str(scored), "--figures", str(figures)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "det.png cannot be written" in ended.stderr
+    assert "FEWSHOT_DEBUG" not in ended.stderr
+    assert {file.name: file.read_bytes() for file in figures.iterdir()} == before
+
+
+def test_what_is_written_is_said_and_what_lacks_is_named_as_the_shell_has_it(scored, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    figures, page = tmp_path / "figures", tmp_path / "page.html"
+    assert main(["trials", str(scored), "--figures", str(figures), "--report", str(page)]) == 0
+    screen = capsys.readouterr().out
+    for path in (figures / "det.png", figures / "scores.png", page):
+        assert f"Written: {path}" in screen
+    table = tmp_path / "plain.csv"
+    table.write_text("score,same\n0.9,1\n0.2,0\n0.8,1\n0.1,0\n")
+    said = refused(capsys, table, "--metrics", "accuracy")
+    assert "--metrics accuracy" in said
+    assert "folds=" not in said

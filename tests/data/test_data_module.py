@@ -215,3 +215,9 @@ def test_each_split_that_is_too_small_is_named_with_the_options_that_would_fit(r
     words = r"the requested batches \(--data.train.classes_per_batch 2, --data.train.items_per_class 4\): .* <= 3 or"
     with pytest.raises(ValueError, match=words):
         module(root, train=ClassBalanced(2, 4)).check()
+
+
+def test_a_validation_of_fewer_classes_than_the_test_has_ways_names_the_way_out(root: Path) -> None:
+    data = module(root, evaluation=EpisodeProtocol(20, 1, 1))
+    with pytest.raises(ValueError, match=r"20-way episodes need 20 classes.* evaluation=EpisodeProtocol\(ways=20"):
+        data.check("val")

@@ -1,4 +1,4 @@
-"""The first cell of the notebook installs the package from a checkout, from an uploaded wheel, or by its name."""
+"""The first cell of the notebook installs the package from a checkout or from an uploaded wheel, and never by its name."""
 
 import importlib.util
 import json
@@ -34,8 +34,9 @@ def test_a_package_that_is_there_is_left_alone(tmp_path, monkeypatch):
     assert requirements(tmp_path, monkeypatch) == []
 
 
-def test_without_a_source_beside_it_its_name_is_installed(notebook_folder, monkeypatch):
-    assert requirements(notebook_folder, monkeypatch) == ["fewshot-callbacks[all]"]
+def test_without_a_source_beside_it_nothing_is_installed_and_it_says_what_to_upload(notebook_folder, monkeypatch):
+    with pytest.raises(ModuleNotFoundError, match=r"neither a checkout of it nor a wheel\. .*python -m build.*upload"):
+        requirements(notebook_folder, monkeypatch)
 
 
 def test_the_newest_uploaded_wheel_is_installed(notebook_folder, monkeypatch):

@@ -287,3 +287,12 @@ def test_values_do_not_depend_on_the_memory():
     ]
     assert values[0] == values[1]
     assert np.isfinite(list(values[0].values())).all()
+
+
+def test_items_that_come_twice_are_a_warning_and_a_kind_is_told_once():
+    embeddings = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(20) % 4
+    calculator = ExactAccuracyCalculator(include=("precision_at_1",))
+    with pytest.warns(UserWarning, match="ExactAccuracyCalculator: 40 of 40 queries .* equal bit for bit"):
+        calculator.get_accuracy(embeddings.repeat(2, 1), labels.repeat(2))
+    assert calculator.get_accuracy(embeddings.repeat(2, 1), labels.repeat(2)) == {"precision_at_1": 1.0}

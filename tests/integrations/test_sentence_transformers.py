@@ -270,3 +270,40 @@ def test_a_model_with_a_similarity_that_is_not_exact_is_refused():
 
 def test_values_go_into_json():
     json.dumps(ExactRetrievalEvaluator(*retrieval_task())(static_model()))
+
+
+def other_encoder(kind):
+    """An encoder of sentence-transformers without one dense vector for each text."""
+    from sentence_transformers import sparse_encoder
+    from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding
+    from transformers import PreTrainedTokenizerFast
+
+    if kind == "SparseEncoder":
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=static_model()[0].tokenizer, unk_token="?", pad_token="?")
+        weights = torch.rand(tokenizer.vocab_size)
+        return sparse_encoder.SparseEncoder(modules=[SparseStaticEmbedding(tokenizer, weights)], device="cpu")
+    named = type(kind, (), {})
+    return type("Own", (named,), {})()
+
+
+@pytest.mark.parametrize("kind", ["SparseEncoder", "MultiVectorEncoder", "CrossEncoder"])
+@pytest.mark.parametrize("options", [{}, {"dims": (8, 4)}])
+def test_models_without_a_dense_vector_for_each_text_are_refused_with_their_evaluator(kind, options):
+    model = other_encoder(kind)
+    evaluator = ExactRetrievalEvaluator(*retrieval_task(), **options)
+    with pytest.raises(ValueError, match=rf"{type(model).__name__}, gives .* or use (Sparse|MultiVector|CrossEncoder)"):
+        evaluator(model)
+    with pytest.raises(ValueError, match=type(model).__name__):
+        evaluator(static_model(), corpus_model=model)
+
+
+def test_a_kind_of_note_is_logged_once(caplog):
+    rows = torch.nn.functional.normalize(torch.randn(10, 8, generator=torch.Generator().manual_seed(0)))
+    corpus = {f"d{number}": number for number in range(30)}
+    queries = {f"q{number}": number for number in range(10)}
+    evaluator = ExactRetrievalEvaluator(queries, corpus, {query: {"d1"} for query in queries})
+    for _ in range(2):
+        evaluator(Vectors(rows, torch.zeros(30, 8)))
+    told = [record.getMessage() for record in caplog.records if "30 embeddings have length zero" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("ExactRetrievalEvaluator")

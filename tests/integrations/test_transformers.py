@@ -66,6 +66,147 @@ def test_all_batches_are_dropped_after_the_last_also_if_it_is_refused():
     assert values[-1] == evaluate_retrieval(*items, metrics=("mAP",)).metrics()
 
 
+class Breaking(torch.utils.data.Dataset):
+    """Items of a Trainer, one of which raises an error as often as it is told to."""
+
+    def __init__(self, items, error):
+        self.items = [{"items": item, "labels": label} for item, label in zip(*items, strict=True)]
+        self.error = error
+        self.breaks = 1
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, number):
+        if number == 30 and self.breaks:
+            self.breaks -= 1
+            raise self.error
+        return self.items[number]
+
+
+class OneLoader:
+    """A mixin of a Trainer: every evaluation reads the same loader, as with persistent workers."""
+
+    def get_eval_dataloader(self, eval_dataset=None):
+        if not hasattr(self, "loader"):
+            self.loader = super().get_eval_dataloader(eval_dataset)
+        return self.loader
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError, RuntimeError])
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("keeps_loader", [False, True])
+def test_batches_of_an_evaluation_that_broke_off_are_no_part_of_the_next(error, times, keeps_loader, tmp_path):
+    items = embedded_items()
+    expected = evaluate_retrieval(*items, **SETTINGS).metrics()
+    compute_metrics = BatchRetrievalMetrics(output=1, **SETTINGS)
+    trainer = trainer_on(items, compute_metrics, tmp_path)
+    if keeps_loader:
+        trainer.__class__ = type("WithOneLoader", (OneLoader, type(trainer)), {})
+    trainer.eval_dataset = Breaking(items, error("it broke off"))
+    trainer.eval_dataset.breaks = times
+    kept = []
+    for _ in range(times):
+        try:
+            trainer.evaluate()
+        except error as broken:
+            kept.append(broken)  # its traceback keeps the loader of this evaluation, as a notebook does
+    assert len(kept) == times
+    for _ in range(2):
+        with torch.no_grad():  # the second epoch has other embeddings
+            trainer.eval_dataset.items = [one | {"items": one["items"] * 1} for one in trainer.eval_dataset.items]
+        values = trainer.evaluate()
+        assert {name: values[f"eval_{name}"] for name in expected} == expected
+
+
+def test_a_batch_before_an_evaluation_and_an_evaluation_inside_a_training_that_broke_off(tmp_path):
+    items = embedded_items()
+    expected = evaluate_retrieval(*items, **SETTINGS).metrics()
+    compute_metrics = BatchRetrievalMetrics(output=1, **SETTINGS)
+    [(first, _), *_] = batches(items)
+    embedded = transformers.EvalPrediction((first.predictions, first.predictions), first.label_ids)
+    assert compute_metrics(embedded, compute_result=False) == {}
+    trainer = trainer_on(items, compute_metrics, tmp_path, eval_strategy="epoch", num_train_epochs=1)
+    trainer.train_dataset = [{"items": item, "labels": label} for item, label in zip(*items, strict=True)]
+    trainer.eval_dataset = Breaking(items, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    for values in (trainer.evaluate(), [trainer.train(), trainer.evaluate()][1]):
+        assert {name: values[f"eval_{name}"] for name in expected} == expected
+
+
+def test_a_loop_of_ones_own_that_broke_off_is_noticed_by_its_copies():
+    compute_metrics = BatchRetrievalMetrics(metrics=("mAP",))
+    items = embedded_items()
+    [first, *_] = batches(items)
+    compute_metrics(first[0], compute_result=False)
+    *others, last = [batch for batch, _ in batches(items)]
+    for batch in others:
+        compute_metrics(batch, compute_result=False)
+    with pytest.warns(UserWarning, match="BatchRetrievalMetrics: 8 of 49 queries .* equal bit for bit") as caught:
+        compute_metrics(last)
+    assert len(caught) == 1
+
+
+def test_a_kind_of_note_is_told_once():
+    compute_metrics = BatchRetrievalMetrics(metrics=("mAP",))
+    rows, labels = embedded_items()
+    labels[0] = 90
+    with pytest.warns(UserWarning, match="BatchRetrievalMetrics: 1 of 45 queries have no match"):
+        compute_metrics(transformers.EvalPrediction(rows, labels))
+    labels[1] = 91
+    compute_metrics(transformers.EvalPrediction(rows, labels))  # any warning would be an error
+
+
+def stock_model(**options):
+    """A model for images of the library, with random weights."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.ViTConfig(image_size=8, patch_size=4, num_labels=5, **sizes, **options)
+    torch.manual_seed(0)
+    return transformers.ViTForImageClassification(config).eval()
+
+
+def test_the_remedy_for_a_stock_model_gives_the_values_of_its_embeddings(tmp_path):
+    labels = embedded_items()[1]
+    images = torch.randn(len(labels), 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    model = stock_model(output_hidden_states=True)
+    data = [{"pixel_values": image, "labels": label} for image, label in zip(images, labels, strict=True)]
+
+    def trainer(**options):
+        trainer = trainer_on((images, labels), None, tmp_path)
+        return transformers.Trainer(model=model, args=trainer.args, eval_dataset=data, **options)
+
+    with pytest.raises(ValueError, match=r"2 outputs other than the loss, of shapes \(4, 5\), \[\(4, 5, 24\)"):
+        trainer(compute_metrics=BatchRetrievalMetrics(metrics=("mAP",))).evaluate()
+    with pytest.raises(ValueError, match=r"output 1 .*preprocess_logits_for_metrics") as refused:
+        trainer(compute_metrics=BatchRetrievalMetrics(output=1, metrics=("mAP",))).evaluate()
+    # The call that the message proposes, as it is written there.
+    written = str(refused.value).partition("preprocess_logits_for_metrics=")[2].partition(", compute_metrics")[0]
+    values = trainer(
+        preprocess_logits_for_metrics=eval(written), compute_metrics=BatchRetrievalMetrics(metrics=("mAP",))
+    ).evaluate()
+    with torch.no_grad():
+        embeddings = torch.cat([model(part).hidden_states[-1].mean(dim=1) for part in images.split(4)])
+    assert values["eval_mAP"] == pytest.approx(evaluate_retrieval(embeddings, labels)["mAP"], abs=1e-12)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize(
+    ("output", "shape", "remedy"),
+    [
+        (torch.rand(3, 50, 24, 32), r"\(3, 50, 24, 32\)", r"outputs\.mean\(dim=\(2, 3\)\)"),
+        (torch.rand(3, 50, 24), r"\(3, 50, 24\)", r"outputs\.mean\(dim=1\)"),
+        ((torch.rand(3, 5), (torch.rand(3, 4), torch.rand(3, 4))), r"\[\(3, 4\), \(3, 4\)\]", r"outputs\[1\]\[-1\],"),
+        (torch.rand(3), r"\(3,\)", r"BatchRetrievalMetrics\(output="),
+    ],
+)
+def test_an_output_that_is_no_vector_for_each_item_is_refused_with_what_makes_one(output, shape, remedy):
+    batch = transformers.EvalPrediction(output, torch.arange(3))
+    index = 1 if isinstance(output, tuple) else None
+    with pytest.raises(ValueError, match=f"BatchRetrievalMetrics: .*{shape}.*{remedy}"):
+        BatchRetrievalMetrics(output=index)(batch)
+
+
 def test_an_interrupted_evaluation_is_dropped_by_reset():
     compute_metrics = BatchRetrievalMetrics(metrics=("mAP",))
     items = embedded_items()

@@ -538,7 +538,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(tmp_path, mon
     file.touch()
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
-    words = f"a {suffix} file needs {package}, which is not installed. Run pip install 'fewshot-callbacks[files]'."
+    words = f"a {suffix} file needs {package}, which is not installed. Run pip install '.[files]' in the checkout"
     with pytest.raises(ModuleNotFoundError, match=re.escape(words)):
         Shards(file)
 

@@ -79,10 +79,10 @@ def test_without_extras_the_core_trains_and_what_is_missing_is_said_with_the_lin
     for words, extra in COMMANDS.items():
         name = f"fewshot {words.split()[0]}"
         assert re.fullmatch(
-            rf"{name}: {name} needs \w+, .*Run pip install 'fewshot-callbacks\[{extra}\]'\.", next(said)
+            rf"{name}: {name} needs \w+, .*Run pip install '\.\[{extra}\]' in the checkout of .*", next(said)
         )
     for name, extra in ASKED.values():
         needs = rf"([\w.]+\.)?{name} needs (\w+), which is not installed\. "
-        missing = re.fullmatch(rf"{needs}Run pip install 'fewshot-callbacks\[{extra}\]'\.", line := next(said))
+        missing = re.fullmatch(rf"{needs}Run pip install '\.\[{extra}\]' in the checkout of .*", line := next(said))
         assert missing is not None, line
         assert missing[2] in OF_EXTRAS

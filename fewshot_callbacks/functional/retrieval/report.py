@@ -138,6 +138,10 @@ class Values:
         return dict(self.values)
 
 
+# How the note on queries without a match describes them.
+WITHOUT_MATCH = "have no match and are left out of every mean"
+
+
 def notes_on(
     vectors: Vectors, places: Int[Tensor, "own"], relevant: Int[Tensor, "queries"], tied: Bool[Tensor, "queries"]
 ) -> list[str]:
@@ -156,7 +160,7 @@ def notes_on(
     collapsed = _have_collapsed(vectors)
     notes = []
     if without_match:
-        notes.append(f"{without_match} of {queries} queries have no match and are left out of every mean.")
+        notes.append(f"{without_match} of {queries} queries {WITHOUT_MATCH}.")
     if collapsed and queries > 1:
         notes.append("The embeddings have collapsed: all are the same vector, and every ranking is at chance level.")
     if _are_packed(vectors):

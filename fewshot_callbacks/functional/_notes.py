@@ -1,0 +1,45 @@
+"""Notes of reports for callers who see the values and never the report."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from logging import Logger
+
+from fewshot_callbacks.functional._repeated import is_on_copies
+
+
+class NotesOnce:
+    """Tells each kind of note once. Notes that differ only in numbers are of one kind.
+
+    Args:
+        owner: The class that the user made, for messages.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.shown: set[str] = set()
+
+    def tell(self, notes: Iterable[str], logger: Logger | None = None) -> None:
+        """Tell the notes whose kind was not shown before.
+
+        Args:
+            notes: Those of a report.
+            logger: That of a library whose users look for its words there; None warns. A note on copies is a warning in any
+                case, since values are too high then.
+        """
+        for note in notes:
+            kind = without_digits(note)
+            if kind in self.shown:
+                continue
+            self.shown.add(kind)
+            message = f"{self.owner}: {note} (Shown once.)"
+            if logger is None or is_on_copies(note):
+                warnings.warn(message, stacklevel=3)
+            else:
+                logger.warning(message)
+
+
+def without_digits(text: str) -> str:
+    """Return a text without its digits, so that messages that differ only in numbers are of one kind."""
+    return "".join(character for character in text if not character.isdigit())
