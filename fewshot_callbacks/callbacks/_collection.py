@@ -341,7 +341,8 @@ class Collection:
             ids = ids[key.is_second]
         item_ids = None
         if ids is not None:
-            item_ids = read_names("ids", ids, outputs, batch, items, self.reader.owner, self.source.views)
+            owner = f"{self.reader.owner}, EmbeddingSource"
+            item_ids = read_names("ids", ids, outputs, batch, items, owner, self.source.views)
         rows.store.append(embeddings, labels, ids=item_ids)
         for column in _columns_of(self._expecting):
             if (key.loader, column) in self._column_errors:

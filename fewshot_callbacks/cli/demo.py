@@ -271,7 +271,7 @@ def comparison(rows: Mapping[str, NetworkResults]) -> Table:
             f"accuracy: 20-way 1-shot, {first.accuracy.n} episodes, list {first.accuracy.episodes_hash}. GR@1: Grouped "
             f"Recall@1 among {size} classes. R@P: recall at precision {precision:g}. ± and in brackets: 95 % intervals; "
             f"that of the accuracy is over other episodes of these classes, and {spans} over other classes. "
-            "random: the weights before training. Another processor moves the values by a point or two."
+            "random: the weights before training. On another processor the values differ by up to five points."
         ),
         pad_edge=False,
         **NARROW,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch.utils.data import Dataset
@@ -74,3 +75,30 @@ def _names_of_subclasses(base: type) -> Iterator[str]:
     for subclass in subclasses:
         yield subclass.__name__
         yield from _names_of_subclasses(subclass)
+
+
+def option_of_training(name: str) -> str:
+    """Return the option that gives an argument of a data set, a data module or a module; empty if it is not exactly one.
+
+    Examples:
+        >>> option_of_training("train_folder"), option_of_training("shots"), option_of_training("colour")
+        ('--data.dataset.train_folder', '--model.shots', '')
+    """
+    owners = {
+        "--data.dataset": fewshot_callbacks.FewShotDataset,
+        "--data": LightningDataModule,
+        "--model": LightningModule,
+    }
+    found = [
+        option
+        for option, base in owners.items()
+        for class_name in _names_of_subclasses(base)
+        if name in _arguments_of(getattr(fewshot_callbacks, class_name, None))
+    ]
+    options = sorted(set(found))
+    return f"{options[0]}.{name}" if len(options) == 1 else ""
+
+
+def _arguments_of(found: Any) -> Iterable[str]:
+    """Return the names of the arguments of a class; none of anything else."""
+    return inspect.signature(found).parameters if inspect.isclass(found) else ()

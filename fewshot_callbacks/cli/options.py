@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import Field, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -318,20 +319,31 @@ def in_shell(text: str, command: str) -> str:
         >>> in_shell("Write it with numpy.savez(path, labels=...).", "evaluate")
         'Write it with numpy.savez(path, labels=...).'
     """
-    if command not in OPTIONS:
-        return text
-    options = {field.name for owner in classes_of(command) for field in options_of(command, owner)}
+    option_of = _option_of_training if command not in OPTIONS else partial(_option_of_command, command)
     caller, colon, rest = text.partition(": ")
     if colon and caller in fewshot_callbacks.__all__:
         text = rest
 
     def in_words(match: re.Match[str]) -> str:
-        # A column holds labels, ids and groups of all rows, which may be queries and gallery items.
-        name = re.sub("^(query|gallery)_", "", match[1])
-        value = match[2] or ""
-        if name not in options:
+        option = option_of(match[1])
+        if not option:
             return match[0]
-        words = re.findall(r"[^\s'(),]+", value)
-        return " ".join([f"--{name}", *("none" if word == "None" else word for word in words)])
+        words = re.findall(r"[^\s'(),]+", match[2] or "")
+        return " ".join([option, *("none" if word == "None" else word for word in words)])
 
     return _SAME_OPTION_TWICE.sub(r"\1", _KEYWORD.sub(in_words, text))
+
+
+def _option_of_command(command: str, argument: str) -> str:
+    """Return the option of a command that gives an argument; empty if there is none."""
+    # A column holds labels, ids and groups of all rows, which may be queries and gallery items.
+    name = re.sub("^(query|gallery)_", "", argument)
+    names = {field.name for owner in classes_of(command) for field in options_of(command, owner)}
+    return f"--{name}" if name in names else ""
+
+
+def _option_of_training(argument: str) -> str:
+    """Return the option of `fewshot fit` and its like that gives an argument; empty if there is none."""
+    from fewshot_callbacks.cli.fit_mistakes import option_of_training  # noqa: PLC0415 - other commands need no Lightning
+
+    return option_of_training(argument)

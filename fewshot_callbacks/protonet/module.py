@@ -356,7 +356,10 @@ class ProtoNet(LightningModule):
             except ValueError as error:
                 if key not in self._warned:
                     self._warned.add(key)
-                    warn(f"{stage}/accuracy{suffix} is NaN, because nothing could be evaluated. {error}")
+                    warn(
+                        f"{stage}/accuracy{suffix}, with accuracy_std, accuracy_ci95 and accuracy_ci95_open, is NaN, because "
+                        f"nothing could be evaluated. {error}"
+                    )
             result = self.evaluation_results.get(key)
             self._announce(key, result)
             if result is not None and result.n == 1 and key not in self._warned:
