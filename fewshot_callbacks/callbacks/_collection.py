@@ -546,6 +546,8 @@ class Collection:
         """End the run, also after an error: remove the hook, and drop what was collected."""
         self.reader.detach()
         self._reset()
+        for bank in self.banks:
+            bank.items.begin()
 
     def attach(self, module: LightningModule) -> None:
         """Add the hook to the submodule that embeddings come from.

@@ -788,7 +788,7 @@ def _similar_key(key: str, outputs: Any) -> str | None:
 
 
 def _entry_of_labels(batch: Any, ids: Any = None) -> Any:
-    """Return the key or the position of a batch where labels seem to be; where nothing looks like them, a placeholder.
+    """Return the key or the position of a batch where labels seem to be; where nothing looks like them, a guess.
 
     Args:
         batch: The batch.
@@ -796,18 +796,18 @@ def _entry_of_labels(batch: Any, ids: Any = None) -> Any:
     """
     if isinstance(batch, Mapping):
         entries: dict[Any, Any] = dict(batch)
-        placeholder: Any = "key"
+        fallback: Any = "key"
     elif isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) > 1:
         entries = dict(list(enumerate(batch))[1:])
-        placeholder = 1
+        fallback = 1
     else:
         entries = {}
-        placeholder = FUNCTION
+        fallback = FUNCTION
     candidates = [name for name, values in entries.items() if name != ids and _are_words_or_integers(values)]
     named = [name for name in candidates if str(name).lower() in LABEL_NAMES]
     # Values that all differ name items.
     repeated = [name for name in candidates if len(set(_as_list(entries[name]))) < len(entries[name])]
-    return next(iter([*named, *repeated]), placeholder)
+    return next(iter([*named, *repeated]), fallback)
 
 
 def _are_words_or_integers(values: Any) -> bool:

@@ -104,7 +104,7 @@ class KnnMonitor(BankMonitor):
         bank = self._bank_shard(trainer, sides)
         shards = [queries] if bank is None else [queries, bank]
         options: dict[str, Any] = {} if self.memory_mb is None else {"memory_mb": self.memory_mb}
-        if self._has_ids(trainer, sides, bank):
+        if self._has_ids(sides, bank):
             assert bank is not None
             options |= {"query_ids": queries.ids, "gallery_ids": bank.ids}
         report = knn_accuracy(
@@ -120,19 +120,10 @@ class KnnMonitor(BankMonitor):
         self._tell(report.notes, f"{set_name}, knn")
         return report.values
 
-    def _has_ids(self, trainer: Trainer, sides: Sequence[SideKey], bank: Shard | None) -> bool:
+    def _has_ids(self, sides: Sequence[SideKey], bank: Shard | None) -> bool:
         """Return whether ids tell which item of the bank a query is. *Collective*."""
-        if self._training_bank is None:
-            return bank is not None and self._ids_are_shared(sides)
-        if self.source.ids is None:
+        if bank is None:
             return False
-        assert bank is not None
-        has_ids = any(gather_objects(bank.ids is not None and len(bank.ids) > 0))
-        if not has_ids:
-            self._policy.warn(
-                f"{self._policy.owner}: the batches of the bank have no ids, {self.source.but_for()}, so that an item of "
-                "the bank that is also a query votes for itself. Give them the entry, or pass a bank without the queries. "
-                "(Shown once.)",
-                kind="bank without ids",
-            )
-        return has_ids
+        if self._training_bank is None:
+            return self._ids_are_shared(sides)
+        return self.source.ids is not None and any(gather_objects(bank.ids is not None and len(bank.ids) > 0))

@@ -653,8 +653,15 @@ def _hall(quantile: float, skewness: float) -> float:
     return 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
 
 
+# Classes are uneven if the largest one has at least this many times the items that it would have of even classes.
+UNEVEN = 1.5
+
+
 def notes_on_largest_class(accuracies: Mapping[str, float], classes: Int[Tensor, "items"]) -> list[str]:
-    """Return a note if an accuracy is not above the share of the largest class, which always naming that class reaches.
+    """Return a note if classes are uneven, and an accuracy is not above the share of the largest class.
+
+    Always naming that class reaches its share. Of even classes the share is that of chance, which a low accuracy shows by
+    itself.
 
     Args:
         accuracies: Metric -> share of the items whose class was named.
@@ -664,6 +671,8 @@ def notes_on_largest_class(accuracies: Mapping[str, float], classes: Int[Tensor,
     if len(counts) < 2:
         return []
     share = int(counts.max()) / len(classes)
+    if share < UNEVEN / len(counts):
+        return []
     low = [f"{key} ({value:.3f})" for key, value in accuracies.items() if value <= share]
     if not low:
         return []

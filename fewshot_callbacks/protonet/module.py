@@ -357,15 +357,11 @@ class ProtoNet(LightningModule):
                 if key not in self._warned:
                     self._warned.add(key)
                     warn(
-                        f"{stage}/accuracy{suffix}, with accuracy_std, accuracy_ci95 and accuracy_ci95_open, is NaN, because "
-                        f"nothing could be evaluated. {error}"
+                        f"{stage}/accuracy{suffix}, with accuracy_std, accuracy_ci95 and accuracy_ci95_open, is NaN, "
+                        f"because nothing could be evaluated. {error}"
                     )
             result = self.evaluation_results.get(key)
             self._announce(key, result)
-            if result is not None and result.n == 1 and key not in self._warned:
-                self._warned.add(key)
-                names = f"{stage}/accuracy_std{suffix} and {stage}/accuracy_ci95{suffix}"
-                warn(f"{names} are NaN: a single episode has no spread. Evaluate several episodes.")
             for name, value in logged_values(result).items():
                 # At the end of an epoch Lightning no longer knows the loader, so that the suffix is part of the name.
                 self.log(f"{stage}/{name}{suffix}", value, prog_bar=name == "accuracy", add_dataloader_idx=False)
