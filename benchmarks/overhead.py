@@ -5,7 +5,7 @@
 
 1. import: seconds of importing torch and lightning, and what `import fewshot_callbacks` adds to them;
 2. a training step of ProtoNet (Conv4, 20-way 1-shot glyph-sized images) with and without DiscriminantRatioMonitor, which
-   computes J and the variance ratio of every batch.
+   computes J and the variance ratio of every batch, from what the step returns or from the output of a submodule.
 
 Ratios are medians over the repeats with the least and the greatest. `retrieval.py` measures evaluations.
 """
@@ -66,8 +66,14 @@ class StepTimer(Callback):
         self._last = now
 
 
-def step_cost(steps: int, repeats: int) -> tuple[float, list[float]]:
-    """Return the median seconds of a step without the monitor, and of each pair of runs with / without."""
+def step_cost(source: str | tuple[str, str], steps: int, repeats: int) -> tuple[float, list[float]]:
+    """Return the median seconds of a step without the monitor, and of each pair of runs with / without.
+
+    Args:
+        source: Where the monitor finds the embeddings.
+        steps: Number of steps of a run.
+        repeats: Number of pairs of runs.
+    """
     images, labels = torch.rand(1000, 1, 32, 32), torch.arange(1000) % 50
 
     def run(monitors: list[Callback]) -> float:
@@ -83,8 +89,8 @@ def step_cost(steps: int, repeats: int) -> tuple[float, list[float]]:
         )
         return statistics.median(timer.steps[3:])
 
-    run([DiscriminantRatioMonitor()])  # compiles
-    pairs = [(run([]), run([DiscriminantRatioMonitor()])) for _ in range(repeats)]
+    run([DiscriminantRatioMonitor(source=source)])  # compiles
+    pairs = [(run([]), run([DiscriminantRatioMonitor(source=source)])) for _ in range(repeats)]
     return statistics.median(a for a, _ in pairs), [b / a for a, b in pairs]
 
 
@@ -100,7 +106,12 @@ def main() -> None:
     with Results(COLUMNS, threads=torch.get_num_threads(), file=options.json) as results:
         measured = {
             "import of the package, beside torch and Lightning": lambda: import_cost(options.repeats),
-            "a training step, J and variance ratio of every batch": lambda: step_cost(options.steps, options.repeats),
+            "a training step, J and variance ratio of every batch": lambda: step_cost(
+                ("embeddings", "labels"), options.steps, options.repeats
+            ),
+            "the same, embeddings from the output of a submodule": lambda: step_cost(
+                "backbone", options.steps, options.repeats
+            ),
         }
         for name, measure in measured.items():
             without, ratios = measure()
