@@ -10,19 +10,37 @@ INSTALL := $(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test test-all check format docs notebook bench gpu figures figures-of-speed mutants lock clean
+.PHONY: demo quick test test-rest test-all check format docs notebook bench gpu figures figures-of-speed mutants lock clean
 .NOTPARALLEL: # two installations into one environment
 
 demo: $(VENV)/.for-demo
 	$(BIN)/fewshot demo
 
-# every test: test-integrations is the extra `test`, and the libraries of integrations, recipes and loggers
-test: $(VENV)/.for-test-integrations
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not exhaustive"
+# bytecode is kept where an image of a container switches that off: the tests start many processes of this package
+unexport PYTHONDONTWRITEBYTECODE
+FEWSHOT_CHECK_SHAPES ?= 0
+FEWSHOT_EXAMPLES ?= 1
+export FEWSHOT_CHECK_SHAPES FEWSHOT_EXAMPLES
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# also every case of the long sweeps, and property tests on new random examples each time
+# in under a minute: the tests of the files that differ from BASE, and those of the layers
+quick: FEWSHOT_EXAMPLES := 0.1
+quick: $(VENV)/.for-test
+	$(BIN)/python tools/quick.py $(BASE)
+
+# what protects behaviour, in four minutes on two cores
+test: FEWSHOT_EXAMPLES := 0.2
+test: $(VENV)/.for-test
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not exhaustive"
+
+# what `make test` leaves out, and its property tests with all examples; shapes in signatures are checked
+test-rest test-all: FEWSHOT_CHECK_SHAPES := 1
+test-rest: $(VENV)/.for-test-integrations
+	$(BIN)/pytest $(PARALLEL) -m "(slow or sampled) and not exhaustive"
+
+# every test with every case of the long sweeps, shapes checked, and property tests on new random examples each time
 test-all: $(VENV)/.for-test-integrations
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --hypothesis-profile random
+	$(BIN)/pytest $(PARALLEL) --hypothesis-profile random
 
 # format, lint, spelling and types
 check: $(VENV)/.for-check

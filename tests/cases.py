@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
+
+SHARE = float(os.environ.get("FEWSHOT_EXAMPLES", "1"))
+"""Which share of the examples of a property test is drawn: all of them in `make test-all`, a fifth in `make test`."""
+
+
+def examples(number: int) -> int:
+    """How many examples a property test draws in this run: its share of the number, and at least five."""
+    return max(min(number, 5), round(number * SHARE))
 
 
 def sampled_product(*axes: Iterable[Any], count: int, seed: int = 0) -> list[Any]:

@@ -1,6 +1,7 @@
 """Every test runs with the shapes in the signatures checked, on one seed, and leaves no cache behind."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,17 @@ import pytest
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-from jaxtyping import install_import_hook
+# Bytecode is kept also where an image of a container switches that off: else each process, and there are many, compiles all
+# files of the package and of the tests anew.
+sys.dont_write_bytecode = False
 
-import tests.typechecker  # noqa: F401 - the hook looks it up by name
+# What is not ours is imported before the hook: while the hook loads a module of ours, Python finds the bytecode of no other.
+import lightning.pytorch  # noqa: E402, F401
+import torchmetrics  # noqa: E402, F401
+import torchvision.models  # noqa: E402, F401
+from jaxtyping import install_import_hook  # noqa: E402
+
+import tests.typechecker  # noqa: E402 - the hook looks it up by name
 
 # the hook wraps every function of the modules that it is told of, and numba cannot compile a wrapper
 ROOT = Path(__file__).parents[1]
@@ -21,7 +30,8 @@ MODULES = [
     for file in (ROOT / "fewshot_callbacks").rglob("*.py")
     if file.stem != "__init__" and not file.stem.endswith(("_kernel", "_kernels"))
 ]
-hook = install_import_hook(MODULES, "tests.typechecker.typechecked")
+if tests.typechecker.CHECKED:
+    hook = install_import_hook(MODULES, "tests.typechecker.typechecked")
 
 import jaxtyping  # noqa: E402 - after the hook
 import torch  # noqa: E402
@@ -33,28 +43,62 @@ collect_ignore = ["callbacks/pytorch_lightning_job.py", "integrations/process_jo
 
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other make small tensors ten times slower
 
-# the same examples in every run, so that a failure is the change's own; `make test-all` draws new ones each time
-hypothesis.settings.register_profile("repeatable", derandomize=True)
-hypothesis.settings.register_profile("random", derandomize=False)
+# The same examples in every run, so that a failure is the change's own; `make test-all` draws new ones each time. How long
+# an example takes depends on what else the machine does, and decides nothing.
+of_any_load = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("repeatable", derandomize=True, max_examples=cases.examples(100), **of_any_load)
+hypothesis.settings.register_profile("random", derandomize=False, max_examples=cases.examples(100), **of_any_load)
 hypothesis.settings.load_profile("repeatable")
 
 
-FIRST = (
-    "engine/test_processes.py",
-    "plots/test_scores.py",  # compiles nothing, so that two processes do not begin with compiling the same
-    "engine/test_budget.py",
-    "system/test_extras.py",
+SLOW = (
+    # the repository: its examples to add something, recipes, scripts, studies
+    "benchmarks",
+    "docs/test_contributing.py",
     "docs/test_recipes.py",
-    "cli/test_evaluate.py",
-    "cli/test_fit.py",
-    "callbacks/test_distributed.py",
+    "examples/test_notebook.py",
+    "examples/test_sheets.py",
+    "studies",
+    "tools",
+    # every loop compiled anew, installations without an extra, whole trainings by the command line
     "cli/test_demo.py",
-    "studies/test_train_on_average_precision.py",
+    "system/test_compiling.py",
+    "system/test_extras.py",
+    # libraries of test-integrations that take tens of seconds to import
+    "integrations/test_sentence_transformers.py",
+    "integrations/test_transformers.py",
+)
+"""Files and folders of tests that `make test` leaves to `make test-rest`; a single test has the mark `slow`."""
+
+FIRST = (
+    "cli/test_evaluate.py",
+    "engine/test_processes.py",
+    "callbacks/test_distributed.py",
+    "functional/test_torch_mode.py",  # each of the first files begins with other loops, so that none is compiled twice
+    "docs/test_contributing.py",
+    "system/test_compiling.py",
+    "docs/test_recipes.py",
+    "cli/test_fit.py",
 )
 """Files of tens of seconds: whoever began one of them last would let the other processes of pytest-xdist wait."""
 
 
+def is_slow(path: Path) -> bool:
+    """Whether all tests of a file are slow."""
+    return any(path.is_relative_to(ROOT / "tests" / name) for name in SLOW)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Slow files are not even imported where no slow test is asked for: some import what takes seconds."""
+    return True if "not slow" in config.option.markexpr and is_slow(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_slow(item.path):
+            item.add_marker("slow")
+        if hasattr(getattr(item, "obj", None), "hypothesis"):
+            item.add_marker("sampled")
     places = {ROOT / "tests" / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(FIRST)))
 

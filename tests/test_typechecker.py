@@ -6,8 +6,11 @@ from jaxtyping import TypeCheckError
 
 from fewshot_callbacks.functional import DynamicsHistory
 from fewshot_callbacks.functional.discriminant_ratio import unit_rows
+from tests.messages import refused
+from tests.typechecker import CHECKED
 
 
+@pytest.mark.skipif(not CHECKED, reason="FEWSHOT_CHECK_SHAPES=0")
 @pytest.mark.parametrize("work", [lambda: unit_rows(torch.ones(3)), lambda: DynamicsHistory("one", ())])
 def test_sizes_and_types_of_functions_and_dataclasses_are_checked(work):
     with pytest.raises(TypeCheckError):
@@ -15,5 +18,5 @@ def test_sizes_and_types_of_functions_and_dataclasses_are_checked(work):
 
 
 def test_users_are_not_checked(as_users_run_it):
-    with pytest.raises(ValueError, match="3 steps came with 0 measures"):
+    with refused(ValueError, "steps", 3, 0):
         DynamicsHistory("one", ())

@@ -8,6 +8,7 @@ inside another is checked in the first of its lives.
 
 import functools
 import inspect
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import is_dataclass
@@ -16,6 +17,9 @@ from typing import Any, get_args, get_type_hints
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
+
+CHECKED = os.environ.get("FEWSHOT_CHECK_SHAPES", "1") == "1"
+"""Whether this run checks: `make test` does not, where an evaluation of a few items takes twice as long with it."""
 
 # an int is a fine float, as PEP 484 says
 typechecked = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError))

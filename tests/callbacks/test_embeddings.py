@@ -41,6 +41,7 @@ from tests.callbacks.models import (
     trainer,
     with_prefix,
 )
+from tests.messages import refused
 
 E, L = torch.randn(4, 3), torch.tensor([5, 5, 9, 9])
 
@@ -142,7 +143,7 @@ def test_only_the_calls_of_the_expected_step_are_kept() -> None:
     net.embed(points)
     embeddings, _ = listening.read(None, (points, L), "validation_step")
     assert embeddings.equal(net.embed(points).detach())
-    with pytest.raises(UsageError, match="did not call the submodule 'encoder'"):
+    with refused(UsageError, "encoder"):
         listening.read(None, (points, L), "validation_step")  # what it has given since belongs to no step
     listening.detach()
     assert count_hooks(net) == 0
@@ -167,7 +168,7 @@ def of_views(net: Net, data: TensorDataset) -> tuple[Tensor, Tensor]:
 )
 def test_two_views_of_each_item(returns: Any, expected: Any) -> None:
     """In one call of the submodule or in two; and one view, as validation steps have."""
-    with pytest.raises(ValueError, match=r"EmbeddingSource\(views=0\) must be at least 1"):
+    with refused(ValueError, "EmbeddingSource", "views=0", 1):
         EmbeddingSource("encoder", views=0)
     net, source = Towers(returns), EmbeddingSource("encoder", views=2)
     assert log_of_validation(retrieval(source=source), net) == close(

@@ -44,6 +44,7 @@ from tests.callbacks.models import (
     with_prefix,
 )
 from tests.callbacks.process_jobs import ReturnedPoints
+from tests.cases import examples
 
 QUERIES, GALLERY = items(), items(per_class=4, seed=4)
 
@@ -99,7 +100,7 @@ def test_metrics_of_a_user_are_nan_where_nothing_can_be_evaluated() -> None:
     assert logged == close({"val/mean_rank": math.nan, "val/gain": math.nan})
 
 
-@with_settings(max_examples=15, deadline=None)
+@with_settings(max_examples=examples(15), deadline=None)
 @example(items=40, classes=4, batch_size=7, few_values=False, dtype=torch.float64, seed=0)
 @example(items=40, classes=4, batch_size=40, few_values=False, dtype=torch.bfloat16, seed=1)
 @given(

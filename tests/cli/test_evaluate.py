@@ -565,6 +565,7 @@ def test_a_state_is_never_written_beside_the_embeddings(parts, tmp_path, capsys)
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="torch is imported once, and then forked")
 def test_a_killed_process_is_named_and_the_same_command_goes_on(parts, tmp_path, capsys):
     words = [parts[0], "--labels", "label", "--embeddings", "vectors", "--memory_mb", "0.05"]

@@ -164,6 +164,7 @@ def test_a_second_training_in_one_folder_is_refused_before_it_begins(kind, few_g
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.yaml", "training.json"])
 @pytest.mark.parametrize("continued", [False, True])
 def test_files_of_the_user_in_the_folder_of_a_run_are_left_as_they_are(name, continued, few_glyphs, elsewhere, capsys):
@@ -195,6 +196,7 @@ def test_a_training_that_goes_on_in_its_folder_keeps_the_earlier_configuration(f
     assert sorted(path.name for path in folder.glob("config*")) == ["config-1.yaml", "config.yaml"]
 
 
+@pytest.mark.slow
 def test_a_test_that_is_logged_to_the_folder_of_a_training_leaves_its_configuration(few_glyphs, elsewhere):
     words = [*GLYPHS, TENSORBOARD]
     assert main(["fit", *words]) == 0
@@ -203,6 +205,7 @@ def test_a_test_that_is_logged_to_the_folder_of_a_training_leaves_its_configurat
     assert contents(elsewhere / "logs/run")["config.yaml"] == before
 
 
+@pytest.mark.slow
 def test_a_logger_of_one_folder_for_all_runs_has_a_folder_for_each(few_glyphs, elsewhere, capsys):
     (elsewhere / "config.yaml").write_text("mine: 1")
     (elsewhere / "training.json").write_text("[]")

@@ -87,6 +87,7 @@ def test_plan_of_files(tmp_path, capsys):
     assert "Pass --queries and --dim, or --files" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_plan_measures_the_evaluation_here(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     words = ["plan", "--queries", "200", "--dim", "4", "--here"]

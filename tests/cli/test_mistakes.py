@@ -371,6 +371,7 @@ for words in sys.argv[1:]:
 """A command for each argument, with the standard output closed (`>&-`) or full, or the standard error closed."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full device is Linux's")
 def test_a_closed_or_full_output_takes_a_line(files, tmp_path):
     closed = ("out evaluate usual.npz", "out plan --queries 9 --dim 3 --json", "out --version")

@@ -148,6 +148,7 @@ def test_a_run_in_memory(few_glyphs, memory, tmp_path, capsys):
     assert TrainingRecord.of("memory://kept/runs/dr").epochs == 3
 
 
+@pytest.mark.slow
 def test_a_run_in_s3(few_glyphs, s3, tmp_path, capsys):
     check_runs(s3, "s3://bucket/kept", "bucket/kept", tmp_path, capsys)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from numba.core import config
 
 from fewshot_callbacks.cli import main
@@ -64,6 +65,7 @@ def fresh_python(tmp_path, *words):
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_it_compiles_what_evaluations_need_once(tmp_path):
     first, place = fresh_python(tmp_path, "-m", "fewshot_callbacks", "warm")
     number = re.fullmatch(r"(\d+) loops were compiled in \d+ s\.", first)[1]

@@ -9,6 +9,7 @@ from PIL import Image, ImageEnhance
 
 from fewshot_callbacks.data import PhotoTransform
 from fewshot_callbacks.data.image_set import jitter_colours
+from tests.cases import examples
 
 SIDE = 8
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "image_size": SIDE, "resize": SIDE, "min_area": 1.0}
@@ -24,7 +25,7 @@ def values(images: list[Image.Image]) -> torch.Tensor:
     return torch.stack([torch.tensor(np.asarray(image)).permute(2, 0, 1) / 255 for image in images])
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(strength=st.floats(0, 1.5), seed=st.integers(0, 99))
 def test_the_jitter_is_that_of_pillow_with_the_same_factors(strength: float, seed: int) -> None:
     images = photographs(4, (7, 5), seed)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.data import ClassBalancedBatchSampler, EpisodicBatchSampler
 from fewshot_callbacks.functional.episodes import sample_episodes
+from tests.cases import examples
 from tests.data.trees import pretend_to_be_rank
 
 LABELS = torch.tensor([3, 1, 4, 1, 5]).repeat(12)  # 12 images of 3, 4, 5 and 24 of 1
@@ -103,7 +104,7 @@ def labelled(draw):
     return labels, draw(st.integers(1, len(counts))), draw(st.integers(2, min(counts)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(labelled(), st.integers(1, 4), st.integers(0, 2**20), st.integers(0, 3), st.sampled_from([list, np.array]))
 def test_processes_share_each_batch_of_one_process(given_labels, world_size, seed, epoch, form):
     """Which holds P classes of K different items, whatever the labels come in."""

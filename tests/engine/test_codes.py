@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
-from tests.cases import sampled_product
+from tests.cases import examples, sampled_product
 from tests.functional.brute_force import BruteForce, TooManyOrdersError
 
 ITEMS, LABELS = torch.arange(180), torch.arange(180) % 13
@@ -70,7 +70,7 @@ def test_cosine_and_distance_rank_codes_as_hamming_does(form, bits, as_on_device
                 assert one.threshold == (point.threshold - bits) / 2
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(2, 9), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**31), st.booleans())
 def test_ties_are_those_of_loops(items, bits, classes, seed, expected_order):
     ties = "expected" if expected_order else "pessimistic"

@@ -17,7 +17,7 @@ from fewshot_callbacks.engine.twins import TwinGroups, UnitedLists
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.sources.stored_rows import StoredRows
-from tests.cases import sampled_product
+from tests.cases import examples, sampled_product
 from tests.engine.cases import SIMILARITIES, cases, engines
 from tests.engine.oracles import Truth, counted, evaluated, prepared, scores_of, truth_of
 from tests.engine.parts import assert_like_one, spread
@@ -52,14 +52,14 @@ def distinct_rows(case, memory=1e8):
         return DistinctRows.where_they_pay(*prepared(case), memory)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), engines(), st.integers(0, 2**16))
 def test_counts_are_those_of_the_true_scores(case, road, seed):
     case = with_twins(case, seed)
     assert counted(case, **road) == truth_of(case).counts()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), engines())
 def test_counts_are_the_same_where_hardly_a_row_is_repeated(case, road):
     """Whether it pays decides about time alone: here distinct rows are compared in any case."""

@@ -18,7 +18,7 @@ from fewshot_callbacks.engine.options import computing, engine_options
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Vectors
-from tests.cases import sampled_product
+from tests.cases import examples, sampled_product
 from tests.engine.cases import KINDS, SIMILARITIES, vectors
 from tests.engine.oracles import exact_rows, true_scores
 
@@ -58,7 +58,7 @@ def test_are_the_true_scores_rounded_once(dim, similarity, dtype):
         assert all(np.array_equal(found[i], found[j]) for i, j in np.argwhere(equal))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=3, max_size=3), min_size=2),
     st.sampled_from(SIMILARITIES),
@@ -78,7 +78,7 @@ def test_a_distance_beside_a_half_is_rounded_to_its_side(whole, power):
     assert np.array_equal(scores(data, None, "euclidean"), true_scores(data, data, "euclidean"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.lists(st.floats(-1e150, 1e150), min_size=2, max_size=2), min_size=2, max_size=6),
     st.sampled_from(SIMILARITIES),
@@ -103,7 +103,7 @@ powers = st.tuples(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(st.lists(powers, min_size=1, max_size=8), st.sampled_from(SIMILARITIES))
 def test_sums_with_many_ties_and_remainders(terms, similarity):
     """Their remainder decides the rounding of what is computed from them."""
@@ -165,7 +165,7 @@ DIMS, CLOSEST = (14, 60, 300), 96
 """What is promised: a cosine or a distance no closer to the middle than 2**-97 of itself is rounded to the nearer."""
 
 
-@settings(max_examples=160, deadline=None)
+@settings(max_examples=examples(160), deadline=None)
 @given(
     st.integers(0, 2**32), st.integers(50, CLOSEST) | st.integers(CLOSEST - 9, CLOSEST), st.sampled_from(DIMS),
     st.sampled_from(["cosine", "euclidean"]),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fewshot_callbacks.engine import pooled
 from fewshot_callbacks.engine.pooled import NO_SAMPLE, Sample
 from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
-from tests.cases import sampled_product
+from tests.cases import examples, sampled_product
 from tests.engine.cases import POOLED, SIMILARITIES, cases, engines, pooled_case
 from tests.engine.oracles import evaluated, scores_of
 from tests.engine.pooled_checks import ROADS, check_decisions, reaching, request_for
@@ -92,7 +92,7 @@ def test_operating_points_are_those_of_loops(kind, similarity, road):
             check_decisions(case, request_for(case, allowed_thresholds=bounds), **ROADS[road])
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), engines(), st.sampled_from((EVERY, *BOUNDS)))
 def test_operating_points_of_any_case(case, road, bounds):
     if len(scores_of(case).positives):

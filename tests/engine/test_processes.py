@@ -25,6 +25,7 @@ from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.inputs import Share, collect_inputs
 from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest, decide
+from tests.cases import examples
 from tests.engine.cases import cases, engines
 from tests.engine.oracles import TABLES, evaluated
 from tests.engine.parts import assert_like_one, spread
@@ -43,7 +44,7 @@ OPTIONS = {
 }  # fmt: skip
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     cases(), st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()}), engines(),
     st.integers(1, 4), st.integers(0, 2**16), st.sampled_from([0, 1, 2]),

@@ -15,7 +15,7 @@ from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.thresholds import sorted_thresholds
 from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
-from tests.cases import sampled_product
+from tests.cases import examples, sampled_product
 from tests.engine.cases import PRECISIONS, SIMILARITIES, cases, engines, labels_of, vectors
 from tests.engine.oracles import Truth, counted, evaluated, prepared, scores_of, true_scores, truth_of
 
@@ -38,7 +38,7 @@ def one_set(kind, n, dim, similarity="cosine", labels="uneven", dtype=np.float32
     return {"queries": queries, "query_labels": torch.from_numpy(labels_of(labels, n)), "similarity": similarity}
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), engines())
 def test_counts_are_those_of_the_true_scores(case, road):
     assert counted(case, **road) == truth_of(case).counts()

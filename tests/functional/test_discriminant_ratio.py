@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, batch_ratios, discriminant_ratio
+from tests.cases import examples
 from tests.functional.class_cases import batches, clustered_items, exact_scatters, extreme_sets
 from tests.thread_processes import in_threads
 
@@ -68,7 +69,7 @@ class TestInvariance:
 
 
 class TestExtremes:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(100), deadline=None)
     @given(extreme_sets() | batches(), st.booleans(), st.sampled_from([0.0, EPS, 0.25]))
     def test_equals_rational_arithmetic(self, batch, skip_singletons, eps):
         embeddings, labels = batch
@@ -78,7 +79,7 @@ class TestExtremes:
         moments = ClassMoments.of(embeddings, labels)
         assert_close_to_exact(moments.discriminant_ratio(**options), exact, torch.float64)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(40), deadline=None)
     @given(
         *(extreme_sets() | batches(), st.booleans()),
         *(st.lists(st.integers(0, 14), max_size=4), st.randoms(use_true_random=False)),
@@ -164,7 +165,7 @@ class TestClassMoments:
                 assert torch.equal(getattr(merged, name), getattr(whole, name)), name
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 40), st.integers(1, 4), st.integers(0, 2**16), st.sampled_from([0.0, 10.0]), st.booleans())
 def test_moments_shared_out_among_processes(items, count, seed, offset, skip):
     """The items in any parts: each class comes to one process, and J is that of one process."""

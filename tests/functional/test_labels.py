@@ -18,6 +18,7 @@ from fewshot_callbacks.functional._labels import (
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.metrics import DiscriminantRatio, EmbeddingStore, RetrievalEvaluation
 from fewshot_callbacks.metrics._label_states import labels_from_json, labels_to_json
+from tests.cases import examples
 from tests.other_device import OtherDevice, on_other
 from tests.thread_processes import in_threads
 
@@ -36,7 +37,7 @@ def labels_of(entries):
 KINDS = st.sampled_from([INTEGERS, WORDS, SETS])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(KINDS.flatmap(lambda kind: st.lists(st.lists(kind, max_size=6), min_size=1, max_size=3)))
 def test_processes_agree_on_the_codes_that_one_process_finds(parts):
     everything = labels_of([entry for part in parts for entry in part])
@@ -49,7 +50,7 @@ def test_processes_agree_on_the_codes_that_one_process_finds(parts):
         assert [names[code] for code in expected.tolist()] == everything.tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from([INTEGERS, WORDS]).flatmap(
         lambda kind: st.lists(st.tuples(st.lists(kind, max_size=4), st.lists(kind, max_size=4)), min_size=1, max_size=3)
@@ -67,7 +68,7 @@ def test_ids_of_processes_are_equal_where_they_were(parts):
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from([WORDS, SETS]).flatmap(lambda kind: st.lists(st.lists(kind, min_size=1, max_size=4), min_size=1))
 )

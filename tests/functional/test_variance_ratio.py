@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks.functional import variance_ratio, variance_ratio_of_set
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, batch_ratios
+from tests.cases import examples
 from tests.functional.class_cases import batches, clustered_items, exact_scatters, extreme_sets
 from tests.functional.variance_ratio_reference import interval_by_definition
 from tests.thread_processes import in_threads
@@ -50,7 +51,7 @@ class TestDefinition:
         embeddings[1] = embeddings[0]
         assert variance_ratio(embeddings, torch.tensor([0, 0, 99])).isnan()
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     @given(extreme_sets() | batches())
     def test_equals_rational_arithmetic_at_any_scale_and_offset(self, batch):
         embeddings, labels = batch
@@ -72,7 +73,7 @@ class TestDefinition:
             found.append(float(variance_ratio(lengths * embeddings, labels, normalize=normalize)))
         assert found[0] != pytest.approx(found[1], rel=0.1)
 
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=examples(80), deadline=None)
     @given(extreme_sets(), st.booleans(), st.booleans())
     def test_the_compiled_kernel_and_pytorch_agree(self, batch, normalize, skip_singletons):
         settings = {"eps": 1e-12, "normalize": normalize, "skip_singletons": skip_singletons}
@@ -139,7 +140,7 @@ def sets_of_classes(draw):
 
 
 class TestSets:
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=examples(50), deadline=None)
     @given(sets_of_classes(), st.sampled_from([0.8, 0.95]))
     def test_the_interval_is_that_of_leaving_out_each_class(self, case, confidence):
         embeddings, labels = case
@@ -149,7 +150,7 @@ class TestSets:
         if not math.isnan(found.interval.low):
             assert found.interval.low < found.value < found.interval.high
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=examples(15), deadline=None)
     @given(sets_of_classes(), st.integers(2, 3), st.data())
     def test_moments_shared_out_among_processes(self, case, count, data):
         embeddings, labels = case

@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.losses import BinaryCodes, SoftAveragePrecisionLoss, average_precision
+from tests.cases import examples
 
 
 def soft_ap_by_loops(scores: list[float], relevant: list[bool], bins: int, low: float, high: float) -> float:
@@ -36,7 +37,7 @@ def scores_of(queries: Tensor, gallery: Tensor, similarity: str) -> Tensor:
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 2**16), items=st.integers(2, 12), bins=st.integers(2, 30), low=st.floats(-1.5, 0.2))
 def test_values_equal_those_of_loops_for_one_set_and_for_a_gallery(similarity, seed, items, bins, low):
     generator = torch.Generator().manual_seed(seed)
@@ -136,7 +137,7 @@ def test_gradients_of_relaxed_codes_are_those_of_finite_differences(dim):
         assert check(lambda values: loss(torch.tanh(values), labels), (codes,))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 2**16), items=st.integers(2, 40), bits=st.integers(1, 12), classes=st.integers(1, 5))
 def test_exact_codes_have_the_exact_average_precision_of_ties(seed, items, bits, classes):
     generator = torch.Generator().manual_seed(seed)

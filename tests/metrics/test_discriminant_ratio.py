@@ -12,6 +12,7 @@ from torchmetrics import MetricCollection
 from fewshot_callbacks.functional import ClassMoments, variance_ratio, variance_ratio_of_set
 from fewshot_callbacks.functional import discriminant_ratio as functional
 from fewshot_callbacks.metrics import DiscriminantRatio, VarianceRatio
+from tests.cases import examples
 from tests.metrics import process_jobs
 from tests.metrics.cases import COPIES, clustered_items, cut_sets, fill, reloaded
 
@@ -21,7 +22,7 @@ def assert_close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9, equal_nan=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(cut_sets(), cut_sets(), st.booleans(), st.booleans())
 def test_equals_the_function_over_any_cut_and_merged_with_another(case, other, normalize, skip_singletons):
     """Forward gives the value of the batch, and keeps the whole; labels reach from one end of int64 to the other."""
@@ -37,7 +38,7 @@ def test_equals_the_function_over_any_cut_and_merged_with_another(case, other, n
     assert_close(merged.compute(), functional(*both, **options).float())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(cut_sets(), st.booleans())
 def test_the_variance_ratio_equals_the_function_over_any_cut(case, normalize):
     embeddings, labels, cuts = case

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fewshot_callbacks.metrics import EmbeddingStore
+from tests.cases import examples
 from tests.metrics import process_jobs
 from tests.metrics.cases import WRONG_BATCHES
 
@@ -20,7 +21,7 @@ def filled(*sizes, dim=4, dtype=torch.float32):
     return store, torch.cat(embeddings), torch.cat(labels)
 
 
-@settings(max_examples=18, deadline=None)
+@settings(max_examples=examples(18), deadline=None)
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=6), st.sampled_from([torch.bfloat16, torch.float64]))
 def test_hands_out_what_came_in_in_order_and_in_the_dtype_of_the_model(sizes, dtype):
     store, embeddings, labels = filled(*sizes, dtype=dtype)

@@ -12,6 +12,7 @@ from torchmetrics import MetricCollection, MetricTracker
 
 from fewshot_callbacks.functional import DEFAULT_METRICS, Relevance, evaluate_retrieval
 from fewshot_callbacks.metrics import RetrievalEvaluation
+from tests.cases import examples
 from tests.metrics import process_jobs
 from tests.metrics.cases import COPIES, WRONG_BATCHES
 
@@ -39,7 +40,7 @@ def assert_metrics_are(found, expected):
         assert value.item() == pytest.approx(float(expected[name]), abs=1e-12, nan_ok=True), name
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.integers(2, 24), st.lists(st.integers(0, 24), max_size=4), st.sampled_from(["cosine", "euclidean"]))
 def test_equals_the_function_over_any_cut(items, cuts, similarity):
     embeddings, labels = clustered_items(items, 4 if items >= 8 else 1)

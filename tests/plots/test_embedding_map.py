@@ -14,6 +14,7 @@ from sklearn.decomposition import PCA
 
 from fewshot_callbacks.plots.embedding_map import Projection, embedding_map, project
 from fewshot_callbacks.plots.style import LIGHT_GREY
+from tests.cases import examples
 from tests.plots.legibility import assert_legible, drawn_texts
 
 LABELS = np.arange(40) % 4
@@ -54,7 +55,7 @@ def test_the_kind_of_array_and_the_order_of_items_change_nothing():
     np.testing.assert_allclose(project(vectors[::-1].copy(), LABELS).points[::-1], points, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.floats(0, 6.28), st.booleans(), st.floats(0.01, 100))
 def test_alignment_recovers_a_turn_a_mirror_a_shift_and_a_size(angle, mirrored, size):
     before = turned(project(random_vectors(), LABELS), angle, mirrored=mirrored, size=size)

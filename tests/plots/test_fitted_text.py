@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks.plots.fitted_text import ELLIPSIS, readable, shorten, width_of, wrap
 from fewshot_callbacks.plots.style import encode, house_style, new_figure
+from tests.cases import examples
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ def test_readable_text_is_one_line_of_characters_that_can_be_seen(text, expected
     assert readable(text) == expected
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.text(max_size=12))
 def test_any_text_is_drawn_without_a_warning(text):
     figure = new_figure(1)
@@ -33,7 +34,7 @@ def test_any_text_is_drawn_without_a_warning(text):
         encode(figure, resolution=20)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.text(max_size=80), st.floats(0.3, 2))
 def test_shortened_text_fits_and_text_that_fits_is_not_shortened(text, width):
     shortened = shorten(text, width, 8)
@@ -47,7 +48,7 @@ def test_names_that_differ_at_their_ends_still_differ():
     assert len({shorten(name, 1.0, 8) for name in names}) == 20
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.text(max_size=200), st.integers(1, 5))
 def test_wrapped_lines_fit_and_lose_nothing_without_an_ellipsis(text, max_lines):
     lines = wrap(text, 1.0, max_lines, 8)

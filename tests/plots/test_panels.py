@@ -12,6 +12,7 @@ from PIL import Image
 
 from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, retrieval_panels, to_picture
 from fewshot_callbacks.plots.style import IRRELEVANT, RELEVANT, pixels
+from tests.cases import examples
 from tests.plots.legibility import assert_legible, drawn_texts
 
 
@@ -79,7 +80,7 @@ def test_a_large_image_is_reduced_by_means_of_pixels():
 KINDS = st.sampled_from([np.float32, np.float64, np.int64, np.uint8, np.bool_])
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(arrays.arrays(KINDS, arrays.array_shapes(min_dims=2, max_dims=3, max_side=6)))
 def test_every_array_becomes_a_picture_between_black_and_white(image):
     picture = to_picture(image)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fewshot_callbacks.protonet import ClassVectors, DistanceRatioHead, SoftmaxHead, SupportClassifier, class_logits
+from tests.cases import examples
 
 
 @given(
@@ -17,7 +18,7 @@ from fewshot_callbacks.protonet import ClassVectors, DistanceRatioHead, SoftmaxH
     distance=st.sampled_from(["euclidean", "unit_euclidean", "angular"]),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_equals_the_logits_of_an_episode(shots, representation, distance, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     support = torch.randn(4, shots, 3, generator=generator, dtype=torch.float64)

@@ -26,6 +26,7 @@ from fewshot_callbacks.data import ClassBalancedBatchSampler
 from fewshot_callbacks.losses import BinaryCodes, SoftAveragePrecisionLoss
 from fewshot_callbacks.protonet import EmbeddingModule
 from tests.callbacks.models import trainer
+from tests.cases import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no `val_dataloader`")
 
@@ -80,7 +81,7 @@ def gradients(module: nn.Module, images: torch.Tensor, labels: torch.Tensor, *, 
 close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(items=st.integers(7, 30), micro_batch=st.integers(1, 30), seed=st.integers(0, 2**16), own=st.booleans())
 def test_pieces_have_the_gradient_of_the_whole_batch(items, micro_batch, seed, own):
     loss = Proxies() if own else SoftAveragePrecisionLoss(7, low=-1.0, on_empty="zero")

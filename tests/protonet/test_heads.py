@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fewshot_callbacks.protonet import DistanceRatioHead, SoftmaxHead, SupportClassifier, class_logits, make_head
 from fewshot_callbacks.protonet.heads import DistanceHead, prototypes, squared_distances
+from tests.cases import examples
 
 DISTANCES = ["euclidean", "unit_euclidean", "angular"]
 HEADS = [SoftmaxHead(), DistanceRatioHead()]
@@ -80,7 +81,7 @@ def test_both_heads_give_the_values_of_table_1_of_the_distance_ratio_paper(
     representation=st.sampled_from(["mean", "nearest"]),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_logits_of_several_shots_and_episodes_equal_the_definition(sizes, head, representation, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     ways, shots, queries = sizes
@@ -165,7 +166,7 @@ def test_gradients_are_finite_where_points_meet(head: DistanceHead, place: list[
     dtype=st.sampled_from([torch.float32, torch.float64]),
     autocast=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_scaling_all_embeddings_changes_no_distance_ratio_probability(
     scale, seed, shots, representation, dtype, autocast
 ) -> None:
@@ -202,7 +203,7 @@ def test_at_a_prototype_the_confidence_goes_to_one_and_the_others_to_zero(distan
 
 
 @given(seed=st.integers(0, 2**16), ways=st.integers(2, 5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_probabilities_are_those_of_bayes_rule_with_gaussian_or_with_narrow_cauchy_densities(
     seed: int, ways: int
 ) -> None:

@@ -324,6 +324,7 @@ def test_shards_on_a_web_server(web_server, cache):
         Shards(f"{address}/part-2.npy")
 
 
+@pytest.mark.slow
 def test_shards_in_s3(s3, tmp_path, monkeypatch):
     for part in range(2):
         put(s3, "bucket/vectors", f"part-{part}.parquet", ROWS + part, tmp_path)
@@ -337,6 +338,7 @@ def test_shards_in_s3(s3, tmp_path, monkeypatch):
     assert len(paths) == 3
 
 
+@pytest.mark.slow
 def test_mistakes_in_s3(s3, tmp_path, monkeypatch):
     put(s3, "bucket/vectors", "a.npy", ROWS, tmp_path)
     with pytest.raises(

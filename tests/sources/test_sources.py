@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 from fewshot_callbacks import Shards
 from fewshot_callbacks.sources import RowSubset
+from tests.cases import examples
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8")
 
@@ -73,7 +74,7 @@ def matrix(rows=20, dim=3, dtype="float32"):
     return np.nan_to_num(drawn.view(dtype))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_any_slice_of_any_files_is_that_of_the_array(tmp_path_factory, data):
     folder, dtype = tmp_path_factory.mktemp("shards"), data.draw(st.sampled_from(DTYPES))

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.functional.dynamics import episode_in
+from tests.cases import examples
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=25), st.integers(1, 3))
 def test_as_many_items_of_each_class_that_has_enough(labels: list[int], shots: int) -> None:
     counts = {label: labels.count(label) for label in labels}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks.functional import training_dynamics
 from fewshot_callbacks.functional.dynamics import Centering, check_centering
+from tests.cases import examples
 from tests.functional.dynamics.slow_dynamics import slow_dynamics
 
 NAMES = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")
@@ -19,7 +20,7 @@ small = st.integers(1, 3)
 
 
 @given(st.integers(2, 4), small, small, st.sampled_from(["points", "coordinates"]), st.integers(0, 2**16))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_equals_the_definitions(ways: int, shots: int, queries: int, centering: Centering, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     labels = (torch.arange(ways) * 3 - 4).repeat(shots + queries)

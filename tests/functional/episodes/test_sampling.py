@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.functional.episodes import EpisodeList, sample_episodes
+from tests.cases import examples
 
 LABELS = torch.arange(60) % 6
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     st.lists(st.integers(-(2**62), 2**62), min_size=3, max_size=8, unique=True),
     *(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(0, 3), st.integers(0, 2**31)),

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.functional.episodes import split_episode, split_episodes
+from tests.cases import examples
 
 
 @given(st.permutations(list(range(12))), st.integers(1, 3))
@@ -20,7 +21,7 @@ def test_split_does_what_a_loop_over_classes_does(order: list[int], shots: int) 
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 999))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_several_episodes_are_cut_as_each_by_itself(
     episodes: int, ways: int, shots: int, queries: int, seed: int
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks import Share, knn_accuracy
 from fewshot_callbacks.functional.knn import LAST_RANKS
+from tests.cases import examples
 
 
 def brute(rows, labels, gallery, gallery_labels, ks, temperature):
@@ -38,7 +39,7 @@ def brute(rows, labels, gallery, gallery_labels, ks, temperature):
     return {key: sum(each) / len(each) for key, each in found.items()}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.integers(0, 10**6), st.integers(3, 9), st.integers(4, 9), st.sampled_from([None, 1.0]), st.booleans())
 def test_agrees_with_loops(seed, queries, items, temperature, is_one):
     """Whole numbers have many equal scores, and equal rows."""

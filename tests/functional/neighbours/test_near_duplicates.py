@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks import near_duplicates
 from fewshot_callbacks.engine.options import engine_options
-from tests.cases import clustered_items, sampled_product
+from tests.cases import clustered_items, examples, sampled_product
 from tests.engine.cases import PRECISIONS, SIMILARITIES, cases, engines
 from tests.engine.oracles import prepared, scores_of
 
@@ -33,7 +33,7 @@ def check(case, quantile, most, memory_mb=None, **road):
     assert np.array_equal(found.scores, vectors.to_user(scores[first[order], second[order]]))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), engines(), st.sampled_from([0.0, 0.3, 0.9, 0.99, 1.0]), st.sampled_from([0, 1, 10, 100, 10**5]))
 def test_pairs_from_a_score_on_are_those_of_comparing_all(case, road, quantile, most):
     check(case, quantile, most, **road)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks import nearest
 from fewshot_callbacks.engine.options import engine_options
-from tests.cases import clustered_items, sampled_product
+from tests.cases import clustered_items, examples, sampled_product
 from tests.engine.cases import PRECISIONS, SIMILARITIES, cases, engines
 from tests.engine.oracles import prepared, scores_of
 
@@ -43,7 +43,7 @@ def check(case, k, memory_mb=None, **road):
         assert int(found.first_relevant[query]) == (hits.index(True) + 1 if any(hits) else 0)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), engines(), st.sampled_from([1, 3, 10, 100]))
 def test_agrees_with_sorting_the_exact_scores(case, road, k):
     check(case, k, **road)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks import nearest, suspects
-from tests.cases import clustered_items
+from tests.cases import clustered_items, examples
 
 
 def by_loops(labels, votes):
@@ -38,7 +38,7 @@ def by_loops(labels, votes):
     return ratios
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(n=st.integers(3, 30), classes=st.integers(2, 6), k=st.sampled_from([1, 3, 8, 40]), seed=st.integers(0, 10**6))
 def test_agrees_with_loops(n, classes, k, seed):
     generator = torch.Generator().manual_seed(seed)

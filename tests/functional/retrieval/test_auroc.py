@@ -16,7 +16,7 @@ from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.engine.relevance import Lists
 from fewshot_callbacks.engine.relevance import Relevance as EngineRelevance
 from fewshot_callbacks.functional import Share, plan_evaluation
-from tests.cases import clustered_items
+from tests.cases import clustered_items, examples
 from tests.functional.brute_force import BruteForce
 from tests.thread_processes import in_threads
 
@@ -67,7 +67,7 @@ def test_it_is_that_of_scikit_learn(options, similarity, case):
     assert report["auroc"] != report["pair_auroc"]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(seed=st.integers(0, 10**6), kinds=st.integers(0, 3), items=st.integers(1, 8), queries=st.integers(0, 5))
 def test_candidates_are_those_that_nothing_excludes(seed, kinds, items, queries):
     rng = np.random.default_rng(seed)
@@ -95,7 +95,7 @@ PAIRS = st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_s
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=PAIRS)
 def test_it_is_the_share_of_pairs_in_the_right_order(options, pairs):
     positives = [score for score, hit in pairs if hit]

@@ -17,6 +17,7 @@ from fewshot_callbacks.functional.retrieval.compressed_rows import find_ranges, 
 from fewshot_callbacks.functional.retrieval.compression import Compression
 from fewshot_callbacks.settings import RetrievalSettings
 from fewshot_callbacks.sources import Shards
+from tests.cases import examples
 from tests.integration_packages import integration
 from tests.thread_processes import in_threads
 
@@ -44,7 +45,7 @@ def int8_by_definition(rows, gallery):
     return codes
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     items=st.integers(1, 12),
     queries=st.integers(1, 6),
@@ -124,7 +125,7 @@ def test_all_dimensions_change_nothing():
     assert report.variants[f"dims{DIM}_int8"].report.values == report.variants["int8"].report.values
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(exponent=st.integers(-20, 20), seed=st.integers(0, 2**16))
 def test_scale_and_order_change_nothing(exponent, seed):
     """A power of two scales without rounding. The bits of codes depend on the scale of no dimension."""

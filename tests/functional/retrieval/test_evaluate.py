@@ -15,20 +15,20 @@ from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import evaluate_retrieval, plan_evaluation
 from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, collect_inputs
-from tests.cases import clustered_items
+from tests.cases import clustered_items, examples
 from tests.functional.retrieval.cases import check_all_metrics, retrieval_cases
 from tests.reports import assert_same
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(retrieval_cases(SIMILARITIES), st.integers(1, 6), st.sampled_from([None, (0.0, 1.0), (-0.5, 0.25)]))
 def test_equals_brute_force(case, k, bounds):
     check_all_metrics(case, k, threshold_bounds=bounds)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(retrieval_cases(SIMILARITIES), st.floats(-1, 1))
 @example({"queries": np.zeros((2, 1), np.float32), "query_labels": np.zeros(2, int), "similarity": "euclidean"}, -1.0)
 def test_fixed_threshold(case, threshold):
@@ -75,7 +75,7 @@ def test_larger_sets_equal_a_sorted_reference(noise):
         assert [name for name, (low, high) in report.intervals.items() if not low < report[name] < high] == []
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.integers(0, 2**32), st.integers(3, 60), st.sampled_from([0.0, 0.5, 2.0]), st.booleans(),
     st.sampled_from(SIMILARITIES), st.sampled_from([{"threads": 1}, {"precision": "int8"}, {"precision": "float64"}]),
@@ -317,7 +317,7 @@ def test_one_by_hand_and_a_sample_of_its_queries():
 sizes = st.integers(1, 300_000)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(sizes, sizes, st.integers(1, 4096), st.floats(-2, 4), st.integers(0, 5000))
 def test_tiles_cover_every_pair_and_keep_to_the_budget_or_the_least_that_is_possible(n, m, dim, power, relevant):
     plan = plan_evaluation(n, m, dim, memory_mb=10**power, relevant=relevant)

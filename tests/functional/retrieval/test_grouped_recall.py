@@ -16,6 +16,7 @@ from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.grouped_recall import grouped_recall, label_groups
 from fewshot_callbacks.functional.statistics import mean_interval
 from tests import cases
+from tests.cases import examples
 from tests.functional.brute_force import BruteForce, recall_at
 from tests.functional.retrieval.cases import retrieval_cases
 
@@ -42,7 +43,9 @@ def recalls_by_loops(case, groups, k, unmatched):
 
 
 @pytest.mark.filterwarnings("ignore:grouped_recall. .*(ids name|bit for bit)")
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(
+    max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
 @given(retrieval_cases(("cosine", "dot", "euclidean")), st.sampled_from(["exclude", "miss"]), st.data())
 def test_equals_loops_over_groups(case, unmatched, data):
     """Groups of any sizes, some labels in none, against the definition; and the same as settings of an evaluation."""

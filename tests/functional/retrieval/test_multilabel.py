@@ -10,11 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.functional import evaluate_retrieval
+from tests.cases import examples
 from tests.functional.brute_force import rank_metrics
 from tests.functional.retrieval.cases import check_all_metrics, retrieval_cases
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(retrieval_cases(("hamming", "cosine", "dot", "euclidean"), several=True), st.integers(1, 6))
 def test_values_are_those_of_all_orders_written_out(case, k):
     check_all_metrics(case, k)
@@ -60,7 +61,7 @@ def test_bad_input_is_refused(change, words, as_users_run_it):
 LABELS = (1, 2, 30, 54, 1022, 1023, 1024, 1074, 2500)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     grades=st.lists(st.sampled_from([0, *LABELS]) | st.integers(0, max(LABELS)), min_size=1, max_size=6),
     tied=st.booleans(),

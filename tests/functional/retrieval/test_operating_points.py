@@ -13,7 +13,7 @@ from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
 from fewshot_callbacks.functional.verification.scores import trial_scores
-from tests.cases import clustered_items
+from tests.cases import clustered_items, examples
 
 PRECISIONS = (0.05, 0.3, 0.5, 0.56, 0.6, 2 / 3, 0.75, 0.9, 1.0)
 
@@ -57,7 +57,7 @@ LITTLE_ROOM = {"grid_size": 2, "buffer_pairs": 2}
 @pytest.mark.parametrize(
     "options", [{}, {"as_on_device": True}, LITTLE_ROOM, {"precision": "int8", **LITTLE_ROOM}], ids=str
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=PAIRS, low=BOUNDS, high=BOUNDS, rates=RATES)
 @example(pairs=[(4, 1), (3, 0), (2, 1), (2, 0), (1, 0), (0, 0)], low=0.0, high=math.inf, rates=[0.5])
 @example(pairs=[(5 + n / 32, n < 14) for n in range(25)], low=0.0, high=2.0, rates=[])  # 14 of 25 is 0.56

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy
+from tests.cases import examples
 from tests.functional import brute_force
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
@@ -42,7 +43,7 @@ def check_against_loops(items, labels, similarity):
     return found
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(SIMILARITIES), st.booleans())
 def test_equals_the_loops_in_any_order_with_any_names_and_scale(seed, similarity, ties):
     generator = np.random.default_rng(seed)
@@ -91,7 +92,7 @@ def test_budgets_tiles_threads_and_layout_change_nothing(similarity, kind):
     same(found, two_sets(*parts, similarity=similarity, memory_bytes=10**9))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(1, 40), st.integers(2, 50), st.sampled_from(SIMILARITIES))
 def test_equal_means_of_any_number_of_items_are_equally_similar(items, times, similarity):
     rows, labels = torch.randn(items, 3), torch.repeat_interleave(torch.tensor([items, items * times]))

@@ -22,6 +22,7 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import (
     with_absent,
     without_nearest,
 )
+from tests.cases import examples
 from tests.functional import brute_force
 
 TIES = ("expected", "optimistic", "pessimistic")
@@ -62,7 +63,7 @@ tied_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(tied_groups, st.sampled_from(TIES), st.integers(1, 20))
 def test_closed_forms_equal_the_mean_over_all_orders(groups, ties, k):
     ranks = block_of([groups])
@@ -76,7 +77,7 @@ def test_closed_forms_equal_the_mean_over_all_orders(groups, ties, k):
     assert depends_on_ties(ranks).item() == any(r and n for r, n in groups)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(tied_groups, min_size=2, max_size=5), st.sampled_from(TIES), st.integers(1, 12), st.integers(0, 30))
 def test_neither_other_queries_nor_padding_change_a_bit(queries, ties, k, columns):
     together = all_metrics(block_of(queries, columns), k, ties)

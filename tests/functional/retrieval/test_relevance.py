@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks.functional import Relevance, Share, evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.relevance import judged_items
+from tests.cases import examples
 from tests.functional.brute_force import orders, rank_metrics
 from tests.integration_packages import integration
 from tests.thread_processes import in_threads
@@ -38,7 +39,7 @@ def a_set(seed, n=60, dim=4, classes=7):
     return torch.from_numpy(np.rint(2 * rng.normal(size=(n, dim))).astype(np.float32)), rng.integers(0, classes, n)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([None, 15]), st.booleans(), st.integers(1, 3))
 def test_lists_of_classes_are_labels(seed, two, max_queries, groups, count):
     """Every value, interval and operating point to the last bit, whichever process holds what."""
@@ -83,7 +84,7 @@ def test_label_sets_in_any_form_are_the_same(two, ties):
         assert_equal(truth, evaluate_retrieval(embeddings, gallery=gallery, relevance=relevance, **options))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.sampled_from([1, 2]))
 def test_judgements_are_those_of_loops_over_all_documents(seed, k, at_least):
     rng = np.random.default_rng(seed)
@@ -269,7 +270,7 @@ def test_documents_that_are_judged_and_not_in_the_gallery_are_those_that_trec_ev
         assert_equal(report, other)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.sampled_from(["expected", "optimistic", "pessimistic"]))
 def test_what_is_not_in_the_gallery_has_no_rank(seed, k, ties):
     """Under each rule for ties: the values of an order, in which such an item stands at infinity."""

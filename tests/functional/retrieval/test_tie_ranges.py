@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks import Relevance, TieRange, evaluate_retrieval
 from fewshot_callbacks.functional import Share
+from tests.cases import examples
 from tests.functional import brute_force
 from tests.functional.brute_force import BruteForce
 from tests.functional.retrieval.users_metrics import F1, MEAN_RANK
@@ -125,7 +126,7 @@ OF_THE_PROTOCOL = {
 }  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     scores=st.lists(st.integers(0, 3), min_size=4, max_size=12),
     relevant=st.lists(st.booleans(), min_size=12, max_size=12),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.functional.statistics import class_means, macro_mean, macro_mean_interval, mean_interval
+from tests.cases import examples
 
 NAN = math.nan
 queries = st.lists(
@@ -31,7 +32,7 @@ def means_by_hand(pairs):
     return {label: (sum(of[label]) / len(of[label]), len(of[label])) for label in sorted(of)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(queries)
 def test_equal_the_means_by_hand(pairs):
     expected = means_by_hand(pairs)
@@ -46,7 +47,7 @@ def test_equal_the_means_by_hand(pairs):
         assert math.isnan(found)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(queries, st.randoms(use_true_random=False))
 def test_neither_the_order_nor_the_names_of_the_classes_change_a_bit(pairs, random):
     shuffled = random.sample(pairs, len(pairs))

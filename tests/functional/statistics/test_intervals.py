@@ -21,6 +21,7 @@ from fewshot_callbacks.functional.statistics import (
     paired_difference_interval,
     student_interval,
 )
+from tests.cases import examples
 
 clusters_of = st.sampled_from([0, 1, -5, 2**61, 7])
 metric = st.one_of(st.floats(0, 1, width=32), st.sampled_from([0.0, 1.0, 1.0, 1.0]))
@@ -78,7 +79,7 @@ def test_confidence_is_a_probability(confidence):
 
 
 class TestMeanOfAMetric:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(100), deadline=None)
     @given(queries, st.sampled_from([0.5, 0.95, 0.99]))
     def test_equals_leaving_out_one_cluster_at_a_time(self, pairs, confidence):
         values, clusters = zip(*pairs, strict=True)
@@ -102,7 +103,7 @@ class TestMeanOfAMetric:
         assert clustered_mean_interval(copies, clusters) == pytest.approx(mean_interval(values), abs=1e-12)
         assert mean_interval(copies).half_width < 0.5 * mean_interval(values).half_width
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     @given(queries, st.randoms(use_true_random=False))
     def test_order_and_names_of_clusters_do_not_change_a_bit(self, pairs, random):
         names = dict(zip([0, 1, -5, 2**61, 7], random.sample([9, -4, 2**61, 3, 0, 55], 5), strict=True))
@@ -125,7 +126,7 @@ class TestMeanOfAMetric:
 
 
 class TestPairedDifference:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(100), deadline=None)
     @given(st.lists(st.tuples(st.floats(-1, 1, width=32), clusters_of), min_size=1, max_size=30))
     def test_inverts_halls_transformation_unless_it_leaves_all_differences(self, pairs):
         values, clusters = zip(*pairs, strict=True)

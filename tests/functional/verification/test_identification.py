@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from fewshot_callbacks import evaluate_identification
+from tests.cases import examples
 
 RATES, RANKS = (0.1, 0.25, 0.5, 1), (1, 2, 4)
 
@@ -41,7 +42,7 @@ def reference(queries, labels, gallery, gallery_labels):
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 9), st.integers(1, 5), st.integers(2, 4))
 def test_agrees_with_loops(seed, queries, items, people):
     """Whole numbers have many equal scores."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import t
 
 from fewshot_callbacks import evaluate_retrieval, evaluate_trials
+from tests.cases import examples
 
 trials = st.lists(st.tuples(st.integers(-3, 4), st.booleans()), min_size=2, max_size=40).filter(
     lambda drawn: len({same for _, same in drawn}) == 2
@@ -27,7 +28,7 @@ def rates(drawn, threshold):
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(trials, st.sampled_from([0.01, 0.1, 0.25, 0.5, 1]), st.sampled_from([(1.0, 1.0), (10.0, 1.0), (1.0, 3.0)]))
 def test_rates_costs_and_thresholds_are_the_definitions(drawn, p, costs):
     scores, same = zip(*drawn, strict=True)
@@ -68,7 +69,7 @@ def test_all_pairs_of_a_set_are_trials_like_others():
     assert 1 - found["tar@far0.05"] == of_set["fnmr@fmr0.05"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_accuracy_is_that_of_the_threshold_that_is_best_on_the_other_folds(data):
     """Each fold has both kinds; the threshold is the middle of the highest of the intervals that are as good."""
