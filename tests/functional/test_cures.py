@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,7 +217,7 @@ def cures() -> Iterator[Cure]:
         for labels in (LABELS, LABELS.numpy(), LABELS.tolist(), pd.Series(LABELS.numpy())):
             yield Cure(
                 function, "query_labels", labels, r"strings as (.+), or",
-                lambda function=function: function(POINTS, LABELS, **expected), {"queries": POINTS} | gallery,
+                partial(function, POINTS, LABELS, **expected), {"queries": POINTS} | gallery,
             )  # fmt: skip
     words = {"queries": POINTS, "query_labels": WORDS, "gallery": POINTS.flip(0)}
     yield Cure(
