@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes, SharedError
-from fewshot_callbacks.functional._reading import as_tensor, refuse_masked
+from fewshot_callbacks.functional._reading import as_tensor, refuse_masked, refuse_without_values, tensor_code
 from fewshot_callbacks.sources.stored_rows import is_of_other_library
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
@@ -140,19 +140,23 @@ def as_labels(value: Any, name: str, call: str, *, sets: bool = False) -> Labels
     """
     if isinstance(value, Labels):
         return value
+    if isinstance(value, Tensor):
+        refuse_without_values(value, name, call)
     array = value if isinstance(value, Tensor) else _array_or_tensor(value, name, call)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array.reshape(-1)
     if not isinstance(array, Tensor):
-        _check_shape(array.shape, name, call, are_words=True)
+        code = name if isinstance(value, np.ndarray) else f"np.asarray({name})"
+        _check_shape(array.shape, name, call, f"one column: {code}[:, 0]", code)
         return _labels_of_entries(array.tolist(), name, call)
     numbers = as_tensor(array, name, call)
     if numbers.ndim == 1 and not len(numbers):
         return Labels(numbers.long())
     if sets and numbers.ndim == 2:
         return _labels_of_sets(numbers, name, call)
-    _check_shape(numbers.shape, name, call, are_words=False)
-    return _labels_of_integers(numbers, name, call)
+    code = tensor_code(name, value)
+    _check_shape(numbers.shape, name, call, f"{code}.argmax(dim=1) if they are one-hot", code)
+    return _labels_of_integers(numbers, name, call, code)
 
 
 def as_targets(value: Any, name: str, call: str) -> Labels | None:
@@ -233,7 +237,7 @@ def join(call: str, batches: Sequence[Labels], name: str = "labels") -> Labels:
     if not non_empty:
         return batches[0] if batches else no_labels()
     forms = sorted({batch.form for batch in non_empty}, reverse=True)
-    refuse_other_forms(call, {f"some {name}": forms[0], "others": forms[-1]})
+    refuse_other_forms(call, {f"some {name}": forms[0], "others": forms[-1]}, name)
     if non_empty[0].are_targets:
         return Labels(torch.cat([batch.values for batch in non_empty if isinstance(batch.values, Tensor)]))
     if forms == ["integers"]:
@@ -303,22 +307,34 @@ def encode_ids(call: str, labels: Mapping[str, Labels], processes: Processes = A
     return [_looked_up(column, code_of) for column in labels.values()]
 
 
-def refuse_other_forms(call: str, forms: Mapping[str, str]) -> None:
+def refuse_other_forms(call: str, forms: Mapping[str, str], argument: str | None = None) -> None:
     """Refuse labels of different forms, which cannot be compared.
 
     Args:
         call: The public function, for messages.
         forms: The form of each (see `Labels.form`) by what it is called.
+        argument: Name of the argument that all of them were; None where each is called by its own.
 
     Raises:
         LabelFormsError: With the names of two that differ.
     """
     for (name, form), (other_name, other_form) in pairwise(forms.items()):
         if form != other_form:
+            strings = "list(map(str, ...))"
+            if {form, other_form} == {"integers", "strings"}:
+                of_integers = argument or (name if form == "integers" else other_name).split(" in process")[0]
+                strings = _strings_of_integers(of_integers)
             raise LabelFormsError(
                 f"{call}: {name} are {form}, {other_name} {other_form}. Pass the same form in all arguments, batches and "
-                "processes: integers, strings as list(map(str, ...)), or zeros and ones whose column j is the same label."
+                f"processes: integers, strings as {strings}, or zeros and ones whose column j is the same label."
             )
+
+
+def _strings_of_integers(name: str) -> str:
+    """Return the code that makes strings of integers; the string of an entry of a tensor would be `tensor(7)`."""
+    if name == "label_groups":
+        return "[list(map(str, map(int, group))) for group in label_groups]"
+    return f"list(map(str, map(int, {name})))"
 
 
 def exclusion_codes(
@@ -512,7 +528,8 @@ def _read_array(array: NDArray[Any], name: str, call: str) -> Tensor | NDArray[A
         words: NDArray[Any] = np.char.decode(array, "utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{call}: {name} are bytes that are not UTF-8 ({error}). Pass np.char.decode({name}, encoding=...)."
+            f"{call}: {name} are bytes that are not UTF-8 ({error}). Pass np.char.decode({name}, 'latin-1'), or "
+            "name the encoding that they were written in."
         ) from error
     return words
 
@@ -583,30 +600,40 @@ def _is_missing(entry: Any) -> bool:
     )
 
 
-def _labels_of_integers(integers: Tensor, name: str, call: str) -> Labels:
-    """Return integers as labels of 64 bits; floats are refused."""
+def _labels_of_integers(integers: Tensor, name: str, call: str, code: str) -> Labels:
+    """Return integers as labels of 64 bits; floats are refused. `code` is what the caller writes for the tensor."""
     if integers.dtype in UNSIGNED:
         integers = integers.to(torch.int64)
         if bool((integers < 0).any()):
-            raise ValueError(_beyond_64_bits(name, call))
+            raise ValueError(_beyond_64_bits(name, call, f"{code}.tolist()"))
     if integers.dtype not in LABEL_DTYPES:
-        raise ValueError(
-            f"{call} needs integer {name}; got {integers.dtype}. Floating-point labels lose identities above 2**24: "
-            f"pass {name}.long(), or number the classes with torch.unique({name}, return_inverse=True)."
-        )
+        raise ValueError(f"{call} needs integer {name}; got {integers.dtype}. {_fix_of_floats(integers, name, code)}")
     return Labels(integers.to(torch.int64))
 
 
-def _beyond_64_bits(name: str, call: str) -> str:
-    return f"{call}: {name} hold integers beyond 64 bits. Pass them as strings: list(map(str, {name}))."
+def _fix_of_floats(numbers: Tensor, name: str, code: str) -> str:
+    """Return what to pass in place of floats. Whole numbers become integers; `long` would make one class of 0.2 and 0.7."""
+    missing = numbers.isnan().nonzero().flatten().tolist()
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        return (
+            f"{len(missing)} of {len(numbers)} {name} {verb} missing, the first (nan) at index {missing[0]}. Drop these "
+            "items from all arguments."
+        )
+    if numbers.is_floating_point() and torch.equal(numbers, numbers.trunc()):
+        return f"Floating-point labels lose identities above 2**24: pass {code}.long()."
+    return f"They are no whole numbers: for a class of each value pass list(map(str, {code}.tolist()))."
 
 
-def _check_shape(shape: tuple[int, ...], name: str, call: str, *, are_words: bool) -> None:
-    """Refuse labels that are not one for each item."""
+def _beyond_64_bits(name: str, call: str, code: str | None = None) -> str:
+    return f"{call}: {name} hold integers beyond 64 bits. Pass them as strings: list(map(str, {code or name}))."
+
+
+def _check_shape(shape: tuple[int, ...], name: str, call: str, column: str, code: str) -> None:
+    """Refuse labels that are not one for each item; messages say how to make a column, or flat labels, of the code."""
     if len(shape) == 1:
         return
-    fix = f"Pass {name}.flatten()."
+    fix = f"Pass {code}.flatten()."
     if len(shape) == 2:
-        column = f"one column: {name}[:, 0]" if are_words else f"{name}.argmax(dim=1) if they are one-hot"
         fix = f"Pass {column}; evaluate_retrieval takes zeros and ones for items with several labels each."
     raise ValueError(f"{call} needs one label for each item; {name} has shape {tuple(shape)}. {fix}")

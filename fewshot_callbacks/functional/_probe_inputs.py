@@ -19,6 +19,7 @@ from fewshot_callbacks.functional._reading import (
     non_finite_rows,
     refuse_masked,
     refuse_non_finite,
+    tensor_code,
 )
 from fewshot_callbacks.functional.retrieval.inputs import check_places, refuse_other_dims
 
@@ -59,8 +60,9 @@ def read_side(
     """
     vectors = as_tensor(rows, name, CALL).cpu()
     items = len(vectors) if vectors.ndim else 0
+    code = tensor_code(name, rows)
     if items or processes.count == 1:  # one of several processes may hold nothing
-        check_matrix(vectors, name, CALL)
+        check_matrix(vectors, name, CALL, code)
     labels_name = f"{prefix}_labels"
     groups_name = f"{prefix}_groups"
     read = _read_labels(labels, items, labels_name, name)
@@ -79,7 +81,7 @@ def read_side(
     dim = next(iter(dims.values()))
     vectors = computable(vectors) if items else torch.empty(0, dim)
     non_finite = torch.cat(processes.gather(places[non_finite_rows(vectors)])).sort().values
-    refuse_non_finite(non_finite, sum(sizes), name, CALL)
+    refuse_non_finite(non_finite, sum(sizes), name, CALL, code=code)
     return ProbeSide(name, labels_name, groups_name, vectors, read, read_groups, places, sum(sizes))
 
 

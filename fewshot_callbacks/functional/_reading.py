@@ -79,6 +79,21 @@ def _computable_values(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg()
 
 
+def tensor_code(name: str, value: Any) -> str:
+    """Return the code of an argument as a tensor: its name, or the call that makes a tensor of an array or a list."""
+    if isinstance(value, Tensor):
+        return name
+    if isinstance(value, list | tuple) and len(value) and all(isinstance(row, Tensor) for row in value):
+        return f"torch.stack({name})"
+    if is_of_other_library(value):
+        return f"torch.from_dlpack({name})"
+    if isinstance(value, list | tuple) and len(value) and isinstance(value[0], np.ndarray):
+        return f"torch.as_tensor(np.stack({name}))"
+    if isinstance(value, np.ndarray | list | tuple):
+        return f"torch.as_tensor({name})"
+    return f"torch.tensor(np.asarray({name}))" if hasattr(value, "__array__") else f"torch.as_tensor({name}[:])"
+
+
 def number_distinct(values: Int[Tensor, "items"]) -> tuple[Int[Tensor, "items"], Int[Tensor, "distinct"]]:
     """Return the number of the value of each item, and the index of the first item of each number.
 
@@ -156,27 +171,37 @@ def refuse_masked(value: Any, name: str, call: str) -> None:
     arrays = value if isinstance(value, list | tuple) else [value]
     masked = sum(int(np.ma.getmaskarray(array).sum()) for array in arrays if isinstance(array, np.ma.MaskedArray))
     if masked:
+        stack = f"{name} = np.ma.stack({name}), then " if arrays is value else ""  # a list has no mask of its own
         raise ValueError(
             f"{call}: {name} is a masked array with {masked} masked values, which a tensor would take for valid ones. Drop "
-            f"the items with a masked value from all arguments, keep = ~np.ma.getmaskarray({name}).reshape(len({name}), "
-            f"-1).any(axis=1), then {name}.data[keep]; or choose what stands in their place, {name}.filled(0)."
+            f"the items with a masked value from all arguments, {stack}keep = "
+            f"~np.ma.getmaskarray({name}).reshape(len({name}), -1).any(axis=1), then {name}.data[keep]; or "
+            f"choose what stands in their place, {name}.filled(0)."
         )
 
 
-def check_embeddings(embeddings: Tensor, name: str, call: str) -> None:
-    """Refuse anything but a finite, non-empty, floating-point (items, dim) matrix."""
-    check_matrix(embeddings, name, call)
-    refuse_non_finite(non_finite_rows(embeddings), len(embeddings), name, call)
+def check_embeddings(embeddings: Tensor, name: str, call: str, code: str | None = None) -> None:
+    """Refuse anything but a finite, non-empty, floating-point (items, dim) matrix; for `code` see `check_matrix`."""
+    check_matrix(embeddings, name, call, code)
+    refuse_non_finite(non_finite_rows(embeddings), len(embeddings), name, call, code=code)
 
 
-def check_matrix(embeddings: Tensor | StoredRows, name: str, call: str) -> None:
-    """Refuse anything but a non-empty, floating-point (items, dim) matrix; its values may be NaN."""
+def check_matrix(embeddings: Tensor | StoredRows, name: str, call: str, code: str | None = None) -> None:
+    """Refuse anything but a non-empty, floating-point (items, dim) matrix; its values may be NaN.
+
+    Args:
+        embeddings: What was given, as a tensor.
+        name: Name of the argument, for messages.
+        call: The public function, for messages.
+        code: What the caller writes for a tensor of it (see `tensor_code`); None for the name.
+    """
+    code = code or name
     if embeddings.ndim != 2:
-        fix = _matrix_from(name, embeddings.ndim)
+        fix = matrix_from(code, embeddings.ndim)
         raise ValueError(f"{call} needs {name} of shape (items, dim); got shape {tuple(embeddings.shape)}. {fix}")
     if not embeddings.dtype.is_floating_point:
         raise ValueError(
-            f"{call} needs floating-point {name}; got {embeddings.dtype}. {as_floats(name, embeddings.dtype)}"
+            f"{call} needs floating-point {name}; got {embeddings.dtype}. {as_floats(code, embeddings.dtype)}"
         )
     if embeddings.shape[0] == 0:
         raise ValueError(f"{call}: {name} is empty (shape {tuple(embeddings.shape)}). Pass at least one item.")
@@ -184,19 +209,19 @@ def check_matrix(embeddings: Tensor | StoredRows, name: str, call: str) -> None:
         raise ValueError(f"{call}: {name} has no dimensions (shape {tuple(embeddings.shape)}).")
 
 
-def as_floats(name: str, dtype: torch.dtype) -> str:
+def as_floats(code: str, dtype: torch.dtype) -> str:
     """Return the sentence on how to make floating-point numbers of a matrix, which keeps both parts of complex ones."""
     if dtype.is_complex:
-        return f"Pass torch.view_as_real({name}).flatten(1), the real and imaginary parts."
-    return f"Pass {name}.float()."
+        return f"Pass torch.view_as_real({code}).flatten(1), the real and imaginary parts."
+    return f"Pass {code}.float()."
 
 
-def _matrix_from(name: str, ndim: int) -> str:
+def matrix_from(code: str, ndim: int) -> str:
     """Return the sentence on how to make a matrix of a tensor with this number of dimensions."""
     if ndim == 1:
-        return f"For a single item pass {name}[None]; for items of one number each {name}[:, None]."
+        return f"For a single item pass {code}[None]; for items of one number each {code}[:, None]."
     if ndim > 2:
-        return f"Flatten what belongs to one item: {name}.flatten(1)."
+        return f"Flatten what belongs to one item: {code}.flatten(1)."
     return "Pass a matrix."
 
 
@@ -226,7 +251,7 @@ def check_seed(call: str, name: str, seed: Any) -> int:
     return int(seed.__index__())
 
 
-def refuse_non_finite(rows: Tensor, items: int, name: str, call: str, where: str = "") -> None:
+def refuse_non_finite(rows: Tensor, items: int, name: str, call: str, where: str = "", code: str | None = None) -> None:
     """Refuse a matrix with non-finite rows.
 
     Args:
@@ -235,12 +260,15 @@ def refuse_non_finite(rows: Tensor, items: int, name: str, call: str, where: str
         name: Name of the argument, for messages.
         call: The public function, for messages.
         where: Which file holds the first of them.
+        code: See `check_matrix`.
     """
     if len(rows):
+        code = code or name
         raise ValueError(
             f"{call}: {len(rows)} of {items} rows of {name} hold NaN or Inf, the first at index "
             f"{int(rows[0])}{where}. Find the step that made them (a diverged loss, a division by a zero norm, float16 "
-            f"overflow), or drop them: keep = {name}.isfinite().all(dim=1)."
+            f"overflow), or drop them: keep = {code}.isfinite().all(dim=1), then {code}[keep], and the same "
+            "items of the other arguments."
         )
 
 
@@ -266,17 +294,19 @@ def computable(vectors: Tensor) -> Tensor:
     return vectors.contiguous()
 
 
-def signs(codes: Tensor, name: str, call: str) -> Int[Tensor, "items bits"]:
+def signs(codes: Tensor, name: str, call: str, code: str | None = None) -> Int[Tensor, "items bits"]:
     """Return codes of two values as int8 of -1 and +1.
 
     Args:
         codes: (items, bits) of {0, 1}, {-1, +1} or booleans, of any dtype.
         name: Name of the argument, for messages.
         call: The public function, for messages.
+        code: See `check_matrix`.
 
     Raises:
         ValueError: For another shape, or other values.
     """
+    code = code or name
     if codes.ndim != 2 or not codes.shape[0] or not codes.shape[1]:
         raise ValueError(
             f"{call}: {name} have shape {tuple(codes.shape)}; codes are (items, bits), with at least one of each."
@@ -288,25 +318,25 @@ def signs(codes: Tensor, name: str, call: str) -> Int[Tensor, "items bits"]:
     is_minus_one = torch.zeros_like(is_zero) if codes.dtype == torch.uint8 else codes == -1
     other_values = codes[~(is_one | is_zero | is_minus_one)]
     if len(other_values):
-        _refuse_other_values(codes, other_values, name, call)
+        _refuse_other_values(codes, other_values, name, call, code)
     if bool(is_zero.any()) and bool(is_minus_one.any()):
-        raise ValueError(f"{call}: {name} hold -1 and 0; binary codes hold -1 and +1, or 0 and 1. Pass {name} > 0.")
+        raise ValueError(f"{call}: {name} hold -1 and 0; binary codes hold -1 and +1, or 0 and 1. Pass {code} > 0.")
     return is_one.to(torch.int8).mul_(2).sub_(1)
 
 
-def _refuse_other_values(codes: Tensor, other_values: Tensor, name: str, call: str) -> None:
+def _refuse_other_values(codes: Tensor, other_values: Tensor, name: str, call: str, code: str) -> None:
     """Refuse codes of more than two values. For bytes that hold 8 bits each, the message says how to unpack them."""
     if codes.dtype == torch.uint8:
         values = codes.unique().tolist()
         examples = " and ".join(map(str, values)) if len(values) == 2 else f"{len(values)} values up to {values[-1]}"
         raise ValueError(
-            f"{call}: {name} hold {examples}; binary codes hold 0 and 1. Pass {name} > 0 if each value is a bit, or "
+            f"{call}: {name} hold {examples}; binary codes hold 0 and 1. Pass {code} > 0 if each value is a bit, or "
             f"np.unpackbits({name}, axis=1) if each is a byte of 8 bits."
         )
-    fix = f"Pass {name} > 0."
+    fix = f"Pass {code} > 0."
     if codes.dtype == torch.int8:  # how sentence-transformers packs bits: bytes minus 128
         fix = (
-            f"Pass {name} > 0 if each value is a number, or "
+            f"Pass {code} > 0 if each value is a number, or "
             f"np.unpackbits(np.asarray({name}).view(np.uint8) ^ 128, axis=1) if each is a byte of 8 bits, as "
             'quantize_embeddings(precision="binary") makes them.'
         )

@@ -26,7 +26,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.functional import _scatter_kernel
 from fewshot_callbacks.functional._labels import Labels, as_labels, encode, join, on_cpu
-from fewshot_callbacks.functional._reading import as_floats, as_tensor
+from fewshot_callbacks.functional._reading import as_floats, as_tensor, matrix_from, tensor_code
 
 # The default keeps J finite in float32 (at most 1e30) and changes no digit of a J below 1e14.
 EPS = 1e-30
@@ -117,12 +117,11 @@ def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Lab
     Raises:
         ValueError: If shapes or types do not fit. Values are not checked, since that would wait for the device.
     """
+    code = tensor_code("embeddings", embeddings)
     embeddings = as_tensor(embeddings, "embeddings", function)
     item_labels = as_labels(labels, "labels", function)
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
-        fix = "Flatten what belongs to one item: embeddings.flatten(1)."
-        if embeddings.ndim == 2:
-            fix = as_floats("embeddings", embeddings.dtype)
+        fix = as_floats(code, embeddings.dtype) if embeddings.ndim == 2 else matrix_from(code, embeddings.ndim)
         raise ValueError(
             f"{function} needs floating-point embeddings of shape (items, dim); got {embeddings.dtype} of shape "
             f"{tuple(embeddings.shape)}. {fix}"

@@ -39,7 +39,7 @@ from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import _scatter_kernel
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, read_labels
-from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode
+from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, tensor_code
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
 from fewshot_callbacks.functional.knn import NeighbourSearch, Votes
 from fewshot_callbacks.functional.neighbours import positive_whole
@@ -397,7 +397,7 @@ def _read(embeddings: Any, labels: Any, share: Share) -> tuple[Tensor, Tensor | 
     rows = as_tensor(embeddings, "embeddings", _CALL).cpu()
     items = len(rows) if rows.ndim else 0
     if items or processes.count == 1:
-        check_embeddings(rows, "embeddings", _CALL)
+        check_embeddings(rows, "embeddings", _CALL, tensor_code("embeddings", embeddings))
     item_labels = None if labels is None else read_labels(labels, items, "labels", "embeddings", _CALL)
     places = share.query_places
     if places is not None:

@@ -17,7 +17,7 @@ from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, encode_ids, read_labels
-from fewshot_callbacks.functional._reading import as_tensor, default_mode
+from fewshot_callbacks.functional._reading import as_tensor, default_mode, tensor_code
 from fewshot_callbacks.functional._repeated import (
     Copies,
     Side,
@@ -260,6 +260,8 @@ class _Side(NamedTuple):
     name: str
     labels_name: str
     ids_name: str
+    code: str
+    """what the caller writes for a tensor of the vectors"""
     rows: Tensor
     labels: Labels
     ids: Labels | None
@@ -274,10 +276,13 @@ class _Items(NamedTuple):
     """codes that queries and gallery share"""
     ids: Int[Tensor, "items"] | None
     """codes that queries and gallery share"""
+    code: str
+    """what the caller writes for a tensor of the rows"""
 
     def only(self, index: Int[Tensor, "items"]) -> _Items:
         """Return the items with these indices, in their order."""
-        return _Items(self.rows[index], self.labels[index], None if self.ids is None else self.ids[index])
+        ids = None if self.ids is None else self.ids[index]
+        return _Items(self.rows[index], self.labels[index], ids, self.code)
 
 
 def _read(name: str, prefix: str, rows: Any, labels: Any, ids: Any, places: Any) -> _Side:
@@ -299,6 +304,7 @@ def _read(name: str, prefix: str, rows: Any, labels: Any, ids: Any, places: Any)
         name,
         labels_name,
         ids_name,
+        tensor_code(name, rows),
         vectors,
         read_labels(labels, items, labels_name, name, _CALL),
         None if ids is None else read_labels(ids, items, ids_name, name, _CALL),
@@ -333,7 +339,7 @@ def _joined(processes: Processes, side: _Side, labels: Int[Tensor, "own"], ids: 
         ids: Codes of their ids; None without ids.
     """
     if processes.count == 1 and side.places is None:
-        return _Items(side.rows, labels, ids)
+        return _Items(side.rows, labels, ids, side.code)
     if len(labels) and side.rows.ndim != 2:
         raise ValueError(f"{_CALL} needs {side.name} of shape (items, dim); got shape {tuple(side.rows.shape)}.")
     by_rank = processes.gather((side.rows, labels, ids, side.places))
@@ -345,6 +351,7 @@ def _joined(processes: Processes, side: _Side, labels: Int[Tensor, "own"], ids: 
         torch.cat([*filled.values()]),
         torch.cat([labels_of_rank for _, labels_of_rank, *_ in by_rank]),
         None if ids is None else torch.cat([ids_of_rank for *_, ids_of_rank, _ in by_rank if ids_of_rank is not None]),
+        side.code,
     )
     places_by_rank = [places_of_rank for *_, places_of_rank in by_rank if places_of_rank is not None]
     if not places_by_rank:
@@ -376,7 +383,8 @@ def _neighbour_search(sets: Sequence[_Items], similarity: Similarity, memory: fl
     queries = sets[0]
     gallery = sets[-1]
     is_one_set = len(sets) == 1
-    rows, gallery_rows = compared_sets(_CALL, queries.rows, None if is_one_set else gallery.rows, similarity)
+    codes = queries.code, gallery.code
+    rows, gallery_rows = compared_sets(_CALL, queries.rows, None if is_one_set else gallery.rows, similarity, codes)
     numbers = torch.cat([queries.labels, gallery.labels]).unique(return_inverse=True)[1]
     classes, gallery_classes = numbers.split([len(queries.labels), len(gallery.labels)])
     self_match = torch.arange(len(rows)) if is_one_set else _items_of_ids(queries.ids, gallery.ids, len(rows))

@@ -11,7 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fewshot_callbacks.functional._equality import equal_with_nan
-from fewshot_callbacks.functional._reading import as_tensor, default_mode, non_finite_rows, refuse_non_finite
+from fewshot_callbacks.functional._reading import (
+    as_tensor,
+    default_mode,
+    non_finite_rows,
+    refuse_non_finite,
+    tensor_code,
+)
 
 _CALL = "embedding_movement"
 
@@ -91,7 +97,7 @@ def _read(rows: Any, name: str) -> Float[Tensor, "items dim"]:
     tensor = as_tensor(rows, name, _CALL).detach().cpu().double()
     if tensor.ndim != 2:
         raise ValueError(f"{_CALL}: {name} has shape {tuple(tensor.shape)}. Pass one row for each item, (items, dim).")
-    refuse_non_finite(non_finite_rows(tensor), len(tensor), name, _CALL)
+    refuse_non_finite(non_finite_rows(tensor), len(tensor), name, _CALL, code=tensor_code(name, rows))
     return tensor
 
 

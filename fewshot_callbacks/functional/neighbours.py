@@ -22,7 +22,14 @@ from fewshot_callbacks.functional._labels import (
     exclusion_codes,
     read_labels,
 )
-from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, signs
+from fewshot_callbacks.functional._reading import (
+    as_tensor,
+    check_embeddings,
+    computable,
+    default_mode,
+    signs,
+    tensor_code,
+)
 from fewshot_callbacks.functional._repeated import first_of_each
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
@@ -485,7 +492,9 @@ def _threshold(min_score: Any, similarity: Similarity) -> float:
 # ------------------------------------------------------------------------------- shared with other functions on neighbours
 
 
-def compared_sets(call: str, queries: Any, gallery: Any, similarity: Similarity) -> tuple[Tensor, Tensor | None]:
+def compared_sets(
+    call: str, queries: Any, gallery: Any, similarity: Similarity, codes: Sequence[str | None] = (None, None)
+) -> tuple[Tensor, Tensor | None]:
     """Return queries and gallery as vectors, or codes of -1 and +1, that can be compared; no gallery stays None.
 
     Args:
@@ -493,14 +502,15 @@ def compared_sets(call: str, queries: Any, gallery: Any, similarity: Similarity)
         queries: (queries, dim) vectors or binary codes.
         gallery: (gallery, dim) vectors or binary codes; None to compare the queries with each other.
         similarity: How they will be compared.
+        codes: What the caller writes for a tensor of each (see `tensor_code`), where they are tensors already.
 
     Raises:
         ValueError: If they are not finite matrices of equal dimension.
     """
-    query_vectors = compared_vectors(call, "queries", queries, similarity)
+    query_vectors = compared_vectors(call, "queries", queries, similarity, codes[0])
     if gallery is None:
         return query_vectors, None
-    gallery_vectors = compared_vectors(call, "gallery", gallery, similarity)
+    gallery_vectors = compared_vectors(call, "gallery", gallery, similarity, codes[-1])
     if query_vectors.shape[1] != gallery_vectors.shape[1]:
         raise ValueError(
             f"{call}: queries have dimension {query_vectors.shape[1]}, the gallery has {gallery_vectors.shape[1]}. Both "
@@ -509,7 +519,7 @@ def compared_sets(call: str, queries: Any, gallery: Any, similarity: Similarity)
     return query_vectors, gallery_vectors
 
 
-def compared_vectors(call: str, name: str, value: Any, similarity: Similarity) -> Tensor:
+def compared_vectors(call: str, name: str, value: Any, similarity: Similarity, code: str | None = None) -> Tensor:
     """Return the vectors of an argument, or its codes of -1 and +1, as they are compared.
 
     Raises:
@@ -517,9 +527,10 @@ def compared_vectors(call: str, name: str, value: Any, similarity: Similarity) -
     """
     check_similarity(similarity)
     vectors = as_tensor(value, name, call).cpu()
+    code = code or tensor_code(name, value)
     if similarity == "hamming":
-        return signs(vectors, name, call)
-    check_embeddings(vectors, name, call)
+        return signs(vectors, name, call, name if hasattr(value, "__array__") else code)
+    check_embeddings(vectors, name, call, code)
     return computable(vectors)
 
 

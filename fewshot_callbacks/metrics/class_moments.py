@@ -87,9 +87,9 @@ class ClassMomentsMetric(Metric):
         method = f"{type(self).__name__}.update"
         kept = self.embeddings or self.origins
         name_of_labels = "labels" if self.embeddings else "class_labels"
-        embeddings, item_labels = read_batch(
-            embeddings, labels, method, form_of_labels(self, name_of_labels), kept[0].shape[1] if kept else None
-        )
+        form = form_of_labels(self, name_of_labels)
+        dim = kept[0].shape[1] if kept else None
+        embeddings, item_labels = read_batch(embeddings, labels, method, form, dim, floats=True)
         if kept and (len(self.embeddings) > 0) != (ids is not None):
             raise ValueError(f"{method}: some batches have ids, others none. Pass them with each batch.")
         item_ids = None

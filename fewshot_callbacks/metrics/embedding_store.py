@@ -32,7 +32,7 @@ from fewshot_callbacks.functional._labels import (
     read_labels,
     refuse_other_forms,
 )
-from fewshot_callbacks.functional._reading import as_tensor, default_mode
+from fewshot_callbacks.functional._reading import as_floats, as_tensor, default_mode, matrix_from, tensor_code
 from fewshot_callbacks.functional._repeated import first_of_each, note_on_ids, sketches
 from fewshot_callbacks.functional.class_subset import class_subset
 
@@ -59,7 +59,14 @@ def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
 
 
 def read_batch(
-    embeddings: Any, labels: Any, method: str, form: str = "", dim: int | None = None, *, sets: bool = False
+    embeddings: Any,
+    labels: Any,
+    method: str,
+    form: str = "",
+    dim: int | None = None,
+    *,
+    sets: bool = False,
+    floats: bool = False,
 ) -> tuple[Tensor, Labels]:
     """Return a batch as (items, dim) embeddings and one label for each, on the devices where they are; see `as_labels`.
 
@@ -70,18 +77,23 @@ def read_batch(
         form: Form of the labels so far (see `Labels.form`); empty before the first.
         dim: Dimension of the embeddings so far; None before the first.
         sets: See `as_labels`.
+        floats: Refuse embeddings that are no floating-point numbers.
 
     Raises:
         ValueError: If shapes or types do not fit each other or the batches before: integers where these were words,
             zeros and ones of other labels, and so on.
     """
     call = method.partition(".")[0]
+    code = tensor_code("embeddings", embeddings)
     embeddings = as_tensor(embeddings, "embeddings", call)
     if embeddings.ndim != 2:
         raise ValueError(
-            f"{call} needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. Flatten what belongs to "
-            "one item: embeddings.flatten(1)."
+            f"{call} needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. "
+            f"{matrix_from(code, embeddings.ndim)}"
         )
+    if floats and len(embeddings) and not embeddings.is_floating_point():
+        fix = as_floats(code, embeddings.dtype)
+        raise ValueError(f"{call} needs floating-point embeddings; got {embeddings.dtype}. {fix}")
     item_labels = labels_of_each(labels, len(embeddings), "labels", "embeddings", call, sets=sets)
     refuse_another_form(method, form, item_labels)
     if dim not in (None, embeddings.shape[1]):
@@ -105,7 +117,7 @@ def refuse_another_form(call: str, form: str, labels: Labels, name: str = "label
         ValueError: With both forms.
     """
     if form and len(labels):
-        refuse_other_forms(call, {f"the {name} so far": form, "those of this batch": labels.form})
+        refuse_other_forms(call, {f"the {name} so far": form, "those of this batch": labels.form}, name)
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,9 @@ class RetrievalEvaluation(Metric):
         if self.embeddings:
             dim = self.embeddings[0].shape[1]
             self._refuse_other_arguments({"ids": ids, "is_gallery": is_gallery, "groups": groups})
-        embeddings, item_labels = read_batch(embeddings, labels, method, form_of_labels(self, "labels"), dim, sets=True)
+        form = form_of_labels(self, "labels")
+        are_vectors = self.settings.get("similarity") != "hamming"
+        embeddings, item_labels = read_batch(embeddings, labels, method, form, dim, sets=True, floats=are_vectors)
         columns = {"labels": item_labels}
         for name, argument in (("ids", ids), ("groups", groups)):
             if argument is not None:

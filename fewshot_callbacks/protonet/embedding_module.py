@@ -334,11 +334,11 @@ class EmbeddingModule(LightningModule):
         if self._form_of_labels is None:
             forms = all_processes().gather(form)
             form_of_process = {f"labels in process {rank}": form for rank, form in enumerate(forms) if form is not None}
-            refuse_other_forms("EmbeddingModule", form_of_process)
+            refuse_other_forms("EmbeddingModule", form_of_process, "labels")
             self._form_of_labels = next(iter(form_of_process.values()), None)
         elif form is not None:
             form_of_batches = {"labels of earlier batches": self._form_of_labels, "those of this batch": form}
-            refuse_other_forms("EmbeddingModule", form_of_batches)
+            refuse_other_forms("EmbeddingModule", form_of_batches, "labels")
 
     def _checked(self, loss: Any) -> Tensor:
         """Return a loss that is a scalar; refuse any other."""

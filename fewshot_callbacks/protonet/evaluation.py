@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewshot_callbacks.functional._labels import check_labels
-from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, default_mode
+from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, default_mode, tensor_code
 from fewshot_callbacks.functional.episodes import (
     EpisodeAccuracy,
     EpisodeList,
@@ -104,8 +104,9 @@ def evaluate_episodes(
         >>> evaluate_episodes(labels[:, None].float(), labels, SoftmaxHead(), episodes).mean
         1.0
     """
+    code = tensor_code("embeddings", embeddings)
     embeddings = as_tensor(embeddings, "embeddings", "evaluate_episodes")
-    check_embeddings(embeddings, "embeddings", "evaluate_episodes")
+    check_embeddings(embeddings, "embeddings", "evaluate_episodes", code)
     labels = check_labels(labels, len(embeddings), "labels", "embeddings", "evaluate_episodes")
     _check_fit(labels, episode_list)
     device = embeddings.device if device is None else device

@@ -32,6 +32,7 @@ from fewshot_callbacks.functional._reading import (
     non_finite_rows,
     refuse_non_finite,
     signs,
+    tensor_code,
 )
 from fewshot_callbacks.functional._repeated import (
     SKETCH,
@@ -725,7 +726,8 @@ class _Reader:
         rows = self._rows(name, source)
         items = len(rows) if rows.ndim else 0
         if items or self.processes.count == 1:  # one of several processes may hold nothing
-            rows = self._checked(name, rows)
+            code = name if self.as_codes and hasattr(source, "__array__") else tensor_code(name, source)
+            rows = self._checked(name, rows, code)
         label_name = "query_labels" if name == "queries" else "gallery_labels"
         nouns = _nouns(name, as_codes=self.as_codes)
         own_labels = read_labels(labels, items, label_name, nouns, self.call, sets=True)
@@ -742,7 +744,7 @@ class _Reader:
             location = f", which is {source.where(int(non_finite[0]))}"
         length = sum(sizes)
         non_finite_of_all = torch.cat(self.processes.gather(places[non_finite])).sort().values
-        refuse_non_finite(non_finite_of_all, length, name, self.call, location)
+        refuse_non_finite(non_finite_of_all, length, name, self.call, location, tensor_code(name, source))
         return _SetShare(rows, own_labels, places, length, hashes)
 
     def _rows(self, name: str, source: Any) -> Tensor | StoredRows:
@@ -766,12 +768,18 @@ class _Reader:
         resident: Tensor = rows
         return resident
 
-    def _checked(self, name: str, rows: Tensor | StoredRows) -> Tensor | StoredRows:
-        """Return codes of -1 and +1, or vectors that can be compared; half precision becomes float32 in memory."""
+    def _checked(self, name: str, rows: Tensor | StoredRows, code: str) -> Tensor | StoredRows:
+        """Return codes of -1 and +1, or vectors that can be compared; half precision becomes float32 in memory.
+
+        Args:
+            name: See `read`.
+            rows: The rows of this process.
+            code: What the caller writes for a tensor of them.
+        """
         if self.as_codes:
             assert isinstance(rows, Tensor)
-            return signs(rows, name, self.call)
-        check_matrix(rows, name, self.call)
+            return signs(rows, name, self.call, code)
+        check_matrix(rows, name, self.call, code)
         return rows if isinstance(rows, StoredRows) else computable(rows)
 
     def _of_one_kind(

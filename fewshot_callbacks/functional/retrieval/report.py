@@ -166,8 +166,9 @@ def notes_on(
     if _are_packed(vectors):
         notes.append(
             "The embeddings look like bytes that hold 8 bits of a code each, and are compared as numbers, which says "
-            "nothing of codes. Unpack these, np.unpackbits(x, axis=1), or np.unpackbits(x.view(np.uint8) ^ 128, axis=1) of "
-            "int8, and pass similarity='hamming'."
+            "nothing of codes. Unpack these, np.unpackbits(np.asarray(queries).astype(np.uint8), axis=1), or of int8 "
+            "np.unpackbits(np.asarray(queries).astype(np.int8).view(np.uint8) ^ 128, axis=1), and pass "
+            "similarity='hamming'."
         )
     if zero:
         notes.append(f"{zero} embeddings have length zero: their cosine similarity to everything is 0.")
