@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -335,10 +335,11 @@ def _listed(loader: DataLoader[Any], owner: str) -> list[Any]:
         UsageError: If the pass does not end.
     """
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    try:
-        most = max(len(sampler), 1)
-    except (NotImplementedError, TypeError):  # the length of a `BatchSampler` is that of its sampler
-        most = 10 * len(loader.dataset) + 1000  # type: ignore[arg-type]
+    # A sampler may repeat items. One that gives ten times as many indices as there are items, and more than its length, is
+    # taken for endless; the constant leaves room for small data sets. The length alone may be an estimate.
+    most = 10 * len(loader.dataset) + 1000  # type: ignore[arg-type]
+    with suppress(NotImplementedError, TypeError):  # a `BatchSampler` asks its sampler, which may have no length
+        most = max(most, len(sampler))
     entries = list(islice(sampler, most + 1))
     if len(entries) > most:
         raise UsageError(
@@ -391,7 +392,7 @@ def _rebuilt(loader: DataLoader[Any], entries: Sequence[Any]) -> DataLoader[Any]
 
 
 def _count_from(first: int, step: int = 1) -> Iterable[int]:
-    """Return the numbers first, first + step, ... without an end, each time they are iterated."""
+    """Return the numbers first, first + step, ... each time they are iterated; there are more than any run has batches."""
     return range(first, 2**62, step)
 
 

@@ -67,6 +67,13 @@ class OfUnknownLength(Sampler[int]):
         return iter(TRAIN.tolist())
 
 
+class Underestimated(OfUnknownLength):
+    """Says a length that is too small, as samplers of buckets may."""
+
+    def __len__(self) -> int:
+        return 3
+
+
 class OfSomeSizes(Sampler[list[int]]):
     """Batches of one size after another."""
 
@@ -116,6 +123,7 @@ BANKS: dict[str, tuple[Callable[[], Any], Tensor]] = {
     "shuffled": (lambda: DataLoader(WithoutLabels(), 7, shuffle=True), ALL),
     "drop_last": (lambda: DataLoader(WithoutLabels(), 7, drop_last=True), ALL[: len(ALL) // 7 * 7]),
     "a sampler without a length": (lambda: DataLoader(WithoutLabels(), 7, sampler=OfUnknownLength()), TRAIN),
+    "a length that is too small": (lambda: DataLoader(WithoutLabels(), 7, sampler=Underestimated()), TRAIN),
     "batches of several sizes": (lambda: DataLoader(WithoutLabels(), batch_sampler=OfSomeSizes()), TRAIN),
     "batches as samples": (
         lambda: DataLoader(Table(), sampler=BatchSampler(SequentialSampler(Table()), 16, False), batch_size=None),
