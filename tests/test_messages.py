@@ -1,8 +1,10 @@
 """A fact is a whole word or number of a message."""
 
+import warnings
+
 import pytest
 
-from tests.messages import missing_facts, refused
+from tests.messages import missing_facts, refused, warned
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,10 @@ def test_the_type_counts():
         raise KeyError("a")
     with pytest.raises(AssertionError, match="not in: b"), refused(ValueError, "a"):
         raise ValueError("b")
+
+
+def test_a_warning_names_all_facts_in_any_order():
+    with warned(UserWarning, 3, "steps"):
+        warnings.warn("Of the steps\nnone of 3 is known", stacklevel=1)
+    with pytest.raises(UserWarning), warned(UserWarning, 3, "steps"):
+        warnings.warn("13 steps", stacklevel=1)
