@@ -36,7 +36,7 @@ if tests.typechecker.CHECKED:
 import jaxtyping  # noqa: E402 - after the hook
 import torch  # noqa: E402
 
-from tests import cases, gloo_processes  # noqa: E402
+from tests import cases, cpu_seconds, gloo_processes  # noqa: E402
 
 # Scripts for processes of their own: one imports the other package of Lightning, one a library of `test-integrations`.
 collect_ignore = ["callbacks/pytorch_lightning_job.py", "integrations/process_jobs.py"]
@@ -81,6 +81,16 @@ FIRST = (
     "cli/test_fit.py",
 )
 """Files of tens of seconds: whoever began one of them last would let the other processes of pytest-xdist wait."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--ceiling", type=float, help="CPU seconds, above which a test fails")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count CPU seconds where a ceiling is given."""
+    if config.option.ceiling is not None:
+        config.pluginmanager.register(cpu_seconds.CPUSeconds(config.option.ceiling))
 
 
 def is_slow(path: Path) -> bool:
@@ -132,8 +142,8 @@ def _cache_folder(shared_folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def few_glyphs() -> Iterator[None]:
-    """What trains on the glyphs sees the first 30 classes of each split, so that it takes seconds."""
-    drawn = cases.first_classes(30)
+    """What trains on the glyphs sees 14 images of 20 classes in each split, so that it takes seconds."""
+    drawn = cases.first_classes(20, images=14)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fewshot_callbacks.data.glyphs.load_drawing", lambda *_: drawn)
         yield
@@ -147,7 +157,7 @@ def gloo_folder(shared_folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", params=["two", "three", "two, no CPU"])
+@pytest.fixture(scope="session", params=[pytest.param("two", marks=pytest.mark.slow), "three", "two, no CPU"])
 def on_ranks(request: pytest.FixtureRequest, gloo_folder: Path) -> list[dict[str, Any]]:
     """The answers of every rank to every case of the metrics; the last are of a backend that knows no CPU, as NCCL."""
     count, backend = {"two": (2, "gloo"), "three": (3, "gloo"), "two, no CPU": (2, "without CPU")}[request.param]

@@ -21,7 +21,6 @@ from fewshot_callbacks import (
 )
 from tests.callbacks.models import DIM, FEATURES, Embeds, items, retrieval, trainer
 
-GROUPS = ((1, "gloo"), (2, "gloo"))
 BANK_ITEMS, QUERIES = 41, 25
 
 

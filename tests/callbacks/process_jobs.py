@@ -50,7 +50,6 @@ from tests.callbacks.models import (
 )
 
 ITEMS, QUALITY = 25, [0.0, 4.0, 0.3]
-GROUPS = ((1, "gloo"), (2, "gloo"), (3, "gloo"))
 
 EXACT: dict[str, Any] = {"label_groups": 2, "metrics": (*DEFAULT_METRICS, "macro_mAP", "recall@precision0.5")}
 """Settings of what is compared to the last bit."""

@@ -33,7 +33,7 @@ def ranks(gloo_folder: Path) -> Seen:
     return answers(gloo_folder, JOBS, 2)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def several(request: pytest.FixtureRequest, gloo_folder: Path) -> Any:
     """What each of two, or of three, has seen."""
     return answers(gloo_folder, JOBS, request.param)

@@ -48,7 +48,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
     return folder, answers(folder, 2)
 
 
-@pytest.fixture(params=["one", "two"])
+@pytest.fixture(params=["one", pytest.param("two", marks=pytest.mark.slow)])
 def seen(request: pytest.FixtureRequest) -> tuple[Path, dict[str, Any]]:
     """What one process has seen, and two."""
     return request.getfixturevalue(request.param)
@@ -138,6 +138,7 @@ for number, cell in enumerate(cells):
 """
 
 
+@pytest.mark.slow
 def test_a_package_that_is_imported_later_takes_the_callbacks_and_is_told_of_modules(tmp_path: Path) -> None:
     """In a notebook, whose cells are not known in advance."""
     finished = run("-c", NOTEBOOK, folder=tmp_path)

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Subset
 from fewshot_callbacks import discriminant_ratio, evaluate_retrieval
 from tests import cases
 
-GROUPS = [(1, "gloo"), (2, "gloo")]
 RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
 
 WITH_A_TRAINER = (

@@ -172,7 +172,7 @@ def test_several_processes_have_the_report_of_one(count, form):
 # ---------------------------------------------------------------------------------------------------- which rows are twins
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_values_do_not_depend_on_which_scores_fit_into_the_budget(similarity, count, monkeypatch):
     cached = set()
@@ -260,8 +260,8 @@ def in_two_classes(rows, classes, seed=0):
 
 
 def test_rows_of_the_same_classes_share_a_list():
-    """2,000 rows stand in two of four classes each: six lists, each of about half of them."""
-    case = in_two_classes(2000, classes=4)
+    """Each row belongs to two of four classes: six lists, each of about half of the rows."""
+    case = in_two_classes(300, classes=4)
     lists = distinct_rows(case).relevance.relevant
     assert len(np.unique(lists.start)) == 6
     assert len(lists.items) == sum(np.unique(np.stack([lists.start, lists.stop]), axis=1)[1] - np.unique(lists.start))

@@ -16,7 +16,6 @@ from tests.integrations.cases import (
     trainer_on,
 )
 
-GROUPS = ((2, "gloo"),)
 
 
 class Recorded(BatchRetrievalMetrics):

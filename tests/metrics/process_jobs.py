@@ -20,7 +20,6 @@ from fewshot_callbacks.metrics import (
     all_processes,
 )
 
-GROUPS = ((2, "gloo"), (3, "gloo"), (2, "without CPU"))
 CASES: dict[str, Callable[[int], Any]] = {}
 
 
