@@ -45,9 +45,9 @@ def reloaded(metric):
 
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda metric: pickle.loads(pickle.dumps(metric))}
 WRONG_BATCHES = [
-    (torch.ones(4), torch.arange(4), r" needs embeddings of shape \(items, dim\); got shape \(4,\)"),
-    (torch.ones(4, 2, 2), torch.arange(4), r".*Flatten what belongs to one item: embeddings.flatten\(1\)"),
-    (torch.ones(4, 2), torch.ones(4), " needs integer labels; got torch.float32"),
-    (torch.ones(4, 2), torch.arange(3), ": 4 embeddings, but 3 labels"),
+    (torch.ones(4), torch.arange(4), ("(4,)", "(items, dim)", "embeddings[None]")),
+    (torch.ones(4, 2, 2), torch.arange(4), ("(4, 2, 2)", "(items, dim)", "embeddings.flatten(1)")),
+    (torch.ones(4, 2), torch.ones(4), ("torch.float32", "integer", "labels.long()")),
+    (torch.ones(4, 2), torch.arange(3), (4, "embeddings", 3, "labels")),
 ]
-"""Batches that no metric takes, and the words that follow its name in the message."""
+"""Batches that no metric takes, and the facts of the message beside the name of the metric."""

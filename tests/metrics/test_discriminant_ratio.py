@@ -11,8 +11,10 @@ from torchmetrics import MetricCollection
 
 from fewshot_callbacks.functional import ClassMoments, variance_ratio, variance_ratio_of_set
 from fewshot_callbacks.functional import discriminant_ratio as functional
+from fewshot_callbacks.functional._labels import LabelFormsError
 from fewshot_callbacks.metrics import DiscriminantRatio, VarianceRatio
 from tests.cases import examples
+from tests.messages import missing_facts, refused, warned
 from tests.metrics import process_jobs
 from tests.metrics.cases import COPIES, clustered_items, cut_sets, fill, reloaded
 
@@ -24,7 +26,7 @@ def assert_close(found, expected):
 
 @settings(max_examples=examples(25), deadline=None)
 @given(cut_sets(), cut_sets(), st.booleans(), st.booleans())
-def test_equals_the_function_over_any_cut_and_merged_with_another(case, other, normalize, skip_singletons):
+def test_batches_of_any_cut_and_a_merged_metric_give_the_value_of_the_function(case, other, normalize, skip_singletons):
     """Forward gives the value of the batch, and keeps the whole; labels reach from one end of int64 to the other."""
     (embeddings, labels, cuts), options = case, {"normalize": normalize, "skip_singletons": skip_singletons}
     metric = DiscriminantRatio(**options)
@@ -40,7 +42,7 @@ def test_equals_the_function_over_any_cut_and_merged_with_another(case, other, n
 
 @settings(max_examples=examples(15), deadline=None)
 @given(cut_sets(), st.booleans())
-def test_the_variance_ratio_equals_the_function_over_any_cut(case, normalize):
+def test_the_variance_ratio_of_batches_of_any_cut_is_the_value_of_the_function(case, normalize):
     embeddings, labels, cuts = case
     metric = fill(VarianceRatio(normalize=normalize), embeddings, labels, cuts)
     for confidence in (0.5, 0.95):
@@ -77,7 +79,7 @@ def test_within_scatter_is_the_mean_squared_distance_to_the_class_mean():
 
 
 @pytest.mark.parametrize("name", [*COPIES, "saved"])
-def test_a_copy_goes_on_from_there(name):
+def test_a_copied_or_saved_metric_takes_further_batches(name):
     embeddings, labels = clustered_items()
     metric = (COPIES | {"saved": reloaded})[name](
         fill(DiscriminantRatio(normalize=True), embeddings, labels, [(0, 20)])
@@ -89,7 +91,7 @@ def test_a_copy_goes_on_from_there(name):
 
 
 def test_compute_before_update_is_nan_and_says_so():
-    with pytest.warns(UserWarning, match="called before the ``update`` method"):
+    with warned(UserWarning, "DiscriminantRatio", "compute", "update"):
         assert DiscriminantRatio().compute().isnan()
     assert all(map(math.isnan, VarianceRatio().interval()))
     metric = DiscriminantRatio()
@@ -105,10 +107,10 @@ def test_compute_before_update_is_nan_and_says_so():
     assert not any(part.requires_grad for parts in metric.metric_state.values() for part in parts)
 
 
-def test_refusals_leave_the_state_alone():
+def test_a_refused_batch_leaves_the_state_as_it_was():
     metric = fill(DiscriminantRatio(), *clustered_items(), [(0, 40)])
     expected = metric.within_scatter()
-    with pytest.raises(ValueError, match=r"DiscriminantRatio.*labels has shape \(4, 3\). Pass labels.argmax"):
+    with refused(ValueError, "DiscriminantRatio", "labels", "(4, 3)", "labels.argmax(dim=1)"):
         metric.update(torch.ones(4, 2), torch.ones(4, 3).long())
     assert metric.within_scatter() == expected
 
@@ -162,7 +164,7 @@ def test_each_item_counts_once_by_its_id(name, normalize):
 
 
 @pytest.mark.parametrize("name", [*COPIES, "saved"])
-def test_a_copy_of_items_with_ids_goes_on_from_there(name):
+def test_a_copied_or_saved_metric_with_ids_takes_further_batches(name):
     embeddings, labels, rows = repeated_items()
     metric = DiscriminantRatio()
     metric.update(embeddings[:20], labels[:20], rows[:20])
@@ -184,7 +186,7 @@ def test_items_of_one_id_that_differ_are_a_warning():
     metric = VarianceRatio()
     metric.update(embeddings, labels, torch.arange(40))
     metric.update(embeddings[:2] + 9, labels[:2], torch.arange(2))
-    with pytest.warns(UserWarning, match="VarianceRatio: 2 of 40 ids are shared by items that differ"):
+    with warned(UserWarning, "VarianceRatio", "ids", 2, 40, 42):
         assert_close(metric.compute(), variance_ratio(embeddings, labels))
 
 
@@ -195,17 +197,21 @@ def test_ids_come_with_each_batch_or_with_none():
         metric = DiscriminantRatio()
         metric.update(embeddings[:0], labels[:0])  # a batch without items says nothing of ids
         metric.update(*batch, *first)
-        with pytest.raises(ValueError, match=r"DiscriminantRatio.update: some batches have ids, others none"):
+        with refused(ValueError, "DiscriminantRatio.update", "ids", "batch"):
             metric.update(*batch, *second)
         assert_close(metric.compute(), functional(*batch))
     metric = DiscriminantRatio()
     metric.update(*batch, ids)
-    for wrong, words in ((ids[:5], "9 embeddings"), (["a"] * 9, "ids so far are integers"), (ids / 2, "ids")):
-        with pytest.raises(ValueError, match=words):
+    for wrong, error, facts in (
+        (ids[:5], ValueError, (9, "embeddings", 5)),
+        (["a"] * 9, LabelFormsError, ("DiscriminantRatio.update", "integers", "strings")),
+        (ids / 2, ValueError, ("torch.float32", "list(map(str, ids.tolist()))")),
+    ):
+        with refused(error, "ids", *facts):
             metric.update(*batch, wrong)
-    with pytest.raises(ValueError, match="dimension 5, those of this batch 2"):
+    with refused(ValueError, "DiscriminantRatio.update", "dimension", 5, 2):
         metric.update(torch.ones(9, 2), labels[:9], ids)
-    with pytest.raises(ValueError, match="labels so far are integers"):
+    with refused(LabelFormsError, "DiscriminantRatio.update", "labels", "integers", "strings"):
         metric.update(embeddings[:9], ["a"] * 9, ids)
     assert_close(metric.compute(), functional(*batch))
 
@@ -245,4 +251,5 @@ class TestSeveralProcesses:
 
     def test_ids_of_some_processes_alone_are_refused_by_all(self, on_ranks):
         for answers in on_ranks:
-            assert "some processes gave ids, others none" in answers["given_by_one"]["ids of J"]
+            message = answers["given_by_one"]["ids of J"]
+            assert missing_facts(message, ("DiscriminantRatio.compute", "ids", "process")) == []

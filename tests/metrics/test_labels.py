@@ -6,7 +6,9 @@ import torch
 from torchmetrics import MetricCollection
 
 from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
+from fewshot_callbacks.functional._labels import LabelFormsError
 from fewshot_callbacks.metrics import DiscriminantRatio, EmbeddingStore, RetrievalEvaluation, VarianceRatio
+from tests.messages import missing_facts, refused
 from tests.metrics import process_jobs
 from tests.metrics.cases import COPIES
 
@@ -41,7 +43,7 @@ def test_the_evaluation_of_batches_is_that_of_all_words_and_a_reset_forgets_them
     assert metric.report.label_names is None
 
 
-def test_arrays_lists_and_columns():
+def test_labels_come_as_arrays_lists_or_columns():
     embeddings, words = items_with_words()
     metric = RetrievalEvaluation(**SETTINGS)
     metric.update(embeddings.numpy(), words[:, None], ids=np.arange(30))
@@ -66,24 +68,17 @@ def test_ratios_and_the_scatter_of_each_word():
 @pytest.mark.parametrize("metric", [RetrievalEvaluation, DiscriminantRatio])
 def test_words_beside_integers_and_another_dimension_are_refused(metric):
     embeddings, words = items_with_words()
-    numbers, name = torch.arange(30), metric.__name__
-    for first, second, said in (
-        (
-            (embeddings, words),
-            (embeddings, numbers),
-            "labels so far are strings, those of this batch integers. Pass the same",
-        ),
-        (
-            (embeddings, numbers),
-            (embeddings, words),
-            "labels so far are integers, those of this batch strings. Pass the same",
-        ),
-        ((embeddings, words), (embeddings[:, :5], words), "embeddings so far have dimension 6, those of this batch 5"),
-    ):
+    call, numbers, messages = f"{metric.__name__}.update", torch.arange(30), []
+    for first, second in ((words, numbers), (numbers, words)):
         held = metric()
-        held.update(*first)
-        with pytest.raises(ValueError, match=f"^{name}.update: the {said}"):
-            held.update(*second)
+        held.update(embeddings, first)
+        with pytest.raises(LabelFormsError) as caught:
+            held.update(embeddings, second)
+        messages.append(str(caught.value))
+        assert missing_facts(messages[-1], (call, "labels", "strings", "integers")) == []
+    assert messages[0] != messages[1]  # which form came first is a fact, too
+    with refused(ValueError, call, "dimension", 6, 5):
+        held.update(embeddings[:, :5], numbers)
 
 
 def test_the_store_keeps_words():
@@ -94,11 +89,11 @@ def test_the_store_keeps_words():
     shard = store.shard()
     report = evaluate_retrieval(shard.embeddings, shard.labels, **SETTINGS)
     assert report == evaluate_retrieval(embeddings, words, **SETTINGS)
-    with pytest.raises(ValueError, match=r"EmbeddingStore.append: the labels so far are strings"):
+    with refused(LabelFormsError, "EmbeddingStore.append", "labels", "strings", "integers"):
         store.append(embeddings, torch.arange(30))
 
 
-def test_words_that_only_one_process_has(on_ranks):
+def test_words_that_only_one_process_has_reach_the_others(on_ranks):
     embeddings, labels = process_jobs.items()
     expected = evaluate_retrieval(embeddings, process_jobs.words(labels), **process_jobs.SETTINGS)
     for answers in on_ranks:
@@ -108,8 +103,9 @@ def test_words_that_only_one_process_has(on_ranks):
         assert scatter.keys() == set(process_jobs.words(labels))
 
 
-def test_a_process_with_integers(on_ranks):
-    words = "some labels are strings, others integers"
+def test_strings_in_one_process_and_integers_in_another_are_refused(on_ranks):
+    forms = ("labels", "strings", "integers")
     for answers in on_ranks:
-        assert f"RetrievalEvaluation.compute: {words}" in answers["words_as_labels"]["mixed"]
-        assert f"within_scatter: {words}" in answers["words_as_labels"]["mixed scatter"]
+        messages = answers["words_as_labels"]
+        assert missing_facts(messages["mixed"], ("RetrievalEvaluation.compute", *forms)) == []
+        assert missing_facts(messages["mixed scatter"], ("DiscriminantRatio.within_scatter", *forms)) == []

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from torchmetrics import MetricCollection, MetricTracker
 
 from fewshot_callbacks.functional import DEFAULT_METRICS, Relevance, evaluate_retrieval
+from fewshot_callbacks.functional._labels import LabelFormsError
 from fewshot_callbacks.metrics import RetrievalEvaluation
 from tests.cases import examples
+from tests.messages import missing_facts, refused, warned
 from tests.metrics import process_jobs
 from tests.metrics.cases import COPIES, WRONG_BATCHES
 
@@ -42,7 +44,7 @@ def assert_metrics_are(found, expected):
 
 @settings(max_examples=examples(12), deadline=None)
 @given(st.integers(2, 24), st.lists(st.integers(0, 24), max_size=4), st.sampled_from(["cosine", "euclidean"]))
-def test_equals_the_function_over_any_cut(items, cuts, similarity):
+def test_batches_of_any_cut_give_the_values_of_the_function(items, cuts, similarity):
     embeddings, labels = clustered_items(items, 4 if items >= 8 else 1)
     metric = RetrievalEvaluation(**SETTINGS, similarity=similarity)
     for start, stop in itertools.pairwise(sorted({0, items, *(min(cut, items) for cut in cuts)})):
@@ -53,7 +55,7 @@ def test_equals_the_function_over_any_cut(items, cuts, similarity):
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_a_copy_goes_on_from_there(name):
+def test_a_copied_metric_takes_further_batches(name):
     embeddings, labels = clustered_items()
     metric = COPIES[name](fill(RetrievalEvaluation(**SETTINGS), embeddings[:20], labels[:20], 8))
     fill(metric, embeddings[20:], labels[20:], 8)
@@ -110,12 +112,10 @@ def test_forward_of_a_batch_without_a_match_keeps_what_was_collected():
     embeddings, labels = clustered_items(40, 5)
     metric = RetrievalEvaluation(**SETTINGS)
     metric(embeddings[:20], labels[:20])
-    with pytest.warns(
-        UserWarning, match="RetrievalEvaluation: the values of a batch are NaN. .* none of the 4 queries has"
-    ):
+    with warned(UserWarning, "RetrievalEvaluation", "NaN", 4, "queries", "class"):
         found = metric(embeddings[20:24], torch.arange(100, 104))
     assert_metrics_are(found, dict.fromkeys(SETTINGS["metrics"], np.nan))
-    with pytest.raises(ValueError, match="4 embeddings, but 3 labels"):
+    with refused(ValueError, 4, "embeddings", 3, "labels"):
         metric(embeddings[20:24], labels[:3])
     metric(embeddings[24:], labels[24:])
     whole = torch.cat([labels[:20], torch.arange(100, 104), labels[24:]])
@@ -123,7 +123,7 @@ def test_forward_of_a_batch_without_a_match_keeps_what_was_collected():
     assert not metric._is_synced
     assert metric._to_sync
     sets = RetrievalEvaluation()
-    with pytest.warns(UserWarning, match="the values of a batch are NaN"):
+    with warned(UserWarning, "RetrievalEvaluation", "NaN", 3, "relevance"):
         assert all(value.isnan() for value in sets(torch.eye(3), torch.eye(3).long()).values())
 
 
@@ -147,33 +147,32 @@ def test_a_word_may_begin_with_any_character():
 
 
 @pytest.mark.parametrize("name", ["ids", "groups", "is_gallery"])
-def test_what_one_process_alone_was_given_is_refused_by_all(on_ranks, name):
+def test_an_argument_or_a_dimension_of_one_process_alone_is_refused_by_all(on_ranks, name):
     for answers in on_ranks:
-        count = len(on_ranks)
-        words = f"some processes gave {name}, others none: 4 of {4 * count} items have them. Pass them in every process"
-        assert words in answers["given_by_one"][name]
-        assert "embeddings have dimension 3 in process 0, 2 in process 1" in answers["given_by_one"]["dim"]
+        messages = answers["given_by_one"]
+        assert missing_facts(messages[name], (name, 4, 4 * len(on_ranks), "process")) == []
+        assert missing_facts(messages["dim"], ("dimension", 3, "process 0", 2, "process 1")) == []
 
 
 def test_compute_before_update_says_what_to_call():
     metric = RetrievalEvaluation()
     with (
-        pytest.warns(UserWarning, match="called before the ``update`` method"),
-        pytest.raises(ValueError, match=r"no batch was added. Call update\(embeddings, labels\) first"),
+        warned(UserWarning, "RetrievalEvaluation", "compute", "update"),
+        refused(ValueError, "RetrievalEvaluation.compute", "update(embeddings, labels)"),
     ):
         metric.compute()
 
 
 @pytest.mark.parametrize(
-    ("batch", "message"),
+    ("batch", "facts"),
     [
-        *(((rows, labels), f"RetrievalEvaluation{message}") for rows, labels, message in WRONG_BATCHES[::3]),
-        ((torch.ones(2, 6), [0, 1], None, [0.5, 1.0]), "is_gallery of shape"),
+        *(((rows, labels), ("RetrievalEvaluation", *facts)) for rows, labels, facts in WRONG_BATCHES[::3]),
+        ((torch.ones(2, 6), [0, 1], None, [0.5, 1.0]), ("is_gallery", "torch.float32", "(2,)", "boolean")),
     ],
 )
-def test_a_refused_batch_leaves_the_metric_as_it_was(batch, message):
+def test_a_refused_batch_leaves_the_metric_as_it_was(batch, facts):
     metric = RetrievalEvaluation(**SETTINGS)
-    with pytest.raises(ValueError, match=message):
+    with refused(ValueError, *facts):
         metric.update(**dict(zip(("embeddings", "labels", "ids", "is_gallery"), batch, strict=False)))
     embeddings, labels = clustered_items()
     fill(metric, embeddings, labels, 10)
@@ -188,7 +187,7 @@ def test_of_items_with_one_id_the_first_counts():
     assert_metrics_are(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
     shared = RetrievalEvaluation(**SETTINGS)
     shared.update(embeddings, labels, ids=torch.arange(30) // 2 % 15)
-    with pytest.warns(UserWarning, match="RetrievalEvaluation: 15 of 15 ids are shared .* 15 of 30 items are left out"):
+    with warned(UserWarning, "RetrievalEvaluation", "ids", 15, 30):
         found = shared.compute()
     assert_metrics_are(found, evaluate_retrieval(embeddings[::2], labels[::2], **SETTINGS).metrics())
 
@@ -219,7 +218,7 @@ def test_queries_and_a_gallery_with_ids_and_groups():
     assert_metrics_are(filled.compute(), expected.metrics())
     copies = RetrievalEvaluation(**SETTINGS)
     copies.update(embeddings, labels, ids=ids, is_gallery=in_gallery)  # one id, several items: the first of each side
-    with pytest.warns(UserWarning, match="ids are shared by items that differ"):
+    with warned(UserWarning, "RetrievalEvaluation", "ids", 11):
         found = copies.compute()
     sets = embeddings[:11], labels[:11], embeddings[15:26], labels[15:26]
     assert_metrics_are(
@@ -232,7 +231,7 @@ def test_several_labels_an_item():
     embeddings = clustered_items()[0]
     metric = fill(RetrievalEvaluation(), embeddings, targets, 8)
     assert_metrics_are(metric.compute(), evaluate_retrieval(embeddings, targets).metrics())
-    with pytest.raises(ValueError, match="labels so far are zeros and ones of 4 labels, those of this batch integers"):
+    with refused(LabelFormsError, "RetrievalEvaluation.update", "labels", "zeros and ones", 4, "integers"):
         metric.update(embeddings, torch.zeros(30, dtype=torch.long))
 
 
@@ -254,7 +253,7 @@ def test_judgements_by_id(words, gallery):
     )
     unknown = RetrievalEvaluation(judgements={"nobody": ["item 3"]})
     unknown.update(embeddings, ids=[f"item {i}" for i in range(40)])
-    with pytest.raises(ValueError, match="no query has the ids 'nobody'"):
+    with refused(ValueError, "query", "ids", "'nobody'", "judgements"):
         unknown.compute()
 
 
@@ -271,44 +270,44 @@ def test_the_smallest_relevant_grade_and_judgements_of_ids_that_no_item_has():
         assert metric.report.notes == expected.notes
     strict = RetrievalEvaluation(judgements=judged, at_least=2)
     strict.update(items, ids=range(5), is_gallery=torch.arange(5) > 1)
-    with pytest.raises(ValueError, match=r"no query has the ids 8 \(1 in all\) of the judgements.*unknown='ignore'"):
+    with refused(ValueError, "query", "ids", 8, 1, "judgements", "unknown='ignore'"):
         strict.compute()
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "facts"),
     [
-        ({"judgements": {0: [1]}, "at_least": 0}, "at_least=0 must be a positive number: a grade of 0 is irrelevant"),
-        ({"judgements": {0: [1]}, "at_least": "high"}, "at_least 'high' is no number"),
-        ({"judgements": {0: [1]}, "unknown": "drop"}, "there is no unknown='drop'. Pass 'error' or 'ignore'"),
-        ({"at_least": 2}, "at_least and unknown are those of judgements. Pass judgements"),
-        ({"unknown": "ignore"}, "at_least and unknown are those of judgements. Pass judgements"),
+        ({"judgements": {0: [1]}, "at_least": 0}, ("at_least=0", "positive")),
+        ({"judgements": {0: [1]}, "at_least": "high"}, ("at_least", "'high'", "number")),
+        ({"judgements": {0: [1]}, "unknown": "drop"}, ("unknown='drop'", "'error'", "'ignore'")),
+        ({"at_least": 2}, ("at_least", "unknown", "judgements")),
+        ({"unknown": "ignore"}, ("at_least", "unknown", "judgements")),
     ],
 )
-def test_wrong_choices_about_judgements_are_refused_at_construction(options, words):
-    with pytest.raises(ValueError, match=f"^RetrievalEvaluation: {words}"):
+def test_wrong_choices_about_judgements_are_refused_at_construction(options, facts):
+    with refused(ValueError, "RetrievalEvaluation", *facts):
         RetrievalEvaluation(**options)
 
 
 @pytest.mark.parametrize(
-    ("judgements", "batch", "words"),
+    ("judgements", "batch", "facts"),
     [
-        (None, {}, "neither labels nor judgements say who is relevant"),
-        ({0: [1]}, {"labels": [0, 1]}, "labels and judgements both say who is relevant"),
-        ({0: [1]}, {}, "judgements name items by their ids. Pass the ids"),
-        (None, {"labels": [0, 1], "is_gallery": [0, 1]}, r"is_gallery of shape \(2,\) and type torch.int64 must"),
+        (None, {}, ("neither", "labels", "judgements", "RetrievalEvaluation(judgements=...)")),
+        ({0: [1]}, {"labels": [0, 1]}, ("both", "labels", "judgements", "RetrievalEvaluation(judgements=...)")),
+        ({0: [1]}, {}, ("judgements", "items", "ids")),
+        (None, {"labels": [0, 1], "is_gallery": [0, 1]}, ("is_gallery", "(2,)", "torch.int64", "boolean", 2)),
     ],
 )
-def test_what_an_update_lacks_is_said(judgements, batch, words):
-    with pytest.raises(ValueError, match=words):
+def test_arguments_that_an_update_lacks_or_has_too_much_are_named(judgements, batch, facts):
+    with refused(ValueError, "RetrievalEvaluation.update", *facts):
         RetrievalEvaluation(judgements=judgements).update(torch.eye(2), **batch)
 
 
-def test_what_only_some_batches_have_is_refused():
+def test_an_argument_of_some_batches_alone_is_refused():
     metric = RetrievalEvaluation()
     metric.update(torch.eye(2), [0, 1])
     for name, value in (("ids", [0, 1]), ("groups", [0, 1]), ("is_gallery", True)):
-        with pytest.raises(ValueError, match=f"some batches have {name}, others none. Pass them with each batch"):
+        with refused(ValueError, "RetrievalEvaluation.update", name, "batch"):
             metric.update(torch.eye(2), [0, 1], **{name: value})
 
 
@@ -327,9 +326,7 @@ def test_items_that_come_twice_are_a_warning_and_ids_leave_them_out():
     for some in index.split(9):
         metric.update(embeddings[some], labels[some])
         named.update(embeddings[some], labels[some], ids=some)
-    with pytest.warns(
-        UserWarning, match=r"RetrievalEvaluation: 20 of 50 queries .* equal bit for bit.* pass query_ids= \(ids of"
-    ):
+    with warned(UserWarning, "RetrievalEvaluation", 20, 50, "copy", "query_ids="):
         metric.compute()
     assert_metrics_are(named.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
 
