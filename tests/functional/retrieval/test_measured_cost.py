@@ -8,7 +8,7 @@ import torch
 from fewshot_callbacks.functional import measure_evaluation, plan_evaluation
 from fewshot_callbacks.functional.retrieval import measured_cost
 from fewshot_callbacks.functional.retrieval.measured_cost import FIRST_ROWS, MeasuredEvaluation, TimedSample
-from tests.messages import refused
+from tests.messages import missing_facts, refused
 
 
 @pytest.fixture
@@ -40,9 +40,7 @@ def test_the_parts_of_the_time_are_found_and_extrapolated(evaluated):
     assert measured.low_seconds < measured.high_seconds
     sizes = [sample.rows for sample in measured.samples]
     assert sizes == [FIRST_ROWS * 2**power for power in range(len(sizes))]
-    assert str(measured).endswith(
-        f"for 100,000 queries against 100,000 items, extrapolated from up to {sizes[-1]:,} against {sizes[-1]:,}"
-    )
+    assert not missing_facts(str(measured), ("100,000 queries", "100,000 items", "extrapolated", f"{sizes[-1]:,}"))
     assert {call[3]["memory_mb"] for call in evaluated} == {4000}
 
 
@@ -91,13 +89,13 @@ def test_a_range_is_extrapolated_if_one_of_its_difficulties_is(monkeypatch, cloc
 def test_a_set_that_was_evaluated_once_has_one_time():
     sample = TimedSample(4000, 4000, 4000, 4000**2, (3.0,))
     measured = MeasuredEvaluation(4000, 4000, 64, 3.0, 3.0, is_extrapolated=False, samples=(sample,))
-    assert str(measured).startswith("3.0 s for 4,000 queries")
+    assert not missing_facts(str(measured), ("3.0 s", "4,000 queries"))
 
 
 def test_a_small_evaluation_is_measured_itself():
     measured = measure_evaluation(plan_evaluation(300, 200, 8), difficulty="well-trained", seconds=0.1)
     assert not measured.is_extrapolated
-    assert str(measured).endswith("s for 300 queries against 200 items, as measured")
+    assert not missing_facts(str(measured), ("300 queries", "200 items", "measured"))
     assert 0 < measured.low_seconds <= measured.high_seconds
     assert {(sample.queries, sample.gallery) for sample in measured.samples} == {(300, 200)}
 

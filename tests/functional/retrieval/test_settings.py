@@ -217,7 +217,7 @@ def test_a_docstring_is_read_with_and_without_the_indentation_of_the_source(prep
 def test_the_command_line_has_each_metric_and_setting_but_the_confidence_of_its_tables():
     text = " ".join(parser_of("evaluate").format_help().split())
     assert {name for name in DEFAULTS if f"--{name} " in text} == DEFAULTS.keys() - {"confidence"}
-    assert "Groups of labels for Grouped Recall: the number" in text
+    assert " ".join(MEANINGS["label_groups"][:8]) in text
     assert [metric.pattern for metric in METRICS if metric.pattern not in text] == []
     assert f"(default: {DEFAULT_METRICS})" in text
     text = " ".join(parser_of("trials").format_help().split())
@@ -350,7 +350,7 @@ def test_packed_bits_that_are_compared_as_numbers_are_noted(similarity):
 
     def has_note(embeddings):
         report = evaluate_retrieval(embeddings, labels, similarity=similarity, metrics=("mAP",), label_groups="auto")
-        return any("8 bits of a code each" in note for note in report.notes)
+        return any("np.unpackbits" in note for note in report.notes)
 
     assert has_note(packed)
     assert has_note((packed.astype(np.int16) - 128).astype(np.int8))

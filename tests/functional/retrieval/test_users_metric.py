@@ -74,7 +74,7 @@ def test_it_is_evaluated_as_those_of_the_package():
     assert report.at("macro_f1@{k}") == {2: report["macro_f1@2"]}
     assert report.intervals["f1@2"].low < report["f1@2"] < report.intervals["f1@2"].high
     assert report.meaning("f1@2") == "Harmonic mean of precision@2 and ir_recall@2."
-    assert report.meaning("macro_f1@2").startswith("Mean over classes of f1@2")
+    assert not missing_facts(report.meaning("macro_f1@2"), ("Mean", "classes", "f1@2"))
     assert list(report.per_class()["f1@2"]) == list(range(20))
     assert "f1@2 " in str(report)
     assert report.to_dict()["metrics"]["lift"] == report["lift"]
