@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from fewshot_callbacks import evaluate_retrieval, functional
 from fewshot_callbacks.sources.shards import Shards
 from tests.functional.calls import CALLS_WITH_LABELS
+from tests.messages import refused
 
 ROWS = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).bfloat16().float()
 EIGHTHS = ROWS.to(torch.float8_e4m3fn).float()  # numbers that 8 bits hold
@@ -81,15 +82,15 @@ def test_floats_of_8_bits_are_read_from_files(tmp_path):
 def test_nested_tensors_of_either_layout_are_refused_with_the_way_out(name):
     for layout in (torch.strided, torch.jagged):
         nested = torch.nested.nested_tensor([*ROWS], layout=layout)
-        with pytest.raises(ValueError, match="to_padded_tensor"):
+        with pytest.raises(ValueError, match=r"\b(queries|embeddings)\.to_padded_tensor\(0\.0\)"):
             CALLS[name](nested)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_the_advice_for_complex_rows_keeps_both_parts(name):
-    with pytest.raises(ValueError, match="view_as_real") as refused:
+    with pytest.raises(ValueError, match="view_as_real") as refusal:
         CALLS[name](torch.complex(ROWS, ROWS))
-    assert ".float()" not in str(refused.value)
+    assert ".float()" not in str(refusal.value)
 
 
 class Wrong:
@@ -108,10 +109,10 @@ class Wrong:
 @pytest.mark.parametrize("memory_mb", [None, 0.05])
 @pytest.mark.parametrize("call", [evaluate_retrieval, functional.compression_costs])
 def test_a_source_that_gives_other_rows_than_its_shape_says_is_named(rows, memory_mb, call):
-    with pytest.raises(ValueError, match=r"Wrong says that its shape is \(40, 6\).*\((39|40|0|\d+),( 5)?"):
+    with refused(ValueError, "Wrong", "(40, 6)", tuple(rows.shape)):
         call(Wrong((40, 6), rows), LABELS, memory_mb=memory_mb)
 
 
 def test_targets_without_a_column_are_refused_with_their_shape():
-    with pytest.raises(ValueError, match=r"query_labels.*\(40, 0\)|gallery_labels.*\(40, 0\)"):
+    with refused(ValueError, "linear_probe", "query_labels", "(40, 0)", "(items, targets)"):
         functional.linear_probe(ROWS, ROWS[:, :0], ROWS, ROWS[:, :0])

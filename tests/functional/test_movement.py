@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fewshot_callbacks.functional.movement import embedding_movement
+from tests.messages import refused
 
 
 def rows(items: int, dim: int, seed: int) -> Tensor:
@@ -94,13 +95,15 @@ def test_what_is_undefined_is_nan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "words"),
+    ("before", "after", "facts"),
     [
-        (torch.ones(3, 2), torch.ones(4, 2), "before has 3 rows, after 4. Pass the same items in the same order"),
-        (torch.ones(3), torch.ones(3), r"before has shape \(3,\). Pass one row for each item"),
-        (torch.ones(3, 2), torch.full((3, 2), math.nan), "3 of 3 rows of after hold NaN or Inf"),
+        (torch.ones(3, 2), torch.ones(4, 2), ("before", "3 rows", "after", 4)),
+        (torch.ones(3), torch.ones(3), ("before", "(3,)", "(items, dim)")),
+        (torch.ones(3, 2), torch.full((3, 2), math.nan), (3, "after", "NaN", "Inf", "index 0")),
     ],
 )
-def test_wrong_input_is_refused(before: Tensor, after: Tensor, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_rows_that_are_not_the_same_items_twice_are_refused(
+    before: Tensor, after: Tensor, facts: tuple[str | int, ...]
+) -> None:
+    with refused(ValueError, "embedding_movement", *facts):
         embedding_movement(before, after)

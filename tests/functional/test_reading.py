@@ -28,6 +28,7 @@ from fewshot_callbacks.functional._reading import non_finite_rows
 from fewshot_callbacks.protonet import SoftmaxHead, SupportClassifier
 from fewshot_callbacks.protonet.evaluation import evaluate_episodes
 from tests.functional.calls import CALLS_WITH_LABELS, EPISODE_SIZES
+from tests.messages import missing_facts, refused
 from tests.thread_processes import in_threads
 
 BOOK = np.array(["heron", "owl", "", "Ünal", "owl 2", "10"])
@@ -78,7 +79,7 @@ def test_objects_and_columns_of_integers_are_integers():
     found = as_labels(np.array([2**62, -(2**62)], object), "labels", "test")
     assert found.tolist() == [2**62, -(2**62)]
     for beyond in (np.array([2**70] * 36, object), np.array([2**63] * 36, np.uint64)):
-        with pytest.raises(ValueError, match=r"query_labels hold integers beyond 64 bits"):
+        with refused(ValueError, "query_labels", "integers", "64 bits"):
             evaluated(beyond)
 
 
@@ -131,38 +132,31 @@ def test_processes_agree_on_the_numbers_of_words():
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"),
+    ("labels", "facts"),
     [
-        ([*WORDS[:35], None], r"1 of 36 query_labels is missing, the first \(None\) at index 35"),
-        (
-            np.array([*WORDS[:34], np.nan, None], object),
-            r"2 of 36 query_labels are missing, the first \(nan\) at index 34",
-        ),
-        ([*WORDS[:35], 3], r"query_labels mix strings and integers: '.*' at index 0, 3 at index 35"),
-        (np.array([2.5] * 36, object), r"query_labels hold a float at index 0"),
-        (np.array([b"\xff"] * 36), r"query_labels are bytes that are not UTF-8.*\.decode"),
-        ("heron", r"query_labels is the single string 'heron'"),
-        ({"heron": 1}, r"query_labels is a dict"),
-        (np.char.add(WORDS[:, None], ["a", "b"]), r"one label for each item; query_labels has shape \(36, 2\)"),
-        (WORDS[:7], r"36 queries, but 7 query_labels"),
+        ([*WORDS[:35], None], (1, "36 query_labels", None, "index 35")),
+        (np.array([*WORDS[:34], np.nan, None], object), (2, "36 query_labels", "nan", "index 34")),
+        ([*WORDS[:35], 3], ("query_labels", f"'{WORDS[0]}'", "index 0", 3, "index 35", "list(map(str, query_labels))")),
+        (np.array([2.5] * 36, object), ("query_labels", "float", "index 0", "list(map(str, query_labels))")),
+        (np.array([b"\xff"] * 36), ("query_labels", "bytes", "UTF-8", "np.char.decode(query_labels, 'latin-1')")),
+        ("heron", ("query_labels", "string", "'heron'", "list")),
+        ({"heron": 1}, ("query_labels", "dict", "integers", "strings")),
+        (np.char.add(WORDS[:, None], ["a", "b"]), ("query_labels", "(36, 2)", "query_labels[:, 0]")),
+        (WORDS[:7], ("36 queries", "7 query_labels")),
     ],
 )
-def test_what_is_no_label_is_refused(labels, message):
-    with pytest.raises(ValueError, match=rf"^evaluate_retrieval.*({message})"):
+def test_what_is_no_label_is_refused(labels, facts):
+    with refused(ValueError, "evaluate_retrieval", *facts):
         evaluated(labels)
 
 
 def test_words_beside_numbers_are_refused():
     for error in in_threads(2, lambda one: evaluated((NUMBERS, WORDS)[one.rank], share=Share(one))):
-        assert (
-            "query_labels in process 0 are integers, query_labels in process 1 strings. Pass the same form in all"
-            in str(error)
-        )
-    with pytest.raises(
-        ValueError, match=r"query_labels are strings, gallery_labels integers. Pass the same form in all"
-    ):
+        facts = ("query_labels in process 0", "query_labels in process 1", "list(map(str, map(int, query_labels)))")
+        assert not missing_facts(str(error), facts), error
+    with refused(ValueError, "query_labels", "gallery_labels", "strings", "list(map(str, map(int, gallery_labels)))"):
         evaluated(WORDS, gallery=EMBEDDINGS, gallery_labels=NUMBERS)
-    with pytest.raises(ValueError, match=r"query_ids are integers, gallery_ids strings. Pass the same form in all"):
+    with refused(ValueError, "query_ids", "gallery_ids", "strings", "list(map(str, map(int, query_ids)))"):
         evaluated(WORDS, gallery=EMBEDDINGS, gallery_labels=WORDS, query_ids=NUMBERS, gallery_ids=WORDS)
 
 
@@ -184,15 +178,15 @@ def test_every_function_takes_words_and_numbers_in_any_form(name):
 
 
 def test_messages_of_other_functions_hold_the_words():
-    with pytest.raises(ValueError, match=r"group \d \(labels \['[a-d]', '[a-d]'\]\) has a match"):
+    with pytest.raises(ValueError, match=r"\bgroup \d .*\['[a-d]', '[a-d]'\]"):
         grouped_recall(np.eye(5), ["a", "a", "b", "c", "d"], label_groups=2)
-    with pytest.raises(ValueError, match=r"label_groups: labels are strings.*np.unique\(labels, return_inverse=True\)"):
+    with refused(ValueError, "label_groups", "labels", "strings", "np.unique(labels, return_inverse=True)[1]"):
         label_groups(WORDS, 2)
-    with pytest.raises(ValueError, match="needs 9 images per class; class '' has 6"):
+    with refused(ValueError, 9, "class ''", 6, "queries <= 5"):
         EpisodicBatchSampler(WORDS, **EPISODE_SIZES | {"queries": 8})
-    with pytest.raises(ValueError, match=r"EpisodicBatchSampler needs integer labels; got torch.float32"):
+    with refused(ValueError, "EpisodicBatchSampler", "integer", "labels", "torch.float32"):
         EpisodicBatchSampler([0.5, 1.5] * 5, **EPISODE_SIZES)
-    with pytest.raises(ValueError, match="class 'owl' has 2 and class 'heron' has 3"):
+    with refused(ValueError, "class 'owl'", 2, "class 'heron'", 3, "EpisodicBatchSampler"):
         split_episode(torch.eye(5), ["heron", "heron", "heron", "owl", "owl"], shots=1)
 
 
@@ -212,7 +206,7 @@ def test_reports_of_words_are_compared_by_their_words():
     first = evaluated(WORDS)
     assert compare_reports(first, evaluated(WORDS.tolist()))["mAP"].value == 0
     for labels in (np.char.add(WORDS, "!"), NUMBERS):  # other words with the same numbers
-        with pytest.raises(ValueError, match=r"compare_reports: .*labels are not the same"):
+        with refused(ValueError, "compare_reports", "36 queries", "labels"):
             compare_reports(first, evaluated(labels))
 
 
@@ -224,9 +218,11 @@ def test_given_groups_of_words_are_those_of_their_numbers():
         grouped_recall(ITEMS, labels, label_groups=some) for labels, some in ((NUMBERS, places), (WORDS, groups))
     )
     assert (of_words.at, of_words.intervals) == (of_numbers.at, of_numbers.intervals)
-    with pytest.raises(ValueError, match="label_groups are integers, query_labels strings"):
+    with refused(
+        ValueError, "label_groups", "query_labels", "[list(map(str, map(int, group))) for group in label_groups]"
+    ):
         grouped_recall(ITEMS, WORDS, label_groups=places)
-    with pytest.raises(ValueError, match=r"1 of the 4 labels in label_groups .* of no query, the first is 'gull'"):
+    with refused(ValueError, 1, "4 labels", "label_groups", "query", "'gull'"):
         grouped_recall(ITEMS, WORDS, ITEMS, ["gull", *WORDS[1:]], label_groups=[["owl", "10"], ["", "gull"]])
 
 
@@ -247,10 +243,9 @@ def test_masked_values_are_refused(call, name):
     masked = np.ma.masked_array(SIDES[name], mask=np.zeros(SIDES[name].shape, bool))
     assert call(**SIDES | {name: masked}, label_groups=2) == call(**SIDES, label_groups=2)  # nothing is masked
     masked[3] = np.ma.masked
-    fix = rf"keep = ~np.ma.getmaskarray\({name}\).*{name}.filled\(0\)"
-    said = f"^{call.__name__}: {name} is a masked array with {masked[3:4].size} masked values.*{fix}"
+    cures = (f"~np.ma.getmaskarray({name})", f"{name}.filled(0)")
     for form in (masked, list(masked)):  # rows, or numbers and the constant `masked`
-        with pytest.raises(ValueError, match=said):
+        with refused(ValueError, call.__name__, name, "masked", f"{masked[3:4].size} masked", *cures):
             call(**SIDES | {name: form}, label_groups=2)
 
 

@@ -1,12 +1,12 @@
 """The items of a batch that make an episode."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.functional.dynamics import episode_in
 from tests.cases import examples
+from tests.messages import refused
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -17,7 +17,7 @@ def test_as_many_items_of_each_class_that_has_enough(labels: list[int], shots: i
     if len(set(counts.values())) == 1:
         assert episode_in(torch.tensor(labels), shots)[0].tolist() == list(range(len(labels)))
     elif len(enough) < 2:
-        with pytest.raises(ValueError, match=r"have more than shots=\d items, and two are needed. Train with an Epis"):
+        with refused(ValueError, len(enough), f"{len(counts)} classes", f"shots={shots}", "EpisodicBatchSampler"):
             episode_in(torch.tensor(labels), shots)
     else:
         first = [i for i, label in enumerate(labels) if counts[label] > shots and labels[:i].count(label) < min(enough)]

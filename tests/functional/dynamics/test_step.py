@@ -11,6 +11,7 @@ from fewshot_callbacks.functional import training_dynamics
 from fewshot_callbacks.functional.dynamics import Centering, check_centering
 from tests.cases import examples
 from tests.functional.dynamics.slow_dynamics import slow_dynamics
+from tests.messages import missing_facts, refused
 
 NAMES = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")
 LABELS = torch.tensor([5, -2, 5, -2, 9, 9, 5, -2, 9])  # three classes of three
@@ -45,7 +46,7 @@ def test_several_episodes_are_measured_together_and_one_that_is_collapsed_leaves
     assert math.isnan(step.con_div)
     assert math.isfinite(step.alpha)
     (reason,) = step.undefined
-    assert reason.startswith("all embeddings of 1 of 2 episodes were one point before the step (collapsed)")
+    assert not missing_facts(reason, ("embeddings", 1, "2 episodes", "before", "collapsed")), reason
 
 
 def test_float32_that_moves_little_keeps_its_digits() -> None:
@@ -105,10 +106,10 @@ def test_one_class_has_nothing_to_go_away_from() -> None:
     assert "one class" in step.undefined[0]
 
 
-def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"got shapes \(9, 4\) and \(9, 5\)\. Embed one batch twice"):
+def test_other_rows_too_many_shots_and_an_unknown_centering_are_refused() -> None:
+    with refused(ValueError, "training_dynamics", "(9, 4)", "(9, 5)", "batch"):
         training_dynamics(torch.zeros(9, 4), torch.zeros(9, 5), LABELS, shots=1)
-    with pytest.raises(ValueError, match="3-shot leaves no query"):
+    with refused(ValueError, "3-shot", "query", "3 classes", "3 rows", "shots <= 2"):
         training_dynamics(torch.zeros(9, 4), torch.zeros(9, 4), LABELS, shots=3)
-    with pytest.raises(ValueError, match=r"x: there is no centering='median'\. Choose 'points'"):
+    with refused(ValueError, "x", "centering='median'", "'points'", "'coordinates'"):
         check_centering("median", "x")

@@ -11,6 +11,7 @@ from fewshot_callbacks.engine.options import engine_options
 from tests.cases import clustered_items, examples, sampled_product
 from tests.engine.cases import PRECISIONS, SIMILARITIES, cases, engines
 from tests.engine.oracles import prepared, scores_of
+from tests.messages import refused
 
 
 def codes_in(case):
@@ -68,5 +69,5 @@ def test_chosen_queries_are_rows_of_all():
 def test_words_as_labels_of_two_sets():
     found = nearest(torch.eye(2), ["owl", "jay"], torch.eye(2) + 0.1, ["jay", "owl"], k=2)
     assert found.relevant.tolist() == [[False, True], [False, True]]
-    with pytest.raises(ValueError, match="needs labels"):
+    with refused(ValueError, "Neighbours.first_relevant", "labels", "nearest"):
         nearest(torch.eye(2), k=1).first_relevant  # noqa: B018

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional.retrieval.compare import compare_reports
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.grouped_recall import grouped_recall, label_groups
+from fewshot_callbacks.functional.retrieval.grouped_recall import GroupWithoutMatchError, grouped_recall, label_groups
 from fewshot_callbacks.functional.statistics import mean_interval
 from tests import cases
 from tests.cases import examples
 from tests.functional.brute_force import BruteForce, recall_at
 from tests.functional.retrieval.cases import retrieval_cases
+from tests.messages import missing_facts, refused, warned
 
 
 def clusters(classes=40, per_class=6, noise=1.5):
@@ -60,9 +61,9 @@ def test_equals_loops_over_groups(case, unmatched, data):
     options = {name: torch.as_tensor(part) if isinstance(part, np.ndarray) else part for name, part in case.items()}
     sets, options = (options.pop("queries"), options.pop("query_labels")), options | {"label_groups": groups}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Grouped recall over 1 group")
+        warnings.filterwarnings("ignore", message=r".*\b1 group\b", category=UserWarning)
         if np.isnan(loops).any():
-            with pytest.raises(ValueError, match=r"none of the \d+ queries of group \d+ .* has a match"):
+            with refused(GroupWithoutMatchError, "queries", "labels", "match", "label_groups"):
                 grouped_recall(*sets, k=k, unmatched=unmatched, **options)
             return
         result = grouped_recall(*sets, k=k, unmatched=unmatched, **options)
@@ -105,18 +106,19 @@ class TestGivenGroups:
         drawn, misses = (grouped_recall(*self.ITEMS, label_groups=3, unmatched=u) for u in ("exclude", "miss"))
         assert given.minus(given)[1].value == 0
         for one, two in ((given, other), (other, other), (given, drawn)):
-            with pytest.raises(ValueError, match="cannot be compared, nor groups that were given"):
+            with refused(ValueError, "GroupedRecall.minus", "groups", "size", "random"):
                 one.minus(two)
-        with pytest.raises(ValueError, match=r"unmatched='miss' cannot be compared with unmatched='exclude'"):
+        with refused(ValueError, "GroupedRecall.minus", "unmatched='miss'", "unmatched='exclude'"):
             misses.minus(drawn)
-        for other in ({"label_groups": 2}, {"label_groups": 3, "confidence": 0.9}):
-            with pytest.raises(ValueError, match=r"groups of 3 labels at confidence 0.95 cannot be compared with"):
+        for other, facts in (({"label_groups": 2}, (2,)), ({"label_groups": 3, "confidence": 0.9}, (0.9,))):
+            with refused(ValueError, "GroupedRecall.minus", "3 labels", "confidence 0.95", *facts):
                 drawn.minus(grouped_recall(*self.ITEMS, **other))
 
     def test_an_evaluation_says_why_there_is_none(self):
         report = evaluate_retrieval(*self.ITEMS, label_groups=[[0, 1], [2, 77]])
         assert report.grouped is None
-        assert any("left out. evaluate_retrieval: 1 of the 4 labels in label_groups" in note for note in report.notes)
+        facts = ("evaluate_retrieval", 1, "4 labels", "label_groups", 77)
+        assert not all(missing_facts(note, facts) for note in report.notes), report.notes
 
     def test_other_groups_are_not_compared_group_by_group(self):
         splits = [[0, 1, 2], [3, 4, 5]], [[0, 1, 3], [2, 4, 5]]
@@ -151,17 +153,17 @@ class TestSplit:
         assert bool((left_out > 60).all())  # 100 on average, standard deviation 9.5
         assert bool((left_out < 140).all())
 
-    def test_refusals(self):
-        with pytest.raises(ValueError, match=r"group_size=1: .* needs at least 2 labels"):
+    def test_one_label_in_a_group_and_no_split_are_refused(self):
+        with refused(ValueError, "group_size=1", "2 labels"):
             label_groups(torch.arange(11), 1)
-        with pytest.raises(ValueError, match=r"repeats=0: at least one split is needed"):
+        with refused(ValueError, "repeats=0", "one"):
             label_groups(torch.arange(11), 5, repeats=0)
 
 
 class TestValue:
     def test_one_group_of_all_labels_is_plain_recall_and_has_no_interval(self):
         plain = evaluate_retrieval(*clusters(), metrics=("recall@1", "recall@5")).at("recall@{k}")
-        with pytest.warns(UserWarning, match="Grouped recall over 1 group of 40 labels has no interval") as caught:
+        with warned(UserWarning, "1 group", "40 labels", "interval") as caught:
             result = grouped_recall(*clusters(), k=(1, 5), label_groups=40)
         assert len(caught) == 1
         assert result.at == pytest.approx(plain, abs=1e-12)
@@ -186,38 +188,37 @@ class TestValue:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "facts"),
     [
-        ({"label_groups": 9}, r"8 labels are too few for a group of 9. Use group_size <= 8"),
-        ({"unmatched": "zero"}, r"grouped_recall: there is no unmatched='zero'. Pass 'exclude' .* 'miss' to"),
-        ({"k": (1, 4)}, r"grouped_recall: the ranks of Grouped Recall, \(1, 4\), must lie below label_groups=4"),
-        ({"label_groups": None}, r"grouped_recall: label_groups=None requests nothing"),
-        ({"label_groups": []}, r"groups must hold the labels of each group, such as label_groups=\[\[0, 1, 2\]"),
-        ({"label_groups": [[0, 1], [2]]}, r"group 1 of label_groups holds 1 labels; Recall@K inside a group needs"),
-        ({"label_groups": [[0, 1], [1, 2]]}, r"label 1 comes more than once in label_groups"),
-        ({"label_groups": [[0, 1], [2, 77]]}, r"1 of the 4 labels in .* are those of no query, the first is 77"),
-        ({"label_groups": [[0.5, 1.5], [2, 3]]}, r"needs integer label_groups"),
-        ({"label_groups": [[0, 1], [2, 3]], "repeats": 2}, r"repeats=2 is for random groups"),
-        ({"label_groups": [[0, 1], [2, 3]], "k": 2}, r", \(2,\), must lie below 2, the labels of the smallest group"),
-        ({"label_group": 3}, r"grouped_recall: there is no setting 'label_group'. Did you mean 'label_groups'\?"),
-        ({"query_labels": torch.arange(7)}, r"grouped_recall: 40 queries, but 7 query_labels"),
+        ({"label_groups": 9}, ("8 labels", 9, "group_size <= 8")),
+        ({"unmatched": "zero"}, ("grouped_recall", "unmatched='zero'", "'exclude'", "'miss'")),
+        ({"k": (1, 4)}, ("grouped_recall", "ranks", "(1, 4)", "label_groups=4")),
+        ({"label_groups": None}, ("grouped_recall", "label_groups=None", 10)),
+        ({"label_groups": []}, ("grouped_recall", "label_groups", "label_groups=[[0, 1, 2], [3, 4, 5]]")),
+        ({"label_groups": [[0, 1], [2]]}, ("grouped_recall", "group 1", "label_groups", "1 labels", 2)),
+        ({"label_groups": [[0, 1], [1, 2]]}, ("grouped_recall", "label 1", "once", "label_groups")),
+        ({"label_groups": [[0, 1], [2, 77]]}, ("grouped_recall", 1, "4 labels", "label_groups", 77)),
+        ({"label_groups": [[0.5, 1.5], [2, 3]]}, ("grouped_recall", "integer", "label_groups", "torch.float32")),
+        ({"label_groups": [[0, 1], [2, 3]], "repeats": 2}, ("grouped_recall", "repeats=2", "random", "repeats")),
+        ({"label_groups": [[0, 1], [2, 3]], "k": 2}, ("grouped_recall", "ranks", "(2,)", "labels", "smallest")),
+        ({"label_group": 3}, ("grouped_recall", "'label_group'", "'label_groups'")),
+        ({"query_labels": torch.arange(7)}, ("grouped_recall", "40 queries", "7 query_labels")),
     ],
 )
-def test_says_what_is_wrong(change, message, as_users_run_it):
+def test_wrong_groups_ranks_and_labels_are_refused(change, facts, as_users_run_it):
     embeddings, labels = clusters(8, 5)
-    with pytest.raises(ValueError, match=message):
+    with refused(ValueError, *facts):
         grouped_recall(**({"queries": embeddings, "query_labels": labels, "label_groups": 4} | change))
 
 
 def test_a_group_without_any_gallery_item_is_refused_and_noted():
     sets = torch.randn(20, 3), torch.arange(20), torch.randn(5, 3), torch.zeros(5, dtype=torch.long)
-    with pytest.raises(
-        ValueError, match=r"has a match. Use a larger label_groups than 5 \(or larger groups\), or drop"
-    ):
+    facts = ("5 queries", "labels", "match", "label_groups", 5)
+    with refused(GroupWithoutMatchError, *facts):
         grouped_recall(*sets, label_groups=5)
     report = evaluate_retrieval(*sets, label_groups=5)
     assert report.grouped is None
-    assert any("has a match" in note for note in report.notes)
+    assert not all(missing_facts(note, facts) for note in report.notes), report.notes
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])

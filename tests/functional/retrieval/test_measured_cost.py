@@ -8,6 +8,7 @@ import torch
 from fewshot_callbacks.functional import measure_evaluation, plan_evaluation
 from fewshot_callbacks.functional.retrieval import measured_cost
 from fewshot_callbacks.functional.retrieval.measured_cost import FIRST_ROWS, MeasuredEvaluation, TimedSample
+from tests.messages import missing_facts, refused
 
 
 @pytest.fixture
@@ -39,9 +40,7 @@ def test_the_parts_of_the_time_are_found_and_extrapolated(evaluated):
     assert measured.low_seconds < measured.high_seconds
     sizes = [sample.rows for sample in measured.samples]
     assert sizes == [FIRST_ROWS * 2**power for power in range(len(sizes))]
-    assert str(measured).endswith(
-        f"for 100,000 queries against 100,000 items, extrapolated from up to {sizes[-1]:,} against {sizes[-1]:,}"
-    )
+    assert not missing_facts(str(measured), ("100,000 queries", "100,000 items", "extrapolated", f"{sizes[-1]:,}"))
     assert {call[3]["memory_mb"] for call in evaluated} == {4000}
 
 
@@ -90,13 +89,13 @@ def test_a_range_is_extrapolated_if_one_of_its_difficulties_is(monkeypatch, cloc
 def test_a_set_that_was_evaluated_once_has_one_time():
     sample = TimedSample(4000, 4000, 4000, 4000**2, (3.0,))
     measured = MeasuredEvaluation(4000, 4000, 64, 3.0, 3.0, is_extrapolated=False, samples=(sample,))
-    assert str(measured).startswith("3.0 s for 4,000 queries")
+    assert not missing_facts(str(measured), ("3.0 s", "4,000 queries"))
 
 
 def test_a_small_evaluation_is_measured_itself():
     measured = measure_evaluation(plan_evaluation(300, 200, 8), difficulty="well-trained", seconds=0.1)
     assert not measured.is_extrapolated
-    assert str(measured).endswith("s for 300 queries against 200 items, as measured")
+    assert not missing_facts(str(measured), ("300 queries", "200 items", "measured"))
     assert 0 < measured.low_seconds <= measured.high_seconds
     assert {(sample.queries, sample.gallery) for sample in measured.samples} == {(300, 200)}
 
@@ -149,21 +148,21 @@ def test_all_pairs_count_if_the_lists_of_distinct_rows_exceed_the_budget(evaluat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "facts"),
     [
-        ({"difficulty": "easy"}, "difficulty='easy' is unknown. Choose one of well-trained, hard."),
-        ({"seconds": 0}, "seconds=0 must be positive"),
-        ({"queries": torch.ones(9, 4)}, "embeddings need labels"),
-        ({"queries": torch.ones(9, 3), "query_labels": torch.arange(9)}, "the plan is of embeddings with dim=4"),
-        ({"queries": torch.ones(9, 4), "query_labels": torch.arange(8)}, "9 embeddings have 8 labels"),
-        ({"queries": torch.ones(9, 4), "difficulty": "hard"}, "difficulty is for generated embeddings"),
+        ({"difficulty": "easy"}, ("difficulty='easy'", "well-trained", "hard")),
+        ({"seconds": 0}, ("seconds=0", "positive", 10)),
+        ({"queries": torch.ones(9, 4)}, ("embeddings", "labels", "row")),
+        ({"queries": torch.ones(9, 3), "query_labels": torch.arange(9)}, ("plan", "dim=4", "(9, 3)")),
+        ({"queries": torch.ones(9, 4), "query_labels": torch.arange(8)}, ("9 embeddings", "8 labels")),
+        ({"queries": torch.ones(9, 4), "difficulty": "hard"}, ("difficulty", "generated", "embeddings")),
     ],
 )
-def test_wrong_arguments_are_refused(as_users_run_it, arguments, message):
-    with pytest.raises(ValueError, match=f"^measure_evaluation: {message}"):
+def test_wrong_arguments_are_refused(as_users_run_it, arguments, facts):
+    with refused(ValueError, "measure_evaluation", *facts):
         measure_evaluation(plan_evaluation(9, 9, 4), **arguments)
 
 
 def test_rows_that_are_too_long_are_refused():
-    with pytest.raises(ValueError, match=r"rows of dim=9,?0+ are too long"):
+    with refused(ValueError, "measure_evaluation", "dim=9000000000000"):
         measure_evaluation(plan_evaluation(9, 9, 9 * 10**12))

@@ -9,6 +9,7 @@ import torch
 
 from fewshot_callbacks import evaluate_identification, evaluate_retrieval, evaluate_trials, knn_accuracy
 from fewshot_callbacks.functional.retrieval import requested_metric
+from tests.messages import refused
 
 PAGES = sorted((Path(__file__).parents[3] / "docs/coming_from").glob("*.md"))
 
@@ -53,35 +54,23 @@ MEANT = {
 def test_a_name_that_others_use_leads_to_the_metric(key, meant):
     of_pairs = meant.startswith("pair_") or meant in ("auc_pr", "fnmr@fmr0.001")
     for start in ("", "macro_") if meant[0] not in "ego" and not of_pairs else ("",):
-        with pytest.raises(
-            ValueError, match=rf"no metric '{re.escape(start + key)}'; did you mean '{start + meant}'\?"
-        ):
+        with refused(ValueError, f"'{start + key}'", f"'{start + meant}'"):
             requested_metric(start + key)
 
 
 @pytest.mark.parametrize(
-    ("key", "words"),
+    ("key", "facts"),
     [
-        (
-            "recall",
-            "'pair_recall'? It is of all pairs at one threshold; recall@1 is of queries with a hit, grouped_",
-        ),
-        (
-            "recall",
-            "ir_recall@10 of the relevant items of a query, recall@precision0.95 of all pairs at that precision.",
-        ),
-        ("macro_recall", "'pair_recall'? It is of all pairs at one threshold"),
-        ("precision", "'pair_precision'? It is of all pairs at one threshold; precision@5 is of the first items"),
-        (
-            "f1",
-            "'pair_f1'? It is of all pairs at one threshold, as pair_precision and pair_recall; recall@1 is of",
-        ),
-        ("f1score", "'pair_f1'? It is of all pairs at one threshold"),
-        ("threshold", "'pair_threshold'? It is the score from which pairs are accepted for pair_precision, pair_"),
+        ("recall", ("'pair_recall'", "recall@1", "grouped_recall@1", "ir_recall@10", "recall@precision0.95")),
+        ("macro_recall", ("'pair_recall'", "recall@1", "grouped_recall@1", "ir_recall@10", "recall@precision0.95")),
+        ("precision", ("'pair_precision'", "threshold", "precision@5")),
+        ("f1", ("'pair_f1'", "threshold", "pair_precision", "pair_recall", "recall@1")),
+        ("f1score", ("'pair_f1'", "threshold", "pair_precision", "pair_recall", "recall@1")),
+        ("threshold", ("'pair_threshold'", "score", "pair_precision", "pair_recall", "pair_f1")),
     ],
 )
-def test_a_name_that_several_metrics_have_elsewhere_is_explained(key, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
+def test_a_name_that_several_metrics_have_elsewhere_is_explained(key, facts):
+    with refused(ValueError, f"'{key}'", *facts):
         requested_metric(key)
 
 
@@ -99,7 +88,7 @@ def test_the_tables_of_coming_from_are_known(page):
             continue  # with an argument that a name does not hold
         if (theirs, ours) == ("recall@5", "ir_recall@5"):
             continue  # one name for two metrics, as the page says
-        with pytest.raises(ValueError, match=rf"did you mean '{ours}'\?"):
+        with refused(ValueError, f"'{theirs}'", f"'{ours}'"):
             requested_metric(theirs)
 
 
@@ -109,7 +98,7 @@ def test_the_tables_of_coming_from_are_known(page):
      ("tar@fmr0.1", "tar@far0.1"), ("Cllr", "cllr"), ("TMR@FMR1e-3", "tar@far1e-3")],
 )  # fmt: skip
 def test_names_of_verification(key, meant):
-    with pytest.raises(ValueError, match=rf"did you mean '{meant}'\?"):
+    with refused(ValueError, f"'{key}'", f"'{meant}'"):
         evaluate_trials([0.9, 0.1], [1, 0], metrics=(key,))
 
 
@@ -137,7 +126,7 @@ def test_a_pattern_has_one_number_left_open():
     assert rates == {0.5: report["recall@precision0.5"], 0.75: report["recall@precision0.75"]}
     assert report.at("ir_recall@{k}") == {}
     for pattern in ("recall@1", "recal@{k}", "mAP", "map@{k}_{divisor}", "recall@{p}", "{k}"):
-        with pytest.raises(ValueError, match=r"has the patterns recall@{k}, macro_recall@{k}, map@{k}_min, .*fmr{p}\."):
+        with refused(ValueError, f"'{pattern}'", "recall@{k}", "macro_recall@{k}", "map@{k}_min", "fnmr@fmr{p}"):
             report.at(pattern)
 
 
@@ -152,8 +141,6 @@ def test_patterns_of_other_reports():
     assert found.at("tpir@fpir{p}_rank5") == {0.1: found[keys[1]], 0.5: found[keys[2]]}
     trials = evaluate_trials([0.9, 0.8, 0.1], [1, 0, 0])
     assert trials.at("tar@far{p}") == {0.01: trials["tar@far0.01"], 0.001: trials["tar@far0.001"]}
-    with pytest.raises(
-        ValueError, match=r"there is no pattern 'tar@{k}'; this report has the patterns min_dcf@{p}, tar"
-    ):
+    with refused(ValueError, "'tar@{k}'", "min_dcf@{p}", "tar@far{p}"):
         trials.at("tar@{k}")
     assert math.isfinite(votes.at("knn@{k}")[1])

@@ -10,6 +10,7 @@ from fewshot_callbacks import Share, evaluate_retrieval
 from fewshot_callbacks.engine import evaluation
 from fewshot_callbacks.engine.pooled import Sample
 from tests.functional.brute_force import BruteForce
+from tests.messages import missing_facts
 from tests.thread_processes import in_threads
 
 KEYS = ("opis@fmr0.1", "opis_gap@fmr0.1")
@@ -107,20 +108,20 @@ def test_order_memory_and_processes_change_no_bit():
 
 
 @pytest.mark.parametrize(
-    ("embeddings", "labels", "note", "without_pairs"),
+    ("embeddings", "labels", "facts", "without_pairs"),
     [
-        (torch.ones(40, 4), torch.arange(40) % 4, "too many scores tie, or nearly", 0),
-        (1 + 1e-12 * torch.randn(40, 4).double(), torch.arange(40) % 4, "too many scores tie, or nearly", 0),
-        (torch.ones(41, 4), [*torch.arange(40) % 4, 4], "too many scores tie, or nearly", 1),
-        (torch.eye(40, 4), torch.zeros(40).long(), "needs two classes", 1),
-        (torch.randn(40, 4), [0] * 39 + [1], "needs two classes", 1),
-        (torch.randn(40, 4), [*range(13)] * 3 + [13], "leaves out 1 of 14 classes", 1),
+        (torch.ones(40, 4), torch.arange(40) % 4, ("opis@fmr0.1", "NaN", "scores", "tie"), 0),
+        (1 + 1e-12 * torch.randn(40, 4).double(), torch.arange(40) % 4, ("opis@fmr0.1", "NaN", "scores", "tie"), 0),
+        (torch.ones(41, 4), [*torch.arange(40) % 4, 4], ("opis@fmr0.1", "NaN", "scores", "tie"), 1),
+        (torch.eye(40, 4), torch.zeros(40).long(), ("opis@fmr0.1", "NaN", "two classes"), 1),
+        (torch.randn(40, 4), [0] * 39 + [1], ("opis@fmr0.1", "NaN", "two classes"), 1),
+        (torch.randn(40, 4), [*range(13)] * 3 + [13], (1, "14 classes", "pair"), 1),
     ],
 )
-def test_what_is_missing_is_said(embeddings, labels, note, without_pairs):
+def test_classes_and_thresholds_that_are_missing_are_noted(embeddings, labels, facts, without_pairs):
     report = evaluate_retrieval(embeddings, labels, metrics=KEYS)
-    is_defined = "leaves out" in note
-    assert [note in one for one in report.notes].count(True) == 1
+    is_defined = "NaN" not in facts
+    assert [missing_facts(note, facts) for note in report.notes].count([]) == 1, report.notes
     found = report.consistency[0.1]
     assert found.classes_without_pairs == without_pairs
     assert is_defined or (found.wanting(), math.isnan(found.common_threshold)) == ({}, True)
