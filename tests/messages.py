@@ -12,7 +12,7 @@ import pytest
 
 def pattern(fact: Any) -> str:
     """A regular expression that finds the fact as a whole word: 3 is not in "13 rows", nor in "0.3"."""
-    return rf"(?<![\w.]){re.escape(str(fact))}(?!\w)"
+    return rf"(?<![\w.]){re.escape(str(fact))}(?!\w|\.\d)"
 
 
 def missing_facts(message: str, facts: tuple[Any, ...]) -> list[Any]:

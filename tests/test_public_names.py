@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 import fewshot_callbacks
+from tests.messages import refused
 from fewshot_callbacks import Interval
 from fewshot_callbacks.engine.relevance import Lists
 from fewshot_callbacks.functional import Moments
@@ -155,6 +156,13 @@ def unjustified(things: Mapping[str, Any]) -> set[str]:
         if kind.__name__ != name
     }
     return {name for name in things if name not in given | CONSTANTS and not is_shown(name)}
+
+
+def test_dir_lists_all_names_and_an_unknown_one_is_an_attribute_error() -> None:
+    assert "RetrievalMonitor" in NAMES
+    assert set(NAMES) <= set(dir(fewshot_callbacks))
+    with refused(AttributeError, "fewshot_callbacks", "nothing"):
+        _ = fewshot_callbacks.nothing
 
 
 def test_what_public_names_give_is_public() -> None:

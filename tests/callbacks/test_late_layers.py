@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -189,8 +190,15 @@ def name_of(dataset: Any, index: int) -> str:
     return str(index)
 
 
+def pictures() -> list[Any]:
+    return [RetrievalPanels(1, 1, 1, images=name_of), EmbeddingMap(), ScorePlots(), ReportWriter()]
+
+
+@pytest.mark.parametrize("shown", [list, pytest.param(pictures, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:.*(No interval of|A false match rate below|strength with the least error)")
-def test_copies_work_before_a_run_and_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_work_before_a_run_and_after_it(
+    shown: Callable[[], list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A copy that was made before any run, a copy of that after its run, and one of the second after its run."""
     monkeypatch.chdir(tmp_path)
     every: list[Any] = [
@@ -198,7 +206,7 @@ def test_copies_work_before_a_run_and_after_it(tmp_path: Path, monkeypatch: pyte
         *(EmbeddingHealthMonitor(k=2, every_n_steps=1), gap_monitor(), TrainingDynamicsMonitor(shots=1, file=None)),
         *(KnnMonitor(5, "self"), KnnMonitor(5, Labelled(TRAINING), name="bank"), ProbeMonitor(Labelled(TRAINING))),
         VerificationMonitor(trials_of(36), paths, metrics=TRIAL_METRICS),
-        *(RetrievalPanels(1, 1, 1, images=name_of), EmbeddingMap(), ScorePlots(), ReportWriter()),
+        *shown(),
     ]
     for _ in range(3):
         every = pickle.loads(pickle.dumps(every))
