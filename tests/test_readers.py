@@ -25,6 +25,7 @@ from fewshot_callbacks.data.logodet3k import LogoTransform
 from fewshot_callbacks.functional import Relevance, evaluate_retrieval
 from fewshot_callbacks.report import image_files, pictures_of_files
 from tests.data.trees import PLAIN, save_image
+from tests.messages import missing_facts, refused
 
 LOGO = LogoTransform(image_size=8)
 
@@ -267,15 +268,18 @@ def test_a_name_may_hold_what_breaks_lines_elsewhere(name: str, separator: str, 
 
 
 @pytest.mark.parametrize("name", [name for name, reader in READERS.items() if reader.lists and name != "logos"])
-def test_a_list_in_another_encoding_is_named(name: str, tmp_path: Path) -> None:
+def test_a_list_in_another_encoding_is_named_with_its_first_wrong_byte(name: str, tmp_path: Path) -> None:
     reader = READERS[name]
     reader.write(tmp_path)
+    sizes = {}
     for file in reader.lists:
-        (tmp_path / file).write_bytes((tmp_path / file).read_text(encoding="utf-8").encode() + b"\xff\xfe")
-    with pytest.raises(
-        ValueError, match=r"(list|classes|train)\.(txt|csv) is no text in UTF-8: invalid start byte at byte \d"
-    ):
+        content = (tmp_path / file).read_text(encoding="utf-8").encode()
+        (tmp_path / file).write_bytes(content + b"\xff\xfe")
+        sizes[file] = len(content)
+    with pytest.raises(ValueError, match="UTF-8") as raised:
         reader.read(tmp_path)
+    message = str(raised.value)
+    assert any(missing_facts(message, (tmp_path / file, size)) == [] for file, size in sizes.items())
 
 
 # ----------------------------------------------------------------------------------------------------- oddities of folders
@@ -347,15 +351,16 @@ def test_no_file_counts_twice(name: str, tmp_path: Path) -> None:
     reader = READERS[name]
     reader.write(tmp_path)
     plain = reader.read(tmp_path)
-    for file in sorted(tmp_path.glob(reader.data)):
-        (file.parent / f"zz-{file.name}").symlink_to(file)
+    links = [file.with_name(f"zz-{file.name}") for file in sorted(tmp_path.glob(reader.data))]
+    for link in links:
+        link.symlink_to(link.with_name(link.name.removeprefix("zz-")))
     if name.startswith(".") or (reader.lists and name != "logos"):  # files by numbers, and those that lists name
         assert reader.read(tmp_path) == plain
         return
-    with pytest.raises(
-        ValueError, match=r"zz-.* leads to .*, which is read as .* already: .* count twice\. Remove the link"
-    ):
+    with pytest.raises(ValueError, match="zz-") as raised:
         reader.read(tmp_path)
+    message = str(raised.value)
+    assert any(missing_facts(message, (link, link.resolve(), "twice", "link")) == [] for link in links)
 
 
 @pytest.mark.parametrize("name", [name for name in FOLDERS if name != "logos"])
@@ -365,7 +370,7 @@ def test_a_link_to_nothing_is_an_error(name: str, tmp_path: Path) -> None:
     first, *_ = sorted(tmp_path.glob(reader.data))
     first.unlink()
     first.symlink_to(tmp_path / "gone")
-    with pytest.raises(ValueError, match=r"No such file or directory: .*|is a link to .*gone, which is not there\."):
+    with refused(ValueError, first, tmp_path / "gone" if name.startswith(".") else "No such file"):
         reader.read(tmp_path)
 
 
@@ -386,19 +391,16 @@ def test_names_of_systems_are_counted_and_said_once(name: str, tmp_path: Path, c
         (folder / file).write_bytes(b"\0")
     with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
         read(tmp_path)
-    said = [record.message for record in caplog.records if "systems" in record.message]
-    assert len(said) == 1
-    assert (
-        f"{tmp_path / place}: 4 names that systems make are passed over: .DS_Store 1, ._1.jpg 1, ._1.png 1, __MACOSX 1"
-        in said[0]
-    )
+    (message,) = [record.message for record in caplog.records if "__MACOSX" in record.message]
+    counts = (".DS_Store 1", "._1.jpg 1", "._1.png 1", "__MACOSX 1")
+    assert missing_facts(message, (tmp_path / place, "4 names", *counts)) == []
 
 
 def test_shards_that_are_passed_over_are_counted(tmp_path: Path) -> None:
     write_shards("npz", tmp_path)
     with_names_of_systems(tmp_path, READERS[".npz"])
     (tmp_path / "_metadata.npz").touch()
-    assert re.search(r"4 names that systems make are passed over: .*\._é-9\.npz 1", " ".join(Shards(tmp_path).notes))
+    assert missing_facts(" ".join(Shards(tmp_path).notes), ("4 names", "._é-9.npz 1")) == []
 
 
 def test_a_picture_that_a_system_made_is_no_picture_of_a_report(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import fewshot_callbacks
 from fewshot_callbacks.cli.main import COMMANDS, main
 from fewshot_callbacks.cli.options import OPTIONS
 from fewshot_callbacks.functional import plan_evaluation
+from tests.messages import missing_facts, refused
 
 
 def test_without_words_it_explains_itself(capsys):
@@ -28,9 +29,10 @@ def test_without_words_it_explains_itself(capsys):
 
 def test_an_unknown_command_names_the_nearest_or_all(capsys):
     assert main(["evalute"]) == 2
-    assert capsys.readouterr().err == "fewshot: there is no command evalute. Did you mean evaluate?\n"
+    said = capsys.readouterr().err
+    assert missing_facts(said, ("fewshot", "evalute", *COMMANDS)) == [name for name in COMMANDS if name != "evaluate"]
     assert main(["xyz"]) == 2
-    assert f"There are {', '.join(COMMANDS)}." in capsys.readouterr().err
+    assert missing_facts(capsys.readouterr().err, ("xyz", *COMMANDS)) == []
 
 
 def test_version_says_what_a_bug_report_asks_for(capsys, monkeypatch):
@@ -47,7 +49,7 @@ def test_a_warning_of_the_command_is_its_words_alone(monkeypatch, capsys):
     """Which line of which file of the package warns is of no use to who types a command; developers want it."""
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back afterwards
     monkeypatch.setattr(sys, "argv", ["fewshot", "--version"])
-    with pytest.raises(SystemExit, match=r"^0$"):
+    with refused(SystemExit, 0):
         runpy.run_module("fewshot_callbacks", run_name="__main__")
     assert warnings.formatwarning("Mind the gap.", UserWarning, "file.py", 3) == "Warning: Mind the gap.\n"
     assert "file.py:3: DeprecationWarning: Old." in warnings.formatwarning("Old.", DeprecationWarning, "file.py", 3)
@@ -82,9 +84,9 @@ def test_plan_of_files(tmp_path, capsys):
     assert "20 queries against 1,000 items" in some
     assert "│ 320 B + 16 kB │" in " ".join(some.split())
     assert main(["plan", *map(str, words), "--dim", "8"]) == 1
-    assert "Leave out --dim and --gallery" in capsys.readouterr().err
+    assert missing_facts(capsys.readouterr().err, ("--dim", "--gallery")) == []
     assert main(["plan", "--queries", "5"]) == 1
-    assert "Pass --queries and --dim, or --files" in capsys.readouterr().err
+    assert missing_facts(capsys.readouterr().err, ("--queries", "--dim", "--files")) == []
 
 
 @pytest.mark.slow
@@ -96,34 +98,33 @@ def test_plan_measures_the_evaluation_here(tmp_path, capsys, monkeypatch):
     here = json.loads(captured.out)["here"]
     assert (here["queries"], here["gallery"], here["dim"]) == (200, 200, 4)
     assert 0 < here["low_seconds"] <= here["high_seconds"]
-    assert "fewshot plan: evaluating smaller sets for about ten seconds ..." in captured.err
+    assert missing_facts(captured.err, ("fewshot plan", "ten seconds")) == []
     embeddings = np.random.default_rng(0).standard_normal((300, 4), dtype=np.float32)
     np.savez(tmp_path / "set.npz", embeddings=embeddings, labels=np.arange(300) % 30, other=np.arange(300) % 60)
     for more in ([], ["--labels", "other"]):  # in memory, and row by row from the file
         said = planned(capsys, "--files", tmp_path / "set.npz", "--here", *more)
-        assert "measured on this machine just now" in said
-        assert "memory beyond them" in said
+        assert missing_facts(said, ("measured", "this machine", "memory beyond them")) == []
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "facts"),
     [
-        (["--difficulty", "hard"], "--difficulty is for --here"),
-        (["--labels", "label"], "--labels is for --here"),
-        (["--here", "--labels", "label"], "--labels names labels in files"),
+        (["--difficulty", "hard"], ("--difficulty", "--here")),
+        (["--labels", "label"], ("--labels", "--here")),
+        (["--here", "--labels", "label"], ("--labels", "files")),
     ],
 )
-def test_plan_refuses_options_that_change_nothing(words, message, capsys):
+def test_plan_refuses_options_that_change_nothing(words, facts, capsys):
     assert main(["plan", "--queries", "9", "--dim", "3", *words]) == 1
-    assert message in capsys.readouterr().err
+    assert missing_facts(capsys.readouterr().err, facts) == []
 
 
 def test_plan_here_of_files_needs_their_labels(tmp_path, capsys):
     np.save(tmp_path / "set.npy", np.ones((9, 3), np.float32))
     assert main(["plan", "--files", str(tmp_path / "set.npy"), "--here"]) == 1
-    assert "holds no 'labels', which --here needs" in capsys.readouterr().err
+    assert missing_facts(capsys.readouterr().err, ("set.npy", "'labels'", "--here")) == []
     assert main(["plan", "--files", str(tmp_path / "set.npy"), "--here", "--difficulty", "hard"]) == 1
-    assert "Leave it out beside --files" in capsys.readouterr().err
+    assert missing_facts(capsys.readouterr().err, ("--difficulty", "--files")) == []
 
 
 def test_plan_of_a_budget_that_cannot_be_kept_names_one_number(capsys, monkeypatch):
@@ -131,11 +132,11 @@ def test_plan_of_a_budget_that_cannot_be_kept_names_one_number(capsys, monkeypat
     words = ["--queries", "1000000", "--gallery", "1000000", "--dim", "64", "--memory_mb"]
     enough = math.ceil(plan_evaluation(10**6, 10**6, 64).least_bytes / 1e6)
     said = planned(capsys, *words, 64)
-    assert f"the budget of 64 MB cannot be kept. Pass --memory_mb {enough}" in said
+    assert missing_facts(said, ("budget", "64 MB", f"--memory_mb {enough}")) == []
     assert "of 64 MB │" not in said  # nor is another number given
     said = planned(capsys, *words, enough)
     assert f"of {enough} MB │" in said
-    assert "cannot be kept" not in said
+    assert "--memory_mb" not in said
 
 
 def test_plan_of_a_sample_in_half_precision_without_a_limit(capsys, monkeypatch):
@@ -243,10 +244,8 @@ def test_dir_shows_public_names_and_a_misspelt_import_says_what_is_near():
     assert all(f"'{word}'" not in public for word in ("Any", "Path", "ast", "import_module", "annotations"))
     assert "'functional'" in public
     assert missing == "['callbacks', 'metrics']"  # no submodule before it is imported
-    assert (
-        misspelt == "cannot import name 'RetrievalMonitors' from 'fewshot_callbacks'. Did you mean 'RetrievalMonitor'?"
-    )
-    assert unknown == "cannot import name 'something_else_altogether' from 'fewshot_callbacks'"
+    assert missing_facts(misspelt, ("'RetrievalMonitors'", "'fewshot_callbacks'", "'RetrievalMonitor'")) == []
+    assert missing_facts(unknown, ("'something_else_altogether'", "'fewshot_callbacks'")) == []
     assert is_there == "False"
 
 
@@ -256,7 +255,7 @@ def test_plan_says_which_files_are_passed_over(form, tmp_path, capsys):
     (tmp_path / "._part-0.npy").write_text("of a Mac")
     assert main(["plan", "--files", str(tmp_path), *form]) == 0
     said = capsys.readouterr()
-    assert "1 name that systems make is passed over: ._part-0.npy 1." in said.err
+    assert missing_facts(said.err, ("1 name", "._part-0.npy 1")) == []
     assert said.err.startswith("note: ")
     assert bool(form) == said.out.startswith("{")
 
@@ -276,4 +275,4 @@ def test_an_option_without_a_line_in_the_docstring_is_named(monkeypatch, capsys)
     monkeypatch.setitem(OPTIONS, "plan", Scale)
     assert main(["plan", "a.npy"]) == 1
     said = capsys.readouterr().err
-    assert "the docstring of Scale does not say what factor is. Add a line to its Args" in said
+    assert missing_facts(said, ("docstring", "Scale", "factor", "Args")) == []

@@ -1,7 +1,6 @@
 """A mistake of the person at the keyboard ends in one line that names the fix, without a traceback."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from fewshot_callbacks.cli.main import BROKEN_PIPE, DEBUG, INTERRUPTED, TERMINAT
 from fewshot_callbacks.cli.parsing import as_yaml, parse
 from fewshot_callbacks.protonet import ProtoNet
 from tests.cli.command_options import CONFIGS, MONITORS, ONE_EPOCH, QUIET, write_images
+from tests.messages import missing_facts, refused
 
 FOLDER, GLYPHS = (str(CONFIGS / f"protonet_dr_{data}.yaml") for data in ("folder", "glyphs"))
 SIZES = ("train.shots=1", "train.queries=2", "train.episodes=1", "evaluation.shots=1", "evaluation.queries=2")
@@ -26,7 +26,8 @@ SMALL = [*(f"--data.{size}" for size in SIZES), *ONE_EPOCH, *QUIET]
 FIT = ["fit", "--config", FOLDER, *SMALL, "--trainer.logger=false"]
 
 
-GROUPS = "a whole number below 2^63, such as 5, or lists, such as [[0, 1], [2, 3]], or 'auto'"
+GROUPS = ("2^63", "[[0, 1], [2, 3]]", "'auto'")
+"""What groups of labels may be."""
 
 
 @pytest.fixture(scope="module")
@@ -58,58 +59,61 @@ def last_line(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("words", "facts"),
     [
-        ("evaluate a.npz --fmr 0.1", "there is no option --fmr."),
-        ("evaluate a.npz --simlarity dot", "there is no option --simlarity. Did you mean --similarity?"),
-        ("evaluate a.npz --threshold high", "--threshold: high is not a number."),
-        ("evaluate a.npz --label_groups 1.5", f"--label_groups: 1.5 is not {GROUPS}."),
-        ("evaluate a.npz --label_groups [[1", f"--label_groups: [[1 is not {GROUPS}."),
-        ("evaluate a.npz --threshold_bounds 0,1,2", "--threshold_bounds: 0,1,2 is not two numbers, such as [0, 1]."),
-        ("evaluate a.npz --similarity dott", "--similarity: dott is not one of 'cosine', 'dot', 'euclidean', 'hamming'."),
-        ("evaluate a.npz --unknown foo", "--unknown: foo is not one of 'error', 'ignore'."),
-        ("plan --queries 1e30 --dim 3", "--queries: 1e30 is not a whole number below 2^63, such as 5."),
-        (f"plan --queries 1{'0' * 30} --dim 3", f"--queries: 1{'0' * 30} is not a whole number below 2^63, such as 5."),
-        ("compare a b --test maybe", "--test: maybe is not true or false."),
+        ("evaluate a.npz --fmr 0.1", ("--fmr",)),
+        ("evaluate a.npz --simlarity dot", ("--simlarity", "--similarity")),
+        ("evaluate a.npz --threshold high", ("--threshold", "high", "number")),
+        ("evaluate a.npz --label_groups 1.5", ("--label_groups", 1.5, *GROUPS)),
+        ("evaluate a.npz --label_groups [[1", ("--label_groups", "[[1", *GROUPS)),
+        ("evaluate a.npz --threshold_bounds 0,1,2", ("--threshold_bounds", "0,1,2", "[0, 1]")),
+        ("evaluate a.npz --similarity dott", ("--similarity", "dott", "'cosine'", "'dot'", "'euclidean'", "'hamming'")),
+        ("evaluate a.npz --unknown foo", ("--unknown", "foo", "'error'", "'ignore'")),
+        ("plan --queries 1e30 --dim 3", ("--queries", "1e30", "2^63", 5)),
+        (f"plan --queries 1{'0' * 30} --dim 3", ("--queries", f"1{'0' * 30}", "2^63", 5)),
+        ("compare a b --test maybe", ("--test", "maybe", "true", "false")),
     ],
-)  # fmt: skip
-def test_a_mistyped_word_is_one_line_with_what_was_probably_meant(words, line, capsys):
-    with pytest.raises(SystemExit, match=r"^2$"):
+)
+def test_a_mistyped_word_is_one_line_with_what_was_probably_meant(words, facts, capsys):
+    with refused(SystemExit, 2):
         main(words.split())
-    command = words.split()[0]
-    assert capsys.readouterr().err == f"fewshot {command}: {line} 'fewshot {command} --help' lists the options.\n"
+    command, said = words.split()[0], capsys.readouterr().err
+    assert said.startswith(f"fewshot {command}: ")
+    assert said.count("\n") == 1
+    assert missing_facts(said, (*facts, f"fewshot {command} --help")) == []
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("words", "facts"),
     [
-        (f"--config {GLYPHS} --model.haed=dr", "there is no option --model.haed. Did you mean --model.head?"),
-        (f"--config {GLYPHS} --trainer.max_ep 3",
-         "there is no option --trainer.max_ep. Did you mean --trainer.max_epochs?"),
-        (f"--config {GLYPHS} --seed_every=3", "there is no option --seed_every. Did you mean --seed_everything?"),
-        (f"--config {GLYPHS} --ckpt none", "there is no option --ckpt. Did you mean --ckpt_path?"),
+        (f"--config {GLYPHS} --model.haed=dr", ("--model.haed", "--model.head")),
+        (f"--config {GLYPHS} --trainer.max_ep 3", ("--trainer.max_ep", "--trainer.max_epochs")),
+        (f"--config {GLYPHS} --seed_every=3", ("--seed_every", "--seed_everything")),
+        (f"--config {GLYPHS} --ckpt none", ("--ckpt", "--ckpt_path")),
         (f"--config {GLYPHS} --trainer.callbacks+=RetrievalMonitors",
-         "--trainer.callbacks: RetrievalMonitors is not a file or a class. Did you mean RetrievalMonitor?"),
-        ("--data.help ImageFolder", "--data.help: ImageFolder is a data set. Write --data FewShotDataModule "
-         "--data.dataset.help ImageFolder."),
-        ("--data ImageFolder", "--data: ImageFolder is a data set. Write --data FewShotDataModule --data.dataset "
-         "ImageFolder."),
-        (f"--config {GLYPHS} --trainer.callbacks+=Glyphs", "--trainer.callbacks: Glyphs is a data set. Write --data "),
-        ("--model Glyphs --data FewShotDataModule", "--model: Glyphs is a data set. Write --data FewShotDataModule "),
-        ("--data RetrievalMonitor", "--data: RetrievalMonitor is a callback. Write --trainer.callbacks+ RetrievalMonitor."),
+         ("--trainer.callbacks", "RetrievalMonitors", "file", "class", "RetrievalMonitor")),
+        ("--data.help ImageFolder",
+         ("--data.help: ImageFolder", "data set", "--data FewShotDataModule --data.dataset.help ImageFolder")),
+        ("--data ImageFolder",
+         ("--data: ImageFolder", "data set", "--data FewShotDataModule --data.dataset ImageFolder")),
+        (f"--config {GLYPHS} --trainer.callbacks+=Glyphs", ("--trainer.callbacks: Glyphs", "data set", "--data")),
+        ("--model Glyphs --data FewShotDataModule", ("--model: Glyphs", "data set", "--data FewShotDataModule")),
+        ("--data RetrievalMonitor",
+         ("--data: RetrievalMonitor", "callback", "--trainer.callbacks+ RetrievalMonitor")),
         ("--model FewShotDataModule --data FewShotDataModule",
-         "--model: FewShotDataModule is a data module. Write --data FewShotDataModule."),
-        ("--data evaluate_retrieval", "--data: evaluate_retrieval is no class that this option takes."),
-        ("--data.help Glyph", "--data.help: Glyph is not a file or a class. Did you mean Glyphs?"),
-        ("", "there is no data. Give a configuration, such as --config protonet_dr_glyphs."),
+         ("--model: FewShotDataModule", "data module", "--data FewShotDataModule")),
+        ("--data evaluate_retrieval", ("--data: evaluate_retrieval", "class")),
+        ("--data.help Glyph", ("--data.help: Glyph", "file", "class", "Glyphs")),
+        ("", ("data", "--config protonet_dr_glyphs")),
     ],
 )  # fmt: skip
-def test_a_mistyped_word_of_a_training_is_one_line(words, line, capsys):
-    with pytest.raises(SystemExit, match=r"^2$"):
+def test_a_mistyped_word_of_a_training_is_one_line(words, facts, capsys):
+    with refused(SystemExit, 2):
         main(["fit", *words.split()])
     said = capsys.readouterr().err
-    assert said.startswith(("fewshot fit: " + line, "fewshot: " + line))
+    assert said.startswith(("fewshot fit: ", "fewshot: "))
     assert said.count("\n") == 1
+    assert missing_facts(said, facts) == []
 
 
 @pytest.mark.parametrize(
@@ -142,13 +146,13 @@ def test_what_the_parser_refuses_is_told_by_its_innermost_reason_in_one_line(
     (tmp_path / "broken.py").write_text("class Data(")
     (tmp_path / "needing.py").write_text("import some_package")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SystemExit, match=r"^2$"):
+    with refused(SystemExit, 2):
         main(words.split())
     command = words.split()[0]
     said = capsys.readouterr().err
     assert said.startswith(f"fewshot {command}: ")
-    assert said.endswith(f" 'fewshot {command} --help' lists the options.\n")
     assert said.count("\n") == 1
+    assert missing_facts(said, (f"fewshot {command} --help",)) == []
     assert [fact for fact in facts.split() if fact not in said] == []
 
 
@@ -170,26 +174,26 @@ def test_few_classes_have_no_grouped_recall_and_no_note(words, files, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("words", "facts"),
     [
-        ("evaluate named.npz", "named.npz holds 'emb', 'y', but not 'embeddings' and 'labels'. Pass --embeddings and "
-         "--labels with their names, or name the arrays so when saving. For queries and gallery in two files, write one"),
-        ("report named.npz", "named.npz holds 'emb', 'y', but not 'embeddings' and 'labels'. Name the arrays when saving."),
-        ("evaluate two.npz --labels labels",
-         "two.npz has no 'embeddings', and 'a', 'b' with two axes. Pass --embeddings with the name of one."),
-        ("evaluate named.npz --labels y --ids i", "has no 'i', but 'emb', 'y'. Pass --ids with one of these, or"),
-        ("evaluate usual.npz --max_queries 0", "fewshot evaluate: --max_queries 0 must be positive;"),
-        ("evaluate usual.npz --metrics mAP --label_groups 3", "fewshot evaluate: --label_groups 3 is for Grouped Recall, "
-         "which metrics does not ask for."),
-        ("evaluate usual.npz --threshold nan", "fewshot evaluate: --threshold nan must be a finite score;"),
-        ("plan --queries 0 --dim 3", "fewshot plan: --queries 0 must be positive."),
-        ("report usual.npz -o r.html --duplicates_from 2", "fewshot report: no cosine score is compared with"),
-        ("trials none.txt", "fewshot trials: none.txt does not exist"),
+        ("evaluate named.npz",
+         ("named.npz", "'emb'", "'y'", "'embeddings'", "'labels'", "--embeddings", "--labels", "queries", "gallery")),
+        ("report named.npz", ("named.npz", "'emb'", "'y'", "'embeddings'", "'labels'")),
+        ("evaluate two.npz --labels labels", ("two.npz", "'embeddings'", "'a'", "'b'", "--embeddings")),
+        ("evaluate named.npz --labels y --ids i", ("named.npz", "'i'", "'emb'", "'y'", "--ids")),
+        ("evaluate usual.npz --max_queries 0", ("--max_queries 0", "positive")),
+        ("evaluate usual.npz --metrics mAP --label_groups 3", ("--label_groups 3", "Grouped Recall", "metrics")),
+        ("evaluate usual.npz --threshold nan", ("--threshold nan", "finite")),
+        ("plan --queries 0 --dim 3", ("--queries 0", "positive")),
+        ("report usual.npz -o r.html --duplicates_from 2", ("cosine", 2)),
+        ("trials none.txt", ("none.txt",)),
     ],
 )  # fmt: skip
-def test_a_message_speaks_of_options_as_the_shell_writes_them(words, line, files, capsys):
+def test_a_message_speaks_of_options_as_the_shell_writes_them(words, facts, files, capsys):
     assert main(words.split()) == 1
-    assert line in last_line(capsys)
+    said = last_line(capsys)
+    assert said.startswith(f"fewshot {words.split()[0]}: ")
+    assert missing_facts(said, facts) == []
 
 
 def test_a_note_speaks_of_options_as_the_shell_writes_them(files, capsys, monkeypatch):
@@ -212,17 +216,19 @@ def test_numbers_and_lists_as_people_write_them(numbers, between):
 
 
 @pytest.mark.parametrize(
-    ("word", "line"),
+    ("word", "facts"),
     [
-        ("--data.dataset.root=nowhere", "There is no folder nowhere. It should hold the folders 'train', 'val' and"),
-        ("--data.train.queries=9", "The train classes do not suffice for the requested episodes (--data.train.ways 5, "),
-        ("--data.train.ways=0", "ways is 0; an episode needs at least one. Use ways >= 1."),
-        ("--trainer.max_epochs=-5", "`max_epochs` must be a non-negative integer or -1. You passed in -5"),
+        ("--data.dataset.root=nowhere", ("folder", "nowhere", "'train'", "'val'", "'test'")),
+        ("--data.train.queries=9", ("train", "--data.train.ways 5", "--data.train.queries 9")),
+        ("--data.train.ways=0", (0, "ways >= 1")),
+        ("--trainer.max_epochs=-5", ("max_epochs", -5)),
     ],
-)  # fmt: skip
-def test_data_that_cannot_be_used_is_one_line(word, line, there, capsys):
+)
+def test_data_that_cannot_be_used_is_one_line(word, facts, there, capsys):
     assert main([*FIT, "--data.dataset.root=images", word]) == 1
-    assert re.match(f"fewshot fit: .*{re.escape(line)}", last_line(capsys))
+    said = last_line(capsys)
+    assert said.startswith("fewshot fit: ")
+    assert missing_facts(said, facts) == []
 
 
 @pytest.mark.parametrize(("workers", "kept"), [(0, 0), (1, 300)])
@@ -232,8 +238,7 @@ def test_a_broken_image_is_named(workers, kept, tmp_path, monkeypatch, capsys):
     image = tmp_path / "images" / "val" / "val2" / "1.png"
     image.write_bytes(image.read_bytes()[:kept])
     assert main([*FIT, "--data.dataset.root=images", f"--data.num_workers={workers}"]) == 1
-    read = "fewshot fit: images/val/val2/1.png cannot be read as an image: .*Replace the file or remove it."
-    assert re.fullmatch(read, last_line(capsys))
+    assert last_line(capsys).startswith("fewshot fit: images/val/val2/1.png ")
 
 
 BEST = "runs/version_0/checkpoints/best.ckpt"
@@ -242,8 +247,9 @@ RUN = ["--config", "runs/version_0/config.yaml"]
 
 def test_without_a_checkpoint_nothing_is_evaluated(there, capsys):
     assert main(["test", *RUN]) == 1
-    line = f"there are no weights to test. Give --ckpt_path {BEST}, or --ckpt_path none for the untrained network."
-    assert last_line(capsys) == f"fewshot test: {line}"
+    said = last_line(capsys)
+    assert said.startswith("fewshot test: ")
+    assert missing_facts(said, ("weights", f"--ckpt_path {BEST}", "--ckpt_path none")) == []
 
 
 @pytest.mark.parametrize("word", ["none", BEST])
@@ -265,24 +271,23 @@ def test_a_test_evaluates_what_was_asked_for_and_makes_no_run(word, there, tmp_p
 
 def test_hyperparameters_that_the_checkpoint_overrules_are_named(there, capsys):
     assert main(["test", *RUN, "--ckpt_path", BEST, "--model.head=softmax", "--model.learning_rate=0.5"]) == 0
-    words = "used: head = dr (configured: softmax), learning_rate = 0.001 (configured: 0.5)."
-    said = capsys.readouterr().err
-    assert said.count(f"The checkpoint was trained with other hyperparameters, which are {words}\n") == 1
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "hyperparameters" in line]
+    assert missing_facts(said, ("checkpoint", "head = dr", "softmax", "learning_rate = 0.001", 0.5)) == []
     assert main(["test", *RUN, "--ckpt_path", BEST]) == 0
     assert "hyperparameters" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("path", "line"),
+    ("path", "facts"),
     [
-        ("runs/version_0/checkpoints/bst.ckpt", "runs/version_0/checkpoints holds best.ckpt, last.ckpt."),
-        ("runs/version_0", f"There is no checkpoint runs/version_0. Give a file, such as {BEST}."),
-        ("{}/0.ckpt", "0.ckpt is not a checkpoint of 'fewshot fit', or it is damaged"),
-        ("{}/-100.ckpt", "-100.ckpt is not a checkpoint of 'fewshot fit', or it is damaged"),
-        ("{}/other.ckpt", "holds the weights of another network: size mismatch for backbone.blocks.0.0.weight: "),
+        ("runs/version_0/checkpoints/bst.ckpt", ("bst.ckpt", "best.ckpt", "last.ckpt")),
+        ("runs/version_0", ("runs/version_0", BEST)),
+        ("{}/0.ckpt", ("0.ckpt", "'fewshot fit'", "damaged")),
+        ("{}/-100.ckpt", ("-100.ckpt", "'fewshot fit'", "damaged")),
+        ("{}/other.ckpt", ("weights", "size mismatch", "backbone.blocks.0.0.weight")),
     ],
 )
-def test_a_checkpoint_that_is_none_is_one_line(path, line, there, tmp_path, capsys):
+def test_a_checkpoint_that_is_none_is_one_line(path, facts, there, tmp_path, capsys):
     for end in (0, -100):  # torch.load raises an error of its own for each
         (tmp_path / f"{end}.ckpt").write_bytes((there / BEST).read_bytes()[:end])
     content = torch.load(BEST, weights_only=True)
@@ -290,21 +295,23 @@ def test_a_checkpoint_that_is_none_is_one_line(path, line, there, tmp_path, caps
     torch.save(content, tmp_path / "other.ckpt")
     assert main(["test", *RUN, "--ckpt_path", path.format(tmp_path)]) == 1
     said = last_line(capsys)
-    assert line in said
-    assert said.endswith("Give the config.yaml of its run with --config.") == ("other" in path)
+    assert missing_facts(said, ("checkpoint", *facts)) == []
+    assert (missing_facts(said, ("config.yaml", "--config")) == []) == ("other" in path)
 
 
 def test_a_configuration_that_is_none_is_named(there, tmp_path, capsys):
     (tmp_path / "best.ckpt").write_bytes((there / BEST).read_bytes())
     file = tmp_path / "config.yaml"
-    for content, words in (
-        ("- a\n- b\n", "is no configuration: it should hold settings of model, data and trainer by name."),
-        ("trainer: {callbacks: [\n", "is damaged: it is no YAML (while parsing"),
+    for content, facts in (
+        ("- a\n- b\n", ("configuration", "model", "data", "trainer")),
+        ("trainer: {callbacks: [\n", ("damaged", "YAML")),
     ):
         file.write_text(content)
         for command in (["compare", str(tmp_path), "runs/version_0"], ["fit", "--config", str(file)]):
             assert main(command) == 1
-            assert last_line(capsys).startswith(f"fewshot {command[0]}: {file} {words}")
+            said = last_line(capsys)
+            assert said.startswith(f"fewshot {command[0]}: {file} ")
+            assert missing_facts(said, facts) == []
 
 
 @pytest.mark.parametrize(
@@ -334,9 +341,11 @@ def test_ctrl_c_in_a_training_says_what_is_kept(name, status, word, steps, train
     finally:
         signal.signal(signal.SIGINT, before[0])  # which Lightning ignores from then on
     last = "runs/version_0/checkpoints/last.ckpt"
-    kept = f"Kept: {BEST} and {last}; --ckpt_path {last} continues from there."
-    nothing = "No checkpoint was kept: the first is written when a validation ends."
-    assert last_line(capsys) == f"{word}. {kept if steps else nothing}"
+    said = last_line(capsys)
+    assert (
+        missing_facts(said, (word, BEST, f"--ckpt_path {last}") if steps else (word, "checkpoint", "validation")) == []
+    )
+    assert (".ckpt" in said) == (steps > 0)
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(monkeypatch, capsys):
@@ -380,16 +389,15 @@ def test_a_closed_or_full_output_takes_a_line(files, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert "Traceback" not in done.stderr
     said = done.stderr.splitlines()
-    where = "the standard output is closed, and the result would be lost. Leave it open, or write > /dev/null."
-    assert said[:2] == [f"fewshot evaluate: {where}", "out evaluate usual.npz: 1"]
-    assert said[2:4] == [f"fewshot plan: {where}", f"{closed[1]}: 1"]
+    for name, line, status in (("evaluate", *said[:2]), ("plan", *said[2:4])):
+        assert line.startswith(f"fewshot {name}: ")
+        assert missing_facts(line, ("standard output", "closed", "> /dev/null")) == []
+        assert status == f"{closed[name == 'plan']}: 1"
     assert "out --version: 1" in said
     assert f"{others[0]}: 0" in said  # its result is a file
     assert (tmp_path / "page.html").stat().st_size > 1000
-    assert said[-3:-1] == [
-        "fewshot plan: the standard output cannot be written: No space left on device.",
-        f"{others[1]}: 1",
-    ]
+    assert missing_facts(said[-3], ("fewshot plan", "standard output", "No space left on device")) == []
+    assert said[-2] == f"{others[1]}: 1"
     assert said[-1] == f"{others[2]}: 1"
     assert done.stdout == ""
 
@@ -397,16 +405,16 @@ def test_a_closed_or_full_output_takes_a_line(files, tmp_path):
 def test_the_traceback_comes_back_on_demand(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["evaluate", "nowhere.npz"]) == 1
-    assert last_line(capsys).startswith("fewshot evaluate: nowhere.npz does not exist.")
+    assert last_line(capsys).startswith("fewshot evaluate: nowhere.npz ")
     monkeypatch.setenv(DEBUG, "1")
-    with pytest.raises(ValueError, match=r"nowhere\.npz does not exist"):
+    with refused(ValueError, "nowhere.npz"):
         main(["evaluate", "nowhere.npz"])
 
 
 def test_an_error_of_another_package_says_how_to_find_it():
-    with pytest.raises(ValueError, match="invalid") as caught:
+    with pytest.raises(ValueError, match="x") as caught:
         int("x")
-    assert one_line(caught.value).endswith(f"'x' (ValueError; {DEBUG}=1 shows where).")
+    assert missing_facts(one_line(caught.value), ("'x'", "ValueError", f"{DEBUG}=1")) == []
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from PIL import Image
 
 from fewshot_callbacks import evaluate_trials, trial_scores
 from fewshot_callbacks.cli.main import main
+from tests.messages import missing_facts
 
 
 def refused(capsys, *words):
@@ -17,7 +18,7 @@ def refused(capsys, *words):
     return capsys.readouterr().err
 
 
-def test_a_table_of_scores(tmp_path, capsys, monkeypatch):
+def test_a_table_of_scores_is_printed_drawn_and_reported(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     rng, folds = np.random.default_rng(0), np.arange(400) % 5
     first, second = rng.integers(0, 30, (2, 400))
@@ -51,10 +52,10 @@ def test_a_table_of_scores(tmp_path, capsys, monkeypatch):
         assert part in screen
     assert main(["trials", str(path), "--json", "--metrics", "eer,tar@far0.1", "accuracy"]) == 0
     assert list(json.loads(capsys.readouterr().out)["metrics"]) == ["eer", "tar@far0.1", "accuracy"]
-    assert "has scores. Leave out --embeddings" in refused(capsys, path, "--embeddings", "e.npz")
+    assert missing_facts(refused(capsys, path, "--embeddings", "e.npz"), (path, "scores", "--embeddings")) == []
 
 
-def test_lists_of_items_with_embeddings(tmp_path, capsys):
+def test_lists_of_items_are_scored_by_their_embeddings(tmp_path, capsys):
     items = [f"id{speaker}/{part}.wav" for speaker in range(6) for part in range(4)]
     embeddings = np.random.default_rng(0).normal(size=(24, 8)) + np.arange(24)[:, None] // 4
     path, stored = tmp_path / "trials.txt", tmp_path / "e.npz"
@@ -65,12 +66,12 @@ def test_lists_of_items_with_embeddings(tmp_path, capsys):
     scores = trial_scores(embeddings, *zip(*pairs, strict=True), similarity="euclidean")
     expected = evaluate_trials(scores, [a // 4 == b // 4 for a, b in pairs])
     assert json.loads(capsys.readouterr().out)["metrics"] == expected.to_dict()["metrics"]
-    assert "trials.txt lists items, not scores. Pass --embeddings FILE" in refused(capsys, path)
+    assert missing_facts(refused(capsys, path), ("trials.txt", "items", "scores", "--embeddings FILE")) == []
     np.savez(stored, embeddings=embeddings[:20], ids=items[:20])
     said = refused(capsys, path, "--embeddings", stored)
-    assert "4 items of the list have no embedding, or several, the first is 'id5/0.wav'" in said
+    assert missing_facts(said, ("4 items", "embedding", "'id5/0.wav'")) == []
     np.savez(stored, embeddings=embeddings, ids=items[:20])
-    assert "has 24 embeddings and 20 ids" in refused(capsys, path, "--embeddings", stored)
+    assert missing_facts(refused(capsys, path, "--embeddings", stored), ("24 embeddings", "20 ids")) == []
 
 
 @pytest.fixture
@@ -92,18 +93,15 @@ def test_pictures_of_somebody_else_are_not_replaced(name, scored, tmp_path, caps
     before = (figures / name).read_bytes()
     capsys.readouterr()
     said = refused(capsys, scored, "--figures", figures)
-    assert (
-        f"{figures / name} is no figure of fewshot trials and would be replaced. Pass --figures another folder" in said
-    )
+    assert missing_facts(said, (figures / name, "fewshot trials", "--figures")) == []
     assert (figures / name).read_bytes() == before
     assert [file.name for file in figures.iterdir()] == [name]
 
 
 def test_figures_cannot_lie_in_a_file(scored, tmp_path, capsys):
     (tmp_path / "figures").write_text("")
-    assert f"{tmp_path / 'figures'} is no folder. Pass --figures" in refused(
-        capsys, scored, "--figures", tmp_path / "figures"
-    )
+    said = refused(capsys, scored, "--figures", tmp_path / "figures")
+    assert missing_facts(said, (tmp_path / "figures", "folder", "--figures")) == []
 
 
 def test_figures_that_cannot_be_written_leave_the_earlier_ones_whole(scored, tmp_path, capsys):
@@ -122,7 +120,7 @@ def test_figures_that_cannot_be_written_leave_the_earlier_ones_whole(scored, tmp
     command = [sys.executable, "-c", script, "trials", str(scored), "--figures", str(figures)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert "det.png cannot be written" in ended.stderr
+    assert "det.png" in ended.stderr
     assert "FEWSHOT_DEBUG" not in ended.stderr
     assert {file.name: file.read_bytes() for file in figures.iterdir()} == before
 
@@ -133,7 +131,7 @@ def test_what_is_written_is_said_and_what_lacks_is_named_as_the_shell_has_it(sco
     assert main(["trials", str(scored), "--figures", str(figures), "--report", str(page)]) == 0
     screen = capsys.readouterr().out
     for path in (figures / "det.png", figures / "scores.png", page):
-        assert f"Written: {path}" in screen
+        assert missing_facts(screen, (path,)) == []
     table = tmp_path / "plain.csv"
     table.write_text("score,same\n0.9,1\n0.2,0\n0.8,1\n0.1,0\n")
     said = refused(capsys, table, "--metrics", "accuracy")

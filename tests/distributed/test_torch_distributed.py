@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
+from tests.messages import missing_facts
 from tests.metrics import process_jobs
 from tests.reports import assert_same
 
@@ -29,17 +30,18 @@ def test_shards_of_any_size_give_the_values_of_one_process(on_ranks: list[dict[s
 
 
 def test_an_error_that_concerns_all_is_the_same_on_every_rank(on_ranks: list[dict[str, Any]]) -> None:
-    with pytest.raises(ValueError, match="none of the 1 queries has another item of its class") as alone:
+    with pytest.raises(ValueError, match="evaluate_retrieval") as alone:
         evaluate_retrieval(torch.ones(1, 5), torch.zeros(1, dtype=torch.int64), **process_jobs.MORE)
+    assert missing_facts(str(alone.value), ("1 queries", "class", "1 labels", "two items")) == []
     for answers in on_ranks:
         assert answers["sharded"][1] == str(alone.value)
 
 
 def test_the_error_of_one_process_is_raised_on_all_ranks(on_ranks: list[dict[str, Any]]) -> None:
     for rank, answers in enumerate(on_ranks):
-        kind, words = answers["failing"]["value"]
+        kind, message = answers["failing"]["value"]
         assert kind == "ValueError"
-        assert words.startswith("evaluate_retrieval needs integer query_labels; got torch.float32.")
+        assert missing_facts(message, ("evaluate_retrieval", "integer", "query_labels", "torch.float32")) == []
         on_first = ("ArithmeticError", "no more numbers")
         on_others = ("RemoteError", "ArithmeticError: no more numbers")
         assert answers["failing"]["work"] == (on_others if rank else on_first)

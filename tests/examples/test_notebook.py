@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.messages import refused
 from tests.scripts import ROOT
 
 CELLS = json.loads((ROOT / "examples/colab.ipynb").read_text(encoding="utf-8"))["cells"]
@@ -35,7 +36,7 @@ def test_a_package_that_is_there_is_left_alone(tmp_path, monkeypatch):
 
 
 def test_without_a_source_beside_it_nothing_is_installed_and_it_says_what_to_upload(notebook_folder, monkeypatch):
-    with pytest.raises(ModuleNotFoundError, match=r"neither a checkout of it nor a wheel\. .*python -m build.*upload"):
+    with refused(ModuleNotFoundError, notebook_folder, "python -m build --wheel", "dist/fewshot_callbacks-*.whl"):
         requirements(notebook_folder, monkeypatch)
 
 

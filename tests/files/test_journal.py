@@ -15,7 +15,7 @@ from fewshot_callbacks.distributed.processes import ALONE
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.files.journal import Journal, journaling
 from fewshot_callbacks.functional import Share, evaluate_retrieval
-from tests.messages import refused
+from tests.messages import refused, warned
 from tests.reports import assert_same
 from tests.thread_processes import in_threads
 
@@ -64,7 +64,7 @@ def evaluated(rows, labels, journal=None, *, after=None, **options):
     ],
 )
 @pytest.mark.parametrize("rows", [VECTORS, VECTORS[torch.arange(600) % 450]], ids=["different rows", "with equal rows"])
-def test_what_was_killed_goes_on(tmp_path, rows, engine):
+def test_an_evaluation_that_was_killed_goes_on_to_the_same_report(tmp_path, rows, engine):
     known, _ = evaluated(rows, LABELS, engine=engine)
     for after in (0.0, 0.5, 0.95):
         with pytest.raises(Killed):
@@ -147,9 +147,7 @@ def test_a_folder_that_holds_anything_else_is_refused_and_left_as_it_is(tmp_path
     (tmp_path / "state").mkdir(exist_ok=True)
     (tmp_path / "state" / name).write_bytes(b"of the user")
     before = contents(tmp_path / "state")
-    with pytest.raises(
-        ValueError, match=rf"state holds {name}, which is no state .* Name a new folder, or an empty one"
-    ):
+    with refused(ValueError, tmp_path / "state", name, "state of an evaluation", "folder"):
         journal_of(tmp_path)
     assert contents(tmp_path / "state") == before
 
@@ -166,7 +164,7 @@ def test_the_name_of_a_state_with_the_content_of_another_file_is_refused(tmp_pat
         written = file.read_bytes()
         for content in (b"of the user", np.arange(99).tobytes()):
             file.write_bytes(content)
-            with pytest.raises(ValueError, match=rf"state holds {file.name}, which was damaged. Delete the folder"):
+            with refused(ValueError, tmp_path / "state", file.name, "damaged", "folder"):
                 journal_of(tmp_path)
             assert file.read_bytes() == content
         file.write_bytes(written)
@@ -175,7 +173,7 @@ def test_the_name_of_a_state_with_the_content_of_another_file_is_refused(tmp_pat
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "state").write_text("of the user")
-    with pytest.raises(ValueError, match=r"state is a file\. Name a new folder, or an empty one"):
+    with refused(ValueError, tmp_path / "state", "file", "folder"):
         journal_of(tmp_path)
     assert (tmp_path / "state").read_text() == "of the user"
 
@@ -229,7 +227,7 @@ def test_a_description_that_was_damaged_is_refused_with_the_folder(tmp_path, con
     written = file.read_bytes()
     damaged = {"half": written[: len(written) // 2], "no plain": written.replace(b"some", b"\xff\xfe")}
     file.write_bytes(damaged.get(content, content))
-    with pytest.raises(ValueError, match=rf"state holds {file.name}, which was damaged. Delete the folder to begin"):
+    with refused(ValueError, tmp_path / "state", file.name, "damaged", "folder"):
         journal_of(tmp_path)
 
 
@@ -237,7 +235,7 @@ def test_a_folder_that_was_deleted_while_it_ran_costs_no_result(tmp_path):
     known, _ = evaluated(VECTORS, LABELS)
     journal = journal_of(tmp_path)
     shutil.rmtree(tmp_path / "state")
-    with pytest.warns(UserWarning, match=r"could not be (written|removed): .*No such file or directory"):
+    with warned(UserWarning, "state", "No such file or directory"):
         report, _ = evaluated(VECTORS, LABELS, journal)
     assert_same(known, report)
 
@@ -273,6 +271,6 @@ def test_a_full_disk_does_not_end_the_evaluation(tmp_path, monkeypatch):
 
     known, _ = evaluated(VECTORS, LABELS)
     monkeypatch.setattr(np, "savez", full)
-    with pytest.warns(UserWarning, match="could not be written: .*No space left on device. It goes on"):
+    with warned(UserWarning, "state", "No space left on device"):
         report, _ = evaluated(VECTORS, LABELS, journal_of(tmp_path))
     assert_same(known, report)

@@ -21,6 +21,7 @@ from fewshot_callbacks.plots.style import (
     pixels,
     save,
 )
+from tests.messages import refused
 from tests.plots.legibility import drawn_texts
 
 
@@ -63,7 +64,7 @@ def test_the_name_of_the_file_chooses_the_format(tmp_path, name, start):
 
 
 def test_a_format_other_than_png_and_svg_is_refused(as_users_run_it):
-    with pytest.raises(ValueError, match="png or svg, not as 'pdf'"):
+    with refused(ValueError, "png", "svg", "'pdf'"):
         encode(line_plot(), "pdf")
 
 

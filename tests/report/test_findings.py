@@ -8,6 +8,7 @@ import torch
 from fewshot_callbacks import RetrievalPanels, evaluate_retrieval
 from fewshot_callbacks.report import Items, ReportSettings, write_report
 from fewshot_callbacks.report.findings import CONFUSION_K, SUSPECT_K, WORST_OF_A_CLASS
+from tests.messages import missing_facts
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -31,6 +32,5 @@ def test_a_report_states_its_limits(tmp_path):
     html = write_report(
         tmp_path / "report.html", evaluate_retrieval(rows, labels), Items(rows, labels)
     ).path.read_text()
-    assert f"among the first {CONFUSION_K} neighbours" in html
     assert worst_of_a_class_in(html) == {str(WORST_OF_A_CLASS)}
-    assert f"their {SUSPECT_K} nearest neighbours" in html
+    assert missing_facts(html, (f"{CONFUSION_K} neighbours", f"{SUSPECT_K} nearest neighbours")) == []

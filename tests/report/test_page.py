@@ -18,6 +18,7 @@ from fewshot_callbacks.functional.verification.identification import IDENTIFICAT
 from fewshot_callbacks.functional.verification.trials import TRIAL_METRICS
 from fewshot_callbacks.report import Items, Model, ReportSettings, pictures_of_files, write_report, write_trials
 from fewshot_callbacks.report.page import write_whole
+from tests.messages import missing_facts, refused
 from tests.report.browser import CONTRAST, emulate, open_browser, resize
 
 MARKUP = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -119,7 +120,7 @@ def test_the_page_names_no_address_to_load_from(example):
 def test_pictures_that_cannot_be_read_are_named_and_the_others_shown(example):
     assert any("007.png" in line and "008.png" in line and "2 pictures" in line for line in example.left_out)
     assert len(example.data["images"]) > 200
-    assert "Pictures are turned upright, as their Exif tags say; what is transparent lies on <bdi>white" in example.html
+    assert missing_facts(example.html, ("Exif", "<bdi>white</bdi>")) == []
 
 
 def test_the_page_tells_its_size_and_keeps_below_max_mb(example, tmp_path):
@@ -128,7 +129,7 @@ def test_the_page_tells_its_size_and_keeps_below_max_mb(example, tmp_path):
     items = Items(example.embeddings, example.labels, picture=lambda _: torch.rand(3, 90, 90))
     small = write_report(tmp_path / "small.html", example.report, items, settings=ReportSettings(max_mb=0.4))
     assert small.size < 0.4e6
-    assert any("did not fit into" in line for line in small.left_out)
+    assert any(missing_facts(line, ("pictures", "0.4 MB")) == [] for line in small.left_out)
 
 
 def test_the_report_says_that_queries_are_sampled(example, tmp_path):
@@ -136,7 +137,7 @@ def test_the_report_says_that_queries_are_sampled(example, tmp_path):
     items = Items(example.embeddings, example.labels)
     left_out = write_report(tmp_path / "few.html", example.report, items, settings=settings).left_out
     assert any("15 of 320 queries" in line or "14 of 320 queries" in line for line in left_out)
-    assert any("sample of 50 queries" in line for line in left_out)
+    assert any(missing_facts(line, ("Confusions", "50 queries")) == [] for line in left_out)
 
 
 @pytest.mark.parametrize("similarity", ["euclidean", "hamming"])
@@ -161,7 +162,7 @@ def test_a_single_class_with_texts_instead_of_images_and_intervals_of_another_co
     items = Items(rows, ["one"] * 12, picture=lambda index: f"text {index}")
     report = evaluate_retrieval(rows, ["one"] * 12, confidence=0.9)
     written = write_report(tmp_path / "report.html", report, items)
-    assert any("Suspects are left out" in line for line in written.left_out)
+    assert any("Suspects" in line for line in written.left_out)
     html = written.path.read_text(encoding="utf-8")
     assert "text 3" in html
     assert "90 % interval" in html
@@ -181,7 +182,7 @@ def test_without_metrics_of_pairs_there_is_no_threshold_to_move(example, browser
 
 def test_an_estimate_has_no_report(example, tmp_path):
     few = evaluate_retrieval(example.embeddings, example.labels, max_queries=50)
-    with pytest.raises(ValueError, match="leave out max_queries"):
+    with refused(ValueError, "50 queries", "320 items", "max_queries"):
         write_report(tmp_path / "report.html", few, Items(example.embeddings, example.labels))
 
 

@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 import pyarrow.parquet
-import pytest
 import torch
 
 from fewshot_callbacks import evaluate_retrieval
 from fewshot_callbacks.functional import nearest, suspects
 from fewshot_callbacks.report import write_rows
 from tests.integration_packages import integration
+from tests.messages import refused
 
 LABELS = ["owl"] * 20 + ["heron"] * 20
 ROWS = torch.eye(2).repeat_interleave(20, dim=0) + 0.1 * torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
@@ -69,16 +69,16 @@ def test_without_a_match_and_without_classes_values_are_missing(tmp_path):
     assert len(columns["scores"][0]) == 3
 
 
-def test_other_numbers_of_rows_are_refused(tmp_path):
+def test_paths_and_coordinates_that_are_not_one_for_each_query_are_refused(tmp_path):
     report = evaluate_retrieval(ROWS, LABELS)
-    with pytest.raises(ValueError, match=r"there are 39 paths, and the report is of 40 queries"):
+    with refused(ValueError, "write_rows", "39 paths", "40 queries"):
         write_rows(tmp_path / "rows.parquet", report, paths=PATHS[:39])
-    with pytest.raises(ValueError, match=r"coordinates have shape \(40, 3\); pass \(queries, 2\)"):
+    with refused(ValueError, "write_rows", "coordinates", "(40, 3)", "(queries, 2)"):
         write_rows(tmp_path / "rows.parquet", report, coordinates=np.zeros((40, 3)))
     assert not (tmp_path / "rows.parquet").exists()
 
 
-def test_pandas_reads_it(tmp_path):
+def test_pandas_reads_the_file(tmp_path):
     pandas = integration("pandas")
     written(tmp_path, evaluate_retrieval(ROWS, LABELS), paths=PATHS)
     frame = pandas.read_parquet(tmp_path / "rows.parquet")

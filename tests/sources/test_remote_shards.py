@@ -3,7 +3,6 @@
 import functools
 import multiprocessing
 import os
-import re
 import shutil
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -17,9 +16,12 @@ from fsspec.registry import known_implementations
 
 from fewshot_callbacks import Shards
 from fewshot_callbacks.files import remote_cache
+from tests.messages import missing_facts, refused
 from tests.remote_stores import empty_memory, s3_server
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
+PLACES = ("bucket", "folder", "file")
+"""Of what a reader may have misspelt a name, where there is nothing at an address."""
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +99,7 @@ def test_files_of_each_format_are_read_by_a_pattern(memory, tmp_path, ending, fo
     assert all("memory" in file.parts and "vectors" in file.parts for file in shards.files)
 
 
-def test_a_file_a_list_a_folder_and_files_in_folders(memory, tmp_path):
+def test_rows_come_from_a_file_a_list_a_folder_or_files_in_folders(memory, tmp_path):
     put(memory, "/vectors/deep", "a.npy", ROWS, tmp_path)
     put(memory, "/vectors", "b.npy", ROWS + 1, tmp_path)
     np.testing.assert_array_equal(Shards("memory://vectors/b.npy")[:], ROWS + 1)
@@ -105,17 +107,17 @@ def test_a_file_a_list_a_folder_and_files_in_folders(memory, tmp_path):
     np.testing.assert_array_equal(Shards(both)[:], np.concatenate([ROWS + 1, ROWS, ROWS]))
     np.testing.assert_array_equal(Shards("memory://vectors")[:], ROWS + 1)
     np.testing.assert_array_equal(Shards("memory://vectors/**/*.npy")[:], np.concatenate([ROWS + 1, ROWS]))
-    with pytest.raises(ValueError, match="is listed twice"):
+    with refused(ValueError, "b.npy", "twice"):
         Shards(["memory://vectors/b.npy", "memory://vectors/*.npy"])
 
 
-def test_a_file_with_brackets_in_its_name(memory, tmp_path):
+def test_a_file_with_brackets_in_its_name_is_read(memory, tmp_path):
     np.save(tmp_path / "a.npy", ROWS)
     memory.pipe("/vectors/a[1].npy", (tmp_path / "a.npy").read_bytes())
     np.testing.assert_array_equal(Shards("memory://vectors/a[1].npy")[:], ROWS)
 
 
-def test_labels_in_files_of_their_own(memory, tmp_path):
+def test_labels_may_lie_in_files_of_their_own(memory, tmp_path):
     put(memory, "/vectors", "rows.npy", ROWS, tmp_path)
     put(memory, "/labels", "labels.npy", np.arange(4), tmp_path)
     assert Shards("memory://vectors/rows.npy", labels="memory://labels/*.npy").labels.tolist() == [0, 1, 2, 3]
@@ -128,7 +130,7 @@ def test_an_address_of_this_machine_is_read_in_place(tmp_path, cache):
     assert not cache.exists()
 
 
-def test_a_file_in_an_archive(memory, tmp_path):
+def test_a_file_in_an_archive_is_read(memory, tmp_path):
     np.savez(tmp_path / "archive.zip.npz", rows=ROWS)
     memory.put(str(tmp_path / "archive.zip.npz"), "/archive.zip")
     np.testing.assert_array_equal(Shards("zip://rows.npy::memory://archive.zip")[:], ROWS)
@@ -172,9 +174,7 @@ def test_a_file_that_changes_while_it_is_fetched_is_refused(memory, tmp_path, mo
         put(self, "/vectors", "a.npy", ROWS + 1, tmp_path)
 
     monkeypatch.setattr(MemoryFileSystem, "get_file", overtaken)
-    with pytest.raises(
-        ValueError, match=r"memory://vectors/a\.npy changed or was cut off while it was fetched\. Fetch it"
-    ):
+    with refused(ValueError, "memory://vectors/a.npy", "changed"):
         Shards("memory://vectors/a.npy")
     assert not list(cache.rglob("a.npy"))
 
@@ -228,68 +228,55 @@ def test_a_note_says_what_is_fetched_if_it_is_large(memory, tmp_path, monkeypatc
     shutil.rmtree(cache)
     monkeypatch.setattr(remote_cache, "_NOTICE_BYTES", 100)
     Shards("memory://vectors/a.npy")
-    assert re.fullmatch(
-        rf"note: memory://vectors/a\.npy \(0\.0 MB\) is copied to {re.escape(str(cache))}/remote; FEWSHOT_CALLBACKS_CACHE "
-        r"names another folder\.\n",
-        capsys.readouterr().err,
-    )
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: ")
+    assert missing_facts(note, ("memory://vectors/a.npy", "0.0 MB", cache / "remote", "FEWSHOT_CALLBACKS_CACHE")) == []
 
 
-def test_a_disk_without_room_is_said_before_anything_is_fetched(memory, tmp_path, monkeypatch):
+def test_a_disk_without_room_is_said_before_anything_is_fetched(memory, tmp_path, monkeypatch, cache):
     paths = fetched(monkeypatch, memory)
     put(memory, "/vectors", "a.npy", ROWS, tmp_path)
     full = shutil.disk_usage(tmp_path)._replace(free=10)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: full)
-    with pytest.raises(
-        ValueError, match=r"do not fit into .* MB are free\. Make room, or name another folder in FEWSHOT"
-    ):
+    address = "memory://vectors/a.npy"
+    with refused(ValueError, address, cache / "remote", "0.0 MB", "free", "FEWSHOT_CALLBACKS_CACHE"):
         Shards("memory://vectors/*.npy")
     assert paths == []
 
 
 @pytest.mark.parametrize(
-    ("address", "words"),
+    ("address", "facts"),
     [
-        (
-            "memory://vectors/*.parquet",
-            r"memory://vectors/\*\.parquet is no file, and as a glob it matches none\. Pass a file",
-        ),
-        ("memory://other/*.npy", r"there is nothing at memory://other/\*\.npy.*\. Check the names of the bucket"),
-        ("memory://vectors/b.npy", r"there is nothing at memory://vectors/b\.npy\. Check the names"),
-        ("memory://vectors/a.pkl", r"memory://vectors/a\.pkl is none of \.npy, .* can run any code"),
-        ("memory://vectors/*", r"memory://vectors/a\.pkl is none of"),
-        (
-            "nonsense://vectors/*.npy",
-            r"nonsense://vectors/\*\.npy begins with a protocol that fsspec does not know\. Check",
-        ),
+        ("memory://vectors/*.parquet", ("memory://vectors/*.parquet", "file", "folder", "glob")),
+        ("memory://other/*.npy", ("memory://other/*.npy", *PLACES)),
+        ("memory://vectors/b.npy", ("memory://vectors/b.npy", *PLACES)),
+        ("memory://vectors/a.pkl", ("memory://vectors/a.pkl", ".npy", ".safetensors", "pickle", "code")),
+        ("memory://vectors/*", ("memory://vectors/a.pkl", ".npy", ".safetensors", "pickle", "code")),
+        ("nonsense://vectors/*.npy", ("nonsense://vectors/*.npy", "protocol", "fsspec.available_protocols()")),
     ],
 )
-def test_what_cannot_be_read_is_said_in_one_sentence(memory, tmp_path, address, words, monkeypatch):
+def test_what_cannot_be_read_is_named_and_nothing_is_fetched(memory, tmp_path, address, facts, monkeypatch):
     paths = fetched(monkeypatch, memory)
     put(memory, "/vectors", "c.npy", ROWS, tmp_path)
     memory.pipe("/vectors/a.pkl", b"pickle")
-    with pytest.raises(ValueError, match=words):
+    with refused(ValueError, *facts):
         Shards(address)
     assert paths == []
 
 
-def test_a_protocol_without_its_package(monkeypatch):
+def test_a_protocol_without_its_package_is_refused_with_the_line_that_installs_it(monkeypatch):
     missing = {"class": "nowhere_fs.FileSystem", "err": "Install nowhere_fs"}
     monkeypatch.setitem(known_implementations, "nowhere", missing)
-    with pytest.raises(
-        ModuleNotFoundError, match=r"nowhere://a\.npy needs nowhere_fs, which is not installed\. Run pip"
-    ):
+    with refused(ModuleNotFoundError, "nowhere://a.npy", "pip install nowhere_fs"):
         Shards("nowhere://a.npy")
 
 
-def test_a_store_that_cannot_be_reached(memory, monkeypatch):
+def test_a_store_that_cannot_be_reached_is_named_with_the_reason(memory, monkeypatch):
     def refuse(self, path, **settings):
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(MemoryFileSystem, "info", refuse)
-    with pytest.raises(
-        ValueError, match=r"memory://a\.npy cannot be reached \(no route to host\)\. Check the address, the"
-    ):
+    with refused(ValueError, "memory://a.npy", "no route to host", "address", "network", "keys"):
         Shards("memory://a.npy")
 
 
@@ -310,7 +297,7 @@ def web_server(tmp_path):
         server.shutdown()
 
 
-def test_shards_on_a_web_server(web_server, cache):
+def test_shards_on_a_web_server_are_read_and_fetched_anew_once_they_change(web_server, cache):
     address, folder = web_server
     for part in range(2):
         np.save(folder / f"part-{part}.npy", ROWS + part)
@@ -320,12 +307,12 @@ def test_shards_on_a_web_server(web_server, cache):
     np.save(folder / "part-1.npy", ROWS + 7)
     os.utime(folder / "part-1.npy", (1e9, 1e9))
     np.testing.assert_array_equal(Shards(f"{address}/part-1.npy")[:], ROWS + 7)
-    with pytest.raises(ValueError, match=r"there is nothing at http://.*/part-2\.npy.*\. Check the names"):
+    with refused(ValueError, f"{address}/part-2.npy", *PLACES):
         Shards(f"{address}/part-2.npy")
 
 
 @pytest.mark.slow
-def test_shards_in_s3(s3, tmp_path, monkeypatch):
+def test_shards_in_s3_are_fetched_once_for_each_version(s3, tmp_path, monkeypatch):
     for part in range(2):
         put(s3, "bucket/vectors", f"part-{part}.parquet", ROWS + part, tmp_path)
     paths = fetched(monkeypatch, s3)
@@ -339,13 +326,11 @@ def test_shards_in_s3(s3, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_mistakes_in_s3(s3, tmp_path, monkeypatch):
+def test_a_wrong_bucket_a_wrong_name_and_a_lack_of_permission_in_s3_are_told_apart(s3, tmp_path, monkeypatch):
     put(s3, "bucket/vectors", "a.npy", ROWS, tmp_path)
-    with pytest.raises(
-        ValueError, match=r"there is nothing at s3://bukket/\*\.npy \(The specified bucket does not exist\)\. "
-    ):
+    with refused(ValueError, "s3://bukket/*.npy", "The specified bucket does not exist", *PLACES):
         Shards("s3://bukket/*.npy")
-    with pytest.raises(ValueError, match=r"s3://bucket/vectors/\*\.npz is no file, and as a glob it matches none\."):
+    with refused(ValueError, "s3://bucket/vectors/*.npz", "glob"):
         Shards("s3://bucket/vectors/*.npz")
 
     async def denied(self, *arguments, **settings):
@@ -355,7 +340,5 @@ def test_mistakes_in_s3(s3, tmp_path, monkeypatch):
     monkeypatch.setattr(type(s3), "_info", denied)
     type(s3).clear_instance_cache()
     for address in ("s3://bucket/vectors/*.npy", "s3://bucket/vectors/a.npy"):
-        with pytest.raises(
-            PermissionError, match=r"there is no permission for s3://.* \(Access Denied\)\. Check the keys"
-        ):
+        with refused(PermissionError, address, "Access Denied", "keys"):
             Shards(address)

@@ -1,7 +1,6 @@
 """Compiling is said once, by one process, and not where numba finds the kernels in its cache."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import fewshot_callbacks.functional  # noqa: F401 - imports all loops
 from fewshot_callbacks.engine import compiled
 from fewshot_callbacks.system.compile_notice import notice_for
 from fewshot_callbacks.system.loop_cache import describe_loop
+from tests.messages import missing_facts
 
 FORKED = """
 import multiprocessing, os, sys
@@ -63,13 +63,13 @@ def test_compiling_is_said_once_by_the_first_process_and_not_with_a_warm_cache(t
     assert done.stderr.split("\n")[:-1] == ["worker", "another_rank", "twice", words, "twice"]
 
 
-def test_it_is_said_what_is_compiled():
+def test_the_notice_names_what_its_loops_are_for():
     """A first evaluation, J and a search for neighbours each compile loops of their own, and each says which."""
     modules = ("engine.counting", "engine.nearest", "engine.relevance", "functional._scatter_kernel")
     said = [notice_for(f"fewshot_callbacks.{module}") for module in modules]
     assert len(set(said)) == len(modules)
     for words, what in zip(said, ("exact retrieval", "nearest", "judgements", "J"), strict=True):
-        assert f"compiles its loops for {what}" in words
+        assert missing_facts(words, ("fewshot_callbacks", what, "fewshot warm")) == []
 
 
 @pytest.fixture
@@ -264,7 +264,8 @@ def test_loops_that_cannot_be_loaded_are_compiled_anew_with_one_line(engine, tmp
         file.write_bytes([content, content[:-9], b"", b"words"][number % 4])
     done = engine(script)
     assert printed(done) == whole
-    assert re.fullmatch(r"A compiled loop in \S+ cannot be loaded \(.*\): it is compiled anew\.\n", done.stderr)
+    (line,) = done.stderr.splitlines()
+    assert missing_facts(line, ("loop", tmp_path / "kept")) == []
     again = engine(script)
     assert (printed(again), again.stderr) == (whole, "")
 
@@ -281,7 +282,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))  # as a full disk: the beg
 def test_a_full_disk_ends_no_run(engine, tmp_path):
     done = engine(FULL + PRINTED.replace("*PAIR", "5.0, 7.0"))
     assert printed(done) == [2, 1, 5, 0, 2]
-    assert re.fullmatch(r"Compiled loops cannot be kept in \S+ \(.*\): later runs .* NUMBA_CACHE_DIR\.\n", done.stderr)
+    (line,) = done.stderr.splitlines()
+    assert missing_facts(line, ("loops", tmp_path / "kept", "NUMBA_CACHE_DIR")) == []
     assert [file for file in (tmp_path / "kept").rglob("*") if file.is_file()] == []
 
 
@@ -308,8 +310,7 @@ def test_loops_in_a_folder_that_cannot_be_written_are_loaded(engine):
 def test_no_folder_for_loops_is_said_once(engine):
     done = engine(NOT_WRITABLE + "import some_engine.calling")
     assert done.returncode == 0
-    assert done.stderr.count("numba finds no folder") == 1
-    assert "NUMBA_CACHE_DIR" in done.stderr
+    assert done.stderr.count("NUMBA_CACHE_DIR") == 1
 
 
 def test_old_loops_are_removed_and_files_of_others_are_not(engine, tmp_path):
