@@ -15,6 +15,7 @@ from fewshot_callbacks.data import EpisodicBatchSampler
 from fewshot_callbacks.functional import RetrievalReport, discriminant_ratio, evaluate_retrieval
 from fewshot_callbacks.protonet import ProtoNet
 from tests.functional.variance_ratio_reference import logged_by_definition
+from tests.messages import missing_facts
 
 FEATURES, DIM, CLASSES = 12, 5, 6
 
@@ -126,9 +127,10 @@ def trainer(*callbacks: Callback, **settings: Any) -> Trainer:
     return Trainer(**(defaults | settings), callbacks=list(callbacks))
 
 
-def messages_of(warnings: Any) -> list[str]:
-    """Return the messages of caught warnings, without one of torch itself."""
-    return [str(warning.message) for warning in warnings if "treespec" not in str(warning.message)]
+def messages_of(warnings: Any, *facts: Any) -> list[str]:
+    """Return the messages of caught warnings that name each fact, without one of torch itself."""
+    messages = [str(warning.message) for warning in warnings if "treespec" not in str(warning.message)]
+    return [message for message in messages if not missing_facts(message, facts)]
 
 
 def log_of_validation(monitor: Any, net: LightningModule, loaders: Any = None, **settings: Any) -> dict[str, float]:

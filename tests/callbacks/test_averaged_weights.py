@@ -25,6 +25,7 @@ from tests.callbacks.models import (
     trainer,
     with_prefix,
 )
+from tests.messages import warned
 
 
 class Swapped(Embeds):
@@ -90,7 +91,7 @@ def test_training_items_are_embedded_with_the_weights_of_the_steps(hooks: Any, e
     assert logged(run) != close(expected(net))  # the weights do differ
 
 
-def test_weights_that_the_module_exchanges() -> None:
+def test_training_items_are_embedded_with_weights_that_the_module_exchanges() -> None:
     net = ByModule()
     run = trainer(voting(), gap_monitor())
     run.validate(net, loader(VALIDATION), verbose=False)
@@ -115,7 +116,7 @@ class Averages(getattr(callbacks, "EMAWeightAveraging", Callback)):
 
 @is_old
 @pytest.mark.parametrize("is_first", [True, False])
-def test_averaged_weights_of_lightning(is_first: bool) -> None:
+def test_training_items_are_embedded_with_the_averaged_weights_of_lightning(is_first: bool) -> None:
     averages, net = Averages(decay=0.9), Swapped()
     seen: list[dict[str, float]] = []
 
@@ -143,7 +144,7 @@ class Second(Callback):
 def test_weights_that_change_between_two_loaders_are_refused(embed: Any) -> None:
     """The items of training that vote were embedded at the first batch."""
     run = trainer(voting(source=EmbeddingSource(embed=embed), strict=False), Second())
-    with pytest.warns(UserWarning, match=r"weights have changed since the training items were embedded.*bank='self'"):
+    with warned(UserWarning, "val/knn@5/dataloader_idx_1", "weights", "bank='self'"):
         run.validate(Swapped(), [loader(VALIDATION), loader(items(seed=9))], verbose=False)
     values = {key: float(value) for key, value in run.callback_metrics.items()}
     assert values["val/knn@5/dataloader_idx_0"] > 0
@@ -159,14 +160,14 @@ def test_a_loader_that_fails_leaves_the_vote_of_the_other() -> None:
 
     net = HalfBroken()
     run = trainer(voting(strict=False))
-    with pytest.warns(UserWarning, match="found no embeddings"):
+    with warned(UserWarning, "val/knn@5/dataloader_idx_0", "embeddings", "validation_step"):
         run.validate(net, [loader(items(seed=9)), loader(VALIDATION)], verbose=False)
     vote = knn_accuracy(*net.by_hand(VALIDATION), *net.by_hand(TRAINING), k=5)
     assert float(run.callback_metrics["val/knn@5/dataloader_idx_1"]) == pytest.approx(vote.values["knn@5"])
     assert vote.values["knn@5"] != pytest.approx(knn_accuracy(*net.by_hand(VALIDATION), k=5).values["knn@5"])
 
 
-def test_the_embeddings_of_training_items_are_no_ones_else() -> None:
+def test_embeddings_of_training_items_are_not_taken_for_those_of_a_step() -> None:
     """A monitor that listens to the submodule does not take them for those of its step."""
     net, run = Embeds(), trainer(voting(), gap_monitor(), retrieval(name="heard", source="encoder"))
     run.validate(net, loader(VALIDATION), verbose=False)

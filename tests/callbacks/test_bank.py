@@ -41,6 +41,7 @@ from tests.callbacks.models import (
     trainer,
 )
 from tests.gloo_processes import answers
+from tests.messages import missing_facts, refused, warned
 
 TRAIN = torch.randperm(len(TRAINING), generator=torch.Generator().manual_seed(6))[:26].sort().values
 POINTS, LABELS = TRAINING.tensors
@@ -202,20 +203,19 @@ def test_classes_are_drawn_from_the_items_of_the_sampler() -> None:
 @pytest.mark.parametrize(
     ("bank", "facts"),
     [
-        (lambda: DataLoader(WithoutLabels(), 7, sampler=Endless()), ["Endless", "bank"]),
-        (lambda: iter([(POINTS, LABELS)]), ["list_iterator"]),
-        (lambda: 3, ["int"]),
+        (lambda: DataLoader(WithoutLabels(), 7, sampler=Endless()), ("bank", "Endless", len(LABELS))),
+        (lambda: iter([(POINTS, LABELS)]), ("bank", "list_iterator")),
+        (lambda: 3, ("bank", "int")),
     ],
 )
-def test_a_bank_that_cannot_be_read_to_its_end_is_refused(bank: Callable[[], Any], facts: list[str]) -> None:
-    with pytest.raises(UsageError) as raised:
+def test_a_bank_that_cannot_be_read_to_its_end_is_refused(bank: Callable[[], Any], facts: tuple[Any, ...]) -> None:
+    with refused(UsageError, "KnnMonitor", *facts):
         log_of_validation(KnnMonitor(3, lambda run: bank()), Embeds())
-    assert all(fact in str(raised.value) for fact in facts)
 
 
 def test_classes_cannot_be_drawn_from_a_stream() -> None:
     monitor = GeneralizationGapMonitor(training_data=Stream(TRAINING), classes=4, label_groups=2)
-    with pytest.raises(UsageError, match="classes=None"):
+    with refused(UsageError, "training_data", "DataLoader", "classes=None"):
         log_of_validation(monitor, Embeds())
 
 
@@ -229,11 +229,18 @@ class Pointless(WithoutLabels):
         return [POINTS[index]]
 
 
-@pytest.mark.parametrize("monitor", [KnnMonitor(3, Broken()), ProbeMonitor(Broken()), ProbeMonitor(Pointless())])
-def test_a_bank_that_no_epoch_mends_ends_the_run_at_its_sanity_check(monitor: Any) -> None:
+@pytest.mark.parametrize(
+    ("monitor", "facts"),
+    [
+        (KnnMonitor(3, Broken()), ("KnnMonitor", "bank", "FileNotFoundError", "0.png")),
+        (ProbeMonitor(Broken()), ("ProbeMonitor", "bank", "FileNotFoundError", "0.png")),
+        (ProbeMonitor(Pointless()), ("ProbeMonitor", "'labels'", "list", 1, "source=EmbeddingSource(labels=function)")),
+    ],
+)
+def test_a_bank_that_no_epoch_mends_ends_the_run_at_its_sanity_check(monitor: Any, facts: tuple[Any, ...]) -> None:
     """Seen red: every epoch logged NaN."""
     run = trainer(monitor, num_sanity_val_steps=1, max_epochs=2)
-    with pytest.raises(UsageError, match=r"png|no labels"):
+    with refused(UsageError, *facts):
         run.fit(Embeds(), loader(TRAINING), loader(VALIDATION))
     assert run.global_step == 0
 
@@ -315,7 +322,7 @@ def test_with_ids_an_item_of_a_bank_counts_once_and_does_not_vote_for_itself(ban
 def test_where_a_bank_has_no_ids_a_note_says_that_queries_find_themselves() -> None:
     source = EmbeddingSource("encoder", embed=lambda net, batch: net(batch[0]), labels=1, ids=2)
     net = NamedNet()
-    with pytest.warns(UserWarning, match="20 of 20 queries"):
+    with warned(UserWarning, "val", "knn", 20, "query_ids=", "gallery_ids="):
         logged = log_of_validation(KnnMonitor(3, TRAINING, source=source), net, DataLoader(Named(ALL[:20]), 11))
     votes = knn_accuracy(*(part[:20] for part in net.by_hand(TRAINING)), *net.by_hand(TRAINING), k=3)
     assert logged == close({f"val/{name}": value for name, value in votes.values.items()})
@@ -349,5 +356,4 @@ def test_a_bank_on_several_processes_is_that_of_one(
 
 def test_a_stream_that_every_process_reads_needs_ids(ranks: list[dict[str, Any]]) -> None:
     for seen in ranks:
-        assert "ids='key'" in seen["stream without ids"]
-        assert "2 processes" in seen["stream without ids"]
+        assert missing_facts(seen["stream without ids"], ("bank", 2, "ids='key'")) == []

@@ -18,12 +18,14 @@ from tests.callbacks.models import (
     items,
     loader,
     log_of_validation,
+    messages_of,
     multi_label_items,
     retrieval,
     trainer,
     with_prefix,
 )
 from tests.callbacks.process_jobs import ReturnedPoints, TwoEncoders
+from tests.messages import refused, warned
 
 QUERIES, GALLERY = items(), items(per_class=4, seed=4)
 FORMS: dict[str, Any] = {"dims": (2, 4), "codes": ("int8", "binary")}
@@ -69,7 +71,7 @@ def test_the_first_metric_and_recall_at_1_are_logged(metrics: Any, keys: list[st
     assert [key for key in logged if "dims2" in key] == [f"val/dims2/{key}" for key in keys]
 
 
-def test_sets_directions_and_names_have_their_own_values() -> None:
+def test_each_loader_direction_and_name_has_its_own_compressed_values() -> None:
     monitor = RetrievalMonitor(dims=2, name="exact", metrics="mAP")
     logged = log_of_validation(monitor, Net(), [loader(QUERIES), loader(GALLERY)])
     assert [key for key in logged if "dims2" in key] == [
@@ -90,7 +92,7 @@ def test_sets_directions_and_names_have_their_own_values() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:val. . of 40 queries have no match")
-def test_several_labels_for_each_item() -> None:
+def test_compressed_forms_are_measured_with_several_labels_for_each_item() -> None:
     data = multi_label_items(40)
     logged = log_of_validation(retrieval(dims=3), ReturnedPoints(), loader(data))
     expected = compression_costs(*data.tensors, dims=3, codes=()).metrics()
@@ -105,46 +107,44 @@ def test_a_checkpoint_may_wait_for_a_form_and_a_misspelt_key_ends_the_run(tmp_pa
     assert best.best_model_score == run.callback_metrics["val/int8/mAP"]
     wrong = ModelCheckpoint(tmp_path / "misspelt", monitor="val/int8/map", mode="max")
     run = trainer(retrieval(codes="int8"), wrong, max_epochs=1, num_sanity_val_steps=1)
-    with pytest.raises(ValueError, match="val/int8/mAP"):
+    with refused(ValueError, "ModelCheckpoint", "val/int8/map", "val/int8/mAP"):
         run.fit(Net(), loader(), loader())
 
 
 def test_more_dimensions_than_there_are_end_the_run_at_the_sanity_check() -> None:
     run = trainer(retrieval(dims=(2, DIM + 1)), max_epochs=1, num_sanity_val_steps=1)
-    with pytest.raises(ValueError, match=r"RetrievalMonitor: dims hold 6, and the embeddings have 5 dimensions."):
+    with refused(ValueError, "RetrievalMonitor", "dims", DIM + 1, DIM):
         run.fit(Net(), loader(), loader())
     assert run.global_step == 0
 
 
-def test_notes_are_said_once() -> None:
+def test_a_note_on_a_compressed_form_is_said_once() -> None:
     data = items()
     data.tensors[0][:, 0] = 1.0
-    with pytest.warns(UserWarning, match=f"val: 1 of {FEATURES} dimensions are the same in all gallery items") as said:
+    facts = "val", 1, FEATURES, "dimensions", "gallery"
+    with warned(UserWarning, *facts) as said:
         log_of_validation(retrieval(codes="int8"), ReturnedPoints(), loader(data))
-    assert len([warning for warning in said if "are the same in all" in str(warning.message)]) == 1
+    assert len(messages_of(said, *facts)) == 1
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "facts"),
     [
-        ({"dims": 0}, "dims hold 0. Each is a whole number"),
-        ({"codes": "int4"}, "codes hold 'int4', and there is no such code. Did you mean 'int8'"),
-        ({"dims": 2, "similarity": "hamming"}, "with similarity='hamming' the embeddings are binary codes already"),
-        (
-            {"codes": "int8", "metrics": "pair_f1", "threshold": 0.5},
-            "threshold=0.5 holds for the scores of the embeddings",
-        ),
+        ({"dims": 0}, ("dims", 0)),
+        ({"codes": "int4"}, ("codes", "'int4'", "'int8'")),
+        ({"dims": 2, "similarity": "hamming"}, ("similarity='hamming'", "binary")),
+        ({"codes": "int8", "metrics": "pair_f1", "threshold": 0.5}, ("threshold=0.5", "scores")),
     ],
 )
-def test_wrong_settings_are_refused_by_the_constructor(settings: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=f"RetrievalMonitor: {words}"):
+def test_wrong_settings_are_refused_by_the_constructor(settings: Any, facts: tuple[Any, ...]) -> None:
+    with refused(ValueError, "RetrievalMonitor", *facts):
         RetrievalMonitor(**settings)
 
 
 def test_a_set_that_cannot_be_evaluated_has_nan_under_all_keys() -> None:
     data = items()
     data.tensors[1][:] = torch.arange(len(data))
-    with pytest.warns(UserWarning, match="the other values of this set are NaN"):
+    with warned(UserWarning, "val/mAP", "NaN", len(data)):
         logged = log_of_validation(retrieval(codes="binary", metrics="mAP"), Net(), loader(data))
     assert list(logged) == ["val/mAP", "val/binary/mAP"]
     assert all(value != value for value in logged.values())  # noqa: PLR0124 - NaN

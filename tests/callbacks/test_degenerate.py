@@ -26,13 +26,10 @@ from tests.callbacks.models import (
     retrieval,
     trainer,
 )
+from tests.messages import missing_facts, refused
 
 SIZES, MANY = (2, 3, 4, 6, 9, 12), [20] * 6
-STARTS = (
-    "val/mAP and the other values of this set are NaN. ",
-    "val/J and the other values of this set are NaN. ",
-    "gap/grouped_recall@1 and the other values of this set are NaN. ",
-)
+KEYS = "val/mAP", "val/J", "gap/grouped_recall@1"
 
 
 def sized(sizes: Any = SIZES, order: int = 0) -> TensorDataset:
@@ -83,10 +80,14 @@ def fitted(net: Net, data: Any, *monitors: Callback, **settings: Any) -> tuple[d
 
 def causes(words: list[str], end: str = "") -> list[str]:
     """Why mAP, J and the gap are NaN: one warning each."""
-    starts = [start.replace(" and", f"{end} and", 1) for start in STARTS]
-    found = [text.removeprefix(start) for start in starts for text in words if text.startswith(start)]
+    found = [text for key in KEYS for text in words if not missing_facts(text, (key + end, "NaN"))]
     assert len(found) == len(words), words
     return found
+
+
+def of_facts(words: list[str], *facts: Any) -> list[str]:
+    """Return the messages that name each fact."""
+    return [text for text in words if not missing_facts(text, facts)]
 
 
 def gap_of() -> Any:
@@ -117,13 +118,10 @@ def test_collapsed_embeddings_are_at_chance_in_any_order_and_one_warning(
     for order, batch_size in enumerate((11, 7)):
         monitors = retrieval(similarity=similarity, label_groups=3), DiscriminantRatioMonitor(normalize=normalize)
         values, words = fitted(gives(COLLAPSED[made]), [loader(sized(order=order), batch_size)], *monitors)
-        if made == "zeros":
-            words.remove("val: 36 embeddings have length zero: their cosine similarity to everything is 0.")
-        words.remove(
-            "val: The embeddings have collapsed: all are the same vector, and every ranking is at chance level."
-        )
-        [of_j] = causes(words)
-        assert of_j.startswith("All embeddings are equal: the model has")
+        *of_map, of_j = sorted(words, key=lambda text: "NaN" in text)
+        told = [("val", "embeddings", "chance"), *([("val", 36, "length", 0)] if made == "zeros" else [])]
+        assert sorted(len(of_facts(of_map, *facts)) for facts in told) == [1] * len(of_map)
+        assert causes([of_j]) == of_facts([of_j], "embeddings", "equal")
         assert {key: values[key] for key in chance()} == pytest.approx(chance(), rel=1e-6)
         logged.append({key: value for key, value in values.items() if not math.isnan(value)})
     assert logged[0] == logged[1]
@@ -151,7 +149,7 @@ def test_a_constant_and_the_noise_of_rounding_are_near_chance_in_any_order() -> 
     logged = []
     for order in range(3):
         values, words = fitted(gives(nearly), sized(MANY, order), retrieval(), DiscriminantRatioMonitor(), max_epochs=1)
-        assert all("tie with irrelevant" in text for text in words), words
+        assert words == of_facts(words, "val", "irrelevant")
         assert values["val/mAP"] == pytest.approx(chance(MANY)["val/mAP"], abs=0.03)
         assert values["val/J"] == pytest.approx(of_noise, rel=1e-6)
         logged.append(values)
@@ -178,15 +176,18 @@ def test_rows_that_are_not_finite_are_nan_and_one_warning_that_counts_them(bad: 
     for seen in (epochs, ratios):
         assert [math.isnan(value) for value in seen.values] == [True, True, False]
     of_map, of_j, of_gap = causes(words)
-    assert of_map.startswith("evaluate_retrieval: 4 of 36 rows of queries hold NaN or Inf, the first at index 1.")
-    assert of_j.startswith("1 of the 11 embeddings of a batch are not finite (NaN or Inf), the first at item 1.")
-    assert "rows of queries hold NaN or Inf" in of_gap
+    assert of_facts([of_map], "queries", 4, 36, "Inf", 1)
+    assert of_facts([of_j], "batch", 1, 11, "Inf", "item", 1)
+    assert of_facts([of_gap], "queries", "Inf")
 
 
-@pytest.mark.parametrize("monitor", [retrieval, DiscriminantRatioMonitor])
-def test_a_strict_monitor_raises_of_rows_that_are_not_finite(monitor: Callable[..., Any]) -> None:
-    words = r"(4 of 36 rows|1 of the 11 embeddings).*NaN or Inf.*the first at (item|index) 1"
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(
+    ("monitor", "facts"), [(retrieval, ("queries", 4, 36, 1)), (DiscriminantRatioMonitor, ("batch", 1, 11))]
+)
+def test_a_strict_monitor_raises_of_rows_that_are_not_finite(
+    monitor: Callable[..., Any], facts: tuple[Any, ...]
+) -> None:
+    with refused(ValueError, "NaN", "Inf", *facts):
         trainer(monitor(strict=True)).fit(diverging(math.inf), loader(), loader())
 
 
@@ -203,21 +204,19 @@ def test_a_single_class_is_reported_as_far_as_it_is_defined() -> None:
     assert math.isnan(values["gap/grouped_recall@1"])
     assert math.isnan(values["val/variance_ratio"])
     of_gap, of_ratio = sorted(words)
-    assert of_ratio.startswith("val/variance_ratio is NaN. The set has a single class.")
-    assert of_gap.startswith(f"{STARTS[2]}generalization_gap: the validation report")
+    assert of_facts([of_ratio], "val/variance_ratio", "NaN", "class")
+    assert of_facts([of_gap], "gap/grouped_recall@1", "NaN", "generalization_gap", "validation")
 
 
-@pytest.mark.parametrize(
-    ("count", "j"), [(36, "Each of the 36 classes has one item"), (1, "Each of the 1 classes has one")]
-)
-def test_singletons_and_a_single_item_are_nan_and_one_warning_for_each_monitor(count: int, j: str) -> None:
+@pytest.mark.parametrize("count", [36, 1])
+def test_singletons_and_a_single_item_are_nan_and_one_warning_for_each_monitor(count: int) -> None:
     net, data = plain(), TensorDataset(items().tensors[0][:count], torch.arange(count))
     values, words = fitted(net, data, retrieval(), DiscriminantRatioMonitor(), gap_of())
     assert {key for key, value in values.items() if not math.isnan(value)} == {"gap/share_of_time"}
     of_map, of_j, of_gap = causes(words)
-    assert f"none of the {count} queries has another item of its class" in of_map
-    assert j in of_j
-    assert f"none of the {count} queries has another item of its class" in of_gap
+    assert of_facts([of_map], "queries", count, "class")
+    assert of_facts([of_j], "classes", count, "item")
+    assert of_facts([of_gap], "queries", count, "class")
 
 
 def test_an_empty_set_alone_is_not_validated() -> None:
@@ -236,8 +235,8 @@ def test_an_empty_set_beside_another_is_nan_and_one_warning_for_each_monitor() -
         values, words = fitted(net, sets, retrieval(), DiscriminantRatioMonitor(), num_sanity_val_steps=1)
         assert all(math.isnan(value) == key.endswith(end) for key, value in values.items())
         of_map, of_j = causes(words, end=end)
-        assert of_map.startswith("evaluate_retrieval: queries is empty (shape (0, ")
-        assert of_j.startswith("The set is empty: no step gave an embedding.")
+        assert of_facts([of_map], "queries", "empty", "shape (0")
+        assert of_facts([of_j], "empty", "embedding")
 
 
 def test_zero_vectors_are_similar_to_nothing_and_counted_once() -> None:
@@ -253,7 +252,7 @@ def test_zero_vectors_are_similar_to_nothing_and_counted_once() -> None:
         values, words = fitted(gives(some_zero), data, retrieval(), DiscriminantRatioMonitor())
         assert values["val/mAP"] == pytest.approx(expected_metrics(embeddings, labels)["mAP"], rel=1e-6)
         of_zeros, of_ties = words
-        assert of_zeros == f"val: {zeros} embeddings have length zero: their cosine similarity to everything is 0."
-        assert "tie with irrelevant ones" in of_ties
+        assert of_facts([of_zeros], "val", zeros, "length", "cosine", 0)
+        assert of_facts([of_ties], "val", "irrelevant")
         logged.append(values)
     assert logged[0] == pytest.approx(logged[1], rel=1e-6)

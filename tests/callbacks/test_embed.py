@@ -12,6 +12,7 @@ from fewshot_callbacks import discriminant_ratio, embedding_health
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor, EmbeddingSource
 from fewshot_callbacks.functional.health import Moments
 from tests.callbacks.models import FEATURES, VALIDATION, Net, close, expected_ratios, loader, trainer, with_prefix
+from tests.messages import refused
 
 
 class Contrastive(Net):
@@ -62,7 +63,7 @@ class EachBatch(Callback):
         self.logged.append([float(trainer.callback_metrics[key]) for key in ("train/J", "train/rankme")])
 
 
-def test_a_module_that_returns_losses_alone() -> None:
+def test_a_module_that_returns_losses_alone_is_measured() -> None:
     net, each = Contrastive(), EachBatch()
     monitors = (
         DiscriminantRatioMonitor(source=EmbeddingSource(labels=1, embed=first_view)),
@@ -82,7 +83,7 @@ def test_a_module_that_returns_losses_alone() -> None:
 
 
 @pytest.mark.parametrize("stage", ["validate", "test"])
-def test_the_name_of_a_submodule_and_labels_in_the_batch(stage: str) -> None:
+def test_the_name_of_a_submodule_and_labels_in_the_batch_are_enough(stage: str) -> None:
     net = Net()
     net.frozen = nn.Identity()
     net.validation_step = net.test_step = lambda batch, batch_idx: None  # type: ignore[method-assign]
@@ -98,7 +99,7 @@ def test_the_name_of_a_submodule_and_labels_in_the_batch(stage: str) -> None:
     assert logged == close(expected, rel=1e-4)
 
 
-def test_both_views_with_their_labels() -> None:
+def test_both_views_are_measured_with_their_labels() -> None:
     def both(module: Any, batch: Any) -> Tensor:
         return module.backbone(torch.cat(batch[0])).flatten(1)
 
@@ -132,5 +133,5 @@ def test_dropout_and_running_statistics_are_as_without_the_monitors() -> None:
 def test_a_name_that_is_called_with_several_views_is_told_what_to_pass() -> None:
     assert FEATURES == 12
     monitor = EmbeddingHealthMonitor(source=EmbeddingSource(embed="backbone"), strict=True)
-    with pytest.raises(ValueError, match=r"embed='backbone'.*the inputs are a list of 2.*embed=lambda module, batch: "):
+    with refused(ValueError, "EmbeddingHealthMonitor", "embed='backbone'", "list", 2, "embed=lambda module, batch:"):
         trainer(monitor).validate(Contrastive(), views(), verbose=False)

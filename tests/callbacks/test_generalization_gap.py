@@ -1,7 +1,6 @@
 """GeneralizationGapMonitor: the values are those of the functions, the training is left alone, the time is kept."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +28,7 @@ from tests.callbacks.models import (
     messages_of,
     trainer,
 )
+from tests.messages import missing_facts, refused, warned
 
 
 def expected(net: Net, some: Any = slice(None), some_val: Any = slice(None), **settings: Any) -> dict[str, float]:
@@ -124,7 +124,7 @@ def assert_that_of(net: Net, logged: Any) -> None:
         (Maps, {}),
     ],
 )
-def test_ways_to_embed(make: Callable[[], Net], settings: dict[str, Any]) -> None:
+def test_each_way_to_embed_gives_the_same_gap(make: Callable[[], Net], settings: dict[str, Any]) -> None:
     net = make()
     assert_that_of(net, log_of_validation(gap_monitor(**settings), net))
 
@@ -139,7 +139,7 @@ def test_ways_to_embed(make: Callable[[], Net], settings: dict[str, Any]) -> Non
     ],
     ids=["parts", "mappings", "subset of a table", "function"],
 )
-def test_training_data_of_any_kind(data: Any, embed: Any) -> None:
+def test_training_data_of_any_kind_gives_the_same_gap(data: Any, embed: Any) -> None:
     net = Embeds()
     settings = {"labels": lambda batch: batch["label"] if isinstance(batch, dict) else batch[1]}
     assert_that_of(net, log_of_validation(gap_monitor(training_data=data, embed=embed, **settings), net))
@@ -184,22 +184,22 @@ def test_labels_of_training_data_are_found_without_reading_an_item(of: Any, part
     assert logged == close(expected(net, chosen, of_validation, label_groups=2))
 
 
-def test_a_data_module_may_know_the_training_set() -> None:
+def test_a_data_module_may_give_the_training_set() -> None:
     net, run = Embeds(), trainer(gap_monitor(training_data=None))
     run.validate(net, datamodule=Data(), verbose=False)
     assert_that_of(net, run.callback_metrics)
 
 
-def test_one_of_several_loaders() -> None:
+def test_one_of_several_loaders_is_compared() -> None:
     net, loaders = Embeds(), [loader(items(seed=9)), loader(VALIDATION)]
     assert_that_of(net, log_of_validation(gap_monitor(val_loader=1), net, loaders))
     assert_that_of(net, log_of_validation(gap_monitor(val_loader="hard"), net, dict(zip(("easy", "hard"), loaders))))  # noqa: B905
-    with pytest.warns(UserWarning, match=r"val_loader=2\): there is no such loader; there are 'dataloader_idx_0'"):
+    with warned(UserWarning, "val_loader=2", "'dataloader_idx_0'", "'dataloader_idx_1'", "NaN"):
         logged = log_of_validation(gap_monitor(val_loader=2, strict=False), net, loaders)
     assert all(math.isnan(logged[key]) for key in KEYS)
 
 
-def test_it_is_put_off_until_it_is_cheap_enough(monkeypatch, caplog) -> None:
+def test_the_gap_skips_epochs_until_it_takes_less_than_its_share_of_time(monkeypatch, caplog) -> None:
     """3 s are less than 10 % of 33 s, and 6 s of 66 s."""
     now, epochs = [0.0], []
     monkeypatch.setattr("fewshot_callbacks.callbacks._conduct.time.perf_counter", lambda: now[0])
@@ -218,11 +218,12 @@ def test_it_is_put_off_until_it_is_cheap_enough(monkeypatch, caplog) -> None:
     with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
         run.fit(TenSeconds(), loader(TRAINING, batch_size=48), loader(VALIDATION))
     assert Counter(epochs) == dict.fromkeys((0, 2, 5), len(TRAINING))
-    assert caplog.text.count("this has taken 3.0 s, 13% of the time; epochs are skipped until") == 1
+    facts = "GeneralizationGapMonitor", "3.0 s", "13%", "max_share=None"
+    assert len([text for text in caplog.messages if not missing_facts(text, facts)]) == 1
     assert float(run.callback_metrics["gap/share_of_time"]) == pytest.approx(9 / 69)
 
 
-def test_a_test_is_left_alone() -> None:
+def test_no_gap_is_measured_in_a_test() -> None:
     assert trainer(gap_monitor()).test(Embeds(), loader(), verbose=False) == [{}]
 
 
@@ -243,18 +244,18 @@ def test_overfitting_is_said_when_it_begins_and_ends(caplog: Any) -> None:
     with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
         for data, count in ((good, 0), (bad, 1), (bad, 1), (good, 2), (good, 2)):
             run.validate(Fixed(), DataLoader(data, batch_size=64), verbose=False)
-            assert caplog.text.count("Grouped Recall@1 among 10 classes") == count
-    assert "is beyond its 95% interval: overfitting" in caplog.text
-    assert "within chance" in caplog.text
+            said = [text for text in caplog.messages if not missing_facts(text, ("gap", "Grouped Recall@1", 10))]
+            assert len(said) == count
+    begins, ends = said
+    assert missing_facts(begins, ("overfitting", "95%")) == []
+    assert missing_facts(ends, ("chance", "95%")) == []
 
 
 def test_uneven_classes_are_spoken_of_once() -> None:
     run = trainer(gap_monitor(training_data=Labelled(items(per_class=12, seed=1))), max_epochs=2)
-    with pytest.warns(UserWarning, match="items each") as caught:
+    with warned(UserWarning, "gap", "training", "12.0", "validation", "6.0", "items_per_class=6") as caught:
         run.fit(Embeds(), loader(), loader(VALIDATION))
-    [note] = [words for words in messages_of(caught) if "items each" in words]
-    assert "training classes hold 12.0 items each, validation classes 6.0" in note
-    assert "items_per_class=6" in note
+    assert len(messages_of(caught, "items_per_class=6")) == 1
 
 
 class Scaled(Embeds):
@@ -264,20 +265,16 @@ class Scaled(Embeds):
 
 def test_embeddings_made_in_another_way_are_refused() -> None:
     assert not math.isnan(log_of_validation(gap_monitor(), Scaled())["gap/recall@1"])  # cosine does not see the length
-    with pytest.raises(
-        ValueError, match=r"Scaled.forward gives other embeddings than validation_step .*up to 1 of the"
-    ):
+    with refused(ValueError, "Scaled.forward", "validation_step", 1, "embed=..."):
         log_of_validation(gap_monitor(similarity="dot", strict=True), Scaled())
-    with pytest.raises(ValueError, match=r"gives embeddings of shape \(11, 12\) for a batch of which .* \(11, 5\)"):
+    with refused(ValueError, "'frozen'", "(11, 12)", "validation_step", "(11, 5)", "embed=..."):
         log_of_validation(gap_monitor(embed="frozen", strict=True), Embeds())
 
 
 def test_a_mismatch_that_the_sanity_check_finds_stays_one() -> None:
     monitor = gap_monitor(embed=lambda module, batch: batch[0].roll(1, 1)[:, :5], strict=False)
     run = trainer(monitor, num_sanity_val_steps=1, max_epochs=2)
-    with pytest.warns(
-        UserWarning, match=r"The sanity check .*gives other embeddings than validation_step.*Pass embed="
-    ):
+    with warned(UserWarning, "sanity check", "GeneralizationGapMonitor", "embed", "validation_step", "embed=..."):
         run.fit(Embeds(), loader(TRAINING), loader(VALIDATION))
     assert math.isnan(float(run.callback_metrics["gap/recall@1"]))
 
@@ -289,52 +286,51 @@ def labelled(labels: Any) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "facts"),
     [
-        ({"training_data": None}, "has no training set: pass training_data"),
+        ({"training_data": None}, ("training_data=...", "training_data_for_evaluation()")),
         (
             {"training_data": TensorDataset(TRAINING.tensors[0]), "classes": 6},
-            "TensorDataset has neither labels nor targets",
+            ("TensorDataset", "labels", "targets", "dataset.labels = [...]"),
         ),
-        ({"training_data": labelled([1, 2]), "classes": 6}, "48 items, but 2 labels of training_data. Both must come"),
-        (
-            {"training_data": labelled(torch.ones(48)), "classes": 6},
-            "needs integer labels of training_data; got torch.float32",
-        ),
-        ({"training_data": lambda run: 3}, "training_data gave a int"),
-        ({"label_groups": 5}, "has no Grouped Recall"),
-        ({"embed": lambda module, batch: None}, "the embeddings of embed are None"),
+        ({"training_data": labelled([1, 2]), "classes": 6}, (48, 2, "training_data")),
+        ({"training_data": labelled(torch.ones(48)), "classes": 6}, ("integer", "training_data", "torch.float32")),
+        ({"training_data": lambda run: 3}, ("training_data", "int")),
+        ({"label_groups": 5}, ("training", "Grouped Recall", "label_groups=5", 6)),
+        ({"embed": lambda module, batch: None}, ("embed", "None", "tensor")),
     ],
 )
-def test_what_is_wrong_ends_a_strict_run(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)):
+def test_what_is_wrong_ends_a_strict_run(settings: dict[str, Any], facts: tuple[Any, ...]) -> None:
+    with refused(ValueError, *facts):
         log_of_validation(gap_monitor(**settings, strict=True), Embeds())
 
 
 def test_what_is_wrong_is_said_and_the_run_goes_on_if_it_is_not_strict() -> None:
-    words = r"gap/grouped_recall@1 and the other values of this set are NaN\. .*has no training set: pass training_data"
-    with pytest.warns(UserWarning, match=words):
+    with warned(UserWarning, "gap/grouped_recall@1", "NaN", "GeneralizationGapMonitor", "training_data=..."):
         logged = log_of_validation(gap_monitor(training_data=None, strict=False), Embeds())
     assert all(math.isnan(logged[key]) for key in KEYS)
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "facts"),
     [
-        ({"classes": 15}, "classes=15 make fewer than two groups of label_groups=10"),
-        ({"items_per_class": 0}, "items_per_class=0) must be at least 1"),
-        ({"every_n_epochs": 0}, "every_n_epochs=0) must be at least 1"),
-        ({"prefix": ""}, "the keys need a first part"),
-        ({"metrics": "recall@1"}, "a gap is one of Grouped Recall@k, with Recall@k of the same k beside it"),
-        ({"metrics": ("grouped_recall@1", "recall@2")}, "Pass keys such as ('grouped_recall@1', 'recall@1')"),
-        ({"label_groups": [[0, 1, 2], [3, 4, 5]]}, "cannot hold the classes of both sets"),
+        ({"classes": 15}, ("classes=15", "label_groups=10", "classes >= 20")),
+        ({"items_per_class": 0}, ("items_per_class=0", 1)),
+        ({"every_n_epochs": 0}, ("every_n_epochs=0", 1)),
+        ({"prefix": ""}, ("prefix=''", "'gap'")),
+        ({"metrics": "recall@1"}, ("metrics=('recall@1',)", "('grouped_recall@1', 'recall@1')")),
+        (
+            {"metrics": ("grouped_recall@1", "recall@2")},
+            ("metrics=('grouped_recall@1', 'recall@2')", "('grouped_recall@1', 'recall@1')"),
+        ),
+        ({"label_groups": [[0, 1, 2], [3, 4, 5]]}, ("label_groups=[[0, 1, 2], [3, 4, 5]]", "classes", 10)),
     ],
 )
-def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)):
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], facts: tuple[Any, ...]) -> None:
+    with refused(ValueError, "GeneralizationGapMonitor", *facts):
         GeneralizationGapMonitor(**settings)
 
 
-def test_two_in_one_trainer_need_two_prefixes() -> None:
-    with pytest.raises(ValueError, match=r"would log under the same keys, .*Give them different prefixes"):
+def test_two_gap_monitors_in_one_trainer_need_two_prefixes() -> None:
+    with refused(ValueError, "GeneralizationGapMonitors", "keys", "prefixes"):
         trainer(gap_monitor(), gap_monitor()).validate(Embeds(), loader(VALIDATION), verbose=False)

@@ -29,6 +29,7 @@ from fewshot_callbacks.callbacks._conduct import FailurePolicy
 from fewshot_callbacks.callbacks._loggers import log_embedding, log_figures
 from tests.callbacks.models import Net, loader, messages_of, trainer
 from tests.integration_packages import integration
+from tests.messages import missing_facts, warned
 
 NAME, ACCEPTED = "val/panels@worst 5", "val/panels_worst 5"
 RED = (200, 10, 30)
@@ -106,7 +107,7 @@ def assert_same(logged: dict[str, Any], metrics: dict[str, float]) -> None:
     assert found == pytest.approx(metrics, rel=1e-6, nan_ok=True)
 
 
-def test_nothing_was_refused(run: SimpleNamespace) -> None:
+def test_no_logger_refuses_a_key_a_picture_or_points(run: SimpleNamespace) -> None:
     hard = ("recall@1", "recall@precision0.95", "fnmr@fmr0.1", "fnmr@fmr1e-05")  # keys that a logger may refuse
     assert {f"val/{name}/dataloader_idx_1" for name in hard} <= set(run.metrics)
     assert not [words for words in run.said if "picture" in words or "points" in words]
@@ -236,7 +237,7 @@ def test_a_logger_of_any_class_that_can_show_pictures_is_given_them(kind: Any, t
 
 
 @pytest.mark.parametrize("kind", [WithAnotherMethod, WithoutExperiment])
-def test_a_logger_that_cannot_gets_a_file(kind: Any, tmp_path: Path) -> None:
+def test_a_logger_that_cannot_show_pictures_gets_a_file(kind: Any, tmp_path: Path) -> None:
     log_figures(trainer(default_root_dir=tmp_path, logger=kind()), {NAME: red_figure}, policy())
     [path] = tmp_path.rglob("*.png")
     assert is_the_red_figure(path)
@@ -247,26 +248,27 @@ def test_a_logger_that_cannot_gets_a_file(kind: Any, tmp_path: Path) -> None:
     [
         (
             lambda folder: [CSVLogger(folder), Unknown(), TensorBoardLogger(folder)],
-            "CSVLogger and Unknown cannot show them",
+            ("CSVLogger", "Unknown"),
         ),
-        (lambda folder: False, "the Trainer has no logger"),
+        (lambda folder: False, ("Trainer", "logger")),
         (lambda folder: [TensorBoardLogger(folder), WithLogImage()], None),
     ],
 )
 def test_one_message_says_that_pictures_become_files(
-    loggers: Any, told: str | None, tmp_path: Path, caplog: Any
+    loggers: Any, told: tuple[str, ...] | None, tmp_path: Path, caplog: Any
 ) -> None:
     callbacks = [RetrievalMonitor(label_groups=None), ScorePlots(max_share=None), EmbeddingMap(max_share=None)]
     run = trainer(*callbacks, logger=loggers(tmp_path), default_root_dir=tmp_path)
     with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
         run.validate(Net(), loader(), verbose=False)
-    messages = [record.getMessage() for record in caplog.records if "Pictures are written" in record.getMessage()]
+    where = "pictures/<name>/step=<step>.png"
+    messages = [text for text in caplog.messages if not missing_facts(text, (where,))]
     if told is None:
         assert messages == []
     else:
         [message] = messages
-        assert message.startswith("Pictures are written to pictures/<name>/step=<step>.png in the folder of the run: ")
-        assert f": {told}. TensorBoardLogger and WandbLogger show them, and so does every logger with" in message
+        assert missing_facts(message, (*told, "WandbLogger", "log_image(key, images, step)")) == []
+        assert message.count("TensorBoardLogger") == 1  # as one that shows them
 
 
 def test_the_lightning_logger_is_given_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +308,7 @@ def test_the_first_rank_alone_draws_and_asks_the_others_for_nothing(tmp_path: Pa
     log_figures(a_trainer, {NAME: pytest.fail}, policy())
 
 
-def test_random_states_are_what_they_were(tmp_path: Path) -> None:
+def test_drawing_leaves_random_states_as_they_were(tmp_path: Path) -> None:
     def draws() -> tuple[Any, ...]:
         return random.random(), np.random.rand(), torch.rand(())  # noqa: NPY002 - as a figure of somebody else may
 
@@ -341,11 +343,11 @@ def test_a_refused_picture_is_a_file_and_one_warning_for_each_kind(tmp_path: Pat
 
     monkeypatch.setattr(logger.experiment, "add_image", refuse)
     a_trainer = trainer(logger=[logger, CSVLogger(tmp_path, name="csv")])
-    assert words_of(log_figures, a_trainer, {NAME: red_figure}, policy(), steps=3) == [
-        f"Panels: TensorBoardLogger did not take the picture 'val/panels_worst 5' ({error}). See "
-        f"pictures/val/panels_worst 5/step=00000{step}.png in the folder of the run instead. (Shown once for such errors.)"
-        for error, step in (("RuntimeError: of TensorBoard", 0), ("OSError: another", 2))
-    ]
+    said = words_of(log_figures, a_trainer, {NAME: red_figure}, policy(), steps=3)
+    errors_said = ("RuntimeError: of TensorBoard", 0), ("OSError: another", 2)
+    for message, (error, step) in zip(said, errors_said, strict=True):
+        facts = "Panels", "TensorBoardLogger", f"'{ACCEPTED}'", error, f"pictures/{ACCEPTED}/step=00000{step}.png"
+        assert missing_facts(message, facts) == []
     assert [len(list((tmp_path / name).rglob("*.png"))) for name in ("run", "csv")] == [3, 3]
 
 
@@ -356,16 +358,14 @@ def test_a_picture_replaces_one_of_this_package_and_nothing_else(tmp_path: Path)
     assert is_the_red_figure(path)
     Image.new("L", (4, 4)).save(path)
     before = path.read_bytes()
-    with pytest.warns(
-        UserWarning, match=r"could not be written .*step=000000\.png is a file that this package has not"
-    ):
+    with warned(UserWarning, "Panels", f"pictures/{ACCEPTED}/step=000000.png", "FileExistsError"):
         log_figures(trainer(default_root_dir=tmp_path), {NAME: red_figure}, policy())
     assert path.read_bytes() == before
 
 
 def test_a_folder_that_cannot_be_written_to_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / "pictures").write_text("a file where the folder should be")
-    with pytest.warns(UserWarning, match=r"could not be written .*default_root_dir='runs'"):
+    with warned(UserWarning, f"pictures/{ACCEPTED}/step=000000.png", "Trainer(default_root_dir='runs')"):
         log_figures(trainer(default_root_dir=tmp_path), {NAME: red_figure}, policy())
 
 
@@ -375,4 +375,4 @@ def test_points_of_one_column_have_no_heading_and_wrong_ones_are_told_once(tmp_p
     [words] = tmp_path.rglob("metadata.tsv")
     assert words.read_text() == "a\nb\nc\n"
     [told] = words_of(log_embedding, a_trainer, "points", torch.randn(3, 2), {"label": "ab"}, policy())
-    assert told.startswith("Panels: TensorBoardLogger did not take the points 'points' (AssertionError: #labels")
+    assert missing_facts(told, ("Panels", "TensorBoardLogger", "'points'", "AssertionError")) == []

@@ -51,7 +51,7 @@ def test_the_first_process_draws_what_brute_force_finds_and_the_others_nothing(
         assert_rows(figure, sets, place, names)
 
 
-def test_multi_label_targets(ranks: list[dict[str, Any]]) -> None:
+def test_neighbours_that_share_a_label_are_right_on_several_processes(ranks: list[dict[str, Any]]) -> None:
     targets = multi_label_items(ITEMS).tensors[1]
     assert [rank["targets"]["said"] for rank in ranks] == [[], []]
     rows = [row for [figure] in ranks[0]["targets"]["figures"].values() for row in figure]

@@ -27,6 +27,7 @@ from tests.callbacks.models import (
     trainer,
     with_prefix,
 )
+from tests.messages import refused, warned
 
 QUERIES, GALLERY = items(seed=11), items(per_class=8, seed=12)
 
@@ -55,7 +56,7 @@ def test_the_training_set_is_the_bank_and_is_embedded_once_for_all() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*the strongest that was tried")
-def test_a_gallery_is_the_bank() -> None:
+def test_a_gallery_may_be_the_bank() -> None:
     net = Embeds()
     monitor = ProbeMonitor("gallery", gallery=1, strengths=(0.01, 1.0), confidence=0.9)
     logged = log_of_validation(monitor, net, [loader(QUERIES), loader(GALLERY)])
@@ -137,41 +138,39 @@ def test_targets_are_refused_by_the_monitors_that_need_classes_alone() -> None:
     queries, bank = Patients(30, seed=1), Patients(60, seed=2)
     source = of_patients("age")
     monitors = ProbeMonitor(bank, source=source), RetrievalMonitor(source=source, strict=False)
-    with pytest.warns(UserWarning, match=r"val/mAP and the other .* needs integer labels; got torch.float32"):
+    with warned(UserWarning, "val/mAP", "NaN", "RetrievalMonitor", "integer", "torch.float32"):
         logged = log_of_validation(monitors, OfPatients(), DataLoader(queries, batch_size=8))
     assert logged["val/probe_r2"] > 0.5
     assert math.isnan(logged["val/mAP"])
-    with pytest.raises(UsageError, match=r"needs integer labels; got torch\.float32"):
+    with refused(UsageError, "RetrievalMonitor", "integer", "torch.float32"):
         log_of_validation(RetrievalMonitor(source=source), OfPatients(), DataLoader(queries, batch_size=8))
 
 
 def test_a_bank_without_the_classes_of_the_set_is_said() -> None:
     other = TensorDataset(TRAINING.tensors[0], TRAINING.tensors[1] + 1)
-    with pytest.warns(
-        UserWarning, match="val/probe and the other values of this set are NaN.*linear_probe: "
-    ) as warned:
+    with warned(UserWarning, "val/probe", "NaN", "linear_probe") as caught:
         logged = log_of_validation((ProbeMonitor(Labelled(other)), retrieval()), Embeds(), loader(VALIDATION))
-    assert len(messages_of(warned)) == 1
+    assert len(messages_of(caught)) == 1
     assert math.isnan(logged["val/probe"])
     assert logged["val/mAP"] > 0
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "facts"),
     [
-        ({"bank": "self"}, r"ProbeMonitor\(bank='self'\): choose 'train', 'gallery', or pass a data set or loader"),
-        ({"name": "/"}, r"ProbeMonitor\(name='/'\) names nothing"),
+        ({"bank": "self"}, ("ProbeMonitor(bank='self')", "'train'", "'gallery'", "data set", "loader")),
+        ({"name": "/"}, ("ProbeMonitor(name='/')", "val/mAP")),
     ],
 )
-def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], facts: tuple[str, ...]) -> None:
+    with refused(ValueError, *facts):
         ProbeMonitor(**settings)
 
 
 def test_what_cannot_be_fitted_on_is_said() -> None:
-    with pytest.raises(UsageError, match=r"ProbeMonitor has no training set: pass bank=\.\.\."):
+    with refused(UsageError, "ProbeMonitor", "bank=...", "training_data_for_evaluation()"):
         trainer(ProbeMonitor()).validate(Embeds(), loader(), verbose=False)
-    with pytest.raises(UsageError, match=r"bank='gallery'\): this set has no gallery. Pass gallery="):
+    with refused(UsageError, "ProbeMonitor(bank='gallery')", "gallery=..."):
         log_of_validation(ProbeMonitor("gallery"), Embeds(), loader())
 
 
@@ -236,11 +235,9 @@ def test_a_key_of_the_other_kind_of_labels_ends_the_run_at_its_sanity_check(
     data = with_floats(labels(TRAINING.tensors[1]))
     checkpoint = ModelCheckpoint(tmp_path, monitor=monitored, mode="max")
     run = trainer(ProbeMonitor(data), checkpoint, num_sanity_val_steps=1)
-    with pytest.raises(UsageError) as raised:
+    with refused(UsageError, "ProbeMonitor", monitored, fix):
         run.fit(Embeds(), loader(TRAINING), loader(data))
     assert run.global_step == 0
-    assert f"{monitored}," in str(raised.value)
-    assert fix in str(raised.value)
 
 
 @pytest.mark.filterwarnings("ignore:.*find a copy")
@@ -248,5 +245,5 @@ def test_a_value_that_no_report_has_is_nan_with_its_reason(tmp_path: Path) -> No
     five = TensorDataset(*(tensor[TRAINING.tensors[1] != TRAINING.tensors[1].max()] for tensor in TRAINING.tensors))
     checkpoint = ModelCheckpoint(tmp_path, monitor="val/probe_top5", mode="max")
     run = trainer(ProbeMonitor(five), checkpoint)
-    with pytest.warns(UserWarning, match=r"val/probe_top5 is NaN"):
+    with warned(UserWarning, "val/probe_top5", "NaN"):
         run.fit(Embeds(), loader(five), loader(five))

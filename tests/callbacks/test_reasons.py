@@ -127,7 +127,7 @@ def is_named(key: str, message: str) -> bool:
     if "NaN" not in message and "not logged" not in message:
         return False
     name = key.split("/", 1)[1]
-    of_set = "and the other values of this set are NaN" in message
+    of_set = "other values" in message
     return of_set or any(part in message.replace(",", " ").replace(".", " ").split() for part in (key, name))
 
 
@@ -171,7 +171,7 @@ def test_each_nan_of_a_validation_has_one_reason_in_the_run(name: str, situation
     assert_each_nan_has_one_reason(values, words)
 
 
-def test_what_is_looked_for_is_found() -> None:
+def test_a_missing_reason_and_a_second_one_are_found() -> None:
     """Without a message, with two, and with one that names another key."""
     values = {"val/knn@1": math.nan, "val/J": 1.0}
     assert assert_each_nan_has_one_reason(values, ["val: knn@1, knn@2 are NaN: x.", "J is NaN", "knn@1 is low"]) == 1
@@ -181,7 +181,7 @@ def test_what_is_looked_for_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", ["retrieval", "J", "health", "votes"])
-def test_an_empty_loader_beside_another(name: str) -> None:
+def test_an_empty_loader_has_one_reason_for_each_nan(name: str) -> None:
     empty = loader(TensorDataset(*(part[:0] for part in (POINTS, CLASSES, CLASSES))))
     values, words = fitted(MONITORS[name](), [batches_of("six classes"), empty])
     values = {key: value for key, value in values.items() if key.endswith("/dataloader_idx_1")}
@@ -189,7 +189,7 @@ def test_an_empty_loader_beside_another(name: str) -> None:
 
 
 @pytest.mark.parametrize("strict", [None, False])
-def test_a_gallery_without_a_candidate(strict: bool | None) -> None:
+def test_a_gallery_without_a_candidate_has_one_reason_for_each_nan(strict: bool | None) -> None:
     """Of queries whose classes the gallery lacks."""
     other = loader(TensorDataset(POINTS, CLASSES + 100, CLASSES))
     monitors = RetrievalMonitor(gallery=1, strict=strict), KnnMonitor(1, "gallery", gallery=1, strict=strict)
@@ -198,12 +198,12 @@ def test_a_gallery_without_a_candidate(strict: bool | None) -> None:
         assert assert_each_nan_has_one_reason(values, words) == len(values) > 0
 
 
-def test_a_metric_of_ones_own() -> None:
+def test_a_nan_of_a_metric_of_ones_own_has_one_reason() -> None:
     values, words = fitted(RetrievalMonitor(metrics=("mAP", UNDEFINED)), batches_of("six classes"))
     assert assert_each_nan_has_one_reason(values, words) == 1
 
 
-def test_a_key_that_somebody_waits_for(tmp_path: Any) -> None:
+def test_a_nan_that_a_checkpoint_waits_for_has_one_reason(tmp_path: Any) -> None:
     """At the first validation nothing has moved yet; with a shuffled loader nothing can be compared."""
     waits = ModelCheckpoint(tmp_path, monitor="val/cosine_to_first", mode="max")
     for shuffle, epochs in ((False, 1), (True, 2)):
@@ -237,7 +237,7 @@ def test_each_nan_of_a_training_batch_has_one_reason_in_the_run(monitor: Any, si
     assert assert_each_nan_has_one_reason(values, words) or monitor is EmbeddingHealthMonitor
 
 
-def test_a_step_that_moves_nothing() -> None:
+def test_a_step_that_moves_nothing_has_one_reason_for_each_nan() -> None:
     frozen = protonet(learning_rate=1e-30)
     run = trainer(TrainingDynamicsMonitor(every_n_steps=1))
     with told() as words:
@@ -246,7 +246,7 @@ def test_a_step_that_moves_nothing() -> None:
     assert assert_each_nan_has_one_reason(values, words)
 
 
-def test_a_single_episode_has_no_spread() -> None:
+def test_a_single_episode_has_one_reason_for_each_nan() -> None:
     protocol = EpisodeProtocol(ways=3, shots=SHOTS, queries=3, episodes=1)
     run = trainer(max_epochs=2)
     with told() as words:

@@ -9,6 +9,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from fewshot_callbacks import ReportWriter, RetrievalMonitor, ScorePlots, TrainingDynamicsMonitor
 from tests.callbacks.models import Net, episodes, loader, protonet, trainer
+from tests.messages import warned
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_reports_and_pictures_are_in_the_store(store, tmp_path):
 
 def test_a_file_that_is_no_report_is_left(store):
     store.pipe("/run/report.html", b"notes")
-    with pytest.warns(UserWarning, match=r"memory://run/report\.html is a file that this package has not written"):
+    with warned(UserWarning, "ReportWriter", "val", "FileExistsError", "memory://run/report.html"):
         fit(ReportWriter("report.html", images=str_of))
     assert store.cat("/run/report.html") == b"notes"
 
@@ -69,6 +70,6 @@ def test_histories_are_in_the_store(store, tmp_path):
 
 @WITHOUT_VALIDATION
 def test_a_history_of_another_run_is_left(store):
-    with pytest.warns(UserWarning, match=r"is a file that this package has not written in this run"):
+    with warned(UserWarning, "FileExistsError", f"memory:/{HISTORY}", "TrainingDynamicsMonitor(strict=True)"):
         fit_episodes(Foreign(), TrainingDynamicsMonitor(every_n_steps=1))
     assert store.cat(HISTORY) == b"{}"

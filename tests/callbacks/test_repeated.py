@@ -21,11 +21,11 @@ from tests.callbacks.models import (
     trainer,
     with_prefix,
 )
+from tests.messages import missing_facts
 
 POINTS, LABELS = items().tensors
 DATA = TensorDataset(POINTS, LABELS, torch.arange(len(POINTS)))
 RIGHT = with_prefix(expected_metrics(POINTS, LABELS))
-COPY = "bit for bit"
 IDS = {"source": EmbeddingSource(ids=lambda outputs, batch: batch[2])}
 
 
@@ -77,7 +77,7 @@ def seen(name: str, votes: bool = False, **settings: Any) -> tuple[dict[str, flo
         warnings.simplefilter("always")
         monitors = retrieval(**gallery, **settings), KnnMonitor((1, 5), "gallery", **gallery, **settings)
         logged = log_of_validation(monitors[: 2 if votes else 1], Step(), LOADERS[name]())
-    return logged, [words for words in messages_of(caught) if COPY in words]
+    return logged, messages_of(caught, "queries", "copy")
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -86,10 +86,8 @@ def test_the_monitor_says_it_once_and_ids_cure_it(name: str) -> None:
     assert logged["val/recall@1"] > RIGHT["val/recall@1"] + 0.1
     (note,) = words
     assert "RetrievalMonitor" not in note.partition(":")[0]
-    assert "ids" in note
     queries, recall, right = without_copies(name)
-    assert f"val: {queries} of " in note
-    assert f"recall@1 is {recall:.3f}, and {right:.3f} without their copies" in note
+    assert missing_facts(note, ("val", queries, "recall@1", f"{recall:.3f}", f"{right:.3f}", "ids")) == []
     assert logged["val/recall@1"] == pytest.approx(recall)
     cured, words = seen(name, **IDS)
     assert words == []
@@ -116,7 +114,7 @@ def test_ids_that_name_other_items_in_the_gallery_are_said() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         log_of_validation(retrieval(gallery=1, **IDS), Step(), [DataLoader(DATA, 8), DataLoader(other, 8)])
-    assert any("ids name queries and gallery items of different labels" in words for words in messages_of(caught))
+    assert messages_of(caught, "ids", "queries", "gallery", "labels")
 
 
 def twice() -> DataLoader[Any]:
@@ -152,8 +150,8 @@ def test_j_says_which_items_of_one_id_differ() -> None:
         data = TensorDataset(points, labels, ids)
         logged = log_of_validation(DiscriminantRatioMonitor(**IDS), Step(), DataLoader(data, batch_size=7))
     assert logged == pytest.approx(with_prefix(expected_ratios(POINTS, LABELS)), rel=1e-6)
-    [said] = [words for words in messages_of(caught) if "ids" in words]
-    assert "2 of 36 ids are shared by items that differ" in said
+    [said] = messages_of(caught, "ids")
+    assert missing_facts(said, ("DiscriminantRatioMonitor", 2, 36)) == []
 
 
 def test_j_of_a_training_batch_counts_each_row_as_the_loss_does() -> None:

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from fewshot_callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor, KnnMonitor, RetrievalMonitor
 from fewshot_callbacks.callbacks import _collection
-from tests.callbacks.models import Embeds, Stream, items, loader, trainer
+from tests.callbacks.models import Embeds, Stream, items, loader, messages_of, trainer
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
@@ -27,7 +27,7 @@ def test_monitors_of_one_source_warn_once_and_advise_what_fits_the_data(is_strea
         run = trainer(*monitors)
         for _ in range(2):
             run.validate(Embeds(), loaders, verbose=False)
-    said = [str(one.message) for one in caught if "counted more than once" in str(one.message)]
+    said = messages_of(caught, "items", "loader", 0)
     # In each run one for monitors that heed ids, and one for those that cannot.
     assert len(said) // 2 == len(set(said)) <= 2
     assert all(("use_distributed_sampler" in words) != is_stream for words in said)
