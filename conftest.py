@@ -1,4 +1,4 @@
-"""The examples of `fewshot_callbacks.integrations` are skipped where the library that they show is not installed."""
+"""Load the plugin with `--ceiling`, and skip the examples of an integration whose library is not installed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration_packages import how_to_install, is_missing
+
+pytest_plugins = ["tests.cpu_seconds"]
 
 INTEGRATIONS = Path(__file__).parent / "fewshot_callbacks" / "integrations"
 

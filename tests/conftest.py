@@ -36,7 +36,7 @@ if tests.typechecker.CHECKED:
 import jaxtyping  # noqa: E402 - after the hook
 import torch  # noqa: E402
 
-from tests import cases, cpu_seconds, gloo_processes  # noqa: E402
+from tests import cases, gloo_processes  # noqa: E402
 
 # Scripts for processes of their own: one imports the other package of Lightning, one a library of `test-integrations`.
 collect_ignore = ["callbacks/pytorch_lightning_job.py", "integrations/process_jobs.py"]
@@ -81,16 +81,6 @@ FIRST = (
     "cli/test_fit.py",
 )
 """Files of tens of seconds: whoever began one of them last would let the other processes of pytest-xdist wait."""
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--ceiling", type=float, help="CPU seconds, above which a test fails")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Count CPU seconds where a ceiling is given."""
-    if config.option.ceiling is not None:
-        config.pluginmanager.register(cpu_seconds.CPUSeconds(config.option.ceiling))
 
 
 def is_slow(path: Path) -> bool:

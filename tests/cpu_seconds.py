@@ -1,8 +1,8 @@
 """A plugin of pytest that counts the CPU seconds of each test: `--ceiling 10` fails a test that takes more than ten.
 
-CPU seconds tell what a test costs also while the machine does other things. They include processes that the test has waited
-for, and fixtures count for the first test that asks for them. Loops that numba compiles are left out: in a fresh clone they
-would count for whichever test comes first.
+CPU seconds tell what a test costs even on a busy machine. They include processes that the test has started and waited for,
+but not the groups of `tests.gloo_processes`, which answer many tests. A fixture counts for the first test that asks for it.
+The time in which numba compiles is left out: in a fresh clone it would count for whichever test comes first.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from numba.core import event
@@ -19,8 +20,17 @@ NAME = "CPU seconds"
 DEAREST = 20
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--ceiling", type=float, metavar="SECONDS", help="CPU seconds above which a test fails")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.ceiling is not None:
+        config.pluginmanager.register(CPUSeconds(config.option.ceiling))
+
+
 class Compiling(event.Listener):
-    """The seconds that numba has compiled in this process."""
+    """Counts the CPU seconds that numba compiles in this process."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -36,30 +46,28 @@ class Compiling(event.Listener):
 
 
 class CPUSeconds:
-    """Counts them, shows the dearest tests, and fails a test above the ceiling."""
+    """Shows the dearest tests, and fails those above the ceiling."""
 
     def __init__(self, ceiling: float) -> None:
         self._ceiling = ceiling
         self._compiling = Compiling()
         event.register("numba:compile", self._compiling)
+        self._begun = 0.0
         self._found: dict[str, float] = {}
 
     def _now(self) -> float:
         user, system, user_of_children, system_of_children, _ = os.times()
         return user + system + user_of_children + system_of_children - self._compiling.seconds
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Keep when a test has begun, and count what it takes until the next one."""
-        item.user_properties.append((NAME, self._now()))
-        return (yield)
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> None:
+        self._begun = self._now()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Iterator[Any]:
         report = yield
         if call.when == "teardown":
-            begun = dict(item.user_properties)[NAME]
-            taken = self._now() - begun
+            taken = self._now() - self._begun
             report.user_properties = [(NAME, taken)]
             if report.passed and taken > self._ceiling:
                 report.outcome = "failed"
@@ -72,13 +80,10 @@ class CPUSeconds:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect what each process of pytest-xdist has counted."""
         if report.when == "teardown":
-            self._found.update({report.nodeid: taken for name, taken in report.user_properties if name == NAME})
+            self._found[report.nodeid] = float(dict(report.user_properties)[NAME])
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        dearest = sorted(self._found, key=self._found.__getitem__, reverse=True)
+        dearest = sorted(self._found, key=lambda name: -self._found[name])
         terminalreporter.section(f"CPU seconds: {sum(self._found.values()):.0f}; the dearest tests")
         for name in dearest[:DEAREST]:
             terminalreporter.write_line(f"{self._found[name]:6.1f}  {name}")
-        if os.environ.get("CPU_JSON"):
-            import json
-            __import__("pathlib").Path(os.environ["CPU_JSON"]).write_text(json.dumps(self._found))

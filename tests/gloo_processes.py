@@ -54,9 +54,7 @@ def _run_group(folder: Path, module: str, count: int, backend: str) -> None:
     environment = dict(os.environ)
     environment.pop("PL_GLOBAL_SEED", None)  # of another test: Lightning would seed all random numbers with it
     arguments = module, folder, count, backend, environment
-    group = torch.multiprocessing.start_processes(
-        _work, args=arguments, nprocs=count, join=False, start_method=METHOD
-    )
+    group = torch.multiprocessing.start_processes(_work, args=arguments, nprocs=count, join=False, start_method=METHOD)
     latest = time.monotonic() + TIMEOUT
     try:
         while not group.join(timeout=5):

@@ -14,11 +14,11 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 import fewshot_callbacks
-from tests.messages import refused
 from fewshot_callbacks import Interval
 from fewshot_callbacks.engine.relevance import Lists
 from fewshot_callbacks.functional import Moments
 from tests.integration_packages import skipped_without_integrations
+from tests.messages import refused
 
 PACKAGE = "fewshot_callbacks"
 ROOT = Path(__file__).parents[1]

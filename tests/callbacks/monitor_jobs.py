@@ -16,7 +16,6 @@ from tests.callbacks.models import TRAINING, Labelled, items, loader, retrieval,
 from tests.callbacks.process_jobs import ReturnedPoints, parallel, uneven
 from tests.callbacks.silhouette import SilhouetteMonitor
 
-
 TRIAL_METRICS = ("eer", "min_dcf@0.01", "tar@far0.1")
 
 

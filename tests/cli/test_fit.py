@@ -1,10 +1,12 @@
 """`fewshot fit` and `fewshot test`: the configurations train, keep a run, and are tested from its checkpoint."""
 
+import io
 import json
 import os
 import subprocess
 import sys
 import tomllib
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -25,23 +27,48 @@ def elsewhere(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_fit_then_test_from_the_checkpoint_which_a_seed_repeats(few_glyphs, elsewhere, capsys):
-    words = ["--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), *TINY, *QUIET, "--data.train.episodes_per_batch=2"]
-    assert main(["fit", *words]) == 0
-    screen = capsys.readouterr().out
+WORDS = ["--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), *TINY, *QUIET, "--data.train.episodes_per_batch=2"]
+BEST = "runs/{}/checkpoints/best.ckpt"
+
+
+@pytest.fixture(scope="module")
+def first_run(few_glyphs, tmp_path_factory):
+    """The folder in which `fit` was run, and what it has printed."""
+    folder = tmp_path_factory.mktemp("fit")
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as screen:
+        patch.chdir(folder)
+        assert main(["fit", *WORDS]) == 0
+    return folder, screen.getvalue()
+
+
+def test_a_fit_says_where_the_run_is_kept_and_how_to_test_it(first_run):
+    folder, screen = first_run
     advice = "fewshot test --config runs/version_0/config.yaml --ckpt_path"
     assert missing_facts(screen, ("runs/version_0", advice)) == []
-    (best,) = elsewhere.glob("runs/**/best.ckpt")
-    (saved,) = elsewhere.glob("runs/**/config.yaml")
-    assert yaml.safe_load(saved.read_text())["model"]["head"] == "dr"
-    assert TrainingRecord.of(saved.parent) == TrainingRecord(1, 1, 1, ended=True, head="dr")  # a step of two episodes
-    assert main(["validate", *words, "--ckpt_path", str(best)]) == 0
-    assert main(["test", *words, "--ckpt_path", str(best)]) == 0
-    assert [folder.name for folder in (elsewhere / "runs").iterdir()] == ["version_0"]
-    assert main(["fit", *words]) == 0
+    assert (folder / BEST.format("version_0")).exists()
+    run = folder / "runs" / "version_0"
+    assert yaml.safe_load((run / "config.yaml").read_text())["model"]["head"] == "dr"
+    assert TrainingRecord.of(run) == TrainingRecord(1, 1, 1, ended=True, head="dr")  # a step of two episodes
+
+
+@pytest.mark.parametrize("name", ["validate", "test"])
+def test_a_checkpoint_is_tested_without_a_run_of_its_own(name, first_run, monkeypatch):
+    monkeypatch.chdir(first_run[0])
+    runs = sorted(Path("runs").iterdir())
+    assert main([name, *WORDS, "--ckpt_path", BEST.format("version_0")]) == 0
+    assert sorted(Path("runs").iterdir()) == runs
+
+
+def test_the_same_seed_gives_the_same_run(first_run, monkeypatch, capsys):
+    folder, screen = first_run
+    monkeypatch.chdir(folder)
+    assert main(["fit", *WORDS]) == 0
     again = capsys.readouterr().out
-    score = "runs/version_0/checkpoints/best.ckpt (val/mAP 0."
-    assert screen.split(score)[1][:4] == again.split(score.replace("_0", "_1"))[1][:4]
+    scores = [
+        said.split(f"{BEST.format(version)} (val/mAP 0.")[1][:4]
+        for said, version in ((screen, "version_0"), (again, "version_1"))
+    ]
+    assert scores[0] == scores[1]
 
 
 def test_a_run_without_a_logger_has_no_folder_and_leaves_a_configuration_as_it_is(few_glyphs, elsewhere):

@@ -17,7 +17,6 @@ from tests.integrations.cases import (
 )
 
 
-
 class Recorded(BatchRetrievalMetrics):
     """Counts the items that this process holds at most."""
 
