@@ -191,7 +191,7 @@ def name_of(dataset: Any, index: int) -> str:
     return str(index)
 
 
-@pytest.mark.filterwarnings("ignore:.*(No interval of|A false match rate below|strength with the least error)")
+@pytest.mark.filterwarnings("ignore:.*(interval|false match rate|strength)")
 def test_copies_work_before_a_run_and_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy that was made before any run, a copy of that after its run, and one of the second after its run."""
     monkeypatch.chdir(tmp_path)
