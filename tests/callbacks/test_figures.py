@@ -99,7 +99,7 @@ def test_the_figures_that_are_asked_for_arrive(drawn: dict[str, Any]) -> None:
     assert {path.name for path in Path("pictures/test").iterdir()} == {"recall_at_k"}
 
 
-@pytest.mark.filterwarnings("ignore:.*have no match")
+@pytest.mark.filterwarnings(r"ignore:.*\d+ of \d+ queries")
 def test_multi_label_targets_have_no_classes_and_pairs_where_they_are_asked_for(drawn: dict[str, Any]) -> None:
     with warned(UserWarning, "ScorePlots", "score_histograms", "RetrievalMonitor(metrics=(..., 'pair_f1'))"):
         validated(retrieval(), ScorePlots(), data=multi_label_items())
@@ -131,7 +131,7 @@ def test_the_same_items_in_every_epoch_turned_to_fit_and_a_second_fit_begins_ane
     assert [each.aligned for each in maps] == [False, True, False, True]
 
 
-@pytest.mark.filterwarnings("ignore:.*have no match")
+@pytest.mark.filterwarnings(r"ignore:.*\d+ of \d+ queries")
 def test_multi_label_targets_have_no_map(maps: list[Projection]) -> None:
     with warned(UserWarning, "EmbeddingMap", "val", "multi-label"):
         validated(retrieval(), EmbeddingMap(), data=multi_label_items())

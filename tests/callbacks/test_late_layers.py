@@ -197,7 +197,7 @@ def pictures() -> list[Any]:
 
 
 @pytest.mark.parametrize("shown", [list, pytest.param(pictures, marks=pytest.mark.slow)])
-@pytest.mark.filterwarnings("ignore:.*(No interval of|A false match rate below|strength with the least error)")
+@pytest.mark.filterwarnings("ignore:.*(interval|false match rate|strength)")
 def test_copies_work_before_a_run_and_after_it(
     shown: Callable[[], list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,7 @@ from tests.callbacks.silhouette import SilhouetteMonitor
 from tests.gloo_processes import answers
 from tests.messages import missing_facts, refused, warned
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*have no match")
+pytestmark = pytest.mark.filterwarnings(r"ignore:.*\d+ of \d+ queries")
 
 QUERIES, GALLERY = items(), items(per_class=4, seed=4)
 Made = Callable[[EmbeddingSource], Sequence[Callback]]

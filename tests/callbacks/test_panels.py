@@ -142,7 +142,7 @@ def test_panels_show_a_gallery_that_a_flag_marks(drawn: PanelRecorder) -> None:
     assert all(in_gallery[int(each[0])] for row in rows for each in row[3])
 
 
-@pytest.mark.filterwarnings("ignore:.*An estimate")
+@pytest.mark.filterwarnings("ignore:.*estimate")
 def test_a_sample_of_queries_is_searched_for_the_worst(drawn: PanelRecorder) -> None:
     monitor = retrieval(max_queries=9)
     trainer(monitor, indexed_panels(worst=9, sample=9)).validate(IdentityNet(), loader(DATA), verbose=False)

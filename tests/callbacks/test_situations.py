@@ -108,7 +108,7 @@ def monitors(**settings: Any) -> tuple[Callback, ...]:
     return retrieval(**settings), DiscriminantRatioMonitor(**settings), gap_monitor(**settings)
 
 
-@pytest.mark.filterwarnings("ignore:.*overfit_batches", "ignore:.*items each", "ignore:.*have no match")
+@pytest.mark.filterwarnings("ignore:.*overfit_batches", "ignore:.*items_per_class=", r"ignore:.*\d+ of \d+ queries")
 @pytest.mark.parametrize(
     ("settings", "seen", "validations"),
     [
@@ -562,7 +562,7 @@ def test_a_misspelt_key_ends_the_run_at_its_sanity_check(
 
 
 @pytest.mark.parametrize("sanity_steps", [0, 1])
-@pytest.mark.filterwarnings("ignore:.*nothing else has so far")
+@pytest.mark.filterwarnings(r"ignore:ModelCheckpoint\(monitor='val/map'\)")
 def test_a_key_that_the_module_logs_itself_is_its_own_affair(sanity_steps: int, tmp_path: Path) -> None:
     class Loud(Net):
         """Logs a key of its own that looks like one of the monitor's."""

@@ -33,7 +33,7 @@ from tests.callbacks.models import (
 from tests.callbacks.monitor_jobs import TRIAL_METRICS, paths, trials_of
 from tests.messages import missing_facts, refused, warned
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(No interval of|A false match rate below)")
+pytestmark = pytest.mark.filterwarnings("ignore:.*(interval|false match rate)")
 
 ITEMS = items()
 NUMBERED = TensorDataset(*ITEMS.tensors, torch.arange(36))
