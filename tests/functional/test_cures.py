@@ -344,7 +344,7 @@ SETTINGS: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Any], tuple[A
     (evaluate_retrieval, MANY, {"metrics": ("ndcg@0",)}, ("'ndcg@1'",), {"metrics": ("ndcg@1",)}),
     (evaluate_retrieval, MANY, {"threshold_bounds": (1, 0)}, ("(0.0, 1.0)",), {"threshold_bounds": (0.0, 1.0)}),
     (evaluate_retrieval, MANY, {"confidence": 95}, (0.95,), {"confidence": 0.95}),
-    (evaluate_retrieval, MANY, {"seed": -0.5}, (0,), {"seed": 0}),
+    (evaluate_retrieval, MANY, {"seed": -1.5}, (0,), {"seed": 0}),
     (evaluate_retrieval, MANY, {"device": "gpu"}, ("'cpu'",), {"device": "cpu"}),
     (evaluate_retrieval, MANY, {"memory_mb": 0}, (512,), {"memory_mb": 512}),
     (knn_accuracy, MANY, {"k": 0}, ("(10, 20)",), {"k": (10, 20)}),

@@ -152,7 +152,7 @@ def test_all_pairs_count_if_the_lists_of_distinct_rows_exceed_the_budget(evaluat
     [
         ({"difficulty": "easy"}, ("difficulty='easy'", "well-trained", "hard")),
         ({"seconds": 0}, ("seconds=0", "positive", 10)),
-        ({"queries": torch.ones(9, 4)}, ("embeddings", "labels", "row")),
+        ({"queries": torch.ones(9, 4)}, ("embeddings", "labels", "counted")),
         ({"queries": torch.ones(9, 3), "query_labels": torch.arange(9)}, ("plan", "dim=4", "(9, 3)")),
         ({"queries": torch.ones(9, 4), "query_labels": torch.arange(8)}, ("9 embeddings", "8 labels")),
         ({"queries": torch.ones(9, 4), "difficulty": "hard"}, ("difficulty", "generated", "embeddings")),

@@ -48,7 +48,7 @@ def test_of_one_label_each_it_is_the_ordinary_evaluation(similarity):
         ({"gallery": torch.ones(1, 2), "gallery_labels": torch.ones(1, 3)},
          ("query_labels", "zeros and ones", "2 labels", "gallery_labels", "3 labels")),
         ({"gallery": torch.ones(1, 2), "gallery_labels": ["owl"]},
-         ("query_labels", "zeros and ones", "2 labels", "gallery_labels", "strings")),
+         ("query_labels", "zeros and ones", "2 labels", "gallery_labels strings")),
         ({"metrics": ("mAP", "macro_mAP", "grouped_recall@1", "prototype_accuracy")},
          ("macro_mAP, grouped_recall@1, prototype_accuracy", "labels", "relevance")),
         ({"label_groups": [[0, 1], [2, 3]]}, ("label_groups", "labels", "relevance")),

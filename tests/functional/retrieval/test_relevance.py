@@ -153,7 +153,7 @@ WRONG = [
     (lambda: Relevance.from_lists([[2]], gallery=2), (LISTS, "relevant[0]", 2, "2 gallery items", 0)),
     (lambda: Relevance.from_lists([[0.5]], gallery=2), (LISTS, "relevant[0]", "float64", "indices")),
     (lambda: Relevance.from_lists([[1, 1]], gallery=2), (LISTS, "relevant[0]", "twice")),
-    (lambda: Relevance.from_lists([[1]], [], gallery=2), (LISTS, 1, "relevant", 0, "ignored")),
+    (lambda: Relevance.from_lists([[1]], [], gallery=2), (LISTS, "1 lists", "relevant", 0, "ignored")),
     (lambda: Relevance.from_lists([[1]], gallery=2, grades=[[]]), (LISTS, "grades", "relevant", "item")),
     (lambda: Relevance.from_lists([[1]], gallery=2, clusters=[0, 1]), (LISTS, "clusters", "(2,)", "1 queries")),
     (lambda: SETS(torch.tensor([[0, 2]])), (LABEL_SETS, 1, "2 entries", "targets", 0)),
@@ -180,7 +180,7 @@ def test_judgements_lists_and_sets_that_cannot_be_are_refused(make, facts):
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
-        ({"query_labels": [0, 0, 1]}, ("relevance", "labels", "one")),
+        ({"query_labels": [0, 0, 1]}, ("relevance", "labels", "both")),
         (
             {"relevance": {0: [1]}},
             ("relevance", "dict", "Relevance.from_judgements(judgements, query_ids, gallery_ids)"),

@@ -289,7 +289,7 @@ CALLS = {
         ({"items": np.array([["0.5", "1"]] * 40)}, ("embeddings", "NumPy", "strings", "(<U3)", "numbers")),
         ({"items": [["a", "b"]] * 40}, ("embeddings", "strings", "'a'", "numbers")),
         ({"items": np.array([["a", 1.0]] * 40, object)}, ("embeddings", "object", "tensor", "'a'")),
-        ({"items": [[1.0, 2.0]] * 39 + [[1.0]]}, ("embeddings", "list", "tensor", "rows", "length")),
+        ({"items": [[1.0, 2.0]] * 39 + [[1.0]]}, ("embeddings", "list", "tensor", "length 2", "rows")),
         ({"items": None}, ("embeddings", "NoneType", "tensor")),
         ({"labels": None}, ("labels", "NoneType", "integers", "strings")),
         (
