@@ -214,8 +214,7 @@ def test_words_that_look_alike_are_one_value_or_refused(tmp_path):
     words = [unicodedata.normalize(form, "café") for form in ("NFC", "NFD")]
     for part, word in enumerate(words):
         np.savez(tmp_path / f"{part}.npz", embeddings=np.ones((1, 2)), labels=np.array([word]))
-    forms = ("café", r"cafe\u0301", r"caf\xe9")
-    with refused(ValueError, "labels", *forms, "Unicode", "unicodedata.normalize('NFC', word)"):
+    with refused(ValueError, "labels", "café", *map(ascii, words), "Unicode", "unicodedata.normalize('NFC', word)"):
         Shards(tmp_path, labels="labels")
     assert Shards(tmp_path / "1.npz", labels="labels").labels.tolist() == [words[1]]  # as they were written
 
