@@ -214,8 +214,7 @@ def test_words_that_look_alike_are_one_value_or_refused(tmp_path):
     words = [unicodedata.normalize(form, "café") for form in ("NFC", "NFD")]
     for part, word in enumerate(words):
         np.savez(tmp_path / f"{part}.npz", embeddings=np.ones((1, 2)), labels=np.array([word]))
-    forms = ("café", r"cafe\u0301", r"caf\xe9")
-    with refused(ValueError, "labels", *forms, "Unicode", "unicodedata.normalize('NFC', word)"):
+    with refused(ValueError, "labels", "café", *map(ascii, words), "Unicode", "unicodedata.normalize('NFC', word)"):
         Shards(tmp_path, labels="labels")
     assert Shards(tmp_path / "1.npz", labels="labels").labels.tolist() == [words[1]]  # as they were written
 
@@ -325,12 +324,6 @@ def test_rows_of_a_subset_that_lie_far_apart_are_read_in_spans(tmp_path):
     assert longest <= 1024
 
 
-def test_an_array_without_axes_is_no_matrix(tmp_path):
-    np.save(tmp_path / "one.npy", np.float32(1.0))
-    with refused(ValueError, tmp_path / "one.npy", "'embeddings'", "()", "(rows, dim)", "embeddings="):
-        Shards(tmp_path / "one.npy")
-
-
 def test_a_file_that_changed_is_noticed(tmp_path):
     for part in range(9):
         np.save(tmp_path / f"{part}.npy", matrix())
@@ -354,6 +347,7 @@ BAD = {
     "no floats": ({"a.npy": np.zeros((2, 2), np.int64)}, "a.npy",
                   ("a.npy", "'embeddings'", "int64", *DTYPES, "torch.bfloat16")),
     "a vector": ({"a.npy": np.zeros(3)}, "a.npy", ("a.npy", "'embeddings'", "(3,)", "(rows, dim)", "embeddings=")),
+    "a number": ({"a.npy": np.array(1.0)}, "a.npy", ("a.npy", "'embeddings'", "()", "(rows, dim)", "embeddings=")),
     "no rows": ({"a.npy": np.zeros((0, 3))}, "a.npy", ("a.npy", "rows")),
     "objects": ({"a.npy": OBJECTS}, "a.npy", ("a.npy", *PICKLES)),
     "a pickle": ({"a.npy": pickle.dumps(MATRIX)}, "a.npy", ("a.npy", *PICKLES)),
