@@ -73,7 +73,7 @@ def fit(epochs: int, checkpoint: str | None = None) -> dict:
     best = ModelCheckpoint(FOLDER / f"until {epochs}", monitor="val/mAP", mode="max", save_last=True)
     dynamics = TrainingDynamicsMonitor(every_n_steps=1, shots=1, strict=False)
     monitors = [RetrievalMonitor(), DiscriminantRatioMonitor(), dynamics]
-    pictures = [ScorePlots(max_share=None), EmbeddingMap(max_share=None, projector=True)]
+    pictures = [ScorePlots(max_share=None), EmbeddingMap(max_share=None, projector=True)] if PROCESSES > 1 else []
     logger = TensorBoardLogger(FOLDER, name="logs", version=f"until {epochs}")
     trainer = pl.Trainer(max_epochs=epochs, logger=logger, callbacks=[*monitors, *pictures, best], **SETTINGS)
     net = Net()

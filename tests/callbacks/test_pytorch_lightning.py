@@ -63,8 +63,9 @@ def test_values_are_those_of_the_functions(seen: tuple[Path, dict[str, Any]]) ->
         assert {key: logged[key] for key in expected} == close(expected, rel=1e-5)
 
 
-def test_pictures_and_points_are_in_tensorboard(seen: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = seen
+@pytest.mark.slow
+def test_pictures_and_points_are_in_tensorboard(two: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = two
     logs = folder / "logs" / "until 2"
     accumulator = EventAccumulator(str(logs)).Reload()
     assert {"val/score_histograms", "val/embedding_map"} <= set(accumulator.Tags()["images"])

@@ -185,7 +185,7 @@ def test_few_classes_have_no_grouped_recall_and_no_note(words, files, capsys):
         ("evaluate usual.npz --metrics mAP --label_groups 3", ("--label_groups 3", "Grouped Recall", "metrics")),
         ("evaluate usual.npz --threshold nan", ("--threshold nan", "finite")),
         ("plan --queries 0 --dim 3", ("--queries 0", "positive")),
-        ("report usual.npz -o r.html --duplicates_from 2", ("cosine", 2)),
+        ("report usual.npz -o r.html --duplicates_from 2", ("cosine", "2.0")),
         ("trials none.txt", ("none.txt",)),
     ],
 )  # fmt: skip
