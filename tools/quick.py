@@ -2,8 +2,8 @@
 
 A file of the package has the tests of its name (`engine/ranks.py`: `tests/engine/test_ranks.py` or `tests/engine/ranks`).
 Without them it has the files of its folder of tests that name one of its classes or functions, the most frequent first, at
-most `MOST_FILES`; and without these the whole folder. Slow tests and long sweeps are left to `make test-rest` and
-`make test-all`.
+most `MOST_FILES`; and without these the whole folder. A page has its blocks of code. Slow tests and long sweeps are left to
+`make test-rest` and `make test-all`.
 """
 
 from __future__ import annotations
@@ -30,36 +30,49 @@ def changed(base: str) -> list[Path]:
     return [Path(line) for line in (*differing, *lines_of_git("ls-files", "--others", "--exclude-standard"))]
 
 
-def files_or_folder(folder: Path) -> list[Path]:
-    """The folder; of that of all tests the files that lie in it."""
-    return (
-        [folder]
-        if len(folder.parts) > 1
-        else sorted(path.relative_to(ROOT) for path in (ROOT / folder).glob("test_*.py"))
-    )
-
-
-def tests_of(file: Path) -> list[Path]:
-    """The tests of one file; none for a file that is neither of the package nor a test."""
-    if file.parts[0] == "tests" and file.suffix == ".py":
-        return [file] if file.name.startswith("test_") else files_or_folder(file.parent)
-    if file.parts[0] != "fewshot_callbacks" or file.suffix != ".py":
+def tests_of(file: Path) -> list[str]:
+    """The tests of one file, as pytest takes them; none for a file that no test reads by its name."""
+    if file.suffix == ".md":
+        return [f"tests/docs/test_code_blocks.py::test_blocks_run[{file.as_posix()}]"] if has_code(file) else []
+    if file.suffix != ".py" or not (ROOT / file).exists():
         return []
+    if file.parts[0] == "tests":
+        return [file.as_posix()] if file.name.startswith("test_") else files_or_folder(file.parent)
+    if file.parts[0] == "fewshot_callbacks":
+        return tests_of_module(file)
+    return []
+
+
+def has_code(page: Path) -> bool:
+    """Whether a page of README and docs has code that the tests run."""
+    text = (ROOT / page).read_text(encoding="utf-8") if (ROOT / page).exists() else ""
+    is_read = page.parts[0] == "docs" or page.name in ("README.md", "CONTRIBUTING.md")
+    return is_read and bool(re.search(r"^ *```(python|bash)", text, flags=re.M))
+
+
+def tests_of_module(file: Path) -> list[str]:
+    """The tests of a file of the package."""
     folder, name = Path("tests", *file.parts[1:-1]), file.stem.strip("_")
-    named = [folder / f"test_{name}.py", folder / name]
-    found = [path for path in named if (ROOT / path).exists()]
+    named = [path.as_posix() for path in (folder / f"test_{name}.py", folder / name) if (ROOT / path).exists()]
     folder = next(path for path in (folder, *folder.parents) if (ROOT / path).is_dir())
-    return found or tests_that_name(file, folder) or files_or_folder(folder)
+    return named or tests_that_name(file, folder) or files_or_folder(folder)
 
 
-def tests_that_name(file: Path, folder: Path) -> list[Path]:
+def files_or_folder(folder: Path) -> list[str]:
+    """The folder; of that of all tests the files that lie in it."""
+    if len(folder.parts) > 1:
+        return [folder.as_posix()]
+    return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / folder).glob("test_*.py"))
+
+
+def tests_that_name(file: Path, folder: Path) -> list[str]:
     """The files of a folder of tests that name the classes and functions of a file most often."""
     defined = re.findall(r"^(?:class|def) (\w+)", (ROOT / file).read_text(encoding="utf-8"), flags=re.M)
     if not defined:
         return []
     name_of_file = re.compile(rf"\b(?:{'|'.join(defined)})\b")
     counts = {
-        path.relative_to(ROOT): len(name_of_file.findall(path.read_text(encoding="utf-8")))
+        path.relative_to(ROOT).as_posix(): len(name_of_file.findall(path.read_text(encoding="utf-8")))
         for path in sorted((ROOT / folder).rglob("test_*.py"))
     }
     naming = sorted((path for path, count in counts.items() if count), key=lambda path: -counts[path])
@@ -69,8 +82,7 @@ def tests_that_name(file: Path, folder: Path) -> list[Path]:
 def main(base: str = "HEAD") -> int:
     """Run them, in one process: a second one would import torch and Lightning anew, for four seconds."""
     found = dict.fromkeys(test for file in changed(base) for test in tests_of(file))
-    files = [str(path) for path in found if (ROOT / path).exists()]
-    words = ["-m", "pytest", "-x", "-m", "not slow and not exhaustive", *ALWAYS, *files]
+    words = ["-m", "pytest", "-x", "-m", "not slow and not exhaustive", *ALWAYS, *found]
     return subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
 
 

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -24,6 +24,7 @@ from fewshot_callbacks.functional import (
 )
 from fewshot_callbacks.functional.episodes import sample_episodes
 from fewshot_callbacks.metrics import DiscriminantRatio, RetrievalEvaluation
+from tests.integration_packages import is_missing
 from tests.messages import missing_facts, refused
 
 torch.manual_seed(0)
@@ -142,6 +143,11 @@ def forms(rows: torch.Tensor) -> list[Any]:
     return [rows, rows.numpy(), rows.tolist(), list(rows), list(rows.numpy())]
 
 
+def of_pandas(kind: str, values: Any) -> list[Any]:
+    """The values as pandas holds them; none where it is not installed."""
+    return [] if is_missing("pandas") else [getattr(import_module("pandas"), kind)(values)]
+
+
 def cures() -> Iterator[Cure]:
     floats, flat, real, dense = (
         r"(\S+\.float\(\))",
@@ -186,20 +192,14 @@ def cures() -> Iterator[Cure]:
         yield Cure(drawn, "labels", numbers, whole_numbers, lambda: drawn(LABELS))
         yield Cure(knn, "query_labels", rows, one_hot_column, lambda: knn_by_hand(POINTS), {"queries": POINTS})
         yield Cure(j, "labels", rows, one_hot_column, lambda: j_by_hand(POINTS), {"embeddings": POINTS})
-    yield Cure(
-        j,
-        "labels",
-        pd.Series(whole.numpy()),
-        whole_numbers,
-        lambda: j_by_hand(POINTS),
-        {"embeddings": POINTS},
-    )
+    for series in of_pandas("Series", whole.numpy()):
+        yield Cure(j, "labels", series, whole_numbers, lambda: j_by_hand(POINTS), {"embeddings": POINTS})
     for halves in forms(whole / 2 + 0.25)[:3]:
         yield Cure(knn, "query_labels", halves, strings, lambda: knn_by_hand(POINTS), {"queries": POINTS})
     cube_of_labels, pairs = LABELS[:, None, None], np.array([[word, "x"] for word in WORDS])
     for labels in forms(cube_of_labels)[:2]:
         yield Cure(knn, "query_labels", labels, r"(\S+\.flatten\(\))", lambda: knn_by_hand(POINTS), {"queries": POINTS})
-    for table in (pairs, pd.DataFrame(pairs)):
+    for table in (pairs, *of_pandas("DataFrame", pairs)):
         yield Cure(knn, "query_labels", table, r"(\S+\[:, 0\])", lambda: knn_by_hand(POINTS), {"queries": POINTS})
     mixed = [label if label else "0" for label in LABELS.tolist()]
     for labels in (mixed, np.array(mixed, dtype=object), [2**70 + label for label in LABELS.tolist()]):
@@ -215,7 +215,7 @@ def cures() -> Iterator[Cure]:
     gallery = {"gallery": POINTS.flip(0), "gallery_labels": WORDS[::-1]}
     expected = {"gallery": POINTS.flip(0), "gallery_labels": LABELS.flip(0)}
     for function in (map_of, knn):
-        for labels in (LABELS, LABELS.numpy(), LABELS.tolist(), pd.Series(LABELS.numpy())):
+        for labels in (LABELS, LABELS.numpy(), LABELS.tolist(), *of_pandas("Series", LABELS.numpy())):
             yield Cure(
                 function, "query_labels", labels, strings,
                 partial(function, POINTS, LABELS, **expected), {"queries": POINTS} | gallery,

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -11,6 +10,7 @@ from safetensors.torch import save_file
 from fewshot_callbacks import evaluate_retrieval, functional
 from fewshot_callbacks.sources.shards import Shards
 from tests.functional.calls import CALLS_WITH_LABELS
+from tests.integration_packages import integration
 from tests.messages import refused
 
 ROWS = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).bfloat16().float()
@@ -48,7 +48,7 @@ def plain(value):
     [
         lambda rows: torch._neg_view(-rows),
         lambda rows: torch.complex(torch.zeros_like(rows), -rows).conj().imag,
-        lambda rows: rows.numpy().astype(ml_dtypes.bfloat16),
+        lambda rows: rows.numpy().astype(integration("ml_dtypes").bfloat16),
         lambda rows: rows.bfloat16(),
     ],
     ids=["negative bit", "imaginary part of a conjugate", "ml_dtypes", "bfloat16"],
@@ -62,7 +62,7 @@ def test_lazy_signs_and_bfloat16_are_the_numbers_that_they_stand_for(name, form)
 @pytest.mark.parametrize("of_numpy", [False, True])
 def test_floats_of_8_bits_are_taken_as_the_numbers_that_they_are(name, dtype, of_numpy):
     rows = ROWS.to(getattr(torch, dtype))
-    form = rows.float().numpy().astype(getattr(ml_dtypes, dtype)) if of_numpy else rows
+    form = rows.float().numpy().astype(getattr(integration("ml_dtypes"), dtype)) if of_numpy else rows
     assert plain(CALLS[name](form)) == plain(CALLS[name](rows.float()))
 
 
