@@ -46,7 +46,7 @@ def tests_of(file: Path) -> list[str]:
 def has_code(page: Path) -> bool:
     """Whether a page of README and docs has code that the tests run."""
     text = (ROOT / page).read_text(encoding="utf-8") if (ROOT / page).exists() else ""
-    is_read = page.parts[0] == "docs" or page.name in ("README.md", "CONTRIBUTING.md")
+    is_read = page.parts[0] == "docs" or page.as_posix() in ("README.md", "CONTRIBUTING.md")
     return is_read and bool(re.search(r"^ *```(python|bash)", text, flags=re.M))
 
 

@@ -97,12 +97,12 @@ def test_an_address_without_a_file_is_said_in_one_line(vectors, capsys, name):
 
 
 def fit(folder, head, tmp_path, *words):
-    """Train a network for two epochs, in a folder that may be an address."""
+    """Train a network for an epoch, in a folder that may be an address."""
     monitors = tmp_path / "monitors.yaml"
     monitors.write_text(MONITORS, encoding="utf-8")
     config = ["--config", str(CONFIGS / f"protonet_{head}_glyphs.yaml"), "--config", str(monitors)]
     sizes = [
-        "--trainer.max_epochs=2",
+        "--trainer.max_epochs=1",
         "--trainer.accelerator=cpu",
         "--data.train.episodes=3",
         "--data.evaluation.episodes=5",
@@ -119,25 +119,30 @@ def check_run(store, folder, root, tmp_path, capsys):
     run = f"{folder}/runs/dr"
     assert missing_facts(screen, (run,)) == []
     assert yaml.safe_load(store.cat(f"{root}/runs/dr/config.yaml"))["model"]["head"] == "dr"
-    record = TrainingRecord(2, 6, 2, ended=True, head="dr")
+    record = TrainingRecord(1, 3, 1, ended=True, head="dr")
     assert TrainingRecord(**json.loads(store.cat(f"{root}/runs/dr/training.json"))) == record == TrainingRecord.of(run)
     checkpoint = best_checkpoint(run)
     assert checkpoint == f"{run}/checkpoints/best.ckpt"
     advice = screen.rpartition("fewshot ")[2].split()
     assert advice == ["test", "--config", f"{run}/config.yaml", "--ckpt_path", checkpoint]
     printed(capsys, *advice, *QUIET)
-    assert len(DynamicsHistory.load(f"{run}/training_dynamics.json")) == 6
+    assert len(DynamicsHistory.load(f"{run}/training_dynamics.json")) == 3
 
 
 @pytest.mark.filterwarnings("ignore:(Experiment logs|Checkpoint) directory")
-def test_a_run_in_memory_is_kept_tested_and_continued(few_glyphs, memory, tmp_path, capsys):
+def test_a_run_in_memory_is_kept_and_tested(few_glyphs, memory, tmp_path, capsys):
     check_run(memory, "memory://kept", "/kept", tmp_path, capsys)
+
+
+@pytest.mark.filterwarnings("ignore:(Experiment logs|Checkpoint) directory")
+def test_a_run_in_memory_is_not_written_over_but_continued(few_glyphs, memory, tmp_path, capsys):
+    assert fit("memory://kept", "dr", tmp_path) == 0
     assert fit("memory://kept", "dr", tmp_path) == 1
     facts = ("memory://kept/runs/dr", "config.yaml", "training.json", "--ckpt_path")
     assert missing_facts(capsys.readouterr().err, facts) == []
     last = "--ckpt_path=memory://kept/runs/dr/checkpoints/last.ckpt"
-    assert fit("memory://kept", "dr", tmp_path, last, "--trainer.max_epochs=3") == 0
-    assert TrainingRecord.of("memory://kept/runs/dr").epochs == 3
+    assert fit("memory://kept", "dr", tmp_path, last, "--trainer.max_epochs=2") == 0
+    assert TrainingRecord.of("memory://kept/runs/dr").epochs == 2
 
 
 @pytest.mark.filterwarnings("ignore:(Experiment logs|Checkpoint) directory")
@@ -147,7 +152,7 @@ def test_runs_in_memory_are_compared(few_glyphs, memory, tmp_path, capsys):
     runs = [f"memory://kept/runs/{head}" for head in ("softmax", "dr")]
     both = json.loads(printed(capsys, "compare", *runs, "--json"))
     assert [side["folder"] for side in both["runs"]] == runs
-    assert [side["epochs"] for side in both["runs"]] == [2, 2]
+    assert [side["epochs"] for side in both["runs"]] == [1, 1]
     assert [side["test"]["checkpoint"] for side in both["runs"]] == [best_checkpoint(run) for run in runs]
     assert both["dynamics"]["names"] == ["softmax", "dr"]
 
