@@ -21,7 +21,9 @@ unexport PYTHONDONTWRITEBYTECODE
 FEWSHOT_CHECK_SHAPES ?= 0
 FEWSHOT_EXAMPLES ?= 1
 export FEWSHOT_CHECK_SHAPES FEWSHOT_EXAMPLES
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# one process more than there are cores, since some tests wait for processes of their own; at most 4, of 2 GB each
+CORES := len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0))
+PARALLEL := --numprocesses $(shell $(PYTHON) -c 'import os; print(min(4, 1 + $(CORES)))') --dist loadfile --no-loadscope-reorder
 
 # in under a minute: the tests of the files that differ from BASE, and those of the layers
 quick: FEWSHOT_EXAMPLES := 0.1

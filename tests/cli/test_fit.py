@@ -92,6 +92,7 @@ def test_every_config_is_accepted_and_says_why(path, capsys):
     assert path.read_text().startswith("#")
 
 
+@pytest.mark.slow
 def test_fit_on_two_processes_says_once_where_it_is_kept(tmp_path):
     """Lightning starts the second process by the words of the first."""
     write_images(tmp_path / "images")

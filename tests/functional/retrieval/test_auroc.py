@@ -190,11 +190,11 @@ def test_many_passes_are_announced_before_they_begin():
 
 @pytest.mark.parametrize("memory_mb", [15, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_plan_foresees_the_passes(memory_mb):
-    rows, labels = clustered_items(1600, 2, noise=2.0)
+    rows, labels = clustered_items(1000, 2, noise=2.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         report = evaluate_retrieval(rows, labels, metrics="auc_pr", memory_mb=memory_mb)
-    planned = plan_evaluation(1600, 1600, rows.shape[1], relevant=799, memory_mb=memory_mb).area_passes
+    planned = plan_evaluation(1000, 1000, rows.shape[1], relevant=499, memory_mb=memory_mb).area_passes
     assert planned / 1.5 <= report.pooled.passes <= 1.5 * planned + 3
     assert plan_evaluation(1600, 1600, 8, relevant=10).area_passes == 1
 
