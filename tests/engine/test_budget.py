@@ -182,13 +182,18 @@ def test_values_do_not_depend_on_the_budget(similarity):
         assert_same(whole, evaluate_retrieval(embeddings, labels, **options, memory_mb=memory_mb))
 
 
-def test_a_budget_that_cannot_be_kept_is_said_with_one_that_can():
-    embeddings, labels = clustered_items(600, 20, 12)
-    note = evaluate_retrieval(embeddings, labels, label_groups=None, memory_mb=0.5).memory_note
-    assert not missing_facts(note, ("0.5 MB",)), note
+@pytest.mark.parametrize(("noise", "memory_mb"), [(1, 0.5), (2, 0.4)])
+def test_a_budget_that_cannot_be_kept_is_said_with_one_that_can_and_changes_no_value(noise, memory_mb):
+    data = clustered_items(600, 20, 12, noise=noise)
+    whole = evaluate_retrieval(*data, label_groups=None)
+    report = evaluate_retrieval(*data, label_groups=None, memory_mb=memory_mb)
+    note = report.memory_note
+    assert (report, whole.memory_note) == (whole, None)
+    assert report.messages[-1] == note
+    assert not missing_facts(note, (f"{memory_mb} MB",)), note
     enough = float(note.rsplit("memory_mb=", 1)[1].split()[0])
-    assert evaluate_retrieval(embeddings, labels, label_groups=None, memory_mb=enough).memory_note is None
-    assert evaluate_retrieval(embeddings, labels, label_groups=None, memory_mb=enough - 0.2).memory_note is not None
+    assert evaluate_retrieval(*data, label_groups=None, memory_mb=enough).memory_note is None
+    assert evaluate_retrieval(*data, label_groups=None, memory_mb=enough - 0.2).memory_note is not None
 
 
 @pytest.mark.parametrize("shape", [(4_000, 4_000, 512, 53), (10_000, 10_000, 16, 500), (9, 10**6, 128, 5)])
