@@ -135,7 +135,7 @@ class Bank:
         """Return this process's part of the items, the same for all sets of a validation. *Collective*."""
         if self._shard is None:
             assert self._store is not None
-            self._shard = self._store.shard()
+            self._shard = self._store.shard(clear=True)
             self._store = None
         return self._shard
 

@@ -524,7 +524,8 @@ class Collection:
         if key not in self._joined:
             rows = self._rows.get(key) or _Rows(EmbeddingStore(self.source.spill_to))
             dataset_size = self.dealing(trainer, key).items
-            shard = rows.store.shard(dataset_size, (self.replica.number, self.replica.replicas))
+            items = len(rows.store)
+            shard = rows.store.shard(dataset_size, (self.replica.number, self.replica.replicas), clear=True)
             # A process without items has no ids, but passes them as the others do.
             if self.source.ids is not None and shard.ids is None:
                 shard = shard._replace(ids=no_labels())
@@ -535,7 +536,7 @@ class Collection:
                 batches = rows.columns[column]
                 values = join(self.reader.owner, batches, column.argument) if batches else no_labels()
                 # After an error of this column its values are fewer; nobody reads them.
-                columns[column] = values[kept_rows] if len(values) == len(rows.store) else no_labels()
+                columns[column] = values[kept_rows] if len(values) == items else no_labels()
             self._joined[key] = _Side(shard, columns)
             self._rows.pop(key, None)
         return self._joined[key]

@@ -7,12 +7,9 @@ A store owns copies of all batches until it is cleared or dropped. Nothing trave
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +32,7 @@ from fewshot_callbacks.functional._labels import (
 from fewshot_callbacks.functional._reading import as_floats, as_tensor, default_mode, matrix_from, tensor_code
 from fewshot_callbacks.functional._repeated import first_of_each, note_on_ids, sketches
 from fewshot_callbacks.functional.class_subset import class_subset
+from fewshot_callbacks.metrics._rows import RowsInFile, RowsInMemory, rows_in_file
 
 # Types of integers in a list of ids; a tensor or array in it holds one integer.
 INTEGERS = (int, np.integer, Tensor, np.ndarray)
@@ -135,12 +133,6 @@ class _Columns:
         return _Columns(self.labels[mask], self.positions[mask], _rows_of(self.ids, mask), _rows_of(self.groups, mask))
 
 
-@dataclass(frozen=True)
-class _Batch:
-    embeddings: Tensor  # (items, dim), on the CPU; (0, dim) if the rows are in a file
-    columns: _Columns
-
-
 class Shard(NamedTuple):
     """The items of a set that one process holds; each item of the set is in exactly one process.
 
@@ -200,13 +192,8 @@ def rows_of_shard(
     processes = all_processes()
     positions = shard.positions[is_kept]
     all_positions = torch.cat(processes.gather(positions)).sort().values
-    # An empty file cannot be mapped.
-    if spill_to is None or not bool(is_kept.any()):
-        embeddings = shard.embeddings[is_kept]
-    else:
-        embeddings = _rows_in_file(shard.embeddings, is_kept, spill_to)
     return Shard(
-        embeddings,
+        shard.embeddings[is_kept] if spill_to is None else rows_in_file(shard.embeddings, is_kept, spill_to),
         shard.labels[is_kept],
         torch.searchsorted(all_positions, positions),
         shard.dropped,
@@ -249,10 +236,11 @@ class EmbeddingStore:
 
     def clear(self) -> None:
         """Drop all stored items."""
-        self._spilled = None if self._folder is None else _SpilledRows(self._folder)
-        self._batches: list[_Batch] = []
-        # batches in pinned memory, each with the event that its copy from the device is complete
-        self._arriving: list[tuple[torch.cuda.Event, _Batch]] = []
+        self._rows = RowsInMemory() if self._folder is None else RowsInFile(self._folder)
+        # the items of each batch without their embeddings
+        self._columns: list[_Columns] = []
+        # embeddings and labels in pinned memory, each with the event that its copy from the device is complete
+        self._arriving: list[tuple[torch.cuda.Event, Tensor, _Columns]] = []
         self._items = 0
         self._dim: int | None = None
         # form of the labels, ids and groups so far, by name (see `Labels.form`)
@@ -305,14 +293,11 @@ class EmbeddingStore:
                 f"EmbeddingStore needs one position for each of the {len(embeddings)} embeddings; got positions of shape "
                 f"{tuple(positions.shape)}."
             )
-        batch = _Batch(
-            embeddings=_to_host(embeddings),
-            columns=_Columns(
-                labels=_to_host_labels(item_labels),
-                positions=positions.to("cpu", copy=True),
-                ids=columns.get("ids"),
-                groups=columns.get("groups"),
-            ),
+        stored = _Columns(
+            labels=_to_host_labels(item_labels),
+            positions=positions.to("cpu", copy=True),
+            ids=columns.get("ids"),
+            groups=columns.get("groups"),
         )
         if len(item_labels):
             self._forms |= {name: column.form for name, column in columns.items()}
@@ -320,37 +305,36 @@ class EmbeddingStore:
         self._items += len(embeddings)
         device = _cuda_device(embeddings, item_labels.values)
         if device is None:
-            self._add(batch)
+            self._add(embeddings.detach(), stored)
         else:
+            pinned = _to_host(embeddings)
             arrived = torch.cuda.Event()
             arrived.record(torch.cuda.current_stream(device))
-            self._arriving.append((arrived, batch))
+            self._arriving.append((arrived, pinned, stored))
 
     def _form(self, name: str) -> str:
         """Return the form of the labels, ids or groups of earlier batches; empty before the first item."""
         return self._forms.get(name, "")
 
-    def _add(self, batch: _Batch) -> None:
-        """Add a batch that is in ordinary memory; with a folder its rows go to the file."""
-        if self._spilled is not None:
-            self._spilled.append(batch.embeddings)
-            batch = replace(batch, embeddings=batch.embeddings[:0].clone())
-        self._batches.append(batch)
+    def _add(self, embeddings: Tensor, columns: _Columns) -> None:
+        """Copy the rows of a batch to their place."""
+        self._rows.append(embeddings)
+        self._columns.append(columns)
 
     def _move_arrived(self, waiting: int = 0) -> None:
         """Move batches from pinned into ordinary memory, the oldest first, until only `waiting` batches are pinned."""
         while len(self._arriving) > waiting:
-            arrived, batch = self._arriving.pop(0)
+            arrived, embeddings, columns = self._arriving.pop(0)
             arrived.synchronize()
-            columns = replace(batch.columns, labels=_copied(batch.columns.labels))
-            self._add(_Batch(batch.embeddings.clone(), columns))
+            self._add(embeddings, replace(columns, labels=_copied(columns.labels)))
 
     @default_mode()
-    def shard(self, dataset_size: int | None = None, part: tuple[int, int] | None = None) -> Shard:
+    def shard(
+        self, dataset_size: int | None = None, part: tuple[int, int] | None = None, *, clear: bool = False
+    ) -> Shard:
         """Return the items of this process without repeated items. *Collective*.
 
-        The shard is a copy: with the batches of the store it takes twice the memory of the embeddings, and no third time
-        while it is made. Clear or drop the store to free the batches. With `spill_to` the rows of both are in files.
+        The shard is a copy. With `spill_to` its rows are in a file, too.
 
         Args:
             dataset_size: The number of items of the data set, if a `DistributedSampler` has distributed them. The i-th
@@ -359,6 +343,7 @@ class EmbeddingStore:
             part: Number of the part of the data set that this process has, and how many parts there are, where they are not
                 the rank and the number of processes: the processes of a tensor-parallel group have the same part, and only
                 one of them has stored it.
+            clear: Drop what is stored while it is copied, so that the embeddings are never in memory twice.
 
         Returns:
             The items of this process. If ids were given, only the first item of each id is kept. `places` are the indices
@@ -371,7 +356,7 @@ class EmbeddingStore:
         """
         self._move_arrived()
         processes = all_processes()
-        calls = processes.gather(_Call.of(self._batches, dataset_size))
+        calls = processes.gather(_Call.of(self._columns, dataset_size))
         refuse_different_calls(calls)
 
         columns = self._joined_columns()
@@ -383,15 +368,18 @@ class EmbeddingStore:
             is_kept &= positions < dataset_size
         note = None
         if any(True in call.ids for call in calls):
-            items = _Items(columns, positions, self._sketches())
+            items = _Items(columns, positions, self._rows.sketches())
             first_positions, note = _first_positions(processes, items, is_kept)
             is_kept &= torch.isin(positions, first_positions)
 
         kept_positions = positions[is_kept]
         all_positions = torch.cat(processes.gather(kept_positions)).sort().values
         kept_columns = columns.rows(is_kept)
+        embeddings = self._rows.kept(is_kept, clear=clear)
+        if clear:
+            self.clear()
         return Shard(
-            embeddings=self._embeddings(is_kept),
+            embeddings=embeddings,
             labels=kept_columns.labels,
             places=torch.searchsorted(all_positions, kept_positions),
             dropped=sum(call.items for call in calls) - len(all_positions),
@@ -403,42 +391,14 @@ class EmbeddingStore:
 
     def _joined_columns(self) -> _Columns:
         """Return the items of all batches without their embeddings."""
-        batches = [batch.columns for batch in self._batches]
         # A batch without items says nothing of ids and groups.
-        filled = [batch for batch in batches if len(batch.labels)]
+        filled = [batch for batch in self._columns if len(batch.labels)]
         return _Columns(
-            labels=join("EmbeddingStore", [batch.labels for batch in batches]),
-            positions=torch.cat([batch.positions for batch in batches] or [torch.empty(0, dtype=torch.int64)]),
+            labels=join("EmbeddingStore", [batch.labels for batch in self._columns]),
+            positions=torch.cat([batch.positions for batch in self._columns] or [torch.empty(0, dtype=torch.int64)]),
             ids=_joined_column("ids", [batch.ids for batch in filled]),
             groups=_joined_column("groups", [batch.groups for batch in filled]),
         )
-
-    def _embeddings(self, is_kept: Bool[Tensor, "items"]) -> Tensor:
-        """Return the embeddings of the items that are kept, as a copy; rows in a file as a map of this or another file."""
-        # An empty file cannot be mapped: without a row, the batches say the dim.
-        if self._spilled is not None and bool(is_kept.any()):
-            return self._spilled.rows() if bool(is_kept.all()) else self._spilled.kept_rows(is_kept)
-        batches = [batch.embeddings for batch in self._batches] or [torch.empty(0, 0)]
-        if bool(is_kept.all()):
-            return torch.cat(batches)
-        dtype = reduce(torch.promote_types, (embeddings.dtype for embeddings in batches))
-        result = torch.empty(int(is_kept.sum()), batches[0].shape[1], dtype=dtype)
-        # One batch at a time: all batches joined, and then without the dropped items, would be a third copy of the set.
-        item = 0
-        row = 0
-        for embeddings in batches:
-            kept_rows = embeddings[is_kept[item : item + len(embeddings)]]
-            result[row : row + len(kept_rows)] = kept_rows
-            item += len(embeddings)
-            row += len(kept_rows)
-        return result
-
-    def _sketches(self) -> Float[Tensor, "items numbers"]:
-        """Return a sketch of each embedding, see `sketches`."""
-        if self._spilled is not None and self._items:
-            return sketches(self._spilled.rows())
-        batches = [batch.embeddings for batch in self._batches] or [torch.empty(0, 0)]
-        return torch.cat([sketches(embeddings) for embeddings in batches])
 
     @default_mode()
     def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
@@ -464,59 +424,6 @@ class EmbeddingStore:
         return torch.cat(embeddings)[order], torch.cat(codes)[order]
 
 
-class _SpilledRows:
-    """Rows in a file without a name, in the type of the first batch. The file is closed, and so freed, with this object."""
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._folder = folder
-        self._count = 0
-        self._dim = 0
-        self._dtype: torch.dtype | None = None
-        try:
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it lives as long as the rows
-        except OSError as error:
-            raise ValueError(
-                f"spill_to={os.fspath(folder)!r} cannot be written to: {error.strerror}. Pass a folder on a disk with room "
-                "for the embeddings of a validation."
-            ) from error
-        weakref.finalize(self, self._file.close)
-
-    def append(self, rows: Tensor) -> None:
-        """Write rows behind those that are in the file."""
-        self._dtype = self._dtype or rows.dtype
-        self._count += len(rows)
-        self._dim = rows.shape[1]
-        try:
-            self._file.write(rows.to(self._dtype).contiguous().view(torch.uint8).numpy().data)
-            self._file.flush()
-        except OSError as error:
-            raise ValueError(
-                f"the embeddings could not be written to spill_to={os.fspath(self._folder)!r}: {error.strerror}. Make room, "
-                "or pass a folder on another disk."
-            ) from error
-
-    def rows(self) -> Tensor:
-        """Map all rows into memory: the operating system caches what there is room for.
-
-        The map stays valid when the file is closed.
-        """
-        assert self._dtype is not None
-        file_bytes = np.memmap(self._file, np.uint8, "r+", shape=(self._count * self._dim * self._dtype.itemsize,))
-        return torch.from_numpy(file_bytes).view(self._dtype).view(self._count, self._dim)
-
-    def kept_rows(self, is_kept: Bool[Tensor, "items"]) -> Tensor:
-        """Copy the rows that are kept to another file in the same folder, and map them into memory."""
-        return _rows_in_file(self.rows(), is_kept, self._folder)
-
-
-def _rows_in_file(rows: Tensor, is_kept: Bool[Tensor, "items"], folder: str | os.PathLike[str]) -> Tensor:
-    """Copy the rows that are kept, at least one, to a file in a folder, and map them into memory."""
-    copy = _SpilledRows(folder)
-    for block, is_kept_in_block in zip(rows.split(4096), is_kept.split(4096), strict=True):
-        copy.append(block[is_kept_in_block])
-    return copy.rows()
-
-
 @dataclass(frozen=True)
 class _Call:
     """The arguments of one process, to be compared with the arguments of the other processes."""
@@ -529,8 +436,8 @@ class _Call:
     groups: tuple[bool, ...]
 
     @classmethod
-    def of(cls, batches: Sequence[_Batch], dataset_size: int | None) -> _Call:
-        filled = [batch.columns for batch in batches if len(batch.columns.labels)]
+    def of(cls, batches: Sequence[_Columns], dataset_size: int | None) -> _Call:
+        filled = [batch for batch in batches if len(batch.labels)]
         return cls(
             items=sum(len(batch.labels) for batch in filled),
             dataset_size=dataset_size,

@@ -196,7 +196,7 @@ def test_embeddings_of_any_precision_are_measured(
     class Looks(Callback):
         def on_validation_epoch_end(self, *_: Any) -> None:
             store = pair[0]._collection._rows[SideKey(0)].store  # type: ignore[attr-defined]
-            kept.update(batch.embeddings.dtype for batch in store._batches)
+            kept.add(store.shard().embeddings.dtype)
 
     def noted(module: Embeds, batch: Any) -> Tensor:
         embeddings = module(batch[0])
@@ -238,7 +238,7 @@ def test_embeddings_are_kept_without_their_gradient_and_dropped_when_they_are_me
             store = rows.store
             [moments] = watched[1]._moments.values()  # type: ignore[attr-defined]
             assert not moments.means.requires_grad
-            assert not any(batch.embeddings.requires_grad for batch in store._batches)
+            assert not store.shard().embeddings.requires_grad
             held.append(len(store))
 
         def on_validation_end(self, *_: Any) -> None:

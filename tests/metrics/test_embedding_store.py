@@ -44,9 +44,8 @@ def test_the_store_copies_a_slice_and_does_not_hold_what_it_was_cut_from(view):
     big, labels, positions = torch.randn(1000, 100, requires_grad=True), torch.arange(1000), torch.arange(4)
     store, expected = EmbeddingStore(), view(big).detach().clone()
     store.append(view(big), labels[:4], positions)
-    (batch,) = store._batches
-    assert batch.embeddings.untyped_storage().nbytes() == batch.embeddings.numel() * 4
-    assert batch.columns.labels.values.untyped_storage().nbytes() == 4 * 8
+    (columns,) = store._columns
+    assert columns.labels.values.untyped_storage().nbytes() == 4 * 8
     for tensor in (big.detach(), labels, positions):
         tensor.zero_()
     shard = store.shard()
@@ -97,13 +96,29 @@ class LargeTensors(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dataset_size", [None, 90], ids=["all items", "ten dropped"])
-def test_a_shard_takes_the_memory_of_its_rows_once_also_if_items_are_dropped(dataset_size):
+def test_a_shard_takes_the_memory_of_its_rows_once_also_if_items_are_dropped(monkeypatch, dataset_size):
+    monkeypatch.setattr("fewshot_callbacks.metrics._rows.BLOCK_BYTES", 45 * 64 * 4)  # no block has all items
     store, embeddings, _ = filled(30, 40, 30, dim=64)
     kept = embeddings[:dataset_size]
     with LargeTensors(kept.numel()) as large:
         shard = store.shard(dataset_size)
     assert torch.equal(shard.embeddings, kept)
     assert large.addresses == {shard.embeddings.data_ptr()}
+
+
+@pytest.mark.parametrize("is_in_file", [False, True])
+@pytest.mark.parametrize("dataset_size", [None, 50])
+def test_a_shard_that_clears_the_store_is_the_same(monkeypatch, tmp_path, is_in_file, dataset_size):
+    monkeypatch.setattr("fewshot_callbacks.metrics._rows.BLOCK_BYTES", 45 * 8 * 4)  # no block has two batches
+    embeddings = torch.randn(100, 8)
+    store = EmbeddingStore(tmp_path if is_in_file else None)
+    for rows in torch.arange(100).split([30, 40, 30]):
+        store.append(embeddings[rows], rows)
+    copied, moved = store.shard(dataset_size), store.shard(dataset_size, clear=True)
+    assert torch.equal(moved.embeddings, embeddings[:dataset_size])
+    assert torch.equal(copied.embeddings, moved.embeddings)
+    assert len(store) == 0
+    assert store.gather()[0].shape == (0, 0)
 
 
 def test_positions_count_dropped_items_and_places_do_not():

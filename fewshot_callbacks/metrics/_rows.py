@@ -1,0 +1,137 @@
+"""Rows that are appended batch by batch and copied out at the end: in memory, or in a file.
+
+Both classes have the same methods, `append`, `sketches` and `kept`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from functools import reduce
+from itertools import pairwise
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from fewshot_callbacks.functional._repeated import sketches
+
+# Bytes of a block of rows. glibc maps what is larger than 32 MiB for itself alone, and so gives it back to the system when
+# it is freed; pages of the last block that hold no rows yet take no memory. A list of batches would leave holes in the heap.
+BLOCK_BYTES = 2**26
+
+
+class RowsInMemory:
+    """Rows in blocks. Rows of another type begin a block of their own."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []
+        # number of rows in each block
+        self._counts: list[int] = []
+
+    def append(self, rows: Tensor) -> None:
+        """Copy rows behind those that are there, from any device."""
+        has_block = bool(self._blocks) and self._blocks[-1].dtype == rows.dtype
+        if not has_block or len(self._blocks[-1]) - self._counts[-1] < len(rows):
+            row_bytes = max(rows.shape[1] * rows.itemsize, 1)
+            length = max(BLOCK_BYTES // row_bytes, len(rows))
+            self._blocks.append(torch.empty(length, rows.shape[1], dtype=rows.dtype, device="cpu"))
+            self._counts.append(0)
+        start = self._counts[-1]
+        self._counts[-1] = start + len(rows)
+        self._blocks[-1][start : self._counts[-1]] = rows
+
+    def sketches(self) -> Float[Tensor, "items numbers"]:
+        """Return a sketch of each row, see `sketches`."""
+        filled = [block[:count] for block, count in zip(self._blocks, self._counts, strict=True)]
+        return torch.cat([sketches(rows) for rows in filled or [torch.empty(0, 0, device="cpu")]])
+
+    def kept(self, is_kept: Bool[Tensor, "items"], *, clear: bool = False) -> Tensor:
+        """Return a copy of the rows that a mask selects.
+
+        Args:
+            is_kept: Whether each row is copied.
+            clear: Free each block as soon as its rows are copied.
+        """
+        if not self._blocks:
+            return torch.empty(0, 0, device="cpu")
+        dtype = reduce(torch.promote_types, (block.dtype for block in self._blocks))
+        result = torch.empty(int(is_kept.sum()), self._blocks[0].shape[1], dtype=dtype, device="cpu")
+        blocks = self._blocks
+        if clear:
+            self._blocks = []
+        # Block by block: all blocks joined, and then without the dropped rows, would be another copy of the set.
+        ends = [0, *np.cumsum(self._counts).tolist()]
+        row = 0
+        for number, (start, stop) in enumerate(pairwise(ends)):
+            is_kept_here = is_kept[start:stop]
+            rows = blocks[number][: stop - start]
+            kept_rows = rows if bool(is_kept_here.all()) else rows[is_kept_here]
+            result[row : row + len(kept_rows)] = kept_rows
+            row += len(kept_rows)
+            if clear:
+                del rows, kept_rows
+                blocks[number] = result
+        return result
+
+
+class RowsInFile:
+    """Rows in a file without a name, in the type of the first batch. The file is closed, and so freed, with this object."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = folder
+        self._count = 0
+        self._dim = 0
+        self._dtype = torch.float32
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it lives as long as the rows
+        except OSError as error:
+            raise ValueError(
+                f"spill_to={os.fspath(folder)!r} cannot be written to: {error.strerror}. Pass a folder on a disk with room "
+                "for the embeddings of a validation."
+            ) from error
+        weakref.finalize(self, self._file.close)
+
+    def append(self, rows: Tensor) -> None:
+        """Write rows behind those that are in the file."""
+        if not self._count:
+            self._dtype = rows.dtype
+        self._count += len(rows)
+        self._dim = rows.shape[1]
+        try:
+            self._file.write(rows.cpu().to(self._dtype).contiguous().view(torch.uint8).numpy().data)
+            self._file.flush()
+        except OSError as error:
+            raise ValueError(
+                f"the embeddings could not be written to spill_to={os.fspath(self._folder)!r}: {error.strerror}. Make room, "
+                "or pass a folder on another disk."
+            ) from error
+
+    def sketches(self) -> Float[Tensor, "items numbers"]:
+        """Return a sketch of each row, see `sketches`."""
+        return sketches(self.rows())
+
+    def kept(self, is_kept: Bool[Tensor, "items"], *, clear: bool = False) -> Tensor:
+        """Map the rows that a mask selects into memory; they are copied to another file unless all are kept."""
+        return self.rows() if bool(is_kept.all()) else rows_in_file(self.rows(), is_kept, self._folder)
+
+    def rows(self) -> Tensor:
+        """Map all rows into memory: the operating system caches what there is room for.
+
+        The map stays valid when the file is closed.
+        """
+        # An empty file cannot be mapped.
+        if not self._count * self._dim:
+            return torch.empty(self._count, self._dim, dtype=self._dtype, device="cpu")
+        file_bytes = np.memmap(self._file, np.uint8, "r+", shape=(self._count * self._dim * self._dtype.itemsize,))
+        return torch.from_numpy(file_bytes).view(self._dtype).view(self._count, self._dim)
+
+
+def rows_in_file(rows: Tensor, is_kept: Bool[Tensor, "items"], folder: str | os.PathLike[str]) -> Tensor:
+    """Copy the rows that a mask selects to a file in a folder, and map them into memory."""
+    copy = RowsInFile(folder)
+    for block, is_kept_in_block in zip(rows.split(4096), is_kept.split(4096), strict=True):
+        copy.append(block[is_kept_in_block])
+    return copy.rows()
