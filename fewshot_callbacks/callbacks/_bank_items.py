@@ -21,6 +21,7 @@ from fewshot_callbacks.distributed.torch_distributed import gather_objects
 from fewshot_callbacks.functional._labels import Labels, as_labels, join, on_cpu, read_labels
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+from fewshot_callbacks.metrics.item_batch import ItemBatch
 from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import Trainer
 from fewshot_callbacks.trainer.loaders import Replica, move_batch, replica_of
@@ -272,7 +273,7 @@ class BankItems:
                 if self._replica.is_first and (self._batches.total is None or number < self._batches.total):
                     columns = self._columns(embed, moved, len(embeddings), groups)
                     positions = number * POSITIONS_OF_BATCH + torch.arange(len(embeddings), device="cpu")
-                    store.append(embeddings, labels, positions, **columns)
+                    store.add(ItemBatch(embeddings, labels, columns, positions))
                 progress(step + 1, self._batches.steps or step + 1)
         return store
 
@@ -287,10 +288,10 @@ class BankItems:
 
     def _columns(
         self, embed: Embedder, batch: Any, items: int, groups: Entry | Sequence[Entry] | None
-    ) -> dict[str, Labels]:
+    ) -> dict[Hashable, Labels]:
         """Return the ids and the groups of a batch, as far as there are any."""
         source = embed.reader.source
-        columns: dict[str, Labels] = {}
+        columns: dict[Hashable, Labels] = {}
         if groups is not None:
             columns["groups"] = read_names("groups", groups, None, batch, items, self.owner, source.views)
         if source.ids is not None and not isinstance(source.ids, tuple) and has_entry(source.ids, batch):

@@ -7,10 +7,10 @@ from typing import Any
 
 from fewshot_callbacks.callbacks._bank_items import BankItems, BankWord, TrainingData
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
-from fewshot_callbacks.callbacks._collection import Batch, Column
+from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._evaluation import Loaders
-from fewshot_callbacks.callbacks._sides import SideKey
+from fewshot_callbacks.callbacks._sides import Column, Side
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
 from fewshot_callbacks.functional._labels import no_labels
 from fewshot_callbacks.functional.retrieval import Similarity
@@ -95,19 +95,14 @@ class BankMonitor(CollectingMonitor):
             assert read.embeddings is not None
             self._training_bank.compare(trainer, loader, batch, read.embeddings, self.similarity)
 
-    def _grouped_shard(self, trainer: Trainer, side: SideKey) -> Shard:
-        """Return this process's part of a side, with the group of each item if there are groups. *Collective*."""
-        shard = self._shard(trainer, side)
-        return shard if self._groups is None else shard._replace(groups=self._column(trainer, side, self._groups))
-
-    def _bank_shard(self, trainer: Trainer, sides: Sequence[SideKey]) -> Shard | None:
+    def _bank_shard(self, trainer: Trainer, sides: Sequence[Side]) -> Shard | None:
         """Return this process's part of the bank, with groups; None where the set is its own bank. *Collective*.
 
         Raises:
             UsageError: If two encoders leave it open which one embeds the training items.
         """
         if self._training_bank is None:
-            return self._grouped_shard(trainer, sides[1]) if self.bank == "gallery" and len(sides) > 1 else None
+            return self._shard(trainer, sides[1]) if self.bank == "gallery" and len(sides) > 1 else None
         if self._collection.has_two_encoders:
             raise UsageError(
                 f"{self._policy.owner} needs one encoder where the bank holds training items. Pass bank='gallery', or name "

@@ -23,7 +23,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from fewshot_callbacks.callbacks._bank import Bank, changed_weights
-from fewshot_callbacks.callbacks._collection import FLAG, Batch, Collection, Column, Question
+from fewshot_callbacks.callbacks._collection import Batch, Collection, Member
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._evaluation import (
     EvaluationMonitor,
@@ -35,8 +35,10 @@ from fewshot_callbacks.callbacks._evaluation import (
     suffixes,
 )
 from fewshot_callbacks.callbacks._sides import (
-    SetSides,
-    SideKey,
+    FLAG,
+    Column,
+    EvaluatedSet,
+    Side,
     check_gallery,
     gallery_flag,
     gallery_loader,
@@ -45,13 +47,12 @@ from fewshot_callbacks.callbacks._sides import (
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
-from fewshot_callbacks.functional._labels import Labels, as_labels
+from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional._notes import without_digits
 from fewshot_callbacks.functional.retrieval.settings import several
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
-from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 
 class CollectingMonitor(EvaluationMonitor):
@@ -89,6 +90,8 @@ class CollectingMonitor(EvaluationMonitor):
     _remedy_for_logged_twice = ", or pass name='exact' for val/exact/mAP"
     _remedy_for_weights = ""
 
+    # the group of each item, if the monitor heeds groups
+    _groups: Column | None = None
     # training items that the sets are compared with
     _training_bank: Bank | None = None
 
@@ -121,10 +124,10 @@ class CollectingMonitor(EvaluationMonitor):
         self._flag = None if gallery is None or isinstance(gallery, int) else Column(FLAG, gallery)
         if self._flag is not None:
             columns = [*columns, self._flag]
-        self._question = Question(owner, columns, needs_labels, takes_targets, keeps_items)
+        self._member = Member(owner, columns, needs_labels, takes_targets, keeps_items)
         # Until the setup it is this monitor's own.
         self._collection = Collection(self.source)
-        self._forget()
+        self._clear()
 
     # ------------------------------------------------------------------------------------------ what a subclass implements
 
@@ -133,7 +136,7 @@ class CollectingMonitor(EvaluationMonitor):
         """Return the names of all values that a set may have, without stage and end of the key; empty if none is known."""
 
     @abstractmethod
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
         """Return name -> value of a set, the same in every process. *Collective*.
 
         Args:
@@ -145,21 +148,24 @@ class CollectingMonitor(EvaluationMonitor):
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
         """Look at a batch that was read; an error counts for its loader. By default nothing is done."""
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         """Drop what was kept of a validation beside the collection: before and after it, and at the end of a run."""
         # errors of this rank in `_see_batch`, by loader
         self._own_errors: dict[int, Exception] = {}
+        # indices of the loaders whose batches are read; a validation finds them at its start
+        self._loaders_read: Container[int] = ()
 
-    def _after_set(self, trainer: Trainer, stage: str, evaluated_set: SetSides, has_values: bool) -> None:
+    def _after_set(self, trainer: Trainer, stage: str, evaluated_set: EvaluatedSet, has_values: bool) -> None:
         """Hand on a set after its values were logged. *Collective*. By default nothing is done."""
 
-    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Sequence[str]:
+    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Sequence[str]:
         """Return the names of values that are NaN if a set cannot be measured. *Collective*."""
         return self._names()
 
-    def _reads(self, trainer: Trainer, loader: int) -> bool:
-        """Return whether the batches of a loader are read."""
-        return loader in self._read_loaders(trainer)
+    @property
+    def _has_label_sets(self) -> bool:
+        """Whether items have several labels each for this monitor, as far as this process knows."""
+        return self._collection.labels.are_sets(to_targets=self._member.takes_targets)
 
     def _is_measured(self, trainer: Trainer) -> bool:
         """Return whether this validation is measured: by default each is."""
@@ -178,9 +184,9 @@ class CollectingMonitor(EvaluationMonitor):
                 f"{owner}: the source gives the embeddings of two encoders, {' and '.join(collection.reader.keys)}. Name "
                 "the embeddings and the labels of one: source=('embeddings', 'labels')."
             )
-        if collection.has_label_sets_for(self._question) and not self._takes_label_sets:
+        if self._has_label_sets and not self._takes_label_sets:
             raise UsageError(
-                f"{owner} needs one label for each item, but the labels are {collection.label_form or 'zeros and ones'}. "
+                f"{owner} needs one label for each item, but the labels are {collection.labels.form or 'zeros and ones'}. "
                 "Give it another source, whose labels are one integer or string for each item."
             )
         two_encoders = collection.has_two_encoders
@@ -201,16 +207,16 @@ class CollectingMonitor(EvaluationMonitor):
         first = sharing[0] if self in sharing else self
         # Lightning sets callbacks up in their order: the collection of the first one is that of this run.
         self._collection = Collection(self.source) if first is self else first._collection
-        self._collection.join(self._question)
+        self._collection.join(self._member)
         super().setup(trainer, pl_module, stage)
         if first is self:
             self._tell_of_similar_sources(monitors)
-        self._forget()
+        self._clear()
 
     def _tell_of_similar_sources(self, monitors: Sequence[CollectingMonitor]) -> None:
         """Say which monitors read the same embeddings a second time, and what keeps them apart."""
         for other in monitors[: monitors.index(self)] if self in monitors else ():
-            both_keep_items = other._question.keeps_items and self._question.keeps_items
+            both_keep_items = other._member.keeps_items and self._member.keeps_items
             if both_keep_items and other.source.source == self.source.source:
                 calls = (other.source.but_for(), self.source.but_for())
                 reason = f"one has source={calls[0]}, and the other source={calls[1]}"
@@ -242,7 +248,7 @@ class CollectingMonitor(EvaluationMonitor):
         self._training_bank = None
         # The monitors that shared the collection do so again in the next run.
         self._collection = Collection(self.source)
-        self._forget()
+        self._clear()
 
     on_exception = teardown  # type: ignore[assignment] # Lightning passes the exception by its place
 
@@ -258,8 +264,9 @@ class CollectingMonitor(EvaluationMonitor):
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             # Without a sanity check the loaders were not known at the start of the training.
             self._check_keys(trainer)
-        self._forget()
-        self._collection.begin(self._question, trainer)
+        self._clear()
+        self._loaders_read = self._read_loaders(trainer)
+        self._collection.begin(self._member, trainer)
         if self._needs_bank(trainer):
             assert self._training_bank is not None
             self._training_bank.begin(trainer)
@@ -268,17 +275,17 @@ class CollectingMonitor(EvaluationMonitor):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Capture what the submodule returns from now on."""
-        if self._reads(trainer, dataloader_idx):
-            self._collection.expect(self._question, dataloader_idx, batch_idx)
+        if dataloader_idx in self._loaders_read:
+            self._collection.expect(self._member, dataloader_idx, batch_idx)
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
         """Read the embeddings of this batch; an error waits for the end of the epoch."""
-        if not self._reads(trainer, dataloader_idx):
+        if dataloader_idx not in self._loaders_read:
             return
-        read = self._collection.read(self._question, trainer, dataloader_idx, outputs, batch)
+        read = self._collection.read(self._member, trainer, outputs, batch)
         if read is None or dataloader_idx in self._own_errors:
             return
         try:
@@ -290,9 +297,9 @@ class CollectingMonitor(EvaluationMonitor):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the sets, before checkpoints and early stopping read the values. *Collective*."""
-        errors = self._own_errors | self._collection.failures(self._question)
+        errors = self._own_errors | self._collection.failures(self._member)
         # Loaders that others alone read concern others alone.
-        failures = {loader: error for loader, error in errors.items() if self._reads(trainer, loader)}
+        failures = {loader: error for loader, error in errors.items() if loader in self._loaders_read}
         try:
             self._check_loaders(trainer)
             self._check(trainer)
@@ -309,8 +316,8 @@ class CollectingMonitor(EvaluationMonitor):
             self._measure(trainer, pl_module, stage_of(trainer), failed)
             if self._collection.seen and not failed:
                 self._collection.reader.successful_steps.add(step_of(trainer))
-        self._forget()
-        self._collection.finish(self._question)
+        self._clear()
+        self._collection.finish(self._member)
 
     on_test_epoch_start, on_test_epoch_end = on_validation_epoch_start, on_validation_epoch_end
     on_test_batch_start, on_test_batch_end = on_validation_batch_start, on_validation_batch_end
@@ -354,7 +361,7 @@ class CollectingMonitor(EvaluationMonitor):
             loaders.add(index)
         return loaders
 
-    def _sets(self, trainer: Trainer) -> list[SetSides]:
+    def _sets(self, trainer: Trainer) -> list[EvaluatedSet]:
         """Return the sets that are evaluated."""
         return sets_of(trainer, self.gallery, self.loaders, self._collection.directions)
 
@@ -362,7 +369,7 @@ class CollectingMonitor(EvaluationMonitor):
         """Measure the sets one after the other, and log the values of each. *Collective*."""
         self._collection.agree()
         # Where the settings name no loader that there is, a set without a side takes the error.
-        sets = self._sets(trainer) or [SetSides("", "", [])]
+        sets = self._sets(trainer) or [EvaluatedSet("", "", [])]
         for number, evaluated_set in enumerate(sets):
             values = self._values_of_set(trainer, stage, evaluated_set, failed)
             has_values = values is not None
@@ -376,10 +383,10 @@ class CollectingMonitor(EvaluationMonitor):
             self._after_set(trainer, stage, evaluated_set, has_values)
             # The embeddings of this set are freed before the next evaluation takes memory.
             needed = {side for later_set in sets[number + 1 :] for side in later_set.sides}
-            self._collection.done_with(self._question, set(evaluated_set.sides) - needed)
+            self._collection.done_with(self._member, set(evaluated_set.sides) - needed)
 
     def _values_of_set(
-        self, trainer: Trainer, stage: str, evaluated_set: SetSides, failed: Mapping[int, Exception]
+        self, trainer: Trainer, stage: str, evaluated_set: EvaluatedSet, failed: Mapping[int, Exception]
     ) -> Mapping[str, float] | None:
         """Return name -> value of a set; None after an error, which was handled. *Collective*."""
         prefix = self._key(stage, evaluated_set.direction)
@@ -397,23 +404,26 @@ class CollectingMonitor(EvaluationMonitor):
                 values = self._measure_set(trainer, set_name, evaluated_set)
         return values
 
-    def _shard(self, trainer: Trainer, side: SideKey) -> Shard:
-        """Return this process's part of a side; warn of items that are, or may be, repeated. *Collective*."""
-        self._warn_of_repeats(trainer, side)
-        shard = self._collection.shard(trainer, side, self._flag_in(trainer))
-        if shard.labels.are_targets and not self._question.takes_targets:
+    def _shard(self, trainer: Trainer, side: Side) -> Shard:
+        """Return this process's part of a side, with groups if there are any; warn of items that are, or may be, repeated.
+
+        *Collective*.
+        """
+        self._warn_of_repeats(side)
+        shard = self._collection.shard(side, self._flag_in(trainer))
+        if shard.labels.are_targets and not self._member.takes_targets:
             # All batches were zeros and ones, which are targets to others.
             shard = shard._replace(labels=as_labels(shard.labels.values, "labels", self._policy.owner, sets=True))
         if shard.note is not None:
             self._policy.warn(f"{self._policy.owner}: {shard.note} (Shown once.)", kind="ids")
-        return shard
+        return shard if self._groups is None else shard._replace(groups=shard.columns[self._groups])
 
-    def _warn_of_repeats(self, trainer: Trainer, side: SideKey) -> None:
+    def _warn_of_repeats(self, side: Side) -> None:
         """Warn if items of a side may have come to several processes, and no id tells. *Collective*."""
-        dealing = self._collection.dealing(trainer, side)
+        dealing = self._collection.dealing(side)
         if dealing.reason is None or self.source.ids is not None:
             return
-        dataset = getattr(list(evaluation_loaders(trainer).values())[side.loader], "dataset", None)
+        dataset = getattr(self._collection.dataloader(side.loader), "dataset", None)
         once = "let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
         if isinstance(dataset, IterableDataset):
             once = "yield other items in each process: a share by torch.distributed.get_rank() in __iter__."
@@ -435,18 +445,14 @@ class CollectingMonitor(EvaluationMonitor):
         """Return the column that flags gallery items; None if there is none, or the gallery has a loader."""
         return None if gallery_flag(trainer, self.gallery) is None else self._flag
 
-    def _column(self, trainer: Trainer, side: SideKey, column: Column) -> Labels:
-        """Return the value of each item of a side's shard. *Collective*."""
-        return self._collection.column(trainer, side, column, self._flag_in(trainer))
-
-    def _ids_are_shared(self, sides: Sequence[SideKey]) -> bool:
+    def _ids_are_shared(self, sides: Sequence[Side]) -> bool:
         """Return whether an id names the same item among the queries and in the gallery.
 
         Ids of two encoders name different things, such as images and texts.
         """
         return self.source.ids is not None and len(sides) == 2 and not self._collection.has_two_encoders
 
-    def _awaited(self, trainer: Trainer, evaluated_set: SetSides, names: Iterable[str]) -> list[str]:
+    def _awaited(self, trainer: Trainer, evaluated_set: EvaluatedSet, names: Iterable[str]) -> list[str]:
         """Return the names of values that a checkpoint or a scheduler waits for; without a value they are logged as NaN.
 
         A key that is missing would end the training.

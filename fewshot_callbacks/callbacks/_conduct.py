@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from fewshot_callbacks.distributed.processes import RemoteError, SharedError
@@ -225,3 +227,14 @@ class Schedule:
             )
         self._has_told = True
         return False
+
+
+def describe(value: Any) -> str:
+    """Describe a value in a few words."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and type {value.dtype}"
+    if isinstance(value, Mapping):
+        return f"a mapping with the keys {', '.join(map(repr, value)) or 'none'}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fewshot_callbacks.callbacks._capture import hooks_ignored
-from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.callbacks._conduct import UsageError, describe
 from fewshot_callbacks.callbacks.embeddings import (
     LABEL_NAMES,
     Code,
@@ -17,7 +17,6 @@ from fewshot_callbacks.callbacks.embeddings import (
     EmbeddingReader,
     EmbeddingSource,
     check_submodule,
-    describe,
     follow,
 )
 from fewshot_callbacks.functional._labels import Labels

@@ -1,7 +1,7 @@
 """Base of the callbacks that draw: when they draw, and how items become images. Their errors are warnings.
 
 Each process decides in `on_validation_epoch_start` whether the epoch is drawn, by the clock of the first process. `see_set`
-draws on the first process alone. `_forget` drops images of the batches, at the end of the validation or at an interruption.
+draws on the first process alone. `_clear` drops images of the batches, at the end of the validation or at an interruption.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 
-from fewshot_callbacks.callbacks._conduct import FailurePolicy, Schedule, UsageError
+from fewshot_callbacks.callbacks._conduct import FailurePolicy, Schedule, UsageError, describe
 from fewshot_callbacks.callbacks._loggers import Drawing, log_figures, tell_of_files
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names, Viewer
-from fewshot_callbacks.callbacks.embeddings import describe
 from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.plots.panels import MAX_SIDE, Scale, to_picture
@@ -165,7 +164,7 @@ class PictureCallback(Viewer):
     def _gather_kept(self) -> None:
         """Bring to the first process what a subclass has kept of the batches; by default nothing. *Collective*."""
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         """Drop what was kept for the pictures; subclasses that keep more extend it."""
         self._is_due = False
 
@@ -215,14 +214,14 @@ class PictureCallback(Viewer):
         # runs first, so that its stopwatch is new.
         self.schedule.begin(None if first is self else first.schedule.watch)
         self._policy.begin()
-        self._forget()
+        self._clear()
         drawing = [other for other in callbacks if isinstance(other, PictureCallback) and other._shows_in_loggers]
         if drawing[:1] == [self] and stage != "predict":
             tell_of_files(trainer)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decide whether this epoch is drawn; before its first batch, whose images may have to be kept. *Collective*."""
-        self._forget()
+        self._clear()
         self._is_due = not trainer.sanity_checking and self.schedule.is_due(trainer.current_epoch)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -233,7 +232,7 @@ class PictureCallback(Viewer):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule, stage: Any = None) -> None:
         """Drop what was kept for the pictures, also when the run was interrupted."""
-        self._forget()
+        self._clear()
 
     on_test_epoch_start, on_test_epoch_end = on_validation_epoch_start, on_validation_epoch_end
     on_test_end = teardown = on_validation_end

@@ -20,23 +20,38 @@ from fewshot_callbacks.trainer.lightning import Trainer
 LabelledEmbeddings = tuple[Tensor, Labels]
 
 
-class SideKey(NamedTuple):
-    """Names one side of an evaluation: the queries or the gallery items that come from one loader."""
+# `gallery` names a loader or a flag; which of both is known when there are loaders.
+FLAG = "gallery"
+
+
+class Column(NamedTuple):
+    """Something that is read of each item beside its embedding, its label and its id."""
+
+    argument: str
+    """name of the monitor's argument that asks for it: `groups`, `ids`, or `gallery` for a flag"""
+    entry: Any
+    """where it is: an entry, or several that make one value together"""
+
+
+class Side(NamedTuple):
+    """Names one side of an evaluation, the queries or the gallery: items that come from one loader."""
 
     loader: int
     """index of the loader"""
-    is_second: bool = False
-    """whether these are the items that a flag assigns to the gallery, or the embeddings of the second encoder"""
+    encoder: int = 0
+    """0, or 1 for the embeddings of the second encoder"""
+    is_flagged: bool = False
+    """whether these are the items that a flag assigns to the gallery; without a flag no item is"""
 
 
-class SetSides(NamedTuple):
+class EvaluatedSet(NamedTuple):
     """Names a set that is evaluated."""
 
     direction: str
     """direction of two encoders, such as `image_to_text`; empty for one encoder"""
     suffix: str
     """end of its keys"""
-    sides: list[SideKey]
+    sides: list[Side]
     """its queries and its gallery; one side if the queries search each other"""
 
 
@@ -53,7 +68,7 @@ def gallery_loader(trainer: Trainer, gallery: int | Entry | None) -> int | None:
 
 def sets_of(
     trainer: Trainer, gallery: int | Entry | None, loaders: Loaders | None, directions: tuple[str, str] | None
-) -> list[SetSides]:
+) -> list[EvaluatedSet]:
     """Return the sets that are evaluated: one for each loader of queries, or two with two encoders.
 
     Args:
@@ -66,19 +81,20 @@ def sets_of(
     loader_of_gallery = gallery_loader(trainer, gallery)
     query_loaders = [loader for loader in ends if loader != loader_of_gallery]
     has_one_side = loader_of_gallery is None and gallery_flag(trainer, gallery) is None
-    sets: list[SetSides] = []
+    sets: list[EvaluatedSet] = []
     for loader in query_loaders:
-        queries = SideKey(loader)
-        candidates = SideKey(loader, True) if loader_of_gallery is None else SideKey(loader_of_gallery)
+        queries = Side(loader)
         suffix = ends[loader]
         if directions is not None:
             forward, backward = directions
-            sets.append(SetSides(forward, suffix, [queries, candidates]))
-            sets.append(SetSides(backward, suffix, [candidates, queries]))
+            second = Side(loader, encoder=1)
+            sets.append(EvaluatedSet(forward, suffix, [queries, second]))
+            sets.append(EvaluatedSet(backward, suffix, [second, queries]))
             continue
+        candidates = Side(loader, is_flagged=True) if loader_of_gallery is None else Side(loader_of_gallery)
         if loader_of_gallery is not None and len(query_loaders) == 1:
             suffix = ""
-        sets.append(SetSides("", suffix, [queries] if has_one_side else [queries, candidates]))
+        sets.append(EvaluatedSet("", suffix, [queries] if has_one_side else [queries, candidates]))
     return sets
 
 

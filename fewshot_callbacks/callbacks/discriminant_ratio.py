@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._evaluation import Loaders
-from fewshot_callbacks.callbacks._sides import SetSides, SideKey
+from fewshot_callbacks.callbacks._sides import EvaluatedSet, Side
 from fewshot_callbacks.callbacks._training_batches import BatchMonitor
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
@@ -24,10 +24,10 @@ from fewshot_callbacks.functional.discriminant_ratio import (
     ratio_of_set,
 )
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
-from fewshot_callbacks.metrics.embedding_store import refuse_another_form
+from fewshot_callbacks.metrics.item_batch import refuse_another_form
 from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
-from fewshot_callbacks.trainer.loaders import evaluation_loaders, unknown_order_reason
+from fewshot_callbacks.trainer.loaders import unknown_order_reason
 
 
 class DiscriminantRatioMonitor(BatchMonitor):
@@ -186,13 +186,13 @@ class DiscriminantRatioMonitor(BatchMonitor):
                 f"item {read.first + int(bad_rows[0])}. Find the step that made them: a diverged loss, a division by a "
                 "zero norm, float16 overflow."
             )
-        if not self._question.keeps_items:
-            self._add(trainer, loader, read, embeddings)
+        if not self._member.keeps_items:
+            self._add(loader, read, embeddings)
 
-    def _add(self, trainer: Trainer, loader: int, read: Batch, embeddings: Tensor) -> None:
+    def _add(self, loader: int, read: Batch, embeddings: Tensor) -> None:
         """Merge the moments of a batch into those of its loader, without what a `DistributedSampler` repeats."""
         labels = on_cpu(read.labels)
-        dataloader = list(evaluation_loaders(trainer).values())[loader]
+        dataloader = self._collection.dataloader(loader)
         replica = self._collection.replica
         batches = self._collection.batches[loader]
         if unknown_order_reason(dataloader, batches, read.first + read.items, replica) is None:
@@ -211,7 +211,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
     def _names(self) -> Sequence[str]:
         return ("J", "variance_ratio", "variance_ratio_low", "variance_ratio_high")
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
         """Return J, the variance ratio and the ends of its interval over all processes, by name. *Collective*."""
         [side] = evaluated_set.sides
         values: dict[str, float] = dict.fromkeys(self._names(), torch.nan)
@@ -231,16 +231,16 @@ class DiscriminantRatioMonitor(BatchMonitor):
                 self._policy.warn(f"{low} and {high} are NaN. {ratio.interval_undefined} (Shown once.)", kind=low)
         return values
 
-    def _moments_here(self, trainer: Trainer, side: SideKey) -> ClassMoments | None:
+    def _moments_here(self, trainer: Trainer, side: Side) -> ClassMoments | None:
         """Return the moments of the items of this process, each item of all processes once; None without. *Collective*."""
-        if not self._question.keeps_items:
-            self._warn_of_repeats(trainer, side)
+        if not self._member.keeps_items:
+            self._warn_of_repeats(side)
             return self._moments.get(side.loader)
         shard = self._shard(trainer, side)
         return moments_of_set(shard.embeddings, shard.labels, normalize=self.normalize)
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _clear(self) -> None:
+        super()._clear()
         # moments of each loader of this process
         self._moments: dict[int, ClassMoments] = {}
         # form of the labels of each loader, see `Labels.form`

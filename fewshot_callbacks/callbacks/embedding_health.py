@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._movement import MOVEMENTS, MovementOfSet, has_fixed_order, notes_on_nan, sample_of
-from fewshot_callbacks.callbacks._sides import SetSides
+from fewshot_callbacks.callbacks._sides import EvaluatedSet
 from fewshot_callbacks.callbacks._training_batches import BatchMonitor
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source
@@ -120,11 +120,11 @@ class EmbeddingHealthMonitor(BatchMonitor):
     def _names(self) -> Sequence[str]:
         return [*names_of(labels=True, k=self.k), *MOVEMENTS]
 
-    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Sequence[str]:
+    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Sequence[str]:
         has_labels = all(self._collection.have_classes(side.loader) for side in evaluated_set.sides)
         return [*names_of(labels=has_labels, k=self.k), *self._awaited(trainer, evaluated_set, MOVEMENTS)]
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
         """Measure the items of all processes, and return name -> value. *Collective*."""
         [side] = evaluated_set.sides
         has_labels = self._collection.have_classes(side.loader)
@@ -155,7 +155,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
         return health.metrics() | awaited | values
 
     def _movement_of(
-        self, trainer: Trainer, evaluated_set: SetSides, shard: Shard
+        self, trainer: Trainer, evaluated_set: EvaluatedSet, shard: Shard
     ) -> tuple[dict[str, float], str | None]:
         """Return how far a sample has moved since earlier validations, and a sentence; see `MovementOfSet.compare`.
 

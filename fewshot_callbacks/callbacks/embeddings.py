@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._capture import Capture, CapturedCall
-from fewshot_callbacks.callbacks._conduct import UsageError, check_at_least
-from fewshot_callbacks.functional._labels import Labels, as_labels, join
+from fewshot_callbacks.callbacks._conduct import UsageError, check_at_least, describe
+from fewshot_callbacks.callbacks._label_reader import LabelReader
+from fewshot_callbacks.functional._labels import Labels, join
 from fewshot_callbacks.functional._reading import as_floats, as_tensor, refuse_without_values
-from fewshot_callbacks.metrics.embedding_store import read_ids
+from fewshot_callbacks.metrics.item_batch import read_ids
 from fewshot_callbacks.settings import plain_list
 from fewshot_callbacks.trainer.lightning import LightningModule
 
@@ -402,10 +403,14 @@ class EmbeddingReader:
         source: Says where they are.
         owner: Name of the callback, for messages.
         needs_labels: False: of a step without labels, the labels are an empty `Labels`.
+        labels: Reads the labels; by default one for each item.
     """
 
-    def __init__(self, source: EmbeddingSource, owner: str, *, needs_labels: bool = True) -> None:
+    def __init__(
+        self, source: EmbeddingSource, owner: str, *, needs_labels: bool = True, labels: LabelReader | None = None
+    ) -> None:
         self.source = source
+        self.labels = labels or LabelReader()
         self.owner = owner
         self.needs_labels = needs_labels
         # keys of the step's output; the second is also that of the labels in a batch
@@ -416,10 +421,8 @@ class EmbeddingReader:
         self.successful_steps: set[str] = set()
         self.capture = Capture(source.kept_output)
 
-        # The owner sets these two in its constructor.
-        # reads the labels that were found; an owner that takes multi-label targets sets another function
-        self.read_labels: Callable[[Any, str], Labels] = self._read_one_label_each
-        # end of messages about a training step without embeddings or labels: what the owner can do without them
+        # end of messages about a training step without embeddings or labels: what the owner can do without them; the owner
+        # sets it in its constructor
         self.without_training = ""
 
     def begin(self) -> None:
@@ -465,10 +468,6 @@ class EmbeddingReader:
             return f" Or pass a function of (module, batch) that returns the embeddings: {fix}."
         fix = self.source.as_argument(source=None, embed=self.source.source)
         return f" Or let {self.owner} embed the batches itself: {fix}."
-
-    def _read_one_label_each(self, labels: Any, step: str) -> Labels:
-        """Read labels; multi-label targets are an error."""
-        return as_labels(labels, "labels", self.owner)
 
     def start_capture(self) -> None:
         """Begin a step: keep what the submodule returns from now on."""
@@ -592,7 +591,7 @@ class EmbeddingReader:
             if isinstance(value, Tensor):
                 refuse_without_values(value, name, f"{self.owner}, {step}")
         try:
-            item_labels = self.read_labels(labels, step)
+            item_labels = self.labels.read(labels, step, self.owner)
         except UsageError:
             raise
         except ValueError as error:
@@ -843,14 +842,3 @@ def _is_compiled(module: LightningModule) -> bool:
     # `torch.compile(module)` wraps a module and `module.compile()` marks it; PyTorch has no public way to ask for
     # either.
     return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in module.modules())
-
-
-def describe(value: Any) -> str:
-    """Describe a value in a few words."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)} and type {value.dtype}"
-    if isinstance(value, Mapping):
-        return f"a mapping with the keys {', '.join(map(repr, value)) or 'none'}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"a {type(value).__name__}"

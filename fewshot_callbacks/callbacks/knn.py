@@ -8,7 +8,7 @@ from typing import Any
 from fewshot_callbacks.callbacks._bank_items import BankWord, TrainingData
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
 from fewshot_callbacks.callbacks._evaluation import Loaders
-from fewshot_callbacks.callbacks._sides import SetSides, SideKey
+from fewshot_callbacks.callbacks._sides import EvaluatedSet, Side
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional.knn import LAST_RANKS, KnnReport, knn_accuracy
@@ -97,7 +97,7 @@ class KnnMonitor(BankMonitor):
     def _names(self) -> Sequence[str]:
         return self._accuracies
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
         """Return the accuracies of the queries, by name. *Collective*."""
         sides = evaluated_set.sides
         queries = self._shard(trainer, sides[0])
@@ -120,7 +120,7 @@ class KnnMonitor(BankMonitor):
         self._tell(report.notes, f"{set_name}, knn")
         return report.values
 
-    def _has_ids(self, sides: Sequence[SideKey], bank: Shard | None) -> bool:
+    def _has_ids(self, sides: Sequence[Side], bank: Shard | None) -> bool:
         """Return whether ids tell which item of the bank a query is. *Collective*."""
         if bank is None:
             return False

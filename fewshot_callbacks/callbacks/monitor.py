@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._evaluation import Loaders, stage_of
-from fewshot_callbacks.callbacks._sides import SetSides
+from fewshot_callbacks.callbacks._sides import EvaluatedSet
 from fewshot_callbacks.callbacks._viewers import ItemSet, Label, whole_set
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
@@ -125,11 +125,11 @@ class Monitor(CollectingMonitor):
     def _names(self) -> Sequence[str]:
         return self.names or self._latest_names
 
-    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Sequence[str]:
+    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Sequence[str]:
         """Return the names that are known; none before the first success if the class declares none. *Collective*."""
         return self.names or self._latest_names
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
         """Call `measure` on the first process, and return its values. *Collective*."""
         loaders = list(evaluation_loaders(trainer).items())
         sides: list[ItemSet | None] = []

@@ -125,8 +125,8 @@ class RetrievalPanels(PictureCallback):
             for source, images_of_source in images_of_rank.items():
                 self._gathered.setdefault(source, {}).update(images_of_source)
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _clear(self) -> None:
+        super()._clear()
         self._kept = {}
         self._gathered = {}
 

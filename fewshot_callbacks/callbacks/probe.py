@@ -10,7 +10,7 @@ from fewshot_callbacks.callbacks._bank_items import BankWord, TrainingData
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._evaluation import Loaders
-from fewshot_callbacks.callbacks._sides import SetSides
+from fewshot_callbacks.callbacks._sides import EvaluatedSet
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.linear_probe import DEFAULT_STRENGTHS, ProbeReport, linear_probe
@@ -117,7 +117,7 @@ class ProbeMonitor(BankMonitor):
                 keys[self._key("val", direction, name) + suffix] = better
         return keys
 
-    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Sequence[str]:
+    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Sequence[str]:
         return list(dict.fromkeys([*self._names(), *self._awaited(trainer, evaluated_set, self._better)]))
 
     def _check(self, trainer: Trainer) -> None:
@@ -137,7 +137,7 @@ class ProbeMonitor(BankMonitor):
         """
         if not self._collection.batches:
             return
-        has_targets = self._collection.has_targets
+        has_targets = self._collection.labels.has_targets
         for evaluated_set in self._sets(trainer):
             for name in self._awaited(trainer, evaluated_set, self._better):
                 if name.startswith(REGRESSION) == has_targets:
@@ -157,12 +157,12 @@ class ProbeMonitor(BankMonitor):
                     f"{fact}. {fix}, or let it wait for {other_key}."
                 )
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
         """Return the values of the probe, by name. *Collective*."""
         sides = evaluated_set.sides
         bank = self._bank_shard(trainer, sides)
         assert bank is not None
-        queries = self._grouped_shard(trainer, sides[0])
+        queries = self._shard(trainer, sides[0])
         groups = {} if self._groups is None else {"query_groups": queries.groups, "gallery_groups": bank.groups}
         report = linear_probe(
             queries.embeddings,
@@ -179,7 +179,7 @@ class ProbeMonitor(BankMonitor):
         self._tell(report.notes, f"{set_name}, probe")
         return report.values | self._undefined(trainer, evaluated_set, report)
 
-    def _undefined(self, trainer: Trainer, evaluated_set: SetSides, report: ProbeReport) -> dict[str, float]:
+    def _undefined(self, trainer: Trainer, evaluated_set: EvaluatedSet, report: ProbeReport) -> dict[str, float]:
         """Return NaN for each value that the report does not have, but for which somebody waits; warn of it once."""
         names = [name for name in self._awaited(trainer, evaluated_set, self._better) if name not in report.values]
         for name in names:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
-from fewshot_callbacks.callbacks._collection import Batch, Column
+from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress
 from fewshot_callbacks.callbacks._evaluation import Loaders, stage_of
-from fewshot_callbacks.callbacks._sides import SetSides, SideKey
+from fewshot_callbacks.callbacks._sides import Column, EvaluatedSet, Side
 from fewshot_callbacks.callbacks._viewers import Viewer, show_set
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import (
@@ -33,7 +33,6 @@ from fewshot_callbacks.functional.retrieval import (
 )
 from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
 from fewshot_callbacks.functional.retrieval.settings import reported_metrics, without_classes
-from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.settings import (
     NoFile,
     RetrievalOptions,
@@ -43,7 +42,6 @@ from fewshot_callbacks.settings import (
     takes,
 )
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
-from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 # Name of the number of queries without a match, which is logged beside the metrics once there are any.
 UNMATCHED = "queries_without_match"
@@ -235,7 +233,7 @@ class RetrievalMonitor(CollectingMonitor):
             except ValueError as error:
                 raise UsageError(str(error)) from error
         prefix = self._prefix(stage_of(trainer))
-        loader_name, dataloader = list(evaluation_loaders(trainer).items())[loader]
+        loader_name, dataloader = list(self._collection.dataloaders.items())[loader]
         for viewer in viewers_of(trainer, prefix):
             viewer.see_batch(prefix, loader_name, dataloader, range(read.first, read.first + read.items), batch)
 
@@ -250,7 +248,7 @@ class RetrievalMonitor(CollectingMonitor):
     def _metrics(self) -> Sequence[RequestedMetric]:
         """Return the metrics, with or without a result."""
         settings = self._settings
-        if self._collection.has_label_sets_for(self._question):
+        if self._has_label_sets:
             settings = without_classes(self._policy.owner, settings)
         return reported_metrics(settings)
 
@@ -271,7 +269,7 @@ class RetrievalMonitor(CollectingMonitor):
         self.compression = {}
         super()._measure(trainer, pl_module, stage, failed)
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
         """Evaluate a set, and return the values that are logged. *Collective*."""
         name = evaluated_set.direction + evaluated_set.suffix
         arguments = self._arguments(trainer, evaluated_set.sides)
@@ -286,7 +284,7 @@ class RetrievalMonitor(CollectingMonitor):
         prefix = set_name.removesuffix(evaluated_set.suffix)
         return self._logged(trainer, prefix, evaluated_set.suffix, report, values)
 
-    def _after_set(self, trainer: Trainer, stage: str, evaluated_set: SetSides, has_values: bool) -> None:
+    def _after_set(self, trainer: Trainer, stage: str, evaluated_set: EvaluatedSet, has_values: bool) -> None:
         """Hand an evaluated set to the callbacks that draw. *Collective*."""
         direction, suffix, sides = evaluated_set
         prefix = self._key(stage, direction)
@@ -297,19 +295,12 @@ class RetrievalMonitor(CollectingMonitor):
         # If an image has several texts, rows of one side are not items of the loader, which viewers would read.
         if direction and report.queries != report.gallery:
             return
-        shards = [(self._grouped_shard(trainer, side), side.loader) for side in sides]
+        shards = [(self._shard(trainer, side), side.loader) for side in sides]
         show_set(viewers, trainer, prefix, suffix, report, shards)
 
-    def _grouped_shard(self, trainer: Trainer, side: SideKey) -> Shard:
-        """Return this process's part of a side, with the group of each item if there are groups. *Collective*."""
-        shard = self._shard(trainer, side)
-        if self._groups is None:
-            return shard
-        return shard._replace(groups=self._column(trainer, side, self._groups))
-
-    def _arguments(self, trainer: Trainer, sides: Sequence[SideKey]) -> dict[str, Any]:
+    def _arguments(self, trainer: Trainer, sides: Sequence[Side]) -> dict[str, Any]:
         """Return the arguments of `evaluate_retrieval` for a set, but the settings. *Collective*."""
-        shards = [self._grouped_shard(trainer, side) for side in sides]
+        shards = [self._shard(trainer, side) for side in sides]
         arguments: dict[str, Any] = dict(zip(GROUPS, (shard.groups for shard in shards), strict=False))
         if self._ids_are_shared(sides):
             arguments |= dict(zip(IDS, (shard.ids for shard in shards), strict=True))
@@ -337,7 +328,7 @@ class RetrievalMonitor(CollectingMonitor):
             self._policy.warn(f"{key}: {note} (Shown once.)", kind=without_digits(note))
         return compression
 
-    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Sequence[str]:
+    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Sequence[str]:
         """Return the names that the latest report of a set had, or would have."""
         suffix = evaluated_set.suffix
         prefix = set_name.removesuffix(suffix)

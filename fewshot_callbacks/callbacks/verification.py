@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
-from fewshot_callbacks.callbacks._collection import Column
 from fewshot_callbacks.callbacks._embedder import LARGEST_DIFFERENCE
 from fewshot_callbacks.callbacks._evaluation import Loaders, ends_of_loaders
-from fewshot_callbacks.callbacks._sides import SetSides, SideKey
+from fewshot_callbacks.callbacks._sides import Column, EvaluatedSet, Side
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
 from fewshot_callbacks.functional import (
@@ -140,11 +139,11 @@ class VerificationMonitor(CollectingMonitor):
     def _names(self) -> Sequence[str]:
         return (*self.metrics, MISSING)
 
-    def _sets(self, trainer: Trainer) -> list[SetSides]:
+    def _sets(self, trainer: Trainer) -> list[EvaluatedSet]:
         """Return the items of all loaders as one set."""
-        return [SetSides("", "", [SideKey(loader) for loader in ends_of_loaders(trainer, self.loaders)])]
+        return [EvaluatedSet("", "", [Side(loader) for loader in ends_of_loaders(trainer, self.loaders)])]
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: SetSides) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
         """Return the metrics of the trials whose items came, and the number of the others. *Collective*."""
         parts = [self._listed_items(trainer, side) for side in evaluated_set.sides]
         parts_by_rank = all_processes().to_first(parts)
@@ -165,10 +164,10 @@ class VerificationMonitor(CollectingMonitor):
         self._tell(notes, set_name)
         return report.values | {MISSING: float(missing)}
 
-    def _listed_items(self, trainer: Trainer, side: SideKey) -> _ListedItems:
+    def _listed_items(self, trainer: Trainer, side: Side) -> _ListedItems:
         """Return the items of this process that stand in the list. *Collective*."""
         shard = self._shard(trainer, side)
-        ids = [str(name) for name in self._column(trainer, side, self._ids).tolist()]
+        ids = [str(name) for name in shard.columns[self._ids].tolist()]
         rows = [row for row, name in enumerate(ids) if self.trials.names(name)]
         return _ListedItems([ids[row] for row in rows], shard.embeddings[rows], shard.places[rows], len(ids))
 

@@ -182,3 +182,21 @@ def gather_objects(value: T) -> list[T]:
 def broadcast_object(value: T | None) -> T | None:
     """Return the value of the first process, on every process."""
     return gather_objects(value)[0]
+
+
+def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
+    """Gather the tensors of all processes, by rank, without empty ones: `dist_sync_fn` of `torchmetrics.Metric`.
+
+    Unlike the function of torchmetrics, it accepts a process without a single batch, whose state has no shape and no
+    dtype yet, and tensors on the CPU under a backend that supports only CUDA.
+    """
+    if group is None or group is torch.distributed.group.WORLD:
+        group = cpu_group()
+    by_rank: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(by_rank, tensor.detach().cpu(), group=group)
+    dims = {rank: values.shape[1] for rank, values in enumerate(by_rank) if values.numel() and values.ndim == 2}
+    if len(set(dims.values())) > 1:
+        listed = ", ".join(f"{dim} in process {rank}" for rank, dim in dims.items())
+        raise ValueError(f"embeddings have dimension {listed}. All must come from the same model.")
+    gathered = [values.to(tensor.device) for values in by_rank if values.numel()]
+    return gathered or [tensor]

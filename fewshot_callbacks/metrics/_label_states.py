@@ -11,15 +11,18 @@ concatenated lines are a text of all lines:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torchmetrics import Metric
 
 from fewshot_callbacks.functional._labels import Labels, join
+from fewshot_callbacks.functional._repeated import first_of_each, note_on_ids
 
 
 def add_label_states(metric: Metric, name: str) -> None:
@@ -74,6 +77,40 @@ def labels_in_states(metric: Metric, name: str, call: str, argument: str | None 
     return join(call, batches, argument or name)
 
 
+def refuse_other_columns(call: str, earlier: Mapping[str, bool], given: Mapping[str, Any]) -> None:
+    """Refuse a batch with arguments that earlier batches did not have, and one without those that they had.
+
+    Args:
+        call: The public method, for messages.
+        earlier: Name of an argument -> whether earlier batches, of which there are some, have it.
+        given: Name -> argument of this batch; None if it was not given.
+    """
+    for name, had_earlier in earlier.items():
+        if had_earlier != (given[name] is not None):
+            raise ValueError(f"{call}: some batches have {name}, others none. Pass them with each batch.")
+
+
+def first_rows(
+    row_sketches: Float[Tensor, "items numbers"], labels: Labels, ids: Labels, call: str
+) -> Int[Tensor, "first"]:
+    """Return the index of the first item of each id; warn of others that differ from it in embedding or label."""
+    codes = ids.codes
+    note = note_on_ids(codes, labels.codes, row_sketches)
+    if note is not None:
+        warnings.warn(f"{call}: {note}", stacklevel=3)
+    return first_of_each(codes)
+
+
+def batches_in(state: list[Tensor] | Tensor) -> list[Tensor]:
+    """Return the tensors of a state; a state of joined processes is a single tensor."""
+    return [state] if isinstance(state, Tensor) else list(state)
+
+
+def joined_state(state: list[Tensor] | Tensor) -> Tensor:
+    """Return a state as one tensor, which it is already if torchmetrics has joined the processes."""
+    return state if isinstance(state, Tensor) else torch.cat(state)
+
+
 def labels_to_json(labels: Labels) -> UInt8[Tensor, "bytes"]:
     """Return labels as a line of JSON. ASCII escapes half of a surrogate pair, which UTF-8 cannot hold."""
     line = json.dumps({"columns": labels.columns, "labels": labels.tolist()}) + "\n"
@@ -100,7 +137,6 @@ def _json_state(name: str) -> str:
     return f"{name}_json"
 
 
-def _filled_tensors(state: Sequence[Tensor] | Tensor) -> list[Tensor]:
-    """Return the tensors of a state that are not empty; a state of joined processes is a single tensor."""
-    tensors = [state] if isinstance(state, Tensor) else state
-    return [tensor for tensor in tensors if tensor.numel()]
+def _filled_tensors(state: list[Tensor] | Tensor) -> list[Tensor]:
+    """Return the tensors of a state that are not empty."""
+    return [tensor for tensor in batches_in(state) if tensor.numel()]

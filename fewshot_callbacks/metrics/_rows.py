@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
+from collections.abc import Sequence
 from functools import reduce
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -45,8 +45,7 @@ class RowsInMemory:
 
     def sketches(self) -> Float[Tensor, "items numbers"]:
         """Return a sketch of each row, see `sketches`."""
-        filled = [block[:count] for block, count in zip(self._blocks, self._counts, strict=True)]
-        return torch.cat([sketches(rows) for rows in filled or [torch.empty(0, 0, device="cpu")]])
+        return sketches_of(self._filled())
 
     def kept(self, is_kept: Bool[Tensor, "items"], *, clear: bool = False) -> Tensor:
         """Return a copy of the rows that a mask selects.
@@ -55,26 +54,15 @@ class RowsInMemory:
             is_kept: Whether each row is copied.
             clear: Free each block as soon as its rows are copied.
         """
-        if not self._blocks:
-            return torch.empty(0, 0, device="cpu")
-        dtype = reduce(torch.promote_types, (block.dtype for block in self._blocks))
-        result = torch.empty(int(is_kept.sum()), self._blocks[0].shape[1], dtype=dtype, device="cpu")
-        blocks = self._blocks
+        filled = self._filled()
         if clear:
             self._blocks = []
-        # Block by block: all blocks joined, and then without the dropped rows, would be another copy of the set.
-        ends = [0, *np.cumsum(self._counts).tolist()]
-        row = 0
-        for number, (start, stop) in enumerate(pairwise(ends)):
-            is_kept_here = is_kept[start:stop]
-            rows = blocks[number][: stop - start]
-            kept_rows = rows if bool(is_kept_here.all()) else rows[is_kept_here]
-            result[row : row + len(kept_rows)] = kept_rows
-            row += len(kept_rows)
-            if clear:
-                del rows, kept_rows
-                blocks[number] = result
-        return result
+            self._counts = []
+        return join_rows(filled, is_kept)
+
+    def _filled(self) -> list[Tensor]:
+        """Return the rows of each block."""
+        return [block[:count] for block, count in zip(self._blocks, self._counts, strict=True)]
 
 
 class RowsInFile:
@@ -135,3 +123,33 @@ def rows_in_file(rows: Tensor, is_kept: Bool[Tensor, "items"], folder: str | os.
     for block, is_kept_in_block in zip(rows.split(4096), is_kept.split(4096), strict=True):
         copy.append(block[is_kept_in_block])
     return copy.rows()
+
+
+def join_rows(batches: list[Tensor], is_kept: Bool[Tensor, "items"]) -> Tensor:
+    """Return a copy of the rows that a mask selects, in the widest of their types.
+
+    Args:
+        batches: (items, dim) each. The list is emptied: what nobody else holds is freed as soon as it is copied.
+        is_kept: Whether each row of all batches is copied, on the CPU.
+    """
+    if not batches:
+        return torch.empty(0, 0, device="cpu")
+    dtype = reduce(torch.promote_types, (rows.dtype for rows in batches))
+    joined = batches[0].new_empty(int(is_kept.sum()), batches[0].shape[1], dtype=dtype)
+    # Batch by batch: all batches joined, and then without the dropped rows, would be another copy of the set.
+    start = 0
+    stop = 0
+    while batches:
+        rows = batches.pop(0)
+        is_kept_here = is_kept[stop : stop + len(rows)]
+        stop += len(rows)
+        if not bool(is_kept_here.all()):
+            rows = rows[is_kept_here.to(rows.device)]
+        joined[start : start + len(rows)] = rows
+        start += len(rows)
+    return joined
+
+
+def sketches_of(batches: Sequence[Tensor]) -> Float[Tensor, "items numbers"]:
+    """Return a sketch of each row of all batches, see `sketches`."""
+    return torch.cat([sketches(rows.cpu()) for rows in batches or [torch.empty(0, 0, device="cpu")]])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from fewshot_callbacks.distributed.torch_distributed import gather_tensors
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, moments_of_set, unit_rows
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval
@@ -16,17 +17,15 @@ from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
 from fewshot_callbacks.metrics._label_states import (
     add_label_states,
     append_labels,
+    first_rows,
     form_of_labels,
+    joined_state,
     labels_in_states,
+    refuse_other_columns,
     set_labels,
 )
-from fewshot_callbacks.metrics.embedding_store import (
-    first_rows,
-    gather_tensors,
-    read_batch,
-    read_ids,
-    refuse_another_form,
-)
+from fewshot_callbacks.metrics._rows import sketches_of
+from fewshot_callbacks.metrics.item_batch import ItemBatch
 
 # States that hold the fields of `ClassMoments` besides the labels, in their order.
 VALUES = ("counts", "origins", "offsets", "spread")
@@ -87,23 +86,19 @@ class ClassMomentsMetric(Metric):
         method = f"{type(self).__name__}.update"
         kept = self.embeddings or self.origins
         name_of_labels = "labels" if self.embeddings else "class_labels"
-        form = form_of_labels(self, name_of_labels)
-        dim = kept[0].shape[1] if kept else None
-        embeddings, item_labels = read_batch(embeddings, labels, method, form, dim, floats=True)
-        if kept and (len(self.embeddings) > 0) != (ids is not None):
-            raise ValueError(f"{method}: some batches have ids, others none. Pass them with each batch.")
-        item_ids = None
-        if ids is not None:
-            item_ids = read_ids(ids, len(embeddings), type(self).__name__)
-            refuse_another_form(method, form_of_labels(self, "ids"), item_ids, "ids")
-        if len(embeddings) == 0:
+        if kept:
+            refuse_other_columns(method, {"ids": len(self.embeddings) > 0}, {"ids": ids})
+        batch = ItemBatch.read(method, embeddings, labels, ids, floats=True)
+        forms = {"labels": form_of_labels(self, name_of_labels), "ids": form_of_labels(self, "ids")}
+        batch.refuse_unlike(method, kept[0].shape[1] if kept else None, forms)
+        if not len(batch):
             return
-        if item_ids is None:
-            self._add_moments(embeddings, item_labels)
+        if ids is None:
+            self._add_moments(batch.embeddings, batch.labels)
             return
-        self.embeddings.append(embeddings.detach().to("cpu", copy=True))
-        append_labels(self, "labels", item_labels)
-        append_labels(self, "ids", item_ids)
+        self.embeddings.append(batch.embeddings.detach().to("cpu", copy=True))
+        append_labels(self, "labels", batch.labels)
+        append_labels(self, "ids", batch.columns["ids"])
 
     def _add_moments(self, embeddings: Tensor, labels: Labels) -> None:
         """Merge the moments of a batch into the state."""
@@ -143,8 +138,8 @@ class ClassMomentsMetric(Metric):
             return self._moments_of_items(call)
         labels = labels_in_states(self, "class_labels", call, "labels")
         # The states of the processes stand one behind the other: these are the numbers of their classes.
-        class_counts = _joined_state(self.classes).tolist()
-        columns = [_joined_state(getattr(self, name)) for name in VALUES]
+        class_counts = joined_state(self.classes).tolist()
+        columns = [joined_state(getattr(self, name)) for name in VALUES]
         moments = []
         stop = 0
         for class_count in class_counts:
@@ -157,17 +152,12 @@ class ClassMomentsMetric(Metric):
         """Return the moments of the first item of each id."""
         if len(self.counts):
             raise ValueError(f"{call}: some processes gave ids, others none. Pass them in every process.")
-        embeddings = _joined_state(self.embeddings)
+        embeddings = joined_state(self.embeddings)
         labels, ids = (labels_in_states(self, name, call) for name in ("labels", "ids"))
-        rows = first_rows(embeddings, labels, ids, type(self).__name__)
+        rows = first_rows(sketches_of([embeddings]), labels, ids, type(self).__name__)
         moments = moments_of_set(embeddings[rows], labels[rows], normalize=self.normalize)
         assert moments is not None
         return moments
-
-
-def _joined_state(state: list[Tensor] | Tensor) -> Tensor:
-    """Return a state as one tensor, which it is already if torchmetrics has joined the processes."""
-    return state if isinstance(state, Tensor) else torch.cat(state)
 
 
 class DiscriminantRatio(ClassMomentsMetric):

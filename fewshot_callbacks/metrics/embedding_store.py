@@ -7,130 +7,38 @@ A store owns copies of all batches until it is cleared or dropped. Nothing trave
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
-from fewshot_callbacks.distributed.torch_distributed import all_processes, cpu_group, gather_objects, process_count
-from fewshot_callbacks.functional._labels import (
-    Labels,
-    encode,
-    encode_ids,
-    join,
-    labels_of_each,
-    no_labels,
-    read_labels,
-    refuse_other_forms,
-)
-from fewshot_callbacks.functional._reading import as_floats, as_tensor, default_mode, matrix_from, tensor_code
-from fewshot_callbacks.functional._repeated import first_of_each, note_on_ids, sketches
+from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
+from fewshot_callbacks.functional._labels import Labels, encode, encode_ids, join, no_labels
+from fewshot_callbacks.functional._reading import default_mode
+from fewshot_callbacks.functional._repeated import first_of_each, note_on_ids
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.metrics._rows import RowsInFile, RowsInMemory, rows_in_file
+from fewshot_callbacks.metrics.item_batch import ItemBatch, copied
 
-# Types of integers in a list of ids; a tensor or array in it holds one integer.
-INTEGERS = (int, np.integer, Tensor, np.ndarray)
-
-
-def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
-    """Gather the tensors of all processes, by rank, without empty ones: `dist_sync_fn` of `torchmetrics.Metric`.
-
-    Unlike the function of torchmetrics, it accepts a process without a single batch, whose state has no shape and no
-    dtype yet, and tensors on the CPU under a backend that supports only CUDA.
-    """
-    if group is None or group is torch.distributed.group.WORLD:
-        group = cpu_group()
-    by_rank: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(by_rank, tensor.detach().cpu(), group=group)
-    dims = {rank: values.shape[1] for rank, values in enumerate(by_rank) if values.numel() and values.ndim == 2}
-    if len(set(dims.values())) > 1:
-        listed = ", ".join(f"{dim} in process {rank}" for rank, dim in dims.items())
-        raise ValueError(f"embeddings have dimension {listed}. All must come from the same model.")
-    gathered = [values.to(tensor.device) for values in by_rank if values.numel()]
-    return gathered or [tensor]
+_APPEND = "EmbeddingStore.append"
 
 
-def read_batch(
-    embeddings: Any,
-    labels: Any,
-    method: str,
-    form: str = "",
-    dim: int | None = None,
-    *,
-    sets: bool = False,
-    floats: bool = False,
-) -> tuple[Tensor, Labels]:
-    """Return a batch as (items, dim) embeddings and one label for each, on the devices where they are; see `as_labels`.
-
-    Args:
-        embeddings: An argument of a public method.
-        labels: An argument of the same method.
-        method: This method, for messages, such as `EmbeddingStore.append`.
-        form: Form of the labels so far (see `Labels.form`); empty before the first.
-        dim: Dimension of the embeddings so far; None before the first.
-        sets: See `as_labels`.
-        floats: Refuse embeddings that are no floating-point numbers.
-
-    Raises:
-        ValueError: If shapes or types do not fit each other or the batches before: integers where these were words,
-            zeros and ones of other labels, and so on.
-    """
-    call = method.partition(".")[0]
-    code = tensor_code("embeddings", embeddings)
-    embeddings = as_tensor(embeddings, "embeddings", call)
-    if embeddings.ndim != 2:
-        raise ValueError(
-            f"{call} needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. "
-            f"{matrix_from(code, embeddings.ndim)}"
-        )
-    if floats and len(embeddings) and not embeddings.is_floating_point():
-        fix = as_floats(code, embeddings.dtype)
-        raise ValueError(f"{call} needs floating-point embeddings; got {embeddings.dtype}. {fix}")
-    item_labels = labels_of_each(labels, len(embeddings), "labels", "embeddings", call, sets=sets)
-    refuse_another_form(method, form, item_labels)
-    if dim not in (None, embeddings.shape[1]):
-        raise ValueError(
-            f"{method}: the embeddings so far have dimension {dim}, those of this batch {embeddings.shape[1]}. Every batch "
-            "must come from the same layer."
-        )
-    return embeddings, item_labels
-
-
-def refuse_another_form(call: str, form: str, labels: Labels, name: str = "labels") -> None:
-    """Refuse a batch of integers where earlier batches had strings, zeros and ones of other labels, and so on.
-
-    Args:
-        call: The public method, for messages.
-        form: Form of the labels so far (see `Labels.form`); empty before the first.
-        labels: Those of the batch. A batch without items is never refused.
-        name: What messages call them: labels, ids or groups.
-
-    Raises:
-        ValueError: With both forms.
-    """
-    if form and len(labels):
-        refuse_other_forms(call, {f"the {name} so far": form, "those of this batch": labels.form}, name)
-
-
-@dataclass(frozen=True)
-class _Columns:
+class _Items(NamedTuple):
     """Items without their embeddings."""
 
     labels: Labels
     # (items,) index of each item in this rank's pass over the data, in which items that are dropped later count, too
     positions: Tensor
-    ids: Labels | None
-    groups: Labels | None
+    # see `ItemBatch.columns`
+    columns: Mapping[Hashable, Labels]
 
-    def rows(self, mask: Bool[Tensor, "items"]) -> _Columns:
+    def chosen(self, mask: Bool[Tensor, "items"]) -> _Items:
         """Return the items that a mask selects."""
-        return _Columns(self.labels[mask], self.positions[mask], _rows_of(self.ids, mask), _rows_of(self.groups, mask))
+        return _Items(self.labels[mask], self.positions[mask], _chosen(self.columns, mask))
 
 
 class Shard(NamedTuple):
@@ -158,6 +66,8 @@ class Shard(NamedTuple):
     """group of each item, as it was given; None if none were given"""
     ids: Labels | None = None
     """id of each item, as it was given; None if none were given"""
+    columns: Mapping[Hashable, Labels] = {}
+    """what else was stored of each item, by name"""
 
     @default_mode()
     def some_of_each_class(self, items: int, seed: int) -> Shard:
@@ -168,40 +78,35 @@ class Shard(NamedTuple):
         all_labels = processes.placed(codes, self.places, length)
         drawn_places = class_subset(all_labels, None, items, seed).sort().values
         is_drawn = torch.isin(self.places, drawn_places)
+        places = torch.searchsorted(drawn_places, self.places[is_drawn])
+        return self._chosen(is_drawn, places, self.embeddings[is_drawn])
+
+    def _chosen(self, mask: Bool[Tensor, "items"], places: Tensor, embeddings: Tensor) -> Shard:
+        """Return the items that a mask selects, with these places and embeddings."""
         return self._replace(
-            embeddings=self.embeddings[is_drawn],
-            labels=self.labels[is_drawn],
-            places=torch.searchsorted(drawn_places, self.places[is_drawn]),
-            positions=self.positions[is_drawn],
-            groups=_rows_of(self.groups, is_drawn),
-            ids=_rows_of(self.ids, is_drawn),
+            embeddings=embeddings,
+            labels=self.labels[mask],
+            places=places,
+            positions=self.positions[mask],
+            groups=None if self.groups is None else self.groups[mask],
+            ids=None if self.ids is None else self.ids[mask],
+            columns=_chosen(self.columns, mask),
         )
 
+    def part(self, is_kept: Bool[Tensor, "items"], spill_to: str | os.PathLike[str] | None = None) -> Shard:
+        """Return some items; their places count the items that all processes keep. *Collective*.
 
-def rows_of_shard(
-    shard: Shard, is_kept: Bool[Tensor, "items"], spill_to: str | os.PathLike[str] | None = None
-) -> Shard:
-    """Return some items of a shard; their places count the items that all processes keep. *Collective*.
-
-    Args:
-        shard: The items of this process.
-        is_kept: Whether each of them is kept.
-        spill_to: A folder in which the rows of the new shard are written to a file, see `EmbeddingStore`; None keeps them in
-            memory.
-    """
-    processes = all_processes()
-    positions = shard.positions[is_kept]
-    all_positions = torch.cat(processes.gather(positions)).sort().values
-    return Shard(
-        shard.embeddings[is_kept] if spill_to is None else rows_in_file(shard.embeddings, is_kept, spill_to),
-        shard.labels[is_kept],
-        torch.searchsorted(all_positions, positions),
-        shard.dropped,
-        positions,
-        shard.note,
-        _rows_of(shard.groups, is_kept),
-        _rows_of(shard.ids, is_kept),
-    )
+        Args:
+            is_kept: Whether each item of this process is kept.
+            spill_to: A folder in which the rows of the new shard are written to a file, see `EmbeddingStore`; None keeps
+                them in memory.
+        """
+        all_positions = torch.cat(all_processes().gather(self.positions[is_kept])).sort().values
+        places = torch.searchsorted(all_positions, self.positions[is_kept])
+        rows = self.embeddings
+        return self._chosen(
+            is_kept, places, rows[is_kept] if spill_to is None else rows_in_file(rows, is_kept, spill_to)
+        )
 
 
 class EmbeddingStore:
@@ -238,13 +143,13 @@ class EmbeddingStore:
         """Drop all stored items."""
         self._rows = RowsInMemory() if self._folder is None else RowsInFile(self._folder)
         # the items of each batch without their embeddings
-        self._columns: list[_Columns] = []
+        self._batches: list[_Items] = []
         # embeddings and labels in pinned memory, each with the event that its copy from the device is complete
-        self._arriving: list[tuple[torch.cuda.Event, Tensor, _Columns]] = []
+        self._arriving: list[tuple[torch.cuda.Event, Tensor, _Items]] = []
         self._items = 0
         self._dim: int | None = None
-        # form of the labels, ids and groups so far, by name (see `Labels.form`)
-        self._forms: dict[str, str] = {}
+        # form of the labels, ids, groups and other columns so far, by name (see `Labels.form`)
+        self.forms: dict[Hashable, str] = {}
 
     def __len__(self) -> int:
         """Return the number of items that this process holds."""
@@ -276,57 +181,45 @@ class EmbeddingStore:
             ValueError: If the shapes do not fit each other or earlier batches, labels are neither integers nor strings,
                 or labels, ids or groups have another form than those of earlier batches.
         """
-        call = "EmbeddingStore"
-        method = f"{call}.append"
-        embeddings, item_labels = read_batch(embeddings, labels, method, self._form("labels"), self._dim, sets=True)
-        columns = {"labels": item_labels}
-        for name, argument in (("ids", ids), ("groups", groups)):
-            if argument is not None:
-                columns[name] = read_ids(argument, len(embeddings), call, name)
-                refuse_another_form(method, self._form(name), columns[name], name)
+        self.add(ItemBatch.read(_APPEND, embeddings, labels, ids, groups, positions, sets=True))
+
+    @default_mode()
+    def add(self, batch: ItemBatch) -> None:
+        """Copy a batch that was read to the CPU.
+
+        Raises:
+            ValueError: If it does not fit earlier batches, see `append`.
+        """
+        batch.refuse_unlike(_APPEND, self._dim, self.forms)
         # Before the next copy begins: no more than two batches are in pinned memory.
         self._move_arrived(waiting=1)
+        positions = batch.positions
         if positions is None:
-            positions = torch.arange(self._items, self._items + len(embeddings))
-        elif positions.shape != embeddings.shape[:1]:
-            raise ValueError(
-                f"EmbeddingStore needs one position for each of the {len(embeddings)} embeddings; got positions of shape "
-                f"{tuple(positions.shape)}."
-            )
-        stored = _Columns(
-            labels=_to_host_labels(item_labels),
-            positions=positions.to("cpu", copy=True),
-            ids=columns.get("ids"),
-            groups=columns.get("groups"),
-        )
-        if len(item_labels):
-            self._forms |= {name: column.form for name, column in columns.items()}
-        self._dim = embeddings.shape[1]
-        self._items += len(embeddings)
-        device = _cuda_device(embeddings, item_labels.values)
+            positions = torch.arange(self._items, self._items + len(batch))
+        items = _Items(_to_host_labels(batch.labels), positions.to("cpu", copy=True), batch.columns)
+        self.forms |= batch.forms
+        self._dim = batch.embeddings.shape[1]
+        self._items += len(batch)
+        device = _cuda_device(batch.embeddings, batch.labels.values)
         if device is None:
-            self._add(embeddings.detach(), stored)
+            self._keep(batch.embeddings.detach(), items)
         else:
-            pinned = _to_host(embeddings)
+            pinned = _to_host(batch.embeddings)
             arrived = torch.cuda.Event()
             arrived.record(torch.cuda.current_stream(device))
-            self._arriving.append((arrived, pinned, stored))
+            self._arriving.append((arrived, pinned, items))
 
-    def _form(self, name: str) -> str:
-        """Return the form of the labels, ids or groups of earlier batches; empty before the first item."""
-        return self._forms.get(name, "")
-
-    def _add(self, embeddings: Tensor, columns: _Columns) -> None:
+    def _keep(self, embeddings: Tensor, items: _Items) -> None:
         """Copy the rows of a batch to their place."""
         self._rows.append(embeddings)
-        self._columns.append(columns)
+        self._batches.append(items)
 
     def _move_arrived(self, waiting: int = 0) -> None:
         """Move batches from pinned into ordinary memory, the oldest first, until only `waiting` batches are pinned."""
         while len(self._arriving) > waiting:
-            arrived, embeddings, columns = self._arriving.pop(0)
+            arrived, embeddings, items = self._arriving.pop(0)
             arrived.synchronize()
-            self._add(embeddings, replace(columns, labels=_copied(columns.labels)))
+            self._keep(embeddings, items._replace(labels=copied(items.labels)))
 
     @default_mode()
     def shard(
@@ -356,48 +249,50 @@ class EmbeddingStore:
         """
         self._move_arrived()
         processes = all_processes()
-        calls = processes.gather(_Call.of(self._columns, dataset_size))
+        calls = processes.gather(_Call.of(self._batches, dataset_size))
         refuse_different_calls(calls)
 
-        columns = self._joined_columns()
+        items = self._joined()
         # A sampler deals items to the ranks in turn.
         number, parts = (processes.rank, processes.count) if part is None else part
-        positions = columns.positions * parts + number
+        positions = items.positions * parts + number
         is_kept = torch.ones(len(positions), dtype=torch.bool)
         if dataset_size is not None:
             is_kept &= positions < dataset_size
         note = None
         if any(True in call.ids for call in calls):
-            items = _Items(columns, positions, self._rows.sketches())
-            first_positions, note = _first_positions(processes, items, is_kept)
+            compared = items._replace(positions=positions).chosen(is_kept)
+            first_positions, note = _first_positions(processes, compared, self._rows.sketches()[is_kept])
             is_kept &= torch.isin(positions, first_positions)
 
         kept_positions = positions[is_kept]
         all_positions = torch.cat(processes.gather(kept_positions)).sort().values
-        kept_columns = columns.rows(is_kept)
+        kept = items.chosen(is_kept)
+        columns = dict(kept.columns)
         embeddings = self._rows.kept(is_kept, clear=clear)
         if clear:
             self.clear()
         return Shard(
             embeddings=embeddings,
-            labels=kept_columns.labels,
+            labels=kept.labels,
             places=torch.searchsorted(all_positions, kept_positions),
             dropped=sum(call.items for call in calls) - len(all_positions),
             positions=kept_positions,
             note=note,
-            groups=kept_columns.groups,
-            ids=kept_columns.ids,
+            groups=columns.pop("groups", None),
+            ids=columns.pop("ids", None),
+            columns=columns,
         )
 
-    def _joined_columns(self) -> _Columns:
-        """Return the items of all batches without their embeddings."""
-        # A batch without items says nothing of ids and groups.
-        filled = [batch for batch in self._columns if len(batch.labels)]
-        return _Columns(
-            labels=join("EmbeddingStore", [batch.labels for batch in self._columns]),
-            positions=torch.cat([batch.positions for batch in self._columns] or [torch.empty(0, dtype=torch.int64)]),
-            ids=_joined_column("ids", [batch.ids for batch in filled]),
-            groups=_joined_column("groups", [batch.groups for batch in filled]),
+    def _joined(self) -> _Items:
+        """Return the items of all batches without their embeddings, with the columns that no batch lacks."""
+        # A batch without items says nothing of columns.
+        filled = [batch.columns for batch in self._batches if len(batch.labels)]
+        names = [name for name in filled[0] if all(name in columns for columns in filled)] if filled else []
+        return _Items(
+            labels=join("EmbeddingStore", [batch.labels for batch in self._batches]),
+            positions=torch.cat([batch.positions for batch in self._batches] or [torch.empty(0, dtype=torch.int64)]),
+            columns={name: join("EmbeddingStore", [columns[name] for columns in filled], str(name)) for name in names},
         )
 
     @default_mode()
@@ -436,13 +331,13 @@ class _Call:
     groups: tuple[bool, ...]
 
     @classmethod
-    def of(cls, batches: Sequence[_Columns], dataset_size: int | None) -> _Call:
+    def of(cls, batches: Sequence[_Items], dataset_size: int | None) -> _Call:
         filled = [batch for batch in batches if len(batch.labels)]
         return cls(
             items=sum(len(batch.labels) for batch in filled),
             dataset_size=dataset_size,
-            ids=tuple({batch.ids is not None for batch in filled}),
-            groups=tuple({batch.groups is not None for batch in filled}),
+            ids=tuple({"ids" in batch.columns for batch in filled}),
+            groups=tuple({"groups" in batch.columns for batch in filled}),
         )
 
 
@@ -483,70 +378,36 @@ def _two_that_differ(words: dict[int, str]) -> str:
     return f"{words[first_rank]} in process {first_rank}, {words[other_rank]} in process {other_rank}"
 
 
-def _joined_column(name: str, batches: Sequence[Labels | None]) -> Labels | None:
-    """Return the ids or groups of all batches; None if no batch has any."""
-    columns = [batch for batch in batches if batch is not None]
-    return join("EmbeddingStore", columns, name) if columns else None
-
-
-def _rows_of(column: Labels | None, is_kept: Bool[Tensor, "items"]) -> Labels | None:
-    """Return the ids or groups of the items that are kept; None if there are none."""
-    return None if column is None else column[is_kept]
-
-
-class _Items(NamedTuple):
-    """Items of one process, as they are compared with the items of others."""
-
-    columns: _Columns
-    # index of each item in the pass of all processes
-    positions: Int[Tensor, "items"]
-    # see `sketches`
-    sketches: Float[Tensor, "items numbers"]
+def _chosen(columns: Mapping[Hashable, Labels], mask: Bool[Tensor, "items"]) -> dict[Hashable, Labels]:
+    """Return the columns of the items that a mask selects."""
+    return {name: values[mask] for name, values in columns.items()}
 
 
 def _first_positions(
-    processes: Processes, items: _Items, is_kept: Bool[Tensor, "items"]
+    processes: Processes, items: _Items, row_sketches: Float[Tensor, "items numbers"]
 ) -> tuple[Int[Tensor, "first"], str | None]:
     """Return the position of the first item of each id in all processes, and a note on ids of different items. *Collective*.
 
     Args:
         processes: All processes.
-        items: The items of this process. Without items it may have no ids.
-        is_kept: Whether each item takes part.
+        items: The items of this process that take part, with their positions in the pass of all processes. Without items it
+            may have no ids.
+        row_sketches: See `sketches`.
     """
-    ids = no_labels() if items.columns.ids is None else items.columns.ids
-    [id_codes] = encode_ids("EmbeddingStore", {"ids": ids[is_kept]}, processes)
-    [label_codes], _ = encode("EmbeddingStore", {"labels": items.columns.labels[is_kept]}, processes)
+    [id_codes] = encode_ids("EmbeddingStore", {"ids": items.columns.get("ids", no_labels())}, processes)
+    [label_codes], _ = encode("EmbeddingStore", {"labels": items.labels}, processes)
     # All rows would be too much to send: sketches tell whether items of one id have different embeddings.
-    columns = (items.positions[is_kept], id_codes, label_codes, items.sketches[is_kept])
-    by_rank = [columns for columns in processes.gather(columns) if len(columns[0])]
+    by_rank = [
+        columns
+        for columns in processes.gather((items.positions, id_codes, label_codes, row_sketches))
+        if len(columns[0])
+    ]
     if not by_rank:
-        return items.positions[is_kept], None
+        return items.positions, None
     all_positions, all_ids, all_labels, all_sketches = (torch.cat(tensors) for tensors in zip(*by_rank, strict=True))
     order = all_positions.argsort()
     note = note_on_ids(all_ids[order], all_labels[order], all_sketches[order])
     return all_positions[order][first_of_each(all_ids[order])], note
-
-
-def read_ids(ids: Any, items: int, call: str = "EmbeddingStore", name: str = "ids") -> Labels:
-    """Return ids or groups on the CPU: integers or strings; other entries of a list, such as paths, become strings."""
-    if isinstance(ids, list | tuple) and not all(isinstance(entry, INTEGERS) for entry in ids):
-        ids = list(map(str, ids))
-    return _copied(read_labels(ids, items, name, "embeddings", call))
-
-
-def first_rows(embeddings: Tensor, labels: Labels, ids: Labels, call: str) -> Int[Tensor, "first"]:
-    """Return the index of the first item of each id; warn of dropped items that differ from it in embedding or label."""
-    codes = ids.codes
-    note = note_on_ids(codes, labels.codes, sketches(embeddings.cpu()))
-    if note is not None:
-        warnings.warn(f"{call}: {note}", stacklevel=3)
-    return first_of_each(codes)
-
-
-def _copied(labels: Labels) -> Labels:
-    """Return labels that nobody else can change; only tensors can be changed in place."""
-    return Labels(labels.values.clone()) if isinstance(labels.values, Tensor) else labels
 
 
 def _cuda_device(*columns: Any) -> torch.device | None:

@@ -13,6 +13,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from torchmetrics import Metric
 
+from fewshot_callbacks.distributed.torch_distributed import gather_tensors
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._repeated import is_on_copies
 from fewshot_callbacks.functional.retrieval import (
@@ -29,17 +30,15 @@ from fewshot_callbacks.functional.retrieval.settings import reported_metrics, wi
 from fewshot_callbacks.metrics._label_states import (
     add_label_states,
     append_labels,
+    batches_in,
+    first_rows,
     form_of_labels,
     has_labels,
     labels_in_states,
+    refuse_other_columns,
 )
-from fewshot_callbacks.metrics.embedding_store import (
-    first_rows,
-    gather_tensors,
-    read_batch,
-    read_ids,
-    refuse_another_form,
-)
+from fewshot_callbacks.metrics._rows import join_rows, sketches_of
+from fewshot_callbacks.metrics.item_batch import ItemBatch
 from fewshot_callbacks.settings import RequestedMetric, RetrievalOptions, from_keywords, takes
 
 # Columns with one label for each item; each has the two states of `add_label_states`.
@@ -175,31 +174,27 @@ class RetrievalEvaluation(Metric):
             ValueError: If shapes or types do not fit each other or earlier batches, or only some batches have ids, groups or
                 `is_gallery`.
         """
-        call = "RetrievalEvaluation"
-        method = f"{call}.update"
+        method = "RetrievalEvaluation.update"
         self._check_relevance(labels, ids)
         if labels is None:
             # Judgements say who is relevant: all items are of one class.
             labels = [0] * (len(embeddings) if hasattr(embeddings, "__len__") else 0)
-        dim = None
         if self.embeddings:
-            dim = self.embeddings[0].shape[1]
-            self._refuse_other_arguments({"ids": ids, "is_gallery": is_gallery, "groups": groups})
-        form = form_of_labels(self, "labels")
+            earlier = {"is_gallery": len(self.is_gallery) > 0}
+            earlier |= {name: has_labels(self, name) for name in ("ids", "groups")}
+            refuse_other_columns(method, earlier, {"ids": ids, "is_gallery": is_gallery, "groups": groups})
         are_vectors = self.settings.get("similarity") != "hamming"
-        embeddings, item_labels = read_batch(embeddings, labels, method, form, dim, sets=True, floats=are_vectors)
-        columns = {"labels": item_labels}
-        for name, argument in (("ids", ids), ("groups", groups)):
-            if argument is not None:
-                columns[name] = read_ids(argument, len(embeddings), call, name)
-                refuse_another_form(method, form_of_labels(self, name), columns[name], name)
-        flags = None if is_gallery is None else _read_flags(is_gallery, len(embeddings), method)
+        batch = ItemBatch.read(method, embeddings, labels, ids, groups, sets=True, floats=are_vectors)
+        forms = {name: form_of_labels(self, name) for name in LABEL_COLUMNS}
+        batch.refuse_unlike(method, self.embeddings[0].shape[1] if self.embeddings else None, forms)
+        flags = None if is_gallery is None else _read_flags(is_gallery, len(batch), method)
         # The states change only here, so that a batch that was refused leaves them as they were.
-        for name, column in columns.items():
-            append_labels(self, name, column)
+        append_labels(self, "labels", batch.labels)
+        for name, column in batch.columns.items():
+            append_labels(self, str(name), column)
         if flags is not None:
             self.is_gallery.append(flags)
-        self.embeddings.append(embeddings.clone())
+        self.embeddings.append(batch.embeddings.clone())
 
     def _check_relevance(self, labels: Any | None, ids: Any | None) -> None:
         """Refuse a batch with both labels and judgements, or with neither, and judgements without ids."""
@@ -211,15 +206,6 @@ class RetrievalEvaluation(Metric):
             )
         if self.judged is not None and ids is None:
             raise ValueError(f"{method}: judgements name items by their ids. Pass the ids of the items.")
-
-    def _refuse_other_arguments(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse a batch with arguments that earlier batches did not have, and one without those that they had."""
-        for name, argument in arguments.items():
-            had_earlier = len(self.is_gallery) > 0 if name == "is_gallery" else has_labels(self, name)
-            if had_earlier != (argument is not None):
-                raise ValueError(
-                    f"RetrievalEvaluation.update: some batches have {name}, others none. Pass them with each batch."
-                )
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Add a batch, as `update` does, and return the metrics of this batch alone. Earlier batches stay.
@@ -273,10 +259,11 @@ class RetrievalEvaluation(Metric):
             ValueError: As `evaluate_retrieval` does, for instance when nothing was collected.
         """
         call = "RetrievalEvaluation.compute"
-        embeddings = _joined_state(self.embeddings)
-        is_gallery = _joined_state(self.is_gallery).cpu().bool()
+        batches = batches_in(self.embeddings)
+        flags = batches_in(self.is_gallery)
+        is_gallery = torch.cat(flags).cpu().bool() if flags else torch.empty(0, dtype=torch.bool, device="cpu")
         labels, ids, groups = (labels_in_states(self, name, call) for name in LABEL_COLUMNS)
-        items = len(embeddings)
+        items = sum(map(len, batches))
         if items == 0:
             raise ValueError("RetrievalEvaluation.compute: no batch was added. Call update(embeddings, labels) first.")
         for name, count in {"ids": len(ids), "is_gallery": len(is_gallery), "groups": len(groups)}.items():
@@ -286,25 +273,28 @@ class RetrievalEvaluation(Metric):
                     "in every process."
                 )
         # One side, or queries and gallery.
-        sides = [torch.arange(items, device="cpu")]
-        if len(is_gallery) == items:
-            sides = [(~is_gallery).nonzero()[:, 0], is_gallery.nonzero()[:, 0]]
+        sides = [torch.ones(items, dtype=torch.bool, device="cpu")]
+        if len(is_gallery):
+            sides = [~is_gallery, is_gallery]
         if len(ids) == items:
-            sides = [
-                rows[first_rows(embeddings[rows], labels[rows], ids[rows], "RetrievalEvaluation")] for rows in sides
-            ]
+            row_sketches = sketches_of(batches)
+            for side in sides:
+                rows = side.nonzero()[:, 0]
+                first = first_rows(row_sketches[rows], labels[rows], ids[rows], "RetrievalEvaluation")
+                side[rows] = False
+                side[rows[first]] = True
 
         arguments: dict[str, Any] = {}
-        for rows, name, side in zip(sides, ("queries", "gallery"), ("query", "gallery"), strict=False):
-            arguments[name] = embeddings[rows]
+        for is_in_side, name, prefix in zip(sides, ("queries", "gallery"), ("query", "gallery"), strict=False):
+            arguments[name] = join_rows(list(batches), is_in_side)
             if self.judged is None:
-                arguments[f"{side}_labels"] = labels[rows]
+                arguments[f"{prefix}_labels"] = labels[is_in_side]
             if len(groups) == items:
-                arguments[f"{side}_groups"] = groups[rows]
+                arguments[f"{prefix}_groups"] = groups[is_in_side]
             if len(ids) == items and len(sides) == 2 and self.judged is None:
-                arguments[f"{side}_ids"] = ids[rows]
+                arguments[f"{prefix}_ids"] = ids[is_in_side]
         if self.judged is not None:
-            arguments["relevance"] = self._relevance([ids[rows] for rows in sides])
+            arguments["relevance"] = self._relevance([ids[is_in_side] for is_in_side in sides])
         self.report = evaluate_retrieval(**arguments, **self.settings)
         for note in filter(is_on_copies, self.report.notes):
             warnings.warn(f"RetrievalEvaluation: {note}", stacklevel=2)
@@ -346,13 +336,6 @@ class RetrievalEvaluation(Metric):
         """Return the values of the metrics that have a range."""
         known = (*METRICS, *(requested.metric for requested in self._requested))
         return {name: value for name, value in values.items() if requested_metric(name, known).metric.range is not None}
-
-
-def _joined_state(state: list[Tensor] | Tensor) -> Tensor:
-    """Return a state as one tensor, which it is already if torchmetrics has joined the processes."""
-    if isinstance(state, Tensor):
-        return state
-    return torch.cat(state) if state else torch.empty(0, 0, device="cpu")
 
 
 def _read_flags(is_gallery: Any, items: int, call: str) -> Bool[Tensor, "items"]:

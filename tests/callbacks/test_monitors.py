@@ -29,6 +29,7 @@ from fewshot_callbacks import (
 )
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+from fewshot_callbacks.metrics.item_batch import ItemBatch
 from tests.callbacks import monitor_jobs
 from tests.callbacks.models import (
     TRAINING,
@@ -86,13 +87,13 @@ def are_free(monitor: Keeps) -> bool:
 def stored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of items of each batch that is kept."""
     counts: list[int] = []
-    append = EmbeddingStore.append
+    add = EmbeddingStore.add
 
-    def counting(self: EmbeddingStore, embeddings: Any, *arguments: Any, **others: Any) -> None:
-        counts.append(len(embeddings))
-        append(self, embeddings, *arguments, **others)
+    def counting(self: EmbeddingStore, batch: ItemBatch) -> None:
+        counts.append(len(batch))
+        add(self, batch)
 
-    monkeypatch.setattr(EmbeddingStore, "append", counting)
+    monkeypatch.setattr(EmbeddingStore, "add", counting)
     return counts
 
 
@@ -100,13 +101,13 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def stores(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[EmbeddingStore]]:
     """Weak references to the stores in which batches are kept, one for each batch."""
     references: list[weakref.ref[EmbeddingStore]] = []
-    append = EmbeddingStore.append
+    add = EmbeddingStore.add
 
-    def watched(self: EmbeddingStore, *arguments: Any, **others: Any) -> None:
+    def watched(self: EmbeddingStore, batch: ItemBatch) -> None:
         references.append(weakref.ref(self))
-        append(self, *arguments, **others)
+        add(self, batch)
 
-    monkeypatch.setattr(EmbeddingStore, "append", watched)
+    monkeypatch.setattr(EmbeddingStore, "add", watched)
     return references
 
 

@@ -13,8 +13,8 @@ from tests.callbacks.models import Embeds, Stream, items, loader, messages_of, t
 
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_monitors_of_one_source_warn_once_and_advise_what_fits_the_data(is_stream, monkeypatch):
-    def unknown(collection, run, index):
-        return _collection.Dealing(None, "nobody knows", collection.seen[index])
+    def unknown(collection, side):
+        return _collection.Dealing(None, "nobody knows", collection.seen[side.loader])
 
     monkeypatch.setattr(_collection.Collection, "dealing", unknown)
     monitors = [RetrievalMonitor(source="encoder"), KnnMonitor(1, "self", source="encoder")]

@@ -26,7 +26,7 @@ from fewshot_callbacks.callbacks import (
 )
 from fewshot_callbacks.callbacks import retrieval as retrieval_module
 from fewshot_callbacks.callbacks._conduct import UsageError
-from fewshot_callbacks.callbacks._sides import SideKey
+from fewshot_callbacks.callbacks._sides import Side
 from fewshot_callbacks.functional import evaluate_retrieval, generalization_gap
 from tests.callbacks.models import (
     KEYS,
@@ -195,7 +195,7 @@ def test_embeddings_of_any_precision_are_measured(
 
     class Looks(Callback):
         def on_validation_epoch_end(self, *_: Any) -> None:
-            store = pair[0]._collection._rows[SideKey(0)].store  # type: ignore[attr-defined]
+            store = pair[0]._collection._items.store(Side(0))  # type: ignore[attr-defined]
             kept.add(store.shard().embeddings.dtype)
 
     def noted(module: Embeds, batch: Any) -> Tensor:
@@ -234,8 +234,7 @@ def test_embeddings_are_kept_without_their_gradient_and_dropped_when_they_are_me
 
     class Watch(Callback):
         def on_validation_batch_end(self, *_: Any) -> None:
-            [rows] = watched[0]._collection._rows.values()  # type: ignore[attr-defined]
-            store = rows.store
+            store = watched[0]._collection._items.store(Side(0))  # type: ignore[attr-defined]
             [moments] = watched[1]._moments.values()  # type: ignore[attr-defined]
             assert not moments.means.requires_grad
             assert not store.shard().embeddings.requires_grad
@@ -243,7 +242,7 @@ def test_embeddings_are_kept_without_their_gradient_and_dropped_when_they_are_me
 
         def on_validation_end(self, *_: Any) -> None:
             collection = watched[0]._collection  # type: ignore[attr-defined]
-            held.append(len(collection._rows) + len(collection._joined) + len(watched[1]._moments))  # type: ignore[attr-defined]
+            held.append(len(collection._items) + len(watched[1]._moments))  # type: ignore[attr-defined]
 
     gap = gap_monitor(source=source, embed=lambda m, b: m(b[0]))
     logged = log_of_validation((*watched, gap, Watch()), net, inference_mode=False)
@@ -419,8 +418,7 @@ def is_clean(net: Net, *monitors: Any) -> bool:
     return count_hooks(net) == 0 and not any(
         monitor._collection.reader.capture.calls
         or monitor._own_errors
-        or monitor._collection._rows
-        or monitor._collection._joined
+        or monitor._collection._items
         or getattr(monitor, "_moments", None)
         for monitor in monitors
     )
@@ -468,7 +466,7 @@ def test_a_monitor_that_is_never_validated_does_no_harm(settings: dict[str, Any]
         def on_train_batch_end(self, *_: Any) -> None:
             collections = [monitor._collection for monitor in monitors]
             readers = [*(collection.reader for collection in collections), monitors[1]._training_reader]
-            held.append(any(reader.capture.calls for reader in readers) or any(one._rows for one in collections))
+            held.append(any(reader.capture.calls for reader in readers) or any(one._items for one in collections))
 
     run = trainer(*monitors, Watch(), **settings)
     run.fit(net, loader(), loader() if settings else None)

@@ -44,8 +44,8 @@ def test_the_store_copies_a_slice_and_does_not_hold_what_it_was_cut_from(view):
     big, labels, positions = torch.randn(1000, 100, requires_grad=True), torch.arange(1000), torch.arange(4)
     store, expected = EmbeddingStore(), view(big).detach().clone()
     store.append(view(big), labels[:4], positions)
-    (columns,) = store._columns
-    assert columns.labels.values.untyped_storage().nbytes() == 4 * 8
+    (items,) = store._batches
+    assert items.labels.values.untyped_storage().nbytes() == 4 * 8
     for tensor in (big.detach(), labels, positions):
         tensor.zero_()
     shard = store.shard()

@@ -1,0 +1,138 @@
+"""The items of one batch: what a store, a torchmetrics metric and a collection append."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.functional._labels import Labels, labels_of_each, read_labels, refuse_other_forms
+from fewshot_callbacks.functional._reading import as_floats, as_tensor, matrix_from, tensor_code
+
+# Types of integers in a list of ids; a tensor or array in it holds one integer.
+INTEGERS = (int, np.integer, Tensor, np.ndarray)
+
+
+@dataclass(frozen=True)
+class ItemBatch:
+    """Embeddings of some items, and what is known of each item."""
+
+    embeddings: Float[Tensor, "items dim"]
+    """on the device on which they were given"""
+    labels: Labels
+    """integers on the device on which they were given"""
+    columns: Mapping[Hashable, Labels]
+    """name -> value of each item, on the CPU: `ids`, `groups`, and what else an owner asks for"""
+    positions: Int[Tensor, "items"] | None = None
+    """index of each item in this process's pass over its data; None for the next indices"""
+
+    @classmethod
+    def read(
+        cls,
+        method: str,
+        embeddings: Any,
+        labels: Any,
+        ids: Any | None = None,
+        groups: Any | None = None,
+        positions: Tensor | None = None,
+        *,
+        sets: bool = False,
+        floats: bool = False,
+    ) -> ItemBatch:
+        """Read the arguments of a public method.
+
+        Args:
+            method: The method, for messages, such as `EmbeddingStore.append`.
+            embeddings: (items, dim), of any library.
+            labels: One for each item, see `as_labels`.
+            ids: Integers or strings; None if there are none.
+            groups: The same.
+            positions: See `ItemBatch.positions`.
+            sets: See `as_labels`.
+            floats: Refuse embeddings that are not floating-point numbers.
+
+        Raises:
+            ValueError: If shapes or types do not fit each other.
+        """
+        call = method.partition(".")[0]
+        code = tensor_code("embeddings", embeddings)
+        rows = as_tensor(embeddings, "embeddings", call)
+        if rows.ndim != 2:
+            raise ValueError(
+                f"{call} needs embeddings of shape (items, dim); got shape {tuple(rows.shape)}. "
+                f"{matrix_from(code, rows.ndim)}"
+            )
+        if floats and len(rows) and not rows.is_floating_point():
+            fix = as_floats(code, rows.dtype)
+            raise ValueError(f"{call} needs floating-point embeddings; got {rows.dtype}. {fix}")
+        item_labels = labels_of_each(labels, len(rows), "labels", "embeddings", call, sets=sets)
+        given = {name: values for name, values in (("ids", ids), ("groups", groups)) if values is not None}
+        columns: dict[Hashable, Labels] = {
+            name: read_ids(values, len(rows), call, name) for name, values in given.items()
+        }
+        if positions is not None and positions.shape != rows.shape[:1]:
+            raise ValueError(
+                f"{call} needs one position for each of the {len(rows)} embeddings; got positions of shape "
+                f"{tuple(positions.shape)}."
+            )
+        return cls(rows, item_labels, columns, positions)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def forms(self) -> dict[Hashable, str]:
+        """The form of the labels and of each column (see `Labels.form`); empty without items, which have none."""
+        columns = {"labels": self.labels, **self.columns} if len(self) else {}
+        return {name: column.form for name, column in columns.items()}
+
+    def refuse_unlike(self, method: str, dim: int | None, forms: Mapping[Any, str]) -> None:
+        """Refuse a batch that does not fit the batches before.
+
+        Args:
+            method: The public method, for messages.
+            dim: Dimension of the embeddings so far; None before the first.
+            forms: Name -> form of the values so far; empty, or no entry, before the first.
+
+        Raises:
+            ValueError: For another dimension, or integers where these were words, zeros and ones of other labels, and so on.
+        """
+        for name, column in {"labels": self.labels, **self.columns}.items():
+            refuse_another_form(method, forms.get(name, ""), column, str(name))
+        if dim not in (None, self.embeddings.shape[1]):
+            raise ValueError(
+                f"{method}: the embeddings so far have dimension {dim}, those of this batch {self.embeddings.shape[1]}. "
+                "Every batch must come from the same layer."
+            )
+
+
+def refuse_another_form(call: str, form: str, values: Labels, name: str = "labels") -> None:
+    """Refuse a batch of integers where earlier batches had strings, zeros and ones of other labels, and so on.
+
+    Args:
+        call: The public method, for messages.
+        form: Form of the values so far (see `Labels.form`); empty before the first.
+        values: Those of the batch. A batch without items is never refused.
+        name: What messages call them: labels, ids or groups.
+
+    Raises:
+        ValueError: With both forms.
+    """
+    if form and len(values):
+        refuse_other_forms(call, {f"the {name} so far": form, "those of this batch": values.form}, name)
+
+
+def read_ids(ids: Any, items: int, call: str, name: str = "ids") -> Labels:
+    """Return ids or groups on the CPU: integers or strings; other entries of a list, such as paths, become strings."""
+    if isinstance(ids, list | tuple) and not all(isinstance(entry, INTEGERS) for entry in ids):
+        ids = list(map(str, ids))
+    return copied(read_labels(ids, items, name, "embeddings", call))
+
+
+def copied(labels: Labels) -> Labels:
+    """Return labels that nobody else can change; only tensors can be changed in place."""
+    return Labels(labels.values.clone()) if isinstance(labels.values, Tensor) else labels
