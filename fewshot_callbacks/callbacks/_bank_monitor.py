@@ -10,7 +10,7 @@ from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._evaluation import Loaders
-from fewshot_callbacks.callbacks._sides import Column, Side
+from fewshot_callbacks.callbacks._sides import Side
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
 from fewshot_callbacks.functional._labels import no_labels
 from fewshot_callbacks.functional.retrieval import Similarity
@@ -56,9 +56,6 @@ class BankMonitor(CollectingMonitor):
         groups: Sequence[Entry] | Entry | None = None,
         takes_targets: bool = False,
     ) -> None:
-        groups = plain_list(groups)
-        entries = tuple(groups) if isinstance(groups, list) else groups
-        self._groups = None if entries is None else Column("groups", entries)
         super().__init__(
             source,
             gallery=gallery,
@@ -66,7 +63,7 @@ class BankMonitor(CollectingMonitor):
             name=name,
             prog_bar=prog_bar,
             strict=strict,
-            columns=[] if self._groups is None else [self._groups],
+            groups=plain_list(groups),
             takes_targets=takes_targets,
         )
         owner = self._policy.owner
@@ -102,7 +99,7 @@ class BankMonitor(CollectingMonitor):
             UsageError: If two encoders leave it open which one embeds the training items.
         """
         if self._training_bank is None:
-            return self._shard(trainer, sides[1]) if self.bank == "gallery" and len(sides) > 1 else None
+            return self._shard(sides[1]) if self.bank == "gallery" and len(sides) > 1 else None
         if self._collection.has_two_encoders:
             raise UsageError(
                 f"{self._policy.owner} needs one encoder where the bank holds training items. Pass bank='gallery', or name "

@@ -40,7 +40,6 @@ from fewshot_callbacks.callbacks._sides import (
     EvaluatedSet,
     Side,
     check_gallery,
-    gallery_flag,
     gallery_loader,
     sets_of,
 )
@@ -70,7 +69,8 @@ class CollectingMonitor(EvaluationMonitor):
         name: See there.
         prog_bar: Show the first of the values in the progress bar.
         strict: See `FailurePolicy`.
-        columns: What is read of each item beside its embedding, label and id.
+        columns: What else is read of each item, besides its embedding, label and id.
+        groups: Entries with the group of each item; None if groups are not heeded.
         needs_labels: Whether nothing can be measured without labels.
         takes_targets: Whether labels may be the targets of a regression.
         keeps_items: Whether the items are needed at the end. Without, `_see_batch` sees each batch alone.
@@ -90,8 +90,6 @@ class CollectingMonitor(EvaluationMonitor):
     _remedy_for_logged_twice = ", or pass name='exact' for val/exact/mAP"
     _remedy_for_weights = ""
 
-    # the group of each item, if the monitor heeds groups
-    _groups: Column | None = None
     # training items that the sets are compared with
     _training_bank: Bank | None = None
 
@@ -105,6 +103,7 @@ class CollectingMonitor(EvaluationMonitor):
         prog_bar: bool = False,
         strict: bool | None = None,
         columns: Sequence[Column] = (),
+        groups: Sequence[Entry] | Entry | None = None,
         needs_labels: bool = True,
         takes_targets: bool = False,
         keeps_items: bool = True,
@@ -121,9 +120,14 @@ class CollectingMonitor(EvaluationMonitor):
         self.name = name
         self.prog_bar = prog_bar
         # An index names a loader; a name may be that of a loader or of a flag.
-        self._flag = None if gallery is None or isinstance(gallery, int) else Column(FLAG, gallery)
-        if self._flag is not None:
-            columns = [*columns, self._flag]
+        if gallery is not None and not isinstance(gallery, int):
+            columns = [*columns, Column(FLAG, gallery)]
+        # the column of groups
+        self._groups = (
+            None if groups is None else Column("groups", tuple(groups) if isinstance(groups, list) else groups)
+        )
+        if self._groups is not None:
+            columns = [self._groups, *columns]
         self._member = Member(owner, columns, needs_labels, takes_targets, keeps_items)
         # Until the setup it is this monitor's own.
         self._collection = Collection(self.source)
@@ -404,13 +408,13 @@ class CollectingMonitor(EvaluationMonitor):
                 values = self._measure_set(trainer, set_name, evaluated_set)
         return values
 
-    def _shard(self, trainer: Trainer, side: Side) -> Shard:
+    def _shard(self, side: Side) -> Shard:
         """Return this process's part of a side, with groups if there are any; warn of items that are, or may be, repeated.
 
         *Collective*.
         """
         self._warn_of_repeats(side)
-        shard = self._collection.shard(side, self._flag_in(trainer))
+        shard = self._collection.shard(side)
         if shard.labels.are_targets and not self._member.takes_targets:
             # All batches were zeros and ones, which are targets to others.
             shard = shard._replace(labels=as_labels(shard.labels.values, "labels", self._policy.owner, sets=True))
@@ -440,10 +444,6 @@ class CollectingMonitor(EvaluationMonitor):
             f"Whether some of the {dealing.items_of_all} items of loader {side.loader} came to several processes is "
             f"unknown, because {dealing.reason}. Such items would be counted more than once. {remedy} (Shown once.)"
         )
-
-    def _flag_in(self, trainer: Trainer) -> Column | None:
-        """Return the column that flags gallery items; None if there is none, or the gallery has a loader."""
-        return None if gallery_flag(trainer, self.gallery) is None else self._flag
 
     def _ids_are_shared(self, sides: Sequence[Side]) -> bool:
         """Return whether an id names the same item among the queries and in the gallery.

@@ -232,11 +232,10 @@ class Collection:
     def done_with(self, member: Member, sides: Iterable[Side]) -> None:
         """Say that a member needs these sides no more; those that no member needs are dropped."""
         for side in sides:
-            undivided = side._replace(is_flagged=False)
-            self._done[undivided].append(member)
-            finished = [*self._done[undivided], *self._finished]
+            self._done[side.undivided].append(member)
+            finished = [*self._done[side.undivided], *self._finished]
             if all(known in finished for known in self._members if known.keeps_items):
-                self._items.drop(undivided)
+                self._items.drop(side.undivided)
 
     def finish(self, member: Member) -> None:
         """End the part of a member in this validation; with the last member all is dropped."""
@@ -412,13 +411,12 @@ class Collection:
 
     def dealing(self, side: Side) -> Dealing:
         """Return how the items of a side were dealt to the processes, asked once. *Collective*."""
-        side = side._replace(is_flagged=False)
+        side = side.undivided
         samples = self.seen[side.loader]
-        stored = self._items.count(side)
-        items = samples if stored is None or not self.has_two_encoders else stored
         if process_count() == 1:
-            return Dealing(None, None, items)
+            return Dealing(None, None, samples)
         if side not in self._dealings:
+            items = len(self._items.store(side)) if self.has_two_encoders else samples
             dataloader = self.dataloader(side.loader)
             reason_here = unknown_order_reason(dataloader, self.batches[side.loader], samples, self.replica)
             # Another process of a tensor-parallel group counts the same items.
@@ -438,31 +436,16 @@ class Collection:
             self._dealings[side] = Dealing(length, reason, sum(count for _, count, _ in by_rank))
         return self._dealings[side]
 
-    def shard(self, side: Side, flag: Column | None = None) -> Shard:
-        """Return this process's part of a side, without repeated items. *Collective*.
-
-        Args:
-            side: The side.
-            flag: The column that divides the items of a loader into queries and gallery.
-        """
-        undivided = side._replace(is_flagged=False)
-        if flag is None:
-            shard = self._join(undivided)
-        else:
-            if not self._items.is_divided(undivided, flag):
-                self._join(undivided)
-            needs_whole = any(flag not in member.columns for member in self._members if member.keeps_items)
-            shard = self._items.divide(undivided, flag, needs_whole=needs_whole)[side.is_flagged]
+    def shard(self, side: Side) -> Shard:
+        """Return this process's part of a side, without repeated items. *Collective*."""
+        needs_undivided = any(side.flag not in member.columns for member in self._members if member.keeps_items)
+        part = (self.replica.number, self.replica.replicas)
+        shard = self._items.shard(side, self.dealing(side).items, part, needs_undivided=needs_undivided)
         # A process without items has no ids and columns, but passes them as the others do.
         if self.source.ids is not None and shard.ids is None:
             shard = shard._replace(ids=no_labels())
         missing: dict[Hashable, Labels] = {column: no_labels() for member in self._members for column in member.columns}
         return shard._replace(columns={**missing, **shard.columns})
-
-    def _join(self, side: Side) -> Shard:
-        """Return a side that no flag divides. *Collective*."""
-        dataset_size = self.dealing(side).items
-        return self._items.join(side, dataset_size, (self.replica.number, self.replica.replicas))
 
 
 def _owners(members: Iterable[Member]) -> str:

@@ -40,8 +40,15 @@ class Side(NamedTuple):
     """index of the loader"""
     encoder: int = 0
     """0, or 1 for the embeddings of the second encoder"""
+    flag: Column | None = None
+    """what divides the items into queries and gallery; None for all items"""
     is_flagged: bool = False
-    """whether these are the items that a flag assigns to the gallery; without a flag no item is"""
+    """whether these are the items that the flag assigns to the gallery"""
+
+    @property
+    def undivided(self) -> Side:
+        """The items of both sides of a flag."""
+        return Side(self.loader, self.encoder)
 
 
 class EvaluatedSet(NamedTuple):
@@ -55,10 +62,10 @@ class EvaluatedSet(NamedTuple):
     """its queries and its gallery; one side if the queries search each other"""
 
 
-def gallery_flag(trainer: Trainer, gallery: int | Entry | None) -> Entry | None:
-    """Return the entry that flags gallery items in a batch; None if there is none, or the gallery has a loader."""
+def gallery_flag(trainer: Trainer, gallery: int | Entry | None) -> Column | None:
+    """Return the column that flags gallery items; None if there is none, or the gallery has a loader."""
     is_loader = isinstance(gallery, int) or loader_index(trainer, gallery) is not None
-    return None if is_loader else gallery
+    return None if gallery is None or is_loader else Column(FLAG, gallery)
 
 
 def gallery_loader(trainer: Trainer, gallery: int | Entry | None) -> int | None:
@@ -80,18 +87,19 @@ def sets_of(
     ends = ends_of_loaders(trainer, loaders)
     loader_of_gallery = gallery_loader(trainer, gallery)
     query_loaders = [loader for loader in ends if loader != loader_of_gallery]
-    has_one_side = loader_of_gallery is None and gallery_flag(trainer, gallery) is None
+    flag = gallery_flag(trainer, gallery)
+    has_one_side = loader_of_gallery is None and flag is None
     sets: list[EvaluatedSet] = []
     for loader in query_loaders:
-        queries = Side(loader)
         suffix = ends[loader]
         if directions is not None:
             forward, backward = directions
-            second = Side(loader, encoder=1)
-            sets.append(EvaluatedSet(forward, suffix, [queries, second]))
-            sets.append(EvaluatedSet(backward, suffix, [second, queries]))
+            encoders = [Side(loader, encoder=0), Side(loader, encoder=1)]
+            sets.append(EvaluatedSet(forward, suffix, encoders))
+            sets.append(EvaluatedSet(backward, suffix, encoders[::-1]))
             continue
-        candidates = Side(loader, is_flagged=True) if loader_of_gallery is None else Side(loader_of_gallery)
+        queries = Side(loader, flag=flag)
+        candidates = queries._replace(is_flagged=True) if loader_of_gallery is None else Side(loader_of_gallery)
         if loader_of_gallery is not None and len(query_loaders) == 1:
             suffix = ""
         sets.append(EvaluatedSet("", suffix, [queries] if has_one_side else [queries, candidates]))

@@ -236,7 +236,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
         if not self._member.keeps_items:
             self._warn_of_repeats(side)
             return self._moments.get(side.loader)
-        shard = self._shard(trainer, side)
+        shard = self._shard(side)
         return moments_of_set(shard.embeddings, shard.labels, normalize=self.normalize)
 
     def _clear(self) -> None:

@@ -130,7 +130,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
         has_labels = self._collection.have_classes(side.loader)
         if has_labels is None:
             raise ValueError("The set is empty: no step gave an embedding.")
-        shard = self._shard(trainer, side)
+        shard = self._shard(side)
         health = embedding_health(
             shard.embeddings,
             shard.labels if has_labels else None,

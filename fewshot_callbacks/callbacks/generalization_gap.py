@@ -229,7 +229,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
         assert self._training_bank is not None
         training = self._training_bank.shard()
         [side] = self._sets(trainer)[0].sides
-        validation = self._shard(trainer, side)
+        validation = self._shard(side)
         if self._draw.items_per_class is not None:
             validation = validation.some_of_each_class(self._draw.items_per_class, self._draw.seed)
         return generalization_gap(self._evaluate(training), self._evaluate(validation))

@@ -100,7 +100,7 @@ class KnnMonitor(BankMonitor):
     def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
         """Return the accuracies of the queries, by name. *Collective*."""
         sides = evaluated_set.sides
-        queries = self._shard(trainer, sides[0])
+        queries = self._shard(sides[0])
         bank = self._bank_shard(trainer, sides)
         shards = [queries] if bank is None else [queries, bank]
         options: dict[str, Any] = {} if self.memory_mb is None else {"memory_mb": self.memory_mb}

@@ -135,7 +135,7 @@ class Monitor(CollectingMonitor):
         sides: list[ItemSet | None] = []
         for side in evaluated_set.sides:
             loader_name, loader = loaders[side.loader]
-            shard = self._shard(trainer, side)
+            shard = self._shard(side)
             if not self._collection.have_labels(side.loader):
                 shard = shard._replace(labels=no_labels())
             sides.append(whole_set(shard, loader_name, loader, all_processes()))

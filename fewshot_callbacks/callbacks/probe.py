@@ -162,7 +162,7 @@ class ProbeMonitor(BankMonitor):
         sides = evaluated_set.sides
         bank = self._bank_shard(trainer, sides)
         assert bank is not None
-        queries = self._shard(trainer, sides[0])
+        queries = self._shard(sides[0])
         groups = {} if self._groups is None else {"query_groups": queries.groups, "gallery_groups": bank.groups}
         report = linear_probe(
             queries.embeddings,

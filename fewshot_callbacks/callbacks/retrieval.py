@@ -10,7 +10,7 @@ from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress
 from fewshot_callbacks.callbacks._evaluation import Loaders, stage_of
-from fewshot_callbacks.callbacks._sides import Column, EvaluatedSet, Side
+from fewshot_callbacks.callbacks._sides import EvaluatedSet, Side
 from fewshot_callbacks.callbacks._viewers import Viewer, show_set
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import (
@@ -193,9 +193,6 @@ class RetrievalMonitor(CollectingMonitor):
         self._settings = from_keywords(RetrievalMonitor, settings)
         self._forms = Compression.checked("RetrievalMonitor", dims, codes, self._settings)
         self._forms.refuse_threshold(headline_metrics(reported_metrics(self._settings)), self._settings)
-        self._groups = (
-            None if groups is None else Column("groups", tuple(groups) if isinstance(groups, list) else groups)
-        )
         super().__init__(
             source,
             gallery=gallery,
@@ -203,7 +200,7 @@ class RetrievalMonitor(CollectingMonitor):
             name=name,
             prog_bar=prog_bar,
             strict=strict,
-            columns=[] if self._groups is None else [self._groups],
+            groups=groups,
         )
         self.reports: dict[str, RetrievalReport] = {}
         self.compression: dict[str, CompressionReport] = {}
@@ -295,12 +292,12 @@ class RetrievalMonitor(CollectingMonitor):
         # If an image has several texts, rows of one side are not items of the loader, which viewers would read.
         if direction and report.queries != report.gallery:
             return
-        shards = [(self._shard(trainer, side), side.loader) for side in sides]
+        shards = [(self._shard(side), side.loader) for side in sides]
         show_set(viewers, trainer, prefix, suffix, report, shards)
 
     def _arguments(self, trainer: Trainer, sides: Sequence[Side]) -> dict[str, Any]:
         """Return the arguments of `evaluate_retrieval` for a set, but the settings. *Collective*."""
-        shards = [self._shard(trainer, side) for side in sides]
+        shards = [self._shard(side) for side in sides]
         arguments: dict[str, Any] = dict(zip(GROUPS, (shard.groups for shard in shards), strict=False))
         if self._ids_are_shared(sides):
             arguments |= dict(zip(IDS, (shard.ids for shard in shards), strict=True))

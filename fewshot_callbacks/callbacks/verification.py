@@ -166,7 +166,7 @@ class VerificationMonitor(CollectingMonitor):
 
     def _listed_items(self, trainer: Trainer, side: Side) -> _ListedItems:
         """Return the items of this process that stand in the list. *Collective*."""
-        shard = self._shard(trainer, side)
+        shard = self._shard(side)
         ids = [str(name) for name in shard.columns[self._ids].tolist()]
         rows = [row for row, name in enumerate(ids) if self.trials.names(name)]
         return _ListedItems([ids[row] for row in rows], shard.embeddings[rows], shard.places[rows], len(ids))

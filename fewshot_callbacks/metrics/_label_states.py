@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, UInt8
 from torch import Tensor
 from torchmetrics import Metric
 
 from fewshot_callbacks.functional._labels import Labels, join
 from fewshot_callbacks.functional._repeated import first_of_each, note_on_ids
+from fewshot_callbacks.metrics._rows import sketches_of
 
 
 def add_label_states(metric: Metric, name: str) -> None:
@@ -78,37 +79,32 @@ def labels_in_states(metric: Metric, name: str, call: str, argument: str | None 
 
 
 def refuse_other_columns(call: str, earlier: Mapping[str, bool], given: Mapping[str, Any]) -> None:
-    """Refuse a batch with arguments that earlier batches did not have, and one without those that they had.
-
-    Args:
-        call: The public method, for messages.
-        earlier: Name of an argument -> whether earlier batches, of which there are some, have it.
-        given: Name -> argument of this batch; None if it was not given.
-    """
+    """Refuse a batch with arguments that earlier batches did not have, and one without those that they had."""
     for name, had_earlier in earlier.items():
         if had_earlier != (given[name] is not None):
             raise ValueError(f"{call}: some batches have {name}, others none. Pass them with each batch.")
 
 
-def first_rows(
-    row_sketches: Float[Tensor, "items numbers"], labels: Labels, ids: Labels, call: str
-) -> Int[Tensor, "first"]:
-    """Return the index of the first item of each id; warn of others that differ from it in embedding or label."""
-    codes = ids.codes
-    note = note_on_ids(codes, labels.codes, row_sketches)
+def first_of_each_id(
+    is_compared: Bool[Tensor, "items"], batches: list[Tensor], labels: Labels, ids: Labels, call: str
+) -> Bool[Tensor, "items"]:
+    """Return whether an item is the first of its id among those that a mask selects.
+
+    It warns of other items of an id that differ from the first in embedding or label.
+    """
+    rows = is_compared.nonzero()[:, 0]
+    codes = ids[rows].codes
+    note = note_on_ids(codes, labels[rows].codes, sketches_of(batches)[rows])
     if note is not None:
         warnings.warn(f"{call}: {note}", stacklevel=3)
-    return first_of_each(codes)
+    is_first = torch.zeros_like(is_compared)
+    is_first[rows[first_of_each(codes)]] = True
+    return is_first
 
 
 def batches_in(state: list[Tensor] | Tensor) -> list[Tensor]:
     """Return the tensors of a state; a state of joined processes is a single tensor."""
     return [state] if isinstance(state, Tensor) else list(state)
-
-
-def joined_state(state: list[Tensor] | Tensor) -> Tensor:
-    """Return a state as one tensor, which it is already if torchmetrics has joined the processes."""
-    return state if isinstance(state, Tensor) else torch.cat(state)
 
 
 def labels_to_json(labels: Labels) -> UInt8[Tensor, "bytes"]:

@@ -1,6 +1,6 @@
 """Rows that are appended batch by batch and copied out at the end: in memory, or in a file.
 
-Both classes have the same methods, `append`, `sketches` and `kept`.
+Both classes have the same methods, `append`, `batches` and `kept`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class RowsInMemory:
         self._counts[-1] = start + len(rows)
         self._blocks[-1][start : self._counts[-1]] = rows
 
-    def sketches(self) -> Float[Tensor, "items numbers"]:
-        """Return a sketch of each row, see `sketches`."""
-        return sketches_of(self._filled())
+    def batches(self) -> list[Tensor]:
+        """Return all rows, as views of the blocks."""
+        return [block[:count] for block, count in zip(self._blocks, self._counts, strict=True)]
 
     def kept(self, is_kept: Bool[Tensor, "items"], *, clear: bool = False) -> Tensor:
         """Return a copy of the rows that a mask selects.
@@ -54,15 +54,11 @@ class RowsInMemory:
             is_kept: Whether each row is copied.
             clear: Free each block as soon as its rows are copied.
         """
-        filled = self._filled()
+        filled = self.batches()
         if clear:
             self._blocks = []
             self._counts = []
         return join_rows(filled, is_kept)
-
-    def _filled(self) -> list[Tensor]:
-        """Return the rows of each block."""
-        return [block[:count] for block, count in zip(self._blocks, self._counts, strict=True)]
 
 
 class RowsInFile:
@@ -97,9 +93,9 @@ class RowsInFile:
                 "or pass a folder on another disk."
             ) from error
 
-    def sketches(self) -> Float[Tensor, "items numbers"]:
-        """Return a sketch of each row, see `sketches`."""
-        return sketches(self.rows())
+    def batches(self) -> list[Tensor]:
+        """Return all rows in one piece."""
+        return [self.rows()]
 
     def kept(self, is_kept: Bool[Tensor, "items"], *, clear: bool = False) -> Tensor:
         """Map the rows that a mask selects into memory; they are copied to another file unless all are kept."""

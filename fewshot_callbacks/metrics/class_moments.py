@@ -17,14 +17,14 @@ from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
 from fewshot_callbacks.metrics._label_states import (
     add_label_states,
     append_labels,
-    first_rows,
+    batches_in,
+    first_of_each_id,
     form_of_labels,
-    joined_state,
     labels_in_states,
     refuse_other_columns,
     set_labels,
 )
-from fewshot_callbacks.metrics._rows import sketches_of
+from fewshot_callbacks.metrics._rows import join_rows
 from fewshot_callbacks.metrics.item_batch import ItemBatch
 
 # States that hold the fields of `ClassMoments` besides the labels, in their order.
@@ -138,8 +138,8 @@ class ClassMomentsMetric(Metric):
             return self._moments_of_items(call)
         labels = labels_in_states(self, "class_labels", call, "labels")
         # The states of the processes stand one behind the other: these are the numbers of their classes.
-        class_counts = joined_state(self.classes).tolist()
-        columns = [joined_state(getattr(self, name)) for name in VALUES]
+        class_counts = torch.cat(batches_in(self.classes)).tolist()
+        columns = [torch.cat(batches_in(getattr(self, name))) for name in VALUES]
         moments = []
         stop = 0
         for class_count in class_counts:
@@ -152,10 +152,11 @@ class ClassMomentsMetric(Metric):
         """Return the moments of the first item of each id."""
         if len(self.counts):
             raise ValueError(f"{call}: some processes gave ids, others none. Pass them in every process.")
-        embeddings = joined_state(self.embeddings)
+        batches = batches_in(self.embeddings)
         labels, ids = (labels_in_states(self, name, call) for name in ("labels", "ids"))
-        rows = first_rows(sketches_of([embeddings]), labels, ids, type(self).__name__)
-        moments = moments_of_set(embeddings[rows], labels[rows], normalize=self.normalize)
+        every_item = torch.ones(len(ids), dtype=torch.bool, device="cpu")
+        is_first = first_of_each_id(every_item, batches, labels, ids, type(self).__name__)
+        moments = moments_of_set(join_rows(batches, is_first), labels[is_first], normalize=self.normalize)
         assert moments is not None
         return moments
 

@@ -21,7 +21,7 @@ from fewshot_callbacks.functional._labels import Labels, encode, encode_ids, joi
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional._repeated import first_of_each, note_on_ids
 from fewshot_callbacks.functional.class_subset import class_subset
-from fewshot_callbacks.metrics._rows import RowsInFile, RowsInMemory, rows_in_file
+from fewshot_callbacks.metrics._rows import RowsInFile, RowsInMemory, rows_in_file, sketches_of
 from fewshot_callbacks.metrics.item_batch import ItemBatch, copied
 
 _APPEND = "EmbeddingStore.append"
@@ -262,7 +262,7 @@ class EmbeddingStore:
         note = None
         if any(True in call.ids for call in calls):
             compared = items._replace(positions=positions).chosen(is_kept)
-            first_positions, note = _first_positions(processes, compared, self._rows.sketches()[is_kept])
+            first_positions, note = _first_positions(processes, compared, sketches_of(self._rows.batches())[is_kept])
             is_kept &= torch.isin(positions, first_positions)
 
         kept_positions = positions[is_kept]

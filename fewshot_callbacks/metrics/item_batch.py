@@ -43,15 +43,15 @@ class ItemBatch:
         sets: bool = False,
         floats: bool = False,
     ) -> ItemBatch:
-        """Read the arguments of a public method.
+        """Read the arguments of a public method, which messages name, such as `EmbeddingStore.append`.
 
         Args:
-            method: The method, for messages, such as `EmbeddingStore.append`.
+            method: The method.
             embeddings: (items, dim), of any library.
             labels: One for each item, see `as_labels`.
             ids: Integers or strings; None if there are none.
             groups: The same.
-            positions: See `ItemBatch.positions`.
+            positions: See `ItemBatch`.
             sets: See `as_labels`.
             floats: Refuse embeddings that are not floating-point numbers.
 
@@ -118,9 +118,6 @@ def refuse_another_form(call: str, form: str, values: Labels, name: str = "label
         form: Form of the values so far (see `Labels.form`); empty before the first.
         values: Those of the batch. A batch without items is never refused.
         name: What messages call them: labels, ids or groups.
-
-    Raises:
-        ValueError: With both forms.
     """
     if form and len(values):
         refuse_other_forms(call, {f"the {name} so far": form, "those of this batch": values.form}, name)

@@ -31,13 +31,13 @@ from fewshot_callbacks.metrics._label_states import (
     add_label_states,
     append_labels,
     batches_in,
-    first_rows,
+    first_of_each_id,
     form_of_labels,
     has_labels,
     labels_in_states,
     refuse_other_columns,
 )
-from fewshot_callbacks.metrics._rows import join_rows, sketches_of
+from fewshot_callbacks.metrics._rows import join_rows
 from fewshot_callbacks.metrics.item_batch import ItemBatch
 from fewshot_callbacks.settings import RequestedMetric, RetrievalOptions, from_keywords, takes
 
@@ -277,12 +277,7 @@ class RetrievalEvaluation(Metric):
         if len(is_gallery):
             sides = [~is_gallery, is_gallery]
         if len(ids) == items:
-            row_sketches = sketches_of(batches)
-            for side in sides:
-                rows = side.nonzero()[:, 0]
-                first = first_rows(row_sketches[rows], labels[rows], ids[rows], "RetrievalEvaluation")
-                side[rows] = False
-                side[rows[first]] = True
+            sides = [first_of_each_id(side, batches, labels, ids, "RetrievalEvaluation") for side in sides]
 
         arguments: dict[str, Any] = {}
         for is_in_side, name, prefix in zip(sides, ("queries", "gallery"), ("query", "gallery"), strict=False):
