@@ -1,13 +1,14 @@
 """Base of the monitors that measure whole sets, which a `Collection` reads once for all monitors with the same source.
 
-A validation or a test runs in this order:
+A validation or a test runs in this order (`Collection` says what it holds between two of the hooks):
 
     setup                on every rank; joins the collection of the source, or makes it
     on_*_start           adds the hook to the submodule that embeddings come from
-    on_*_epoch_start     drops the set before
+    on_*_epoch_start     drops what an aborted epoch has left; finds the loaders whose batches are read
     on_*_batch_start     starts to capture what the submodule returns
     on_*_batch_end       the collection reads the batch; `_see_batch` looks at it; errors wait for the end of the epoch
     on_*_epoch_end       all ranks exchange their errors, then `_measure_set` measures each set: collective
+                         then drops what was collected
     teardown, or on_exception
                          removes the hook, and drops what was collected
 """
@@ -165,11 +166,6 @@ class CollectingMonitor(EvaluationMonitor):
     def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Sequence[str]:
         """Return the names of values that are NaN if a set cannot be measured. *Collective*."""
         return self._names()
-
-    @property
-    def _has_label_sets(self) -> bool:
-        """Whether items have several labels each for this monitor, as far as this process knows."""
-        return self._collection.labels.are_sets(to_targets=self._member.takes_targets)
 
     def _is_measured(self, trainer: Trainer) -> bool:
         """Return whether this validation is measured: by default each is."""
@@ -444,6 +440,11 @@ class CollectingMonitor(EvaluationMonitor):
             f"Whether some of the {dealing.items_of_all} items of loader {side.loader} came to several processes is "
             f"unknown, because {dealing.reason}. Such items would be counted more than once. {remedy} (Shown once.)"
         )
+
+    @property
+    def _has_label_sets(self) -> bool:
+        """Whether items have several labels each for this monitor, as far as this process knows."""
+        return self._collection.labels.are_sets(to_targets=self._member.takes_targets)
 
     def _ids_are_shared(self, sides: Sequence[Side]) -> bool:
         """Return whether an id names the same item among the queries and in the gallery.

@@ -87,7 +87,7 @@ class _Step:
 
 @dataclass
 class _Errors:
-    """Errors of this process, which wait for the end of the epoch."""
+    """Errors of this process, which wait for the end of the epoch: an earlier one would leave other processes waiting."""
 
     by_loader: dict[int, Exception] = field(default_factory=dict)
     """loader -> error of all members"""
@@ -114,13 +114,13 @@ class Collection:
     It is made at the setup of the first monitor of a Trainer that has this source. Each monitor calls, in this order:
 
         join         in `setup`, once in a run. All members have joined before the first validation.
-        begin        at the start of the epoch. *Collective*. Nothing is held then, but what the first member of an aborted
-                     validation has left: it is dropped.
+        begin        at the start of the epoch. *Collective*. The first member drops what an aborted validation has left, so
+                     that nothing is held until the first step.
         expect       before a step of a loader that the monitor reads. From now on the submodule's output is captured.
         read         after that step. The first member reads the batch and appends it to the store of its side; the others
                      get the same `Batch`. An error waits: see `failures`.
-        agree        at the end of the epoch, after all processes have exchanged `failures`. *Collective*. Since then all
-                     processes know the same about labels and encoders.
+        agree        at the end of the epoch, after all processes have exchanged `failures`. *Collective*. All processes
+                     then know the same about labels and encoders.
         shard        for each side of a set. *Collective*. The first member joins the batches of the side, which are then
                      held once, as a shard.
         done_with    after a set, for the sides that the member needs no more. What no member needs is dropped.
@@ -166,8 +166,8 @@ class Collection:
         # what other processes know, asked once
         self._has_agreed = False
         self._dealings: dict[Side, Dealing] = {}
-        # Members that have begun this validation. Empty if and only if nothing is held: items come after `begin`, and only
-        # this method drops the last of them.
+        # Members that have begun this validation. While there are none, nothing is held: items come after `begin`, and this
+        # method drops both.
         self._begun: list[Member] = []
         # members that need no more of a side, and those that have finished
         self._done: dict[Side, list[Member]] = defaultdict(list)

@@ -37,7 +37,9 @@ class RowsInMemory:
         if not has_block or len(self._blocks[-1]) - self._counts[-1] < len(rows):
             row_bytes = max(rows.shape[1] * rows.itemsize, 1)
             length = max(BLOCK_BYTES // row_bytes, len(rows))
-            self._blocks.append(torch.empty(length, rows.shape[1], dtype=rows.dtype, device="cpu"))
+            # Outside inference mode, a block that was made inside could not be written to.
+            with torch.inference_mode(False):
+                self._blocks.append(torch.empty(length, rows.shape[1], dtype=rows.dtype, device="cpu"))
             self._counts.append(0)
         start = self._counts[-1]
         self._counts[-1] = start + len(rows)

@@ -397,11 +397,8 @@ def _first_positions(
     [id_codes] = encode_ids("EmbeddingStore", {"ids": items.columns.get("ids", no_labels())}, processes)
     [label_codes], _ = encode("EmbeddingStore", {"labels": items.labels}, processes)
     # All rows would be too much to send: sketches tell whether items of one id have different embeddings.
-    by_rank = [
-        columns
-        for columns in processes.gather((items.positions, id_codes, label_codes, row_sketches))
-        if len(columns[0])
-    ]
+    given = (items.positions, id_codes, label_codes, row_sketches)
+    by_rank = [columns for columns in processes.gather(given) if len(columns[0])]
     if not by_rank:
         return items.positions, None
     all_positions, all_ids, all_labels, all_sketches = (torch.cat(tensors) for tensors in zip(*by_rank, strict=True))

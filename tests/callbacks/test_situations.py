@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fewshot_callbacks.callbacks import (
     DiscriminantRatioMonitor,
     EmbeddingSource,
+    KnnMonitor,
     RetrievalMonitor,
     TrainingDynamicsMonitor,
 )
@@ -520,6 +521,30 @@ def test_an_interrupted_evaluation_leaves_nothing_behind(monkeypatch: pytest.Mon
     monkeypatch.undo()
     [logged] = run.validate(net, loader(), verbose=False)  # and both can be used again
     assert logged["val/mAP"] == pytest.approx(expected_metrics(*net.by_hand(items()))["mAP"], rel=1e-5)
+
+
+def test_a_validation_drops_what_an_aborted_one_has_left() -> None:
+    """The error is caught inside the run: no hook tells the monitors of it."""
+    net, monitors = Net(), (retrieval(source="encoder"), KnnMonitor(1, "self", source="encoder"))
+    errors = [RuntimeError("no memory")]
+
+    class Aborts(Callback):
+        def on_validation_batch_start(self, _: Any, __: Any, ___: Any, batch_idx: int, *____: Any) -> None:
+            if batch_idx == 1 and errors:
+                raise errors.pop()
+
+    run = trainer(*monitors, Aborts())
+    validate = run.validate_loop.run
+
+    def validate_twice() -> Any:
+        with pytest.raises(RuntimeError, match="no memory"):
+            validate()
+        return validate()
+
+    run.validate_loop.run = validate_twice  # type: ignore[method-assign]
+    run.validate(net, loader(), verbose=False)
+    assert float(run.callback_metrics["val/mAP"]) == near(expected_metrics(*net.by_hand(items()))["mAP"])
+    assert is_clean(net, *monitors)
 
 
 def test_an_unexpected_error_of_the_evaluation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

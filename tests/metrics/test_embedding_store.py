@@ -121,6 +121,14 @@ def test_a_shard_that_clears_the_store_is_the_same(monkeypatch, tmp_path, is_in_
     assert store.gather()[0].shape == (0, 0)
 
 
+def test_batches_come_inside_and_outside_inference_mode():
+    store, embeddings = EmbeddingStore(), torch.randn(6, 4)
+    for is_inside, rows in zip((True, False, True), torch.arange(6).split(2), strict=True):
+        with torch.inference_mode(is_inside):
+            store.append(embeddings[rows], rows)
+    assert torch.equal(store.shard().embeddings, embeddings)
+
+
 def test_positions_count_dropped_items_and_places_do_not():
     store = EmbeddingStore()
     store.append(torch.eye(4), torch.arange(4), ids=["a", "b", "a", "c"])
