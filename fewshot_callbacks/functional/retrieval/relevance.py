@@ -237,7 +237,7 @@ class Relevance:
             item_width = width
         else:
             item_sets, item_width = _label_sets(call, "gallery_targets", gallery_targets)
-        if None not in (width, item_width) and width != item_width:
+        if width is not None and item_width is not None and width != item_width:
             raise ValueError(
                 f"{call}: targets have {counted(width, 'label')}, gallery_targets {item_width}. Column j must be the "
                 "same label in both."
