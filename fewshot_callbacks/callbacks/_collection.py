@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._bank import Bank
 from fewshot_callbacks.callbacks._bank_items import BankItems
-from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.callbacks._conduct import UsageError, without_owner
 from fewshot_callbacks.callbacks._embedder import Embedder
 from fewshot_callbacks.callbacks._evaluation import names_of_loaders, step_of
 from fewshot_callbacks.callbacks._sides import SideKey, directions_of, gallery_flag, read_two_encoders
@@ -135,15 +135,16 @@ class Collection:
 
     Args:
         source: Where the items come from.
+        owner: Name of the monitor that makes it, for messages.
     """
 
-    def __init__(self, source: EmbeddingSource) -> None:
+    def __init__(self, source: EmbeddingSource, owner: str) -> None:
         # Raises if the folder cannot be written to.
-        EmbeddingStore(source.spill_to)
+        EmbeddingStore(source.spill_to, owner)
         self.source = source
         # how repeated items could be told, as monitors of this source have said in this run
         self.remedies_told: set[str] = set()
-        self.reader = EmbeddingReader(source, "", needs_labels=False)
+        self.reader = EmbeddingReader(source, owner, needs_labels=False)
         self.reader.read_labels = self._read_labels
         self.embedder = Embedder(self.reader)
         self.banks: list[Bank] = []
@@ -316,7 +317,9 @@ class Collection:
         embeddings, labels = labelled
         has_labels = len(labels) == len(embeddings)
         if self._has_labels.setdefault(loader, has_labels) != has_labels:
-            raise ValueError("Some batches have labels, others have none. Give labels in every batch, or in none.")
+            raise ValueError(
+                f"{self.reader.owner}: some batches have labels, others have none. Give labels in every batch, or in none."
+            )
         if not has_labels and loader not in self._label_errors:
             asking = (question for question in self._questions if question.needs_labels)
             error = self.reader.no_labels(batch, step, _owners(asking))
@@ -334,7 +337,7 @@ class Collection:
         """Append the items of a batch to the rows of a side, with their ids and columns."""
         if not self.replica.is_first or not any(question.keeps_items for question in self._expecting):
             return
-        rows = self._rows.setdefault(key, _Rows(EmbeddingStore(self.source.spill_to)))
+        rows = self._rows.setdefault(key, _Rows(EmbeddingStore(self.source.spill_to, self.reader.owner)))
         items = len(labels)
         ids: Any = self.source.ids
         if isinstance(ids, tuple):
@@ -402,11 +405,12 @@ class Collection:
         self.has_targets = True
         if self._target_error is not None:
             return
-        owner = self.reader.owner
+        owner = _owners(question for question in self._questions if not question.takes_targets)
         try:
             as_labels(labels, "labels", owner, sets=True)
         except ValueError as error:
-            self._target_error = UsageError(f"{owner}: the labels of {step} are {describe(labels)}. {error}")
+            fault = without_owner(error, owner)
+            self._target_error = UsageError(f"{owner}: the labels of {step} are {describe(labels)}. {fault}")
 
     def has_label_sets_for(self, question: Question) -> bool:
         """Return whether items have several labels each, as far as this process knows."""
@@ -517,12 +521,12 @@ class Collection:
     def _rows_of(self, side: _Side, mask: Tensor) -> _Side:
         """Return some items of a side. *Collective*."""
         columns = {column: values[mask] for column, values in side.columns.items()}
-        return _Side(rows_of_shard(side.shard, mask, self.source.spill_to), columns)
+        return _Side(rows_of_shard(side.shard, mask, self.source.spill_to, self.reader.owner), columns)
 
     def _join(self, trainer: Trainer, key: SideKey) -> _Side:
         """Return a side; its batches are dropped. *Collective*."""
         if key not in self._joined:
-            rows = self._rows.get(key) or _Rows(EmbeddingStore(self.source.spill_to))
+            rows = self._rows.get(key) or _Rows(EmbeddingStore(self.source.spill_to, self.reader.owner))
             dataset_size = self.dealing(trainer, key).items
             shard = rows.store.shard(dataset_size, (self.replica.number, self.replica.replicas))
             # A process without items has no ids, but passes them as the others do.

@@ -31,6 +31,14 @@ def check_at_least(least: int, owner: str, **numbers: int | None) -> None:
             raise ValueError(f"{owner}({name}={number}) must be at least {least}.")
 
 
+def without_owner(error: Exception, owner: str) -> str:
+    """Return the message of an error without the name that it begins with, for a sentence that has named the owner."""
+    message = str(error).removeprefix(f"{owner}: ")
+    if message.startswith(f"{owner} "):
+        return f"{'They' if ' and ' in owner else 'It'}{message.removeprefix(owner)}"
+    return message
+
+
 class FailurePolicy:
     """Decides whether an error ends the run or becomes a warning.
 
@@ -56,9 +64,11 @@ class FailurePolicy:
             raise error
         message = str(error) or type(error).__name__
         if self.strict is None and isinstance(error, UsageError | LabelFormsError):
-            raise UsageError(f"{message} ({self.owner}(strict=False) warns instead, and logs NaN.)") from error
+            hint = f" ({self.owner}(strict=False) warns instead, and logs NaN.)"
+            # An error that was raised here may come here again, from a block inside another.
+            raise UsageError(message.removesuffix(hint) + hint) from error
         # Errors that differ only in numbers, such as a count of rows or an epoch, are of one kind.
-        kind = type(error).__name__ + without_digits(message)[:60]
+        kind = type(error).__name__ + without_digits(without_owner(error, self.owner))[:60]
         error_type = "" if isinstance(error, ValueError | RemoteError) else f"{type(error).__name__}: "
         self.warn(f"{consequence} {error_type}{message} (Shown once; {self.owner}(strict=True) raises instead.)", kind)
 

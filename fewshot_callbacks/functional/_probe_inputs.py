@@ -22,6 +22,7 @@ from fewshot_callbacks.functional._reading import (
     tensor_code,
 )
 from fewshot_callbacks.functional.retrieval.inputs import check_places, refuse_other_dims
+from fewshot_callbacks.system.words import verb
 
 CALL = "linear_probe"
 # Squares of larger targets may overflow.
@@ -71,7 +72,9 @@ def read_side(
     sizes = [size for size, _ in shapes]
     dims = {rank: dim for rank, (size, dim) in enumerate(shapes) if size}
     if not dims:
-        raise ValueError(f"{CALL}: {name} is empty (shape (0, 0)) in every process. Pass at least one item.")
+        raise ValueError(
+            f"{CALL}: {name} is empty (shape {tuple(vectors.shape)}) in every process. Pass at least one item."
+        )
     refuse_other_dims(CALL, name, dims)
     if places is None:
         first = sum(sizes[: processes.rank])
@@ -137,10 +140,11 @@ def _read_targets(value: Any, items: int, name: str, of: str) -> Float[Tensor, "
             f"{CALL}: {items} {of}, but {len(targets)} {name}. Both must come from the same items in the same order."
         )
     is_bad = ~(targets.abs() <= LARGEST_TARGET).all(dim=1)
-    if bool(is_bad.any()):
+    bad = int(is_bad.sum())
+    if bad:
         raise ValueError(
-            f"{CALL}: {int(is_bad.sum())} of {items} {name} are NaN, infinite or beyond {LARGEST_TARGET:g}, the first at "
-            f"index {int(is_bad.nonzero()[0])}. Drop these items from all arguments."
+            f"{CALL}: {bad} of {items} {name} {verb(bad, 'is', 'are')} NaN, infinite or beyond {LARGEST_TARGET:g}, the "
+            f"first at index {int(is_bad.nonzero()[0])}. Drop these items from all arguments."
         )
     return targets
 

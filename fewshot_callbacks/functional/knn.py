@@ -17,7 +17,7 @@ from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, encode_ids, read_labels
-from fewshot_callbacks.functional._reading import as_tensor, default_mode, tensor_code
+from fewshot_callbacks.functional._reading import as_tensor, default_mode, matrix_from, tensor_code
 from fewshot_callbacks.functional._repeated import (
     Copies,
     Side,
@@ -39,6 +39,7 @@ from fewshot_callbacks.functional.statistics import (
     notes_on_largest_class,
 )
 from fewshot_callbacks.settings import Metric, Similarity
+from fewshot_callbacks.system.words import counted, none_has
 
 _CALL = "knn_accuracy"
 # Suffix of a metric, and the last rank of the right class, by its votes, that is a hit.
@@ -79,7 +80,9 @@ class KnnReport(Values):
 
     def __str__(self) -> str:
         """Return the values, one in a line with its interval, and the notes."""
-        return "\n".join([f"{self.queries:,} queries, {self.gallery:,} items that vote", *self.lines(), *self.notes])
+        return "\n".join(
+            [f"{counted(self.queries, 'query')}, {self.gallery:,} items that vote", *self.lines(), *self.notes]
+        )
 
     def __repr__(self) -> str:
         return str(self)
@@ -214,8 +217,8 @@ def knn_accuracy(
         has_match = neighbours.candidates_of_own_class() > 0
         if not has_match.any():
             raise ValueError(
-                f"{_CALL}: none of the {len(neighbours.rows)} queries has a candidate of its label, so no vote can be "
-                "right. Pass a gallery with labels of the queries, or none for leave-one-out."
+                f"{_CALL}: {none_has(len(neighbours.rows), 'query')} a candidate of its label, so no vote "
+                "can be right. Pass a gallery with labels of the queries, or none for leave-one-out."
             )
         copies = neighbours.copies()
         if copies.is_noted:
@@ -341,11 +344,16 @@ def _joined(processes: Processes, side: _Side, labels: Int[Tensor, "own"], ids: 
     if processes.count == 1 and side.places is None:
         return _Items(side.rows, labels, ids, side.code)
     if len(labels) and side.rows.ndim != 2:
-        raise ValueError(f"{_CALL} needs {side.name} of shape (items, dim); got shape {tuple(side.rows.shape)}.")
+        raise ValueError(
+            f"{_CALL} needs {side.name} of shape (items, dim); got shape {tuple(side.rows.shape)}. "
+            f"{matrix_from(side.code, side.rows.ndim)}"
+        )
     by_rank = processes.gather((side.rows, labels, ids, side.places))
     filled = {rank: rows for rank, (rows, *_) in enumerate(by_rank) if len(rows)}
     if not filled:
-        raise ValueError(f"{_CALL}: {side.name} is empty (shape (0, 0)) in every process. Pass at least one item.")
+        raise ValueError(
+            f"{_CALL}: {side.name} is empty (shape {tuple(side.rows.shape)}) in every process. Pass at least one item."
+        )
     refuse_other_dims(_CALL, side.name, {rank: rows.shape[1] for rank, rows in filled.items()})
     items = _Items(
         torch.cat([*filled.values()]),
@@ -461,8 +469,8 @@ def _report(
     undefined = [key for key, values in per_query.items() if values.isnan().all()]
     if undefined:
         notes.append(
-            f"Only {candidates} items can vote, so that {', '.join(undefined)} are NaN: pass a larger gallery, or k of at "
-            f"most {candidates}."
+            f"Only {counted(candidates, 'item')} can vote, so that {', '.join(undefined)} are NaN: pass a larger "
+            f"gallery, or k of at most {candidates}."
         )
     means = {key: exact_mean(values[has_match]) for key, values in per_query.items()}
     of_first = {key: value for key, value in means.items() if not key.endswith("_top5")}

@@ -51,6 +51,7 @@ from fewshot_callbacks.functional.statistics import (
     notes_on_largest_class,
 )
 from fewshot_callbacks.settings import Metric
+from fewshot_callbacks.system.words import counted, none_has
 
 # Strengths that are tried by default: from hardly any penalty to a classifier that sees little but the class means.
 DEFAULT_STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 3))
@@ -128,9 +129,9 @@ class ProbeReport(Values):
 
     def __str__(self) -> str:
         """Return the values, one in a line with its interval, and the notes."""
-        sizes = f"{self.queries:,} queries, {self.gallery:,} gallery items"
+        sizes = f"{counted(self.queries, 'query')}, {counted(self.gallery, 'gallery item')}"
         if self.classes is not None:
-            sizes += f" of {self.classes:,} classes"
+            sizes += f" of {counted(self.classes, 'class')}"
         tried = f", the best of {len(self.errors)} that were tried" if len(self.errors) > 1 else ""
         penalty = f"strength {self.strength:g}{tried}; it is alpha {self.alpha:.4g} of scikit-learn"
         return "\n".join([sizes, penalty, *self.lines(), *self.notes])
@@ -315,8 +316,8 @@ class _Classification:
         known = int(processes.summed(np.array([(query_classes >= 0).sum()]))[0])
         if not known:
             raise ValueError(
-                f"{CALL}: none of the {queries.length:,} queries has a label of the gallery, so no prediction can be "
-                "right. Pass a gallery with labels of the queries, or query_labels of the same kind."
+                f"{CALL}: {none_has(queries.length, 'query')} a label of the gallery, so no prediction "
+                "can be right. Pass a gallery with labels of the queries, or query_labels of the same kind."
             )
         notes = [*groups.notes, *_note_on_copies(sides, query_classes, gallery_classes, processes)]
         rows = gallery.rows
@@ -366,7 +367,9 @@ class _Classification:
             notes.append(f"{left_out:,} of {len(is_known):,} queries are left out: no gallery item has their label.")
         if math.isnan(intervals["probe"].low):
             kind = "class" if self.queries.groups is None else "group"
-            notes.append(f"The interval of probe is NaN: the {queries:,} queries are of one {kind}, and it needs two.")
+            notes.append(
+                f"The interval of probe is NaN: the {counted(queries, 'query')} are of one {kind}, and it needs two."
+            )
         fields = {
             "values": means,
             "intervals": intervals,

@@ -34,6 +34,7 @@ from fewshot_callbacks.functional._repeated import first_of_each
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.settings import LARGEST_RANK, Similarity
+from fewshot_callbacks.system.words import counted, none_has
 
 # Neighbours of a query that `print` shows.
 SHOWN_NEIGHBOURS = 5
@@ -78,7 +79,7 @@ class Neighbours:
         rows = []
         for row, query in enumerate(self.query_indices.tolist()[:SHOWN_ROWS]):
             rows.append((str(query), *(self._cell(row, rank) for rank in range(columns))))
-        head = f"{len(self):,} queries with {k:,} neighbours each, and the score of each in brackets"
+        head = f"{counted(len(self), 'query')} with {counted(k, 'neighbour')} each, and the score of each in brackets"
         if k > SHOWN_NEIGHBOURS:
             head += f"; the first {SHOWN_NEIGHBOURS} are shown"
         if self.relevant is not None:
@@ -231,7 +232,7 @@ def _search_candidates(
         )
     if not bool((positions >= 0).any()):
         fix = "Ids or groups exclude the whole gallery." if exclusions else "Pass a second item, or a gallery."
-        raise ValueError(f"{_CALL}: none of the {len(index)} queries has a candidate. {fix}")
+        raise ValueError(f"{_CALL}: {none_has(len(index), 'query')} a candidate. {fix}")
     indices = rules.gallery_indices(torch.from_numpy(positions).long())
     return indices, scores, torch.from_numpy(unlisted_ties)
 
@@ -395,7 +396,7 @@ class NearDuplicates:
 
     def __str__(self) -> str:
         """Return a table of the pairs with the highest scores."""
-        head = f"{self.total:,} pairs with a score of at least {self.min_score:g}"
+        head = f"{counted(self.total, 'pair')} with a score of at least {self.min_score:g}"
         if self.left_out:
             head += f", of which {len(self):,} are listed"
         if not len(self):

@@ -15,6 +15,7 @@ from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.neighbours import Neighbours, compared_vectors, nearest
 from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.system.terminal import printable
+from fewshot_callbacks.system.words import counted
 
 _CALL = "suspects"
 
@@ -77,7 +78,7 @@ class Suspects:
     def __str__(self) -> str:
         """Return a table of the most suspicious items, with their labels and those that are suggested."""
         lines = [
-            f"{len(self):,} items whose label may be wrong; of the whole set {self.noise_rate:.2%} are, by estimate"
+            f"{counted(len(self), 'item')} whose label may be wrong; of the whole set {self.noise_rate:.2%} are, by estimate"
         ]
         rows = []
         for row in range(min(len(self), SHOWN_ROWS)):

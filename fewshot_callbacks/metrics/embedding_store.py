@@ -32,9 +32,10 @@ from fewshot_callbacks.functional._labels import (
     read_labels,
     refuse_other_forms,
 )
-from fewshot_callbacks.functional._reading import as_floats, as_tensor, default_mode, matrix_from, tensor_code
+from fewshot_callbacks.functional._reading import as_floats, as_tensor, default_mode, matrix_from, needs, tensor_code
 from fewshot_callbacks.functional._repeated import first_of_each, note_on_ids, sketches
 from fewshot_callbacks.functional.class_subset import class_subset
+from fewshot_callbacks.system.words import counted
 
 # Types of integers in a list of ids; a tensor or array in it holds one integer.
 INTEGERS = (int, np.integer, Tensor, np.ndarray)
@@ -88,12 +89,12 @@ def read_batch(
     embeddings = as_tensor(embeddings, "embeddings", call)
     if embeddings.ndim != 2:
         raise ValueError(
-            f"{call} needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. "
+            f"{needs(call)} embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. "
             f"{matrix_from(code, embeddings.ndim)}"
         )
     if floats and len(embeddings) and not embeddings.is_floating_point():
         fix = as_floats(code, embeddings.dtype)
-        raise ValueError(f"{call} needs floating-point embeddings; got {embeddings.dtype}. {fix}")
+        raise ValueError(f"{needs(call)} floating-point embeddings; got {embeddings.dtype}. {fix}")
     item_labels = labels_of_each(labels, len(embeddings), "labels", "embeddings", call, sets=sets)
     refuse_another_form(method, form, item_labels)
     if dim not in (None, embeddings.shape[1]):
@@ -187,7 +188,10 @@ class Shard(NamedTuple):
 
 
 def rows_of_shard(
-    shard: Shard, is_kept: Bool[Tensor, "items"], spill_to: str | os.PathLike[str] | None = None
+    shard: Shard,
+    is_kept: Bool[Tensor, "items"],
+    spill_to: str | os.PathLike[str] | None = None,
+    call: str = "EmbeddingStore",
 ) -> Shard:
     """Return some items of a shard; their places count the items that all processes keep. *Collective*.
 
@@ -196,6 +200,7 @@ def rows_of_shard(
         is_kept: Whether each of them is kept.
         spill_to: A folder in which the rows of the new shard are written to a file, see `EmbeddingStore`; None keeps them in
             memory.
+        call: See there.
     """
     processes = all_processes()
     positions = shard.positions[is_kept]
@@ -204,7 +209,7 @@ def rows_of_shard(
     if spill_to is None or not bool(is_kept.any()):
         embeddings = shard.embeddings[is_kept]
     else:
-        embeddings = _rows_in_file(shard.embeddings, is_kept, spill_to)
+        embeddings = _rows_in_file(shard.embeddings, is_kept, spill_to, call)
     return Shard(
         embeddings,
         shard.labels[is_kept],
@@ -227,6 +232,7 @@ class EmbeddingStore:
     Args:
         spill_to: A folder: embeddings are written to a file in it, and read from there as they are needed. The file has no
             name, so that it vanishes with the store, and with the process however that ends.
+        call: Name of this class, or of the callback that owns the store, for messages.
 
     Raises:
         ValueError: There is no such folder, or its disk is full.
@@ -243,13 +249,14 @@ class EmbeddingStore:
         (torch.Size([4, 8]), [0, 1, 1, 0])
     """
 
-    def __init__(self, spill_to: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, spill_to: str | os.PathLike[str] | None = None, call: str = "EmbeddingStore") -> None:
         self._folder = spill_to
+        self._call = call
         self.clear()
 
     def clear(self) -> None:
         """Drop all stored items."""
-        self._spilled = None if self._folder is None else _SpilledRows(self._folder)
+        self._spilled = None if self._folder is None else _SpilledRows(self._folder, self._call)
         self._batches: list[_Batch] = []
         # batches in pinned memory, each with the event that its copy from the device is complete
         self._arriving: list[tuple[torch.cuda.Event, _Batch]] = []
@@ -288,8 +295,9 @@ class EmbeddingStore:
             ValueError: If the shapes do not fit each other or earlier batches, labels are neither integers nor strings,
                 or labels, ids or groups have another form than those of earlier batches.
         """
-        call = "EmbeddingStore"
-        method = f"{call}.append"
+        call = self._call
+        # The user of a callback has called no method.
+        method = f"{call}.append" if call == type(self).__name__ else call
         embeddings, item_labels = read_batch(embeddings, labels, method, self._form("labels"), self._dim, sets=True)
         columns = {"labels": item_labels}
         for name, argument in (("ids", ids), ("groups", groups)):
@@ -302,8 +310,8 @@ class EmbeddingStore:
             positions = torch.arange(self._items, self._items + len(embeddings))
         elif positions.shape != embeddings.shape[:1]:
             raise ValueError(
-                f"EmbeddingStore needs one position for each of the {len(embeddings)} embeddings; got positions of shape "
-                f"{tuple(positions.shape)}."
+                f"{needs(call)} one position for each of the {counted(len(embeddings), 'embedding')}; got positions of "
+                f"shape {tuple(positions.shape)}."
             )
         batch = _Batch(
             embeddings=_to_host(embeddings),
@@ -372,7 +380,7 @@ class EmbeddingStore:
         self._move_arrived()
         processes = all_processes()
         calls = processes.gather(_Call.of(self._batches, dataset_size))
-        refuse_different_calls(calls)
+        refuse_different_calls(calls, self._call)
 
         columns = self._joined_columns()
         # A sampler deals items to the ranks in turn.
@@ -384,7 +392,7 @@ class EmbeddingStore:
         note = None
         if any(True in call.ids for call in calls):
             items = _Items(columns, positions, self._sketches())
-            first_positions, note = _first_positions(processes, items, is_kept)
+            first_positions, note = _first_positions(processes, items, is_kept, self._call)
             is_kept &= torch.isin(positions, first_positions)
 
         kept_positions = positions[is_kept]
@@ -407,10 +415,10 @@ class EmbeddingStore:
         # A batch without items says nothing of ids and groups.
         filled = [batch for batch in batches if len(batch.labels)]
         return _Columns(
-            labels=join("EmbeddingStore", [batch.labels for batch in batches]),
+            labels=join(self._call, [batch.labels for batch in batches]),
             positions=torch.cat([batch.positions for batch in batches] or [torch.empty(0, dtype=torch.int64)]),
-            ids=_joined_column("ids", [batch.ids for batch in filled]),
-            groups=_joined_column("groups", [batch.groups for batch in filled]),
+            ids=_joined_column(self._call, "ids", [batch.ids for batch in filled]),
+            groups=_joined_column(self._call, "groups", [batch.groups for batch in filled]),
         )
 
     def _embeddings(self, is_kept: Bool[Tensor, "items"]) -> Tensor:
@@ -455,9 +463,7 @@ class EmbeddingStore:
         if process_count() == 1:
             return shard_here.embeddings, shard_here.labels.codes
         shards = gather_objects(shard_here)
-        codes, _ = encode(
-            "EmbeddingStore", {f"labels of process {rank}": shard.labels for rank, shard in enumerate(shards)}
-        )
+        codes, _ = encode(self._call, {f"labels of process {rank}": shard.labels for rank, shard in enumerate(shards)})
         order = torch.cat([shard.places for shard in shards]).argsort()
         # A process without items does not know the dimension.
         embeddings = [shard.embeddings for shard in shards if len(shard.embeddings)] or [shards[0].embeddings]
@@ -467,8 +473,9 @@ class EmbeddingStore:
 class _SpilledRows:
     """Rows in a file without a name, in the type of the first batch. The file is closed, and so freed, with this object."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], call: str) -> None:
         self._folder = folder
+        self._call = call
         self._count = 0
         self._dim = 0
         self._dtype: torch.dtype | None = None
@@ -476,8 +483,8 @@ class _SpilledRows:
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it lives as long as the rows
         except OSError as error:
             raise ValueError(
-                f"spill_to={os.fspath(folder)!r} cannot be written to: {error.strerror}. Pass a folder on a disk with room "
-                "for the embeddings of a validation."
+                f"{call}: spill_to={os.fspath(folder)!r} cannot be written to: {error.strerror}. Pass a folder on a disk "
+                "with room for the embeddings of a validation."
             ) from error
         weakref.finalize(self, self._file.close)
 
@@ -491,8 +498,8 @@ class _SpilledRows:
             self._file.flush()
         except OSError as error:
             raise ValueError(
-                f"the embeddings could not be written to spill_to={os.fspath(self._folder)!r}: {error.strerror}. Make room, "
-                "or pass a folder on another disk."
+                f"{self._call}: the embeddings could not be written to spill_to={os.fspath(self._folder)!r}: "
+                f"{error.strerror}. Make room, or pass a folder on another disk."
             ) from error
 
     def rows(self) -> Tensor:
@@ -506,12 +513,12 @@ class _SpilledRows:
 
     def kept_rows(self, is_kept: Bool[Tensor, "items"]) -> Tensor:
         """Copy the rows that are kept to another file in the same folder, and map them into memory."""
-        return _rows_in_file(self.rows(), is_kept, self._folder)
+        return _rows_in_file(self.rows(), is_kept, self._folder, self._call)
 
 
-def _rows_in_file(rows: Tensor, is_kept: Bool[Tensor, "items"], folder: str | os.PathLike[str]) -> Tensor:
+def _rows_in_file(rows: Tensor, is_kept: Bool[Tensor, "items"], folder: str | os.PathLike[str], call: str) -> Tensor:
     """Copy the rows that are kept, at least one, to a file in a folder, and map them into memory."""
-    copy = _SpilledRows(folder)
+    copy = _SpilledRows(folder, call)
     for block, is_kept_in_block in zip(rows.split(4096), is_kept.split(4096), strict=True):
         copy.append(block[is_kept_in_block])
     return copy.rows()
@@ -539,11 +546,12 @@ class _Call:
         )
 
 
-def refuse_different_calls(calls: Sequence[_Call]) -> None:
+def refuse_different_calls(calls: Sequence[_Call], call: str) -> None:
     """Refuse ids, groups or sizes that only some batches or only some processes have.
 
     Args:
         calls: The arguments of each process, by rank; every process passes the same list.
+        call: Name of the class, or of the callback that owns the store, for messages.
 
     Raises:
         ValueError: The same in every process.
@@ -557,14 +565,14 @@ def refuse_different_calls(calls: Sequence[_Call]) -> None:
         mixed_ranks = [rank for rank, values in presence.items() if len(values) > 1]
         if mixed_ranks:
             batches = f"some batches of process {mixed_ranks[0]}" if has_several else "some batches"
-            raise ValueError(f"EmbeddingStore: {name} are given in {batches} alone. {fix}")
+            raise ValueError(f"{call}: {name} are given in {batches} alone. {fix}")
         words = {rank: "given" if values[0] else "left out" for rank, values in presence.items()}
         if len(set(words.values())) > 1:
-            raise ValueError(f"EmbeddingStore: {name} are {_two_that_differ(words)}. {fix}")
+            raise ValueError(f"{call}: {name} are {_two_that_differ(words)}. {fix}")
     sizes = {rank: str(call.dataset_size) for rank, call in enumerate(calls)}
     if len(set(sizes.values())) > 1:
         raise ValueError(
-            f"EmbeddingStore: dataset_size is {_two_that_differ(sizes)}. Pass the number of items of the whole data set in "
+            f"{call}: dataset_size is {_two_that_differ(sizes)}. Pass the number of items of the whole data set in "
             "every process."
         )
 
@@ -576,10 +584,10 @@ def _two_that_differ(words: dict[int, str]) -> str:
     return f"{words[first_rank]} in process {first_rank}, {words[other_rank]} in process {other_rank}"
 
 
-def _joined_column(name: str, batches: Sequence[Labels | None]) -> Labels | None:
+def _joined_column(call: str, name: str, batches: Sequence[Labels | None]) -> Labels | None:
     """Return the ids or groups of all batches; None if no batch has any."""
     columns = [batch for batch in batches if batch is not None]
-    return join("EmbeddingStore", columns, name) if columns else None
+    return join(call, columns, name) if columns else None
 
 
 def _rows_of(column: Labels | None, is_kept: Bool[Tensor, "items"]) -> Labels | None:
@@ -598,7 +606,7 @@ class _Items(NamedTuple):
 
 
 def _first_positions(
-    processes: Processes, items: _Items, is_kept: Bool[Tensor, "items"]
+    processes: Processes, items: _Items, is_kept: Bool[Tensor, "items"], call: str
 ) -> tuple[Int[Tensor, "first"], str | None]:
     """Return the position of the first item of each id in all processes, and a note on ids of different items. *Collective*.
 
@@ -606,10 +614,11 @@ def _first_positions(
         processes: All processes.
         items: The items of this process. Without items it may have no ids.
         is_kept: Whether each item takes part.
+        call: Name of the class, or of the callback that owns the store, for messages.
     """
     ids = no_labels() if items.columns.ids is None else items.columns.ids
-    [id_codes] = encode_ids("EmbeddingStore", {"ids": ids[is_kept]}, processes)
-    [label_codes], _ = encode("EmbeddingStore", {"labels": items.columns.labels[is_kept]}, processes)
+    [id_codes] = encode_ids(call, {"ids": ids[is_kept]}, processes)
+    [label_codes], _ = encode(call, {"labels": items.columns.labels[is_kept]}, processes)
     # All rows would be too much to send: sketches tell whether items of one id have different embeddings.
     columns = (items.positions[is_kept], id_codes, label_codes, items.sketches[is_kept])
     by_rank = [columns for columns in processes.gather(columns) if len(columns[0])]

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.functional._reading import named
 from fewshot_callbacks.functional._repeated import is_on_copies
 from fewshot_callbacks.functional.retrieval import (
     METRICS,
@@ -41,6 +42,7 @@ from fewshot_callbacks.metrics.embedding_store import (
     refuse_another_form,
 )
 from fewshot_callbacks.settings import RequestedMetric, RetrievalOptions, from_keywords, takes
+from fewshot_callbacks.system.words import counted
 
 # Columns with one label for each item; each has the two states of `add_label_states`.
 LABEL_COLUMNS = ("labels", "ids", "groups")
@@ -305,7 +307,8 @@ class RetrievalEvaluation(Metric):
                 arguments[f"{side}_ids"] = ids[rows]
         if self.judged is not None:
             arguments["relevance"] = self._relevance([ids[rows] for rows in sides])
-        self.report = evaluate_retrieval(**arguments, **self.settings)
+        with named(type(self).__name__, "evaluate_retrieval"):
+            self.report = evaluate_retrieval(**arguments, **self.settings)
         for note in filter(is_on_copies, self.report.notes):
             warnings.warn(f"RetrievalEvaluation: {note}", stacklevel=2)
         return {
@@ -361,6 +364,6 @@ def _read_flags(is_gallery: Any, items: int, call: str) -> Bool[Tensor, "items"]
     if flags.dtype != torch.bool or flags.shape not in ((), (items,)):
         raise ValueError(
             f"{call}: is_gallery of shape {tuple(flags.shape)} and type {flags.dtype} must be one boolean, or one for each "
-            f"of the {items} embeddings."
+            f"of the {counted(items, 'embedding')}."
         )
     return flags.expand(items).clone()

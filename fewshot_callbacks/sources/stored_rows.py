@@ -17,6 +17,8 @@ import torch.utils.dlpack
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fewshot_callbacks.system.words import with_article
+
 T = TypeVar("T")
 
 # Types of numbers that an evaluation can compute with as they are stored. NumPy has no bfloat16.
@@ -152,8 +154,9 @@ def rows_of(source: Any, rows: slice) -> Tensor:
     if tensor.shape != expected:
         shape = tuple(int(size) for size in source.shape)
         raise ValueError(
-            f"a {type(source).__name__} says that its shape is {shape}, and its rows {rows.start} to {rows.stop} have the "
-            f"shape {tuple(tensor.shape)} in place of {expected}. Correct its shape, or what it returns for a slice."
+            f"{with_article(type(source).__name__)} says that its shape is {shape}, and its rows {rows.start} to "
+            f"{rows.stop} have the shape {tuple(tensor.shape)} in place of {expected}. Correct its shape, or what it "
+            "returns for a slice."
         )
     return tensor.detach().cpu().resolve_neg()
 

@@ -98,7 +98,7 @@ REFUSED = [
         ({"query_indices": []}, ("query_indices", "empty", 4, "queries")),
         ({"gallery": EYE}, ("nearest", "queries", 4, "gallery", 3)),
         ({"queries": torch.tensor([[0.0], [math.nan]])}, (1, 2, "queries", "NaN", "index 1")),
-        ({"queries": torch.ones(1, 4)}, (1, "queries", "candidate", "gallery")),
+        ({"queries": torch.ones(1, 4)}, ("the only query", "candidate", "gallery")),
         ({"query_groups": [1, 1, 1, 1]}, (4, "queries", "candidate", "groups", "gallery")),
         ({"query_labels": [1, 2, 3]}, ("nearest", "4 queries", "3 query_labels")),
         ({"gallery": torch.eye(4), "query_labels": [1, 2, 3, 4]}, ("query_labels", "gallery", "gallery_labels")),
@@ -219,7 +219,7 @@ REFUSED = [
     ]),
     (split_episodes, {"embeddings": torch.zeros(8, 2), "labels": [0, 0, 1, 1, 2, 2, 3, 3], "shots": 1, "episodes": 2}, [
         ({"episodes": 3}, ("8 embeddings", "(8,)", "3 episodes")),
-        ({"labels": [0, 0, 1, 1, 5, 5, 5, 5]}, ("Episode 1", 2, "1 classes", "EpisodicBatchSampler")),
+        ({"labels": [0, 0, 1, 1, 5, 5, 5, 5]}, ("Episode 1", 2, "1 class", "EpisodicBatchSampler")),
         ({"labels": [0, 1, 0, 1, 1, 1, 1, 0]}, ("Episode 1", 2, "class 0", 1, "class 1", 3)),
         ({"labels": [0, 1, 2, 3, 0, 1, 2, 3]}, ("1-shot", "query", "4 classes", "1 row")),
     ]),

@@ -41,7 +41,7 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import (
 )
 from fewshot_callbacks.functional.retrieval.registry import is_users, requested_metric
 from fewshot_callbacks.functional.retrieval.relevance import Absent, Relevance
-from fewshot_callbacks.functional.retrieval.report import RetrievalReport, TieRange, note_of_rates, notes_on
+from fewshot_callbacks.functional.retrieval.report import LEFT_OUT, RetrievalReport, TieRange, note_of_rates, notes_on
 from fewshot_callbacks.functional.retrieval.settings import (
     chooses_group_size,
     compute_device,
@@ -80,6 +80,7 @@ from fewshot_callbacks.settings import (
     takes,
 )
 from fewshot_callbacks.sources.stored_rows import as_one_tensor
+from fewshot_callbacks.system.words import counted, none_has, verb, with_article
 
 # The public function, for messages.
 _CALL = "evaluate_retrieval"
@@ -164,8 +165,8 @@ def evaluate_retrieval(
         checked = from_keywords(evaluate_retrieval, settings)
         if not isinstance(relevance, Relevance | None):
             raise ValueError(
-                f"{_CALL}: relevance is a {type(relevance).__name__}. Pass Relevance.from_judgements(judgements, query_ids, "
-                "gallery_ids), from_label_sets or from_lists."
+                f"{_CALL}: relevance is {with_article(type(relevance).__name__)}. Pass "
+                "Relevance.from_judgements(judgements, query_ids, gallery_ids), from_label_sets or from_lists."
             )
         ids_and_groups = {
             "query_ids": query_ids,
@@ -495,7 +496,7 @@ def _grouped(
     try:
         splits = choose_groups(_CALL, sets, settings)
     except ValueError as error:
-        return None, [f"Grouped Recall is left out. {error}"]
+        return None, [f"{LEFT_OUT}. {error}"]
     try:
         return search_groups(sets, splits, settings, matches, threads), []
     except GroupWithoutMatchError as error:
@@ -513,7 +514,7 @@ def _note_of_few_classes(settings: RetrievalSettings, size: int, distinct: int) 
     groups = f"{size} labels (label_groups='auto')" if chooses_group_size(settings) else f"label_groups={size} labels"
     # At least two groups of two labels are needed.
     fix = f"Use label_groups <= {distinct // 2}." if distinct >= 4 else "Pass label_groups=None."
-    return f"Grouped Recall is left out: two groups of {groups} need {2 * size}, and the queries have {distinct}. {fix}"
+    return f"{LEFT_OUT}: two groups of {groups} need {2 * size}, and the queries have {distinct}. {fix}"
 
 
 def mean_over_queries(
@@ -743,11 +744,16 @@ def _no_match(sample: RetrievalInputs) -> str:
         fix = "a group is not a whole class, and an id not shared by different items"
     else:
         if occurs_once:
-            missing += f" (each of the {len(labels)} labels occurs once)"
+            missing += (
+                f" (each of the {len(labels)} labels occurs once)" if len(labels) > 1 else " (its label occurs once)"
+            )
         else:
-            missing += f" ({shared} of the queries' {len(labels)} labels occur in the gallery)"
+            missing += (
+                f" ({shared} of the queries' {counted(len(labels), 'label')} {verb(shared, 'occurs', 'occur')} in the "
+                "gallery)"
+            )
         fix = "labels name classes, not items, and that the set holds at least two items of some class"
-    return f"{_CALL}: none of the {queries} queries has {missing}, so nothing can be retrieved. Check that {fix}."
+    return f"{_CALL}: {none_has(queries, 'query')} {missing}, so nothing can be retrieved. Check that {fix}."
 
 
 def _memory_note(evaluation: Evaluation, processes: Processes, budget: float) -> str | None:

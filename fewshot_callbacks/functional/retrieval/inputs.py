@@ -47,6 +47,7 @@ from fewshot_callbacks.functional.retrieval import relevance as given_relevance
 from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.sources import RowSubset, Shards
 from fewshot_callbacks.sources.stored_rows import StoredRows, as_one_tensor, is_source, rows_of
+from fewshot_callbacks.system.words import counted
 
 # Share of the budget beyond which rows of files are not loaded.
 LOADED_SHARE = 0.25
@@ -608,7 +609,11 @@ def _check_relevance(
 ) -> None:
     """Refuse a relevance of other sets."""
     if (relevance.queries, relevance.gallery, relevance.one_set) != (queries, gallery, same_set):
-        sets = f"{queries:,} queries in one set" if same_set else f"{queries:,} queries and {gallery:,} gallery items"
+        sets = (
+            f"{counted(queries, 'query')} in one set"
+            if same_set
+            else f"{counted(queries, 'query')} and {counted(gallery, 'gallery item')}"
+        )
         raise ValueError(
             f"{call}: the relevance is {relevance}, but there are {sets}. Make it for the rows that are passed, with "
             "gallery_ids or the number of gallery items where there is a gallery."

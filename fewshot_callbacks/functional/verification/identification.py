@@ -22,6 +22,7 @@ from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates,
 from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, exact_mean
 from fewshot_callbacks.functional.verification.scores import scores_of_pairs
 from fewshot_callbacks.settings import Metric, RequestedMetric, Similarity
+from fewshot_callbacks.system.words import counted, none_has
 
 _CALL = "evaluate_identification"
 _NO_NON_MATED = (
@@ -136,7 +137,7 @@ class IdentificationReport(Values):
     def __str__(self) -> str:
         """Return the values of `metrics`, one in a line with its interval, and the notes."""
         queries = f"{self.mated:,} mated and {self.non_mated:,} non-mated queries"
-        head = f"{queries}, {self.gallery:,} gallery items of {self.identities:,} identities"
+        head = f"{queries}, {counted(self.gallery, 'gallery item')} of {counted(self.identities, 'identity')}"
         return "\n".join([head, *self.lines(), *self.notes])
 
     def __repr__(self) -> str:
@@ -208,7 +209,7 @@ def evaluate_identification(
     is_mated = torch.isin(query_codes, gallery_codes)
     if not bool(is_mated.any()):
         raise ValueError(
-            f"{_CALL}: none of the {len(rows)} queries has an item of its label in the gallery, so nobody can be "
+            f"{_CALL}: {none_has(len(rows), 'query')} an item of its label in the gallery, so nobody can be "
             "identified. Pass labels of both in one form, and enrol items of some of the queries' labels."
         )
     k = min(max(request.parameters.get("k", 1) for request in requested), len(items))

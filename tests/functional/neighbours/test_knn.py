@@ -15,6 +15,7 @@ from fewshot_callbacks import Share, knn_accuracy
 from fewshot_callbacks.functional.knn import LAST_RANKS
 from tests.cases import examples
 from tests.messages import missing_facts, refused
+from tests.thread_processes import in_threads
 
 
 def brute(rows, labels, gallery, gallery_labels, ks, temperature):
@@ -131,3 +132,19 @@ def test_an_accuracy_that_naming_the_largest_class_reaches_is_noted():
     assert not all(missing_facts(note, ("knn@5", "knn@20", "0.950")) for note in noted.notes), noted.notes
     for separable, classes in ((torch.eye(2)[labels] + 0.1 * rows[:, :2], labels), (rows, torch.zeros(400))):
         assert not any("knn@5" in note for note in knn_accuracy(separable, classes.long(), k=5).notes)
+
+
+def test_a_matrix_of_another_shape_is_refused_with_the_cure_on_several_processes():
+    def work(processes):
+        return knn_accuracy(torch.ones(4, 2, 3), [0, 1, 0, 1], share=Share(processes))
+
+    for outcome in in_threads(2, work):
+        with refused(ValueError, "knn_accuracy", "queries", "(4, 2, 3)", "queries.flatten(1)"):
+            raise outcome
+
+
+def test_processes_that_all_hold_nothing_are_told_the_shape():
+    nothing = torch.empty(0, 3), torch.empty(0, dtype=torch.long)
+    for outcome in in_threads(2, lambda processes: knn_accuracy(*nothing, share=Share(processes))):
+        with refused(ValueError, "knn_accuracy", "queries", "(0, 3)", "process"):
+            raise outcome
