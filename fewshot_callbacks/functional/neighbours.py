@@ -563,7 +563,9 @@ def search(
     if not is_whole:
         # Two sets, since only `self_match` excludes: a row that stands for several items is a candidate of itself.
         vectors = vectors.take(queries, items, may_be_one_set=False)
-    positions, scores, unlisted_ties = nearest_items(vectors, self_match.astype(np.int32), exclusions, k, memory)
+    places = np.arange(len(vectors.pairs.gallery), dtype=np.int32)
+    found = nearest_items(vectors, self_match.astype(np.int32), exclusions, k, memory, places)
+    positions, scores, unlisted_ties = found
     return positions, scores_of(vectors, scores), unlisted_ties
 
 
