@@ -41,9 +41,9 @@ from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, read_labels
 from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, tensor_code
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
+from fewshot_callbacks.functional.items import EVERYTHING, Share, check_places, refuse_other_dims
 from fewshot_callbacks.functional.knn import NeighbourSearch, Votes
 from fewshot_callbacks.functional.neighbours import positive_whole
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, check_places, refuse_other_dims
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
 

@@ -26,8 +26,8 @@ from fewshot_callbacks.functional._repeated import (
     note_on_ids,
     sketches,
 )
+from fewshot_callbacks.functional.items import EVERYTHING, Share, check_places, refuse_other_dims
 from fewshot_callbacks.functional.neighbours import compared_sets, positive_number, positive_whole, search
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, check_places, refuse_other_dims
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
 from fewshot_callbacks.functional.statistics import (
