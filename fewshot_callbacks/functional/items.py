@@ -109,11 +109,11 @@ class Share:
     gallery_places: Any | None = None
     """(gallery,) index of each gallery item in the whole gallery"""
 
-    def refuse_other_calls(self, call: str, arguments: Mapping[str, object], arrays: dict[str, Any]) -> None:
-        """Refuse processes that were called with other arguments, or with other arrays left out. *Collective*."""
+    def refuse_other_settings(self, call: str, settings: Mapping[str, object]) -> None:
+        """Refuse processes that were called with other settings, or of which only some have places. *Collective*."""
         places = {"query_places": self.query_places, "gallery_places": self.gallery_places}
-        present = {name: presence(array) for name, array in (arrays | places).items()}
-        self.processes.refuse_other_calls(call, {**arguments, **present})
+        present = {name: presence(array) for name, array in places.items()}
+        self.processes.refuse_other_calls(call, {**settings, **present})
 
 
 EVERYTHING = Share()
@@ -470,8 +470,8 @@ def read_items(
         takes = takes._replace(labels=False)
     processes = share.processes
     queries, gallery, columns = with_stored_arrays(queries, gallery, columns, labelled=labelled, takes=takes)
-    # The files of one process may have a column that those of another lack.
-    processes.refuse_other_calls(call, {name: presence(columns.get(name)) for name in _COLUMNS})
+    present = {"gallery": presence(gallery), **{name: presence(columns.get(name)) for name in _COLUMNS}}
+    processes.refuse_other_calls(call, present)
     _refuse_lone(call, gallery is None, columns, takes, labelled=labelled)
     reader = _Reader(call, processes, memory, as_codes=similarity == "hamming", with_hashes=takes.notes)
     sides = {"query": reader.read("queries", queries, share.query_places)}

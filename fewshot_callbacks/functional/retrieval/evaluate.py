@@ -174,7 +174,7 @@ def evaluate_retrieval(
             "query_groups": query_groups,
             "gallery_groups": gallery_groups,
         }
-        _refuse_other_calls(share, checked, relevance, {"gallery": gallery, **ids_and_groups})
+        _refuse_other_settings(share, checked, relevance)
         inputs = collect_inputs(
             _CALL,
             share,
@@ -194,14 +194,12 @@ def evaluate_retrieval(
     return replace(report, seconds=seconds)
 
 
-def _refuse_other_calls(
-    share: Share, settings: RetrievalSettings, relevance: Relevance | None, arrays: dict[str, Any]
-) -> None:
-    """Refuse processes that were called with different arguments; only the device may differ. Collective."""
+def _refuse_other_settings(share: Share, settings: RetrievalSettings, relevance: Relevance | None) -> None:
+    """Refuse processes that were called with different settings; only the device may differ. *Collective*."""
     arguments = {name: value for name, value in settings.arguments().items() if name != "device"}
     if share.processes.count > 1:
         arguments["relevance"] = "left out" if relevance is None else f"{relevance}, digest {relevance.digest()}"
-    share.refuse_other_calls(_CALL, arguments, arrays)
+    share.refuse_other_settings(_CALL, arguments)
 
 
 def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: Progress | None) -> RetrievalReport:

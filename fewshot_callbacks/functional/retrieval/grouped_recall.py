@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Unpack
 
@@ -236,7 +236,7 @@ def grouped_recall(
         query_groups: (queries,) group of each query: candidates of the query's own group are left out of its ranking,
             and count neither as hits nor as misses.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
-        share: Which share of the sets this process holds, where several make this call together.
+        share: Which of the queries and of the gallery this process holds, where several make the call together.
         **settings: See `RetrievalSettings`.
 
     Returns:
@@ -254,18 +254,6 @@ def grouped_recall(
         >>> result.at[1], result.groups
         (1.0, 4)
     """
-    fix = "Pass 'exclude' to leave queries without a match out of the mean, or 'miss' to count them as misses."
-    refuse_unknown(_CALL, "unmatched", unmatched, Unmatched, fix)
-    suffix = "_miss" if unmatched == "miss" else ""
-    checked = from_keywords(grouped_recall, settings, GroupedOptions, _LoneGroupSettings)
-    if checked.label_groups is None:
-        raise ValueError(
-            f"{_CALL}: label_groups=None requests nothing. Pass the number of labels in a group, such as 10."
-        )
-    metrics = tuple(f"grouped_recall@{rank}{suffix}" for rank in several(k))
-    checked = from_keywords(grouped_recall, {**vars(checked), "metrics": metrics}, RetrievalOptions, _LoneGroupSettings)
-    if group_size(checked) is None and repeats != 1:
-        raise ValueError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
     ids_and_groups = {
         "query_ids": query_ids,
         "gallery_ids": gallery_ids,
@@ -273,8 +261,8 @@ def grouped_recall(
         "gallery_groups": gallery_groups,
     }
     with default_mode(), share.processes.together():
-        arguments = {**checked.arguments(), "repeats": repeats}
-        share.refuse_other_calls(_CALL, arguments, {"gallery": gallery, **ids_and_groups})
+        checked = _checked_settings(k, repeats, unmatched, settings)
+        share.refuse_other_settings(_CALL, {**checked.arguments(), "repeats": repeats})
         inputs = collect_inputs(
             _CALL,
             share,
@@ -291,6 +279,23 @@ def grouped_recall(
             warnings.warn(f"{_CALL}: {note}", stacklevel=2)
         with computing() as threads:
             return search_groups(inputs, splits, checked, threads=threads)
+
+
+def _checked_settings(k: Any, repeats: int, unmatched: Unmatched, settings: Mapping[str, Any]) -> RetrievalSettings:
+    """Return the settings of `grouped_recall`, if all are valid."""
+    fix = "Pass 'exclude' to leave queries without a match out of the mean, or 'miss' to count them as misses."
+    refuse_unknown(_CALL, "unmatched", unmatched, Unmatched, fix)
+    suffix = "_miss" if unmatched == "miss" else ""
+    checked = from_keywords(grouped_recall, settings, GroupedOptions, _LoneGroupSettings)
+    if checked.label_groups is None:
+        raise ValueError(
+            f"{_CALL}: label_groups=None requests nothing. Pass the number of labels in a group, such as 10."
+        )
+    metrics = tuple(f"grouped_recall@{rank}{suffix}" for rank in several(k))
+    checked = from_keywords(grouped_recall, {**vars(checked), "metrics": metrics}, RetrievalOptions, _LoneGroupSettings)
+    if group_size(checked) is None and repeats != 1:
+        raise ValueError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
+    return checked
 
 
 def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSettings, repeats: int = 1) -> Splits:
