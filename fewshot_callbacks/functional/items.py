@@ -470,12 +470,16 @@ def read_items(
         takes = takes._replace(labels=False)
     processes = share.processes
     queries, gallery, columns = with_stored_arrays(queries, gallery, columns, labelled=labelled, takes=takes)
+    # All processes read columns in the same order. Those in files come in another one than arguments.
+    columns = {name: columns[name] for name in dict.fromkeys((*_COLUMNS, *sorted(columns))) if name in columns}
     present = {"gallery": presence(gallery), **{name: presence(columns.get(name)) for name in _COLUMNS}}
     processes.refuse_other_calls(call, present)
     _refuse_lone(call, gallery is None, columns, takes, labelled=labelled)
     reader = _Reader(call, processes, memory, as_codes=similarity == "hamming", with_hashes=takes.notes)
     sides = {"query": reader.read("queries", queries, share.query_places)}
-    if gallery is not None:
+    if gallery is None:
+        sides["query"] = _stored_in_all(processes, sides["query"], memory)
+    else:
         sides["gallery"] = reader.read("gallery", gallery, share.gallery_places)
         _check_dims(call, *(side.rows.shape[1] for side in sides.values()), as_codes=reader.as_codes)
     sides, names = reader.with_columns(sides, columns, takes)
@@ -491,6 +495,19 @@ def read_items(
         tuple(notes),
     )
     return _counted(sets, None if choose is None else choose(sets.queries.length).unique())
+
+
+def _stored_in_all(processes: Processes, items: Items, memory: float) -> Items:
+    """Return the items of one set, whose rows are in memory in every process or in none. *Collective*.
+
+    Only a set in memory is compared with itself as one set, and all processes must compare in the same way. Some of them may
+    have no rows, or rows in memory, while the others have files.
+    """
+    is_stored = isinstance(items.rows, StoredRows)
+    is_stored_somewhere = any(processes.gather(is_stored))
+    if is_stored or not is_stored_somewhere:
+        return items
+    return replace(items, rows=StoredRows(items.rows, memory))
 
 
 def _counted(sets: ItemSets, chosen: Int[Tensor, "chosen"] | None) -> ItemSets:

@@ -125,7 +125,7 @@ class Votes(NamedTuple):
 @default_mode()
 def knn_accuracy(
     queries: Any,
-    query_labels: Any,
+    query_labels: Any | None = None,
     gallery: Any | None = None,
     gallery_labels: Any | None = None,
     *,

@@ -192,7 +192,7 @@ class _LoneGroupSettings(RetrievalSettings):
 @takes(GroupedOptions)
 def grouped_recall(
     queries: Any,
-    query_labels: Any,
+    query_labels: Any | None = None,
     gallery: Any | None = None,
     gallery_labels: Any | None = None,
     *,
