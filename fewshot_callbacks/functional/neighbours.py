@@ -181,7 +181,7 @@ def nearest(
         columns = {"query_labels": query_labels, "gallery_labels": gallery_labels}
         columns |= {"query_ids": query_ids, "gallery_ids": gallery_ids}
         columns |= {"query_groups": query_groups, "gallery_groups": gallery_groups}
-        arguments: dict[str, object] = {"k": k, "similarity": similarity, "memory_mb": memory_mb}
+        arguments: dict[str, object] = {"k": k, "similarity": similarity, "memory_mb": memory_mb, "query_indices": None}
         if share.processes.count > 1 and query_indices is not None:
             arguments["query_indices"] = as_tensor(query_indices, "query_indices", _CALL).tolist()
         share.refuse_other_settings(_CALL, arguments)
