@@ -371,7 +371,7 @@ class ItemSets:
 _CURES = {
     True: "pass query_ids= (ids of monitors, metrics and files), which names each item, and the first of each is counted "
     "(or drop what a sampler repeats before, as gather_for_metrics of Accelerate does)",
-    False: "leave out the gallery if it holds the queries themselves, or name the items by query_ids and gallery_ids (ids "
+    False: "leave out the gallery if it holds the queries themselves, or pass query_ids= and gallery_ids= (ids "
     "of monitors, metrics and files), so that no query finds its own copy",
 }
 
