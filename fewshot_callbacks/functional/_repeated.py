@@ -172,8 +172,8 @@ def count_equal_candidates(columns: Sequence[tuple[Ints, Ints]], exclusions: Seq
 
 def _count_equal(columns: Sequence[tuple[Ints, Ints]]) -> Ints:
     """Return how many items equal each query in all columns. A column holds values of the queries and of the items."""
-    keys = np.zeros(sum(map(len, columns[0])), np.int64)
-    for pair in columns:
+    keys = np.unique(np.concatenate(columns[0]), return_inverse=True)[1]
+    for pair in columns[1:]:
         values = np.unique(np.concatenate(pair), return_inverse=True)[1]
         keys = np.unique(keys * (values.max(initial=0) + 1) + values, return_inverse=True)[1]
     queries = len(columns[0][0])

@@ -267,12 +267,16 @@ class ItemSets:
         ]
         return Rules(places, self_match, codes)
 
-    def exclusions(self) -> list[tuple[Ints, Ints]]:
-        """Return the codes of all queries and of all gallery items, for each column that excludes and that both have."""
+    def exclusions(self, *names: str) -> list[tuple[Ints, Ints]]:
+        """Return the codes of all queries and of all gallery items, for each column that excludes and that both have.
+
+        Args:
+            *names: Some of these columns; all if there are none.
+        """
         in_both = self.queries.columns.keys() & self.gallery.columns.keys()
         return [
             (self.queries.columns[name].numpy(), self.gallery.columns[name].numpy())
-            for name in EXCLUDING
+            for name in names or EXCLUDING
             if name in in_both
         ]
 
@@ -288,11 +292,16 @@ class ItemSets:
 
     def count_candidates_with(self, column: str) -> Int[np.ndarray, "queries"]:
         """Return how many candidates of each query have its code in a column."""
-        equal = (self.queries.columns[column].numpy(), self.gallery.columns[column].numpy())
-        reasons = self.exclusions()
-        if self.self_match is not None:
-            reasons.append((self.self_match.numpy(), np.arange(self.gallery.length)))
-        return count_equal_candidates([equal], reasons)
+        of_queries = self.queries.columns[column].numpy()
+        of_items = self.gallery.columns[column].numpy()
+        groups = self.exclusions("groups")
+        counts = count_equal_candidates([(of_queries, of_items)], groups)
+        # Ids exclude one item at most, the query itself, which its group may have excluded already.
+        item = self.items_of_queries().numpy()
+        is_counted = (item >= 0) & (of_items[item] == of_queries)
+        for groups_of_queries, groups_of_items in groups:
+            is_counted &= groups_of_items[item] != groups_of_queries
+        return counts - is_counted
 
     def hashed(self) -> ItemSets:
         """Return the same sets with the hash of each row, in the type in which rows are compared. *Collective*."""

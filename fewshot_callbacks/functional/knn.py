@@ -367,8 +367,12 @@ class NeighbourSearch:
             columns.append(self.self_match[places])
         if "groups" in items.columns:
             columns.append(items.columns["groups"].numpy()[places])
-        kinds: Int[np.ndarray, "searched"] = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1]
-        return kinds.reshape(-1)
+        kinds = np.zeros(len(queries), np.int64)
+        for column in columns:
+            # Renumbered after each column, so that products stay small.
+            kinds = kinds * (column.max(initial=0) + 2) + column + 1
+            kinds = np.unique(kinds, return_inverse=True)[1]
+        return kinds
 
     def votes(
         self, threads: int, queries: Int[np.ndarray, "searched"], k: int
