@@ -301,7 +301,8 @@ class ItemSets:
         is_counted = (item >= 0) & (of_items[item] == of_queries)
         for groups_of_queries, groups_of_items in groups:
             is_counted &= groups_of_items[item] != groups_of_queries
-        return counts - is_counted
+        candidates: Int[np.ndarray, "queries"] = counts - is_counted
+        return candidates
 
     def hashed(self) -> ItemSets:
         """Return the same sets with the hash of each row, in the type in which rows are compared. *Collective*."""
