@@ -121,7 +121,7 @@ CALLS = [
     ("grouped_recall", True, left_out("gallery", "gallery_labels"), ("gallery", "left out in process 1")),
     ("grouped_recall", False, changed(seed=1), ("seed", "0 in process 0", "1 in process 1")),
     ("grouped_recall", False, changed(repeats=2), ("repeats", "1 in process 0", "2 in process 1")),
-    ("grouped_recall", False, changed(unmatched="all"), ("unmatched", "all")),
+    ("grouped_recall", False, changed(label_groups=None), ("label_groups=None", 10)),
     ("embedding_health", False, changed(k=None), ("k", "2 in process 0", "None in process 1")),
     ("embedding_health", False, changed(normalize=True), ("normalize", "False in process 0", "True in process 1")),
     ("embedding_health", False, left_out("labels"), ("labels", "process 0", "left out in process 1")),
