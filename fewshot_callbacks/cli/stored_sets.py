@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fewshot_callbacks.cli.options import COLUMNS
 from fewshot_callbacks.files.addresses import is_address, path_text
 from fewshot_callbacks.files.remote_cache import local_copy
-from fewshot_callbacks.functional.retrieval.inputs import with_stored_arrays
+from fewshot_callbacks.functional.items import with_stored_arrays
 from fewshot_callbacks.sources import RowSubset, Shards
 from fewshot_callbacks.sources.columns import as_booleans
 from fewshot_callbacks.sources.formats import array_names

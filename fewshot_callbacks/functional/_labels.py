@@ -342,60 +342,6 @@ def _strings_of_integers(name: str) -> str:
     return f"list(map(str, map(int, {name})))"
 
 
-def exclusion_codes(
-    call: str,
-    given: Mapping[str, Any],
-    queries: int,
-    items: int,
-    *,
-    same_set: bool,
-    processes: Processes = ALONE,
-) -> dict[str, Tensor | None]:
-    """Return codes of the ids and groups of queries and gallery, which all processes agree on. *Collective*.
-
-    Args:
-        call: The public function, for messages.
-        given: `query_ids`, `gallery_ids`, `query_groups` and `gallery_groups` of this process; None, or no entry, for an
-            argument that no process was given.
-        queries: Number of queries of this process.
-        items: Number of gallery items of this process.
-        same_set: Queries and gallery are one set.
-        processes: All that hold queries or items.
-
-    Returns:
-        `int64` codes by the name of the argument; None for an argument that was not given.
-
-    Raises:
-        ValueError: For `gallery_ids` without a gallery, for one of a pair without the other, and where one is integers,
-            the other strings. With one set, `query_ids` alone name its items.
-    """
-    present = {name: value for name, value in given.items() if value is not None}
-    if same_set and "gallery_ids" in present:
-        raise ValueError(
-            f"{call}: gallery_ids without a gallery. Pass query_ids= alone, which names the items of one set, or pass the "
-            "gallery, too."
-        )
-    if same_set and "query_groups" in present:
-        present.setdefault("gallery_groups", present["query_groups"])
-    codes: dict[str, Tensor | None] = {}
-    for kind in ("ids", "groups"):
-        query_name = f"query_{kind}"
-        gallery_name = f"gallery_{kind}"
-        codes[query_name] = None
-        codes[gallery_name] = None
-        sides = {query_name: (queries, "queries"), gallery_name: (items, "gallery items")}
-        given_sides = [name for name in sides if name in present]
-        # The ids of one set are those of its queries.
-        needs_both = kind == "groups" or not same_set
-        if len(given_sides) == 1 and needs_both:
-            raise ValueError(f"{call}: {query_name} and {gallery_name} belong together. Pass both, or neither.")
-        if not given_sides:
-            continue
-        labels = {name: read_labels(present[name], sides[name][0], name, sides[name][1], call) for name in given_sides}
-        codes |= zip(labels, encode_ids(call, labels, processes), strict=True)
-    return codes
-
-
 def _forms(labels: Mapping[str, Labels]) -> dict[str, str]:
     """Return the form of each argument that has an item."""
     return {name: column.form for name, column in labels.items() if len(column)}

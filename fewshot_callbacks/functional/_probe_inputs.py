@@ -21,7 +21,7 @@ from fewshot_callbacks.functional._reading import (
     refuse_non_finite,
     tensor_code,
 )
-from fewshot_callbacks.functional.retrieval.inputs import check_places, refuse_other_dims
+from fewshot_callbacks.functional.items import check_places, refuse_other_dims
 from fewshot_callbacks.system.words import verb
 
 CALL = "linear_probe"

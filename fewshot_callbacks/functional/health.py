@@ -33,17 +33,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import Processes, presence
+from fewshot_callbacks.distributed.processes import ALONE, Processes, presence
 from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import _scatter_kernel
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, read_labels
 from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, tensor_code
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
+from fewshot_callbacks.functional.items import EVERYTHING, Items, ItemSets, Share, check_places, refuse_other_dims
 from fewshot_callbacks.functional.knn import NeighbourSearch, Votes
 from fewshot_callbacks.functional.neighbours import positive_whole
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, check_places, refuse_other_dims
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
 from fewshot_callbacks.system.words import counted
@@ -740,18 +739,18 @@ class _NeighbourCounts(NamedTuple):
 
 def _search_neighbours(rows: Float[Tensor, "items dim"], processes: Processes, k: int) -> _NeighbourCounts:
     """Return how often each item is a neighbour. Each process searches for its share of the distinct rows. Collective."""
-    items = len(rows)
-    one_class = np.zeros(items, np.int64)
-    search = NeighbourSearch(rows, None, one_class, one_class, np.arange(items), "euclidean", memory_bytes(_CALL, None))
+    number = len(rows)
+    items = Items(rows, torch.arange(number), number, {"labels": torch.zeros(number, dtype=torch.int64)})
+    sets = ItemSets(items, items, torch.arange(number), "euclidean", ALONE, memory_bytes(_CALL, None))
+    search = NeighbourSearch.of(sets.hashed())
+    first = search.rows.first_items
+    row_of_item = search.rows.row_of_item
+    copies = np.bincount(row_of_item)
     log_ratios: list[float] = []
     with computing() as threads:
-        vectors = Vectors(rows, None, "euclidean", threads=threads)
-        first, row_of_item, copies = np.unique(
-            vectors.pairs.query_first_duplicate, return_inverse=True, return_counts=True
-        )
         rows_here = np.arange(processes.rank, len(first), processes.count)
         times_named = np.zeros(len(first))
-        for positions, votes in search.votes(vectors, first[rows_here], k) if len(rows_here) else ():
+        for positions, votes in search.votes(threads, first[rows_here], k) if len(rows_here) else ():
             [portion] = votes.portions([k])
             copies_of_query = copies[rows_here[positions]]
             times_named += np.bincount(votes.row, portion * votes.items * copies_of_query[votes.query], len(first))

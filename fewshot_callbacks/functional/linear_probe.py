@@ -39,8 +39,8 @@ from fewshot_callbacks.functional._ridge import (
     fit_ridge,
     summed,
 )
+from fewshot_callbacks.functional.items import EVERYTHING, Share
 from fewshot_callbacks.functional.neighbours import positive_number
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import several
 from fewshot_callbacks.functional.statistics import (

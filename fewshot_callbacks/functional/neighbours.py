@@ -5,23 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine.nearest import nearest_items, pairs_from
+from fewshot_callbacks.engine.nearest import NearestItems, nearest_items, pairs_from
 from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.relevance import Ints
 from fewshot_callbacks.engine.vectors import Floats, Vectors, check_similarity
-from fewshot_callbacks.functional._labels import (
-    Labels,
-    encode,
-    exclusion_codes,
-    read_labels,
-)
 from fewshot_callbacks.functional._reading import (
     as_tensor,
     check_embeddings,
@@ -30,8 +24,8 @@ from fewshot_callbacks.functional._reading import (
     signs,
     tensor_code,
 )
-from fewshot_callbacks.functional._repeated import first_of_each
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
+from fewshot_callbacks.functional.items import EVERYTHING, ItemSets, Rules, Share, read_items
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.settings import LARGEST_RANK, Similarity
 from fewshot_callbacks.system.words import counted, none_has
@@ -132,8 +126,9 @@ def nearest(
     query_groups: Any | None = None,
     gallery_groups: Any | None = None,
     memory_mb: float | None = None,
+    share: Share = EVERYTHING,
 ) -> Neighbours:
-    """Find the k most similar candidates of each query, exactly and in bounded memory.
+    """Find the k most similar candidates of each query, exactly and in bounded memory. *Collective*.
 
     Candidates and their exact scores are those of `evaluate_retrieval` (docs/exactness.md): with one set, all other
     items; with a gallery, its items; in both cases without those that ids and groups exclude. Fast products with a
@@ -142,6 +137,7 @@ def nearest(
 
     Args:
         queries: (queries, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
+            `Shards` bring their labels, ids and groups.
         query_labels: (queries,) integers or strings; without them, `relevant` is None.
         gallery: (gallery, dim) items to search; by default the queries themselves.
         gallery_labels: (gallery,) labels of the gallery items; needed if both `query_labels` and `gallery` are given.
@@ -155,14 +151,17 @@ def nearest(
         query_groups: (queries,) group of each query; candidates of the query's own group are left out.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         memory_mb: Bound on the memory beyond embeddings and result, in MB; None is 512. Binary codes take 4 bytes more
-            per bit.
+            per bit. A gallery in files (`Shards`) is read in chunks that keep within the bound.
+        share: Which of the queries and of the gallery this process holds, where several make the call together. The gallery
+            is exchanged in chunks, and each process returns the neighbours of all queries.
 
     Returns:
         A frozen result on the CPU; -1 and NaN where a query has fewer than k candidates.
 
     Raises:
         ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, k < 1, an index is out of range,
-            `gallery_ids` are given without a gallery, or no query has a candidate.
+            `gallery_ids` or `gallery_groups` are given without a gallery, no query has a candidate, or processes that make
+            the call together make it in different ways; the same in every process.
 
     Examples:
         >>> import torch
@@ -177,173 +176,69 @@ def nearest(
         >>> found.left_out  # 1 is as far from 3 as 0 is
         tensor([0, 1])
     """
-    k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10.")
-    memory = memory_bytes(_CALL, memory_mb)
-    rows, gallery_rows = compared_sets(_CALL, queries, gallery, similarity)
-    sizes = (len(rows), len(rows) if gallery_rows is None else len(gallery_rows))
-    exclusions = {"query_ids": query_ids, "gallery_ids": gallery_ids}
-    exclusions |= {"query_groups": query_groups, "gallery_groups": gallery_groups}
-    rules = _read_rules(exclusions, sizes, one_set=gallery is None)
-    index = rules.chosen_queries(query_indices, len(rows))
-    labels = _read_labels(query_labels, gallery, gallery_labels, sizes)
-    indices, scores, unlisted_ties = _search_candidates(rows, gallery_rows, similarity, rules, index, k, memory)
+    with share.processes.together():
+        k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10.")
+        memory = memory_bytes(_CALL, memory_mb)
+        columns = {"query_labels": query_labels, "gallery_labels": gallery_labels}
+        columns |= {"query_ids": query_ids, "gallery_ids": gallery_ids}
+        columns |= {"query_groups": query_groups, "gallery_groups": gallery_groups}
+        arguments: dict[str, object] = {"k": k, "similarity": similarity, "memory_mb": memory_mb, "query_indices": None}
+        if share.processes.count > 1 and query_indices is not None:
+            arguments["query_indices"] = as_tensor(query_indices, "query_indices", _CALL).tolist()
+        share.refuse_other_settings(_CALL, arguments)
+        choose = partial(chosen_indices, _CALL, "query_indices", query_indices, of="queries")
+        sets = read_items(
+            _CALL,
+            queries,
+            gallery,
+            columns,
+            share=share,
+            similarity=similarity,
+            memory=memory,
+            choose=None if query_indices is None else choose,
+        )
+        with computing() as threads:
+            found = search(sets.vectors(threads), sets.rules(), k, memory)
+        found = _of_all_queries(sets, found)
+    if not bool((torch.from_numpy(found.items) >= 0).any()):
+        fix = "Ids or groups exclude the whole gallery." if sets.exclusions() else "Pass a second item, or a gallery."
+        raise ValueError(f"{_CALL}: {none_has(sets.queries.length, 'query')} a candidate. {fix}")
+    return _as_neighbours(sets, found, None if query_indices is None else choose(sets.queries.given))
+
+
+def _of_all_queries(sets: ItemSets, found: NearestItems) -> NearestItems:
+    """Return the candidates of the queries of all processes. *Collective*."""
+    items = sets.queries
+    of_all = [items.of_all(sets.processes, torch.from_numpy(values.T)).numpy().T for values in found]
+    return NearestItems(*of_all)
+
+
+def _as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chosen"] | None) -> Neighbours:
+    """Return the candidates of all queries by their indices among the items that the caller passed.
+
+    Args:
+        sets: Queries and gallery.
+        found: Places of the candidates of all queries.
+        asked: Indices of the queries that the caller chose, in the order of the caller; None for all queries.
+    """
+    items = sets.queries
+    places, scores, unlisted_ties = map(torch.from_numpy, found)
+    relevant = None
+    if "labels" in items.columns:
+        relevant = (places >= 0) & (sets.gallery.labels[places] == items.labels[:, None])
+    of_query = torch.arange(items.length)
+    index = items.to_origins(of_query)
+    if asked is not None:
+        of_query = torch.searchsorted(index, asked)
+        index = asked
     return Neighbours(
         query_indices=index,
-        indices=indices,
-        scores=scores,
-        tied=_tied(scores, unlisted_ties),
-        left_out=unlisted_ties,
-        relevant=None if labels is None else labels.are_equal(index, indices),
+        indices=sets.gallery.to_origins(places)[of_query],
+        scores=scores[of_query],
+        tied=_tied(scores, unlisted_ties)[of_query],
+        left_out=unlisted_ties[of_query],
+        relevant=None if relevant is None else relevant[of_query],
     )
-
-
-def _search_candidates(
-    rows: Tensor,
-    gallery_rows: Tensor | None,
-    similarity: Similarity,
-    rules: _Rules,
-    index: Int[Tensor, "queries"],
-    k: int,
-    memory: float,
-) -> tuple[Int[Tensor, "queries k"], Float[Tensor, "queries k"], Int[Tensor, "queries"]]:
-    """Return the gallery indices of the first k candidates of some queries, their scores, and how many more tie.
-
-    Args:
-        rows: (all queries, dim).
-        gallery_rows: (gallery, dim); None for one set.
-        similarity: How they are compared.
-        rules: Which items are candidates.
-        index: Index of each query that is searched for.
-        k: Number of candidates.
-        memory: Budget in bytes.
-    """
-    if gallery_rows is None:
-        query_rows = index.numpy()
-        self_match = rules.self_matches(index)
-    else:
-        rows = rows[index]
-        query_rows = np.arange(len(index))
-        self_match = np.full(len(index), -1)
-    exclusions = rules.exclusions_of(index)
-    with computing() as threads:
-        vectors = Vectors(rows, gallery_rows, similarity, threads=threads)
-        positions, scores, unlisted_ties = search(
-            vectors, query_rows, rules.candidates(), self_match, exclusions, k, memory
-        )
-    if not bool((positions >= 0).any()):
-        fix = "Ids or groups exclude the whole gallery." if exclusions else "Pass a second item, or a gallery."
-        raise ValueError(f"{_CALL}: {none_has(len(index), 'query')} a candidate. {fix}")
-    indices = rules.gallery_indices(torch.from_numpy(positions).long())
-    return indices, scores, torch.from_numpy(unlisted_ties)
-
-
-class _LabelCodes(NamedTuple):
-    """The labels of queries and gallery items as numbers."""
-
-    queries: Int[Tensor, "queries"]
-    gallery: Int[Tensor, "gallery"]
-
-    def are_equal(
-        self, index: Int[Tensor, "queries"], neighbours: Int[Tensor, "queries k"]
-    ) -> Bool[Tensor, "queries k"]:
-        """Return whether each neighbour has the label of its query; False for -1, no neighbour.
-
-        Args:
-            index: Index of each query among all.
-            neighbours: Gallery index of each neighbour.
-        """
-        return (neighbours >= 0) & (self.gallery[neighbours] == self.queries[index][:, None])
-
-
-def _read_labels(query_labels: Any, gallery: Any, gallery_labels: Any, sizes: tuple[int, int]) -> _LabelCodes | None:
-    """Return the labels of queries and gallery items as numbers; None without labels.
-
-    Args:
-        query_labels: Labels of the queries.
-        gallery: None for one set.
-        gallery_labels: Labels of the gallery items.
-        sizes: Number of queries and of gallery items.
-    """
-    if (gallery_labels is not None) != (query_labels is not None and gallery is not None):
-        raise ValueError(
-            f"{_CALL}: query_labels, gallery and gallery_labels do not fit together. With a gallery, pass both query_labels "
-            "and gallery_labels, or neither. Without a gallery, pass query_labels alone."
-        )
-    if query_labels is None:
-        return None
-    of_queries: Labels = read_labels(query_labels, sizes[0], "query_labels", "queries", _CALL)
-    if gallery is None:
-        codes = of_queries.codes
-        return _LabelCodes(codes, codes)
-    of_items = read_labels(gallery_labels, sizes[1], "gallery_labels", "gallery items", _CALL)
-    [query_codes, item_codes], _ = encode(_CALL, {"query_labels": of_queries, "gallery_labels": of_items})
-    return _LabelCodes(query_codes, item_codes)
-
-
-class _Rules(NamedTuple):
-    """Ids and groups: which items are candidates, and for whom they are not."""
-
-    query_ids: Int[Tensor, "queries"] | None
-    # (gallery,) index of the first gallery item of each id, the only one that is a candidate; None without ids
-    first_items: Int[Tensor, "candidates"] | None
-    # ids and groups of queries and gallery, by the name of the argument
-    codes: dict[str, Tensor | None]
-    # queries and gallery are one set
-    one_set: bool
-
-    def chosen_queries(self, query_indices: Any, queries: int) -> Int[Tensor, "chosen"]:
-        """Return the indices of the queries that are searched for: those that a user chooses, or the first of each id."""
-        if query_indices is None and self.query_ids is not None:
-            return first_of_each(self.query_ids)
-        return chosen_indices(_CALL, "query_indices", query_indices, queries, "queries")
-
-    def candidates(self) -> Ints | slice:
-        """Return the indices of the gallery items that may be candidates, or a slice of all."""
-        return slice(None) if self.first_items is None else self.first_items.numpy()
-
-    def gallery_indices(self, positions: Int[Tensor, "queries k"]) -> Int[Tensor, "queries k"]:
-        """Return the gallery indices of items, given their positions among the candidates; -1 stays -1."""
-        if self.first_items is None:
-            return positions
-        return torch.where(positions >= 0, self.first_items[positions], -1)
-
-    def self_matches(self, index: Int[Tensor, "queries"]) -> Int[np.ndarray, "queries"]:
-        """Return the position among the candidates of the item that each query is, in one set."""
-        if not self.one_set or self.query_ids is None or self.first_items is None:
-            return index.numpy()
-        return _positions(self.query_ids[index], self.query_ids[self.first_items])
-
-    def exclusions_of(self, index: Int[Tensor, "queries"]) -> list[tuple[Ints, Ints]]:
-        """Return the codes of some queries and of all candidates, for ids and for groups; none without these."""
-        exclusions = []
-        for kind in ("ids", "groups"):
-            of_queries = self.codes[f"query_{kind}"]
-            of_items = self.codes[f"gallery_{kind}"]
-            if of_queries is not None and of_items is not None:
-                exclusions.append((of_queries.numpy()[index.numpy()], of_items.numpy()[self.candidates()]))
-        return exclusions
-
-
-def _read_rules(exclusions: dict[str, Any], sizes: tuple[int, int], *, one_set: bool) -> _Rules:
-    """Return the rules that ids and groups make.
-
-    Args:
-        exclusions: Ids and groups of queries and gallery, by the name of the argument; None where there are none.
-        sizes: Number of queries and of gallery items.
-        one_set: Whether the queries are the gallery.
-    """
-    codes = exclusion_codes(_CALL, exclusions, *sizes, same_set=one_set)
-    query_ids = codes["query_ids"]
-    item_ids = query_ids if one_set else codes["gallery_ids"]
-    first_items = None if item_ids is None else first_of_each(item_ids)
-    return _Rules(query_ids, first_items, codes, one_set)
-
-
-def _positions(ids: Int[Tensor, "queries"], distinct: Int[Tensor, "items"]) -> Int[np.ndarray, "queries"]:
-    """Return the position of each id among distinct ids, which hold them all."""
-    order = distinct.argsort()
-    positions: Int[np.ndarray, "queries"] = order[torch.searchsorted(distinct[order], ids)].numpy()
-    return positions
 
 
 def _tied(scores: Float[Tensor, "queries k"], unlisted_ties: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
@@ -540,32 +435,19 @@ def scores_of(vectors: Vectors, scores: Floats) -> Float[Tensor, "*shape"]:
     return torch.from_numpy(np.where(np.isinf(scores), np.nan, vectors.to_user(scores)))
 
 
-def search(
-    vectors: Vectors,
-    queries: Ints,
-    items: Ints | slice,
-    self_match: Ints,
-    exclusions: Sequence[tuple[Ints, Ints]],
-    k: int,
-    memory: float,
-) -> tuple[Ints, Float[Tensor, "queries k"], Ints]:
-    """Return positions of the first k candidates of some queries, their scores, and how many more tie with the last.
+def search(vectors: Vectors, rules: Rules, k: int, memory: float) -> NearestItems:
+    """Return the places of the first k candidates of each query of this process, and their scores. *Collective*.
+
+    Scores are in the units of the data; a missing candidate has place -1 and NaN.
 
     Args:
-        vectors: All queries and items.
-        queries: (queries,) index of each query.
-        items: Indices of the items to search, or a slice of all, which are not copied.
-        self_match: (queries,) position among the items that each query is; -1 for none.
-        exclusions: Codes of the queries and of the items, for each reason to exclude, as in `engine.nearest.nearest_items`.
+        vectors: The queries of this process, and the gallery.
+        rules: Which items are no candidates.
         k: Number of candidates.
         memory: Budget in bytes.
     """
-    is_whole = isinstance(items, slice) and np.array_equal(queries, np.arange(len(vectors.pairs.queries)))
-    if not is_whole:
-        # Two sets, since only `self_match` excludes: a row that stands for several items is a candidate of itself.
-        vectors = vectors.take(queries, items, may_be_one_set=False)
-    positions, scores, unlisted_ties = nearest_items(vectors, self_match.astype(np.int32), exclusions, k, memory)
-    return positions, scores_of(vectors, scores), unlisted_ties
+    found = nearest_items(vectors, rules.self_match, rules.codes, k, memory, rules.places.astype(np.int32))
+    return found._replace(scores=scores_of(vectors, found.scores).numpy())
 
 
 def positive_whole(

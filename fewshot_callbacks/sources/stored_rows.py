@@ -103,9 +103,13 @@ class StoredRows:
     def memory_mapped(self) -> Tensor:
         """Return (rows, dim) all rows, mapped from a file: that of the source, or a copy that vanishes with the tensor.
 
+        Rows of a tensor in the type in which they are compared are in memory already, and are returned as they are.
+
         Raises:
             ValueError: There is no room for the copy.
         """
+        if isinstance(self.source, Tensor) and self.source.dtype == self.dtype:
+            return self.source[self.start : self.stop].contiguous()
         if _is_mapped(self.source):
             values = self.source[self.start : self.stop]
             if values.dtype in (np.float32, np.float64) and values.flags.c_contiguous:

@@ -14,6 +14,7 @@ from fewshot_callbacks.engine.options import Progress
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._reading import as_tensor, default_mode, named
 from fewshot_callbacks.functional._table import table
+from fewshot_callbacks.functional.items import EVERYTHING, Share, with_stored_arrays
 from fewshot_callbacks.functional.retrieval.compare import compare_reports
 from fewshot_callbacks.functional.retrieval.compressed_rows import (
     LOWEST_CODE,
@@ -25,7 +26,6 @@ from fewshot_callbacks.functional.retrieval.compressed_rows import (
     refuse_wide_ranges,
 )
 from fewshot_callbacks.functional.retrieval.evaluate import OF_PAIRS, evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, with_stored_arrays
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval.settings import reported_metrics, several
