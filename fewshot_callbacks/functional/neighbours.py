@@ -197,20 +197,8 @@ def nearest(
             memory=memory,
             choose=None if query_indices is None else choose,
         )
-        with computing() as threads:
-            found = search(sets.vectors(threads), sets.rules(), k, memory)
-        found = _of_all_queries(sets, found)
-    if not bool((torch.from_numpy(found.items) >= 0).any()):
-        fix = "Ids or groups exclude the whole gallery." if sets.exclusions() else "Pass a second item, or a gallery."
-        raise ValueError(f"{_CALL}: {none_has(sets.queries.length, 'query')} a candidate. {fix}")
+        found = search_of_all(_CALL, sets, k)
     return _as_neighbours(sets, found, None if query_indices is None else choose(sets.queries.given))
-
-
-def _of_all_queries(sets: ItemSets, found: NearestItems) -> NearestItems:
-    """Return the candidates of the queries of all processes. *Collective*."""
-    items = sets.queries
-    of_all = [items.of_all(sets.processes, torch.from_numpy(values.T)).numpy().T for values in found]
-    return NearestItems(*of_all)
 
 
 def _as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chosen"] | None) -> Neighbours:
@@ -448,6 +436,22 @@ def search(vectors: Vectors, rules: Rules, k: int, memory: float) -> NearestItem
     """
     found = nearest_items(vectors, rules.self_match, rules.codes, k, memory, rules.places.astype(np.int32))
     return found._replace(scores=scores_of(vectors, found.scores).numpy())
+
+
+def search_of_all(call: str, sets: ItemSets, k: int) -> NearestItems:
+    """Return what `search` finds for the queries of all processes. *Collective*.
+
+    Raises:
+        ValueError: If no query has a candidate.
+    """
+    with computing() as threads:
+        found = search(sets.vectors(threads), sets.rules(), k, sets.memory)
+    items = sets.queries
+    of_all = NearestItems(*(items.of_all(sets.processes, torch.from_numpy(values.T)).numpy().T for values in found))
+    if not (of_all.items >= 0).any():
+        fix = "Ids or groups exclude the whole gallery." if sets.exclusions() else "Pass a second item, or a gallery."
+        raise ValueError(f"{call}: {none_has(items.length, 'query')} a candidate. {fix}")
+    return of_all
 
 
 def positive_whole(

@@ -95,6 +95,7 @@ def test_every_name_that_counts_items_is_in_the_table() -> None:
 # -------------------------------------------------------------------------------------------------------------- functions
 
 WITH_IDS = [name for name, how in ROWS.items() if how.startswith("`query_ids`")]
+WITH_IDS_OF_ONE_SET = [name for name, how in ROWS.items() if how.startswith("`ids`")]
 WITHOUT_IDS = [name for name, how in ROWS.items() if how.startswith("it takes none")]
 SETTINGS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
@@ -135,11 +136,15 @@ def called(name: str, rows: torch.Tensor, gallery: bool = False, **ids: Any) -> 
     return function(*sides, **SETTINGS.get(name, {}), **ids)
 
 
+CALLS_WITH_IDS = [(name, gallery) for name in WITH_IDS for gallery in (False, True)]
+CALLS_WITH_IDS += [(name, False) for name in WITH_IDS_OF_ONE_SET]
+
+
 @pytest.mark.filterwarnings("ignore:.*find a copy")
-@pytest.mark.parametrize("gallery", [False, True])
-@pytest.mark.parametrize("name", WITH_IDS)
+@pytest.mark.parametrize(("name", "gallery"), CALLS_WITH_IDS)
 def test_a_function_with_ids_counts_each_item_once(name: str, gallery: bool) -> None:
-    ids = {"query_ids": TWICE} | ({"gallery_ids": torch.arange(len(GALLERY)) + 1000} if gallery else {})
+    ids = {"ids" if name in WITH_IDS_OF_ONE_SET else "query_ids": TWICE}
+    ids |= {"gallery_ids": torch.arange(len(GALLERY)) + 1000} if gallery else {}
     found, expected, twice = (
         called(name, rows, gallery, **more) for rows, more in ((TWICE, ids), (ONCE, {}), (TWICE, {}))
     )

@@ -111,6 +111,10 @@ REFUSED = [
         ({"labels": [1, 1, 1, 1]}, ("suspects", 4, "labels", "same", "classes")),
         ({"min_probability": 1.5}, ("suspects", "min_probability=1.5", "0 to 1", 0.5)),
         ({"embeddings": torch.ones(4)}, ("suspects", "embeddings", "(items, dim)", "(4,)", "embeddings[None]")),
+        ({"labels": None}, ("suspects", "labels")),
+        ({"labels": [0, 0, 1]}, ("suspects", "4 embeddings", "3 labels")),
+        ({"ids": [0, 1]}, ("suspects", "4 embeddings", "2 ids")),
+        ({"groups": [1] * 4}, ("suspects", 4, "candidate", "groups")),
     ]),
     (evaluate_identification, {"queries": EYE, "query_labels": [0, 1, 2], "gallery": EYE, "gallery_labels": [0, 1, 2]}, [
         ({"query_labels": [7, 8, 9]}, ("evaluate_identification", 3, "queries", "label", "gallery")),
