@@ -87,6 +87,7 @@ TAKES = {
     "evaluate_retrieval": Takes(label_sets=True),
     "grouped_recall": Takes(label_sets=True),
     "knn_accuracy": Takes(query_ids_alone=True),
+    "near_duplicates": Takes(labels=False, notes=False),
     "nearest": Takes(labels=False, notes=False),
     "suspects": Takes(notes=False, one_set=True),
 }
@@ -97,9 +98,8 @@ class Share:
     """Which share of the queries and of the gallery this process holds, where several make a call together.
 
     A share may be empty. Each process returns the report of the whole sets, the same as a single process would.
-    `evaluate_retrieval`, `grouped_recall`, `nearest`, `knn_accuracy` and `suspects` exchange the shares of the gallery in
-    chunks, so that no process ever holds the whole gallery. `embedding_health` with `k` joins the rows of all in each
-    process.
+    Functions exchange the shares of the gallery in chunks, so that no process ever holds the whole gallery. Only
+    `embedding_health` with `k` joins the rows of all in each process.
 
     Examples:
         >>> import torch

@@ -132,7 +132,7 @@ def called(name: str, rows: torch.Tensor, gallery: bool = False, **ids: Any) -> 
     sides = (POINTS[rows], LABELS[rows]) if "labels" in " ".join(parameters) else (POINTS[rows],)
     if gallery:
         known = GALLERY_LABELS < 40 if name == "evaluate_identification" else slice(None)  # others are in no gallery
-        sides = (*sides, GALLERY[known], GALLERY_LABELS[known])
+        sides = (*sides, *(GALLERY[known], GALLERY_LABELS[known])[: len(sides)])
     return function(*sides, **SETTINGS.get(name, {}), **ids)
 
 

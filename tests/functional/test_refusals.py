@@ -89,6 +89,9 @@ REFUSED = [
         ({"gallery": torch.eye(3)}, ("queries", 4, "gallery", 3)),
         ({"gallery": torch.full((2, 4), math.inf)}, ("near_duplicates", 2, "gallery", "NaN", "Inf", "index 0")),
         ({"queries": torch.ones(1, 4)}, ("near_duplicates", "queries", "single", "pair", "gallery")),
+        ({"gallery": torch.eye(4), "query_ids": [0, 1, 2, 3]}, ("near_duplicates", "query_ids", "gallery_ids", "both")),
+        ({"gallery_groups": [0, 1, 2, 3]}, ("near_duplicates", "gallery_groups", "gallery", "query_groups=")),
+        ({"query_groups": [0, 1]}, ("near_duplicates", "4 queries", "2 query_groups")),
     ]),
     (nearest, {"queries": torch.eye(4)}, [
         ({"k": 0}, ("nearest", "k=0", 1, 10)),

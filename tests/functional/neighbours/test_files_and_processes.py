@@ -7,17 +7,28 @@ import numpy as np
 import pytest
 import torch
 
-from fewshot_callbacks import Shards, Share, grouped_recall, knn_accuracy, nearest, suspects
+from fewshot_callbacks import Shards, Share, grouped_recall, knn_accuracy, near_duplicates, nearest, suspects
 from tests.engine.parts import spread
 from tests.thread_processes import in_threads
 
 QUERIES, GALLERY, DIM = 60, 150, 5
 TINY = 0.004
 """Megabytes of which a quarter holds a third of the gallery, so that most rows stay in their files."""
+
+
+def duplicates(query_labels=None, gallery_labels=None, similarity="cosine", **arguments):
+    min_score = {"cosine": 0.8, "dot": 5.0, "euclidean": -2.0, "hamming": -1.0}[similarity]
+    found = near_duplicates(similarity=similarity, min_score=min_score, **arguments)
+    assert found.total > 40
+    return found
+
+
 FUNCTIONS = {
     "nearest": lambda **arguments: nearest(k=7, **arguments),
     "knn_accuracy": lambda **arguments: knn_accuracy(k=(1, 4, 20), **arguments),
     "grouped_recall": lambda **arguments: grouped_recall(label_groups=3, repeats=2, **arguments),
+    "near_duplicates": duplicates,
+    "near_duplicates, the first": lambda **arguments: duplicates(most=20, **arguments),
     "suspects": lambda queries, **arguments: suspects(
         queries,
         **{name.removeprefix("query_"): value for name, value in arguments.items()},
