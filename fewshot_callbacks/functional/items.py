@@ -24,7 +24,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import ALONE, Processes, presence
 from fewshot_callbacks.engine.chunks import gather_in_item_order
 from fewshot_callbacks.engine.duplicates import first_duplicates
-from fewshot_callbacks.engine.relevance import Ints
+from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
 from fewshot_callbacks.engine.vectors import Vectors, check_similarity
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, encode_ids, read_labels
 from fewshot_callbacks.functional._reading import (
@@ -84,6 +84,7 @@ class Takes(NamedTuple):
 
 # Function -> the arguments that it takes.
 TAKES = {
+    "evaluate_identification": Takes(),
     "evaluate_retrieval": Takes(label_sets=True),
     "grouped_recall": Takes(label_sets=True),
     "knn_accuracy": Takes(query_ids_alone=True),
@@ -276,6 +277,11 @@ class ItemSets:
             (of_queries[self.queries.places.numpy()], of_items[places]) for of_queries, of_items in self.exclusions()
         ]
         return Rules(places, self_match, codes)
+
+    def relevance_of_labels(self, rules: Rules) -> Relevance:
+        """Return which items have the label of each query of this process, given which are no candidates."""
+        lists = Lists.of_labels(self.queries.of_rows("labels").numpy(), self.gallery.labels.numpy()[rules.places])
+        return Relevance(lists, rules.self_match, rules.codes, symmetric=self.is_one_set)
 
     def exclusions(self, *names: str) -> list[tuple[Ints, Ints]]:
         """Return the codes of all queries and of all gallery items, for each column that excludes and that both have.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -405,33 +404,6 @@ def _threshold(min_score: Any, similarity: Similarity) -> float:
 
 
 # ------------------------------------------------------------------------------- shared with other functions on neighbours
-
-
-def compared_sets(
-    call: str, queries: Any, gallery: Any, similarity: Similarity, codes: Sequence[str | None] = (None, None)
-) -> tuple[Tensor, Tensor | None]:
-    """Return queries and gallery as vectors, or codes of -1 and +1, that can be compared; no gallery stays None.
-
-    Args:
-        call: The public function, for messages.
-        queries: (queries, dim) vectors or binary codes.
-        gallery: (gallery, dim) vectors or binary codes; None to compare the queries with each other.
-        similarity: How they will be compared.
-        codes: What the caller writes for a tensor of each (see `tensor_code`), where they are tensors already.
-
-    Raises:
-        ValueError: If they are not finite matrices of equal dimension.
-    """
-    query_vectors = compared_vectors(call, "queries", queries, similarity, codes[0])
-    if gallery is None:
-        return query_vectors, None
-    gallery_vectors = compared_vectors(call, "gallery", gallery, similarity, codes[-1])
-    if query_vectors.shape[1] != gallery_vectors.shape[1]:
-        raise ValueError(
-            f"{call}: queries have dimension {query_vectors.shape[1]}, the gallery has {gallery_vectors.shape[1]}. Both "
-            "must come from the same model."
-        )
-    return query_vectors, gallery_vectors
 
 
 def compared_vectors(call: str, name: str, value: Any, similarity: Similarity, code: str | None = None) -> Tensor:

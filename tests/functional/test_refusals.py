@@ -126,6 +126,9 @@ REFUSED = [
         ({"query_labels": [0, 1]}, ("3 queries", "2 query_labels")),
         ({"gallery": torch.eye(4)}, ("queries", 3, "gallery", 4)),
         ({"metrics": ("tpir@far0.1",)}, ("'tpir@far0.1'", "'tpir@fpir0.1'")),
+        ({"gallery_labels": None}, ("evaluate_identification", "gallery", "gallery_labels", "both")),
+        ({"query_ids": [0, 1, 2]}, ("evaluate_identification", "query_ids", "gallery_ids", "both")),
+        ({"query_groups": [0] * 3, "gallery_groups": [0] * 3}, ("evaluate_identification", 3, "queries", "gallery")),
         ({"queries": NAN}, (3, "queries", "NaN", "index 0")),
     ]),
     (evaluate_trials, {"scores": [0.9, 0.8, 0.2, 0.1], "same": [1, 0, 1, 0]}, [

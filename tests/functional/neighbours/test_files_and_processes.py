@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from fewshot_callbacks import Shards, Share, grouped_recall, knn_accuracy, near_duplicates, nearest, suspects
+from fewshot_callbacks import (
+    Shards,
+    Share,
+    evaluate_identification,
+    grouped_recall,
+    knn_accuracy,
+    near_duplicates,
+    nearest,
+    suspects,
+)
 from tests.engine.parts import spread
 from tests.thread_processes import in_threads
 
@@ -29,6 +38,9 @@ FUNCTIONS = {
     "grouped_recall": lambda **arguments: grouped_recall(label_groups=3, repeats=2, **arguments),
     "near_duplicates": duplicates,
     "near_duplicates, the first": lambda **arguments: duplicates(most=20, **arguments),
+    "evaluate_identification": lambda **arguments: evaluate_identification(
+        metrics=("tpir@fpir0.4", "tpir@fpir0.2_rank3", "recall@5"), **arguments
+    ),
     "suspects": lambda queries, **arguments: suspects(
         queries,
         **{name.removeprefix("query_"): value for name, value in arguments.items()},
