@@ -24,7 +24,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import ALONE, Processes, presence
 from fewshot_callbacks.engine.chunks import gather_in_item_order
 from fewshot_callbacks.engine.duplicates import first_duplicates
-from fewshot_callbacks.engine.relevance import Ints
+from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
 from fewshot_callbacks.engine.vectors import Vectors, check_similarity
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, encode_ids, read_labels
 from fewshot_callbacks.functional._reading import (
@@ -72,14 +72,25 @@ class Takes(NamedTuple):
     """whether the queries may have ids although the gallery has none; the first query of each id is counted"""
     notes: bool = True
     """whether the result has notes on ids and copies; only then are ids checked, and rows hashed while they are read"""
+    one_set: bool = False
+    """whether the arguments are `embeddings`, `labels`, `ids` and `groups` of one set, and no queries and gallery"""
+
+    def argument(self, name: str) -> str:
+        """Return the name of an argument such as `queries` or `query_ids` in messages."""
+        if not self.one_set:
+            return name
+        return "embeddings" if name == "queries" else name.removeprefix("query_")
 
 
 # Function -> the arguments that it takes.
 TAKES = {
+    "evaluate_identification": Takes(),
     "evaluate_retrieval": Takes(label_sets=True),
     "grouped_recall": Takes(label_sets=True),
     "knn_accuracy": Takes(query_ids_alone=True),
+    "near_duplicates": Takes(labels=False, notes=False),
     "nearest": Takes(labels=False, notes=False),
+    "suspects": Takes(notes=False, one_set=True),
 }
 
 
@@ -88,8 +99,8 @@ class Share:
     """Which share of the queries and of the gallery this process holds, where several make a call together.
 
     A share may be empty. Each process returns the report of the whole sets, the same as a single process would.
-    `evaluate_retrieval`, `grouped_recall`, `nearest` and `knn_accuracy` exchange the shares of the gallery in chunks, so
-    that no process ever holds the whole gallery. `embedding_health` with `k` joins the rows of all in each process.
+    Functions exchange the shares of the gallery in chunks, so that no process ever holds the whole gallery. Only
+    `embedding_health` with `k` joins the rows of all in each process.
 
     Examples:
         >>> import torch
@@ -266,6 +277,11 @@ class ItemSets:
             (of_queries[self.queries.places.numpy()], of_items[places]) for of_queries, of_items in self.exclusions()
         ]
         return Rules(places, self_match, codes)
+
+    def relevance_of_labels(self, rules: Rules) -> Relevance:
+        """Return which items have the label of each query of this process, given which are no candidates."""
+        lists = Lists.of_labels(self.queries.of_rows("labels").numpy(), self.gallery.labels.numpy()[rules.places])
+        return Relevance(lists, rules.self_match, rules.codes, symmetric=self.is_one_set)
 
     def exclusions(self, *names: str) -> list[tuple[Ints, Ints]]:
         """Return the codes of all queries and of all gallery items, for each column that excludes and that both have.
@@ -483,10 +499,10 @@ def read_items(
     # All processes read columns in the same order. Those in files come in another one than arguments.
     columns = {name: columns[name] for name in dict.fromkeys((*_COLUMNS, *sorted(columns))) if name in columns}
     present = {"gallery": presence(gallery), **{name: presence(columns.get(name)) for name in _COLUMNS}}
-    processes.refuse_other_calls(call, present)
+    processes.refuse_other_calls(call, {takes.argument(name): value for name, value in present.items()})
     _refuse_lone(call, gallery is None, columns, takes, labelled=labelled)
     reader = _Reader(call, processes, memory, as_codes=similarity == "hamming", with_hashes=takes.notes)
-    sides = {"query": reader.read("queries", queries, share.query_places)}
+    sides = {"query": reader.read(takes.argument("queries"), queries, share.query_places)}
     if gallery is None:
         sides["query"] = _stored_in_all(processes, sides["query"], memory)
     else:
@@ -673,21 +689,24 @@ class _Reader:
         """
         read: dict[str, dict[str, Labels]] = {}
         if takes.labels and "query_labels" not in columns:
-            read_labels(None, 0, "query_labels", "queries", self.call)  # refuses the call
+            read_labels(
+                None, 0, takes.argument("query_labels"), takes.argument("queries"), self.call
+            )  # refuses the call
         for argument, values in columns.items():
             prefix, _, kind = argument.partition("_")
             items = len(sides[prefix].places)
-            nouns = _nouns(prefix, as_codes=self.as_codes and kind == "labels")
+            nouns = "embeddings" if takes.one_set else _nouns(prefix, as_codes=self.as_codes and kind == "labels")
             has_sets = takes.label_sets and kind == "labels"
-            labels = read_labels(values, items, argument, nouns, self.call, sets=has_sets)
+            labels = read_labels(values, items, takes.argument(argument), nouns, self.call, sets=has_sets)
             read.setdefault(kind, {})[argument] = labels
         names = None
         of_sides: dict[str, dict[str, Tensor]] = {prefix: {} for prefix in sides}
         for kind, arguments in read.items():
+            named = {takes.argument(argument): labels for argument, labels in arguments.items()}
             if kind == "labels":
-                codes, names = encode(self.call, arguments, self.processes)
+                codes, names = encode(self.call, named, self.processes)
             else:
-                codes = encode_ids(self.call, arguments, self.processes)
+                codes = encode_ids(self.call, named, self.processes)
             for argument, codes_of_rows in zip(arguments, codes, strict=True):
                 prefix = argument.partition("_")[0]
                 of_sides[prefix][kind] = sides[prefix].of_all(self.processes, codes_of_rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -197,20 +196,8 @@ def nearest(
             memory=memory,
             choose=None if query_indices is None else choose,
         )
-        with computing() as threads:
-            found = search(sets.vectors(threads), sets.rules(), k, memory)
-        found = _of_all_queries(sets, found)
-    if not bool((torch.from_numpy(found.items) >= 0).any()):
-        fix = "Ids or groups exclude the whole gallery." if sets.exclusions() else "Pass a second item, or a gallery."
-        raise ValueError(f"{_CALL}: {none_has(sets.queries.length, 'query')} a candidate. {fix}")
+        found = search_of_all(_CALL, sets, k)
     return _as_neighbours(sets, found, None if query_indices is None else choose(sets.queries.given))
-
-
-def _of_all_queries(sets: ItemSets, found: NearestItems) -> NearestItems:
-    """Return the candidates of the queries of all processes. *Collective*."""
-    items = sets.queries
-    of_all = [items.of_all(sets.processes, torch.from_numpy(values.T)).numpy().T for values in found]
-    return NearestItems(*of_all)
 
 
 def _as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chosen"] | None) -> Neighbours:
@@ -315,33 +302,46 @@ def near_duplicates(
     queries: Any,
     gallery: Any | None = None,
     *,
+    query_ids: Any | None = None,
+    gallery_ids: Any | None = None,
+    query_groups: Any | None = None,
+    gallery_groups: Any | None = None,
     min_score: float = 0.98,
     similarity: Similarity = "cosine",
     most: int = 100_000,
     memory_mb: float | None = None,
+    share: Share = EVERYTHING,
 ) -> NearDuplicates:
     """Find all pairs whose exact similarity is at least a threshold, within one set or between two, such as two splits.
 
-    The result is exact in the sense of docs/exactness.md, and no matrix of all similarities is made: products of low
-    precision (bytes on a processor, float16 on a GPU) rule out most pairs, and exact scores decide the rest. Within one
-    set, each pair is multiplied once.
+    *Collective*. The result is exact in the sense of docs/exactness.md, and no matrix of all similarities is made: products
+    of low precision (bytes on a processor, float16 on a GPU) rule out most pairs, and exact scores decide the rest. Within
+    one set, each pair is multiplied once.
 
     Args:
         queries: (queries, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
+            `Shards` bring their ids and groups.
         gallery: (gallery, dim) a second set; by default the pairs within the queries are searched.
+        query_ids: (queries,) identity of each query, where some come several times: only the first of each id is compared.
+        gallery_ids: (gallery,) identity of each gallery item, likewise. A query and an item of one id are no pair.
+        query_groups: (queries,) group of each query, such as its video. Items of one group are no pair.
+        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         min_score: The lowest score of a pair, in the units of the data. Which score means a duplicate depends on the
             embedding: look at some pairs around the threshold.
         similarity: `cosine`, `dot`, `euclidean` (minus the distance) or `hamming` (minus the number of bits that differ).
         most: Largest number of pairs that are listed, those with the highest scores; all pairs are counted. A listed
             pair takes 24 bytes, and a few times as much during the search.
         memory_mb: Bound on the memory beyond embeddings and pairs, in MB; None is 512.
+        share: Which of the queries and of the gallery this process holds, where several make the call together. Each
+            process lists `most` pairs at most of its own queries, and returns those of all.
 
     Returns:
         A frozen result on the CPU; if no pair reaches the threshold, its tensors are empty.
 
     Raises:
         ValueError: If shapes or types do not fit, a row holds NaN or Inf, `min_score` is outside the similarity's range,
-            `most` < 0, or a single set has a single item.
+            `most` < 0, a single set has a single item, `gallery_ids` or `gallery_groups` are given without a gallery, or
+            processes that make the call together make it in different ways; the same in every process.
 
     Examples:
         >>> import torch
@@ -353,21 +353,39 @@ def near_duplicates(
         tensor([1])
     """
     call = "near_duplicates"
-    most = positive_whole(call, "most", most, "Pass 0 to only count pairs.", least=0, most=None)
-    memory = memory_bytes(call, memory_mb)
-    query_rows, gallery_rows = compared_sets(call, queries, gallery, similarity)
-    threshold = _threshold(min_score, similarity)
-    if gallery_rows is None and len(query_rows) == 1:
-        raise ValueError(
-            f"{call}: queries hold a single item, which has no pair. Pass a second set as gallery, or more items."
+    with share.processes.together():
+        most = positive_whole(call, "most", most, "Pass 0 to only count pairs.", least=0, most=None)
+        memory = memory_bytes(call, memory_mb)
+        check_similarity(similarity)
+        threshold = _threshold(min_score, similarity)
+        arguments = {"min_score": threshold, "similarity": similarity, "most": most, "memory_mb": memory_mb}
+        share.refuse_other_settings(call, arguments)
+        columns = {"query_ids": query_ids, "gallery_ids": gallery_ids}
+        columns |= {"query_groups": query_groups, "gallery_groups": gallery_groups}
+        sets = read_items(
+            call, queries, gallery, columns, share=share, similarity=similarity, memory=memory, labelled=False
         )
-    with computing() as threads:
-        vectors = Vectors(query_rows, gallery_rows, similarity, threads=threads)
-        (rows, columns, scores), total = pairs_from(vectors, float(vectors.from_user(threshold)), most, memory)
+        if sets.same_set and sets.queries.length == 1:
+            raise ValueError(
+                f"{call}: queries hold a single item, which has no pair. Pass a second set as gallery, or more items."
+            )
+        rules = sets.rules()
+        with computing() as threads:
+            vectors = sets.vectors(threads)
+            pairs, total = pairs_from(
+                vectors,
+                rules.self_match,
+                rules.codes,
+                float(vectors.from_user(threshold)),
+                most,
+                memory,
+                (sets.queries.places.numpy(), rules.places),
+                same_set=sets.same_set,
+            )
     return NearDuplicates(
-        first=torch.from_numpy(rows),
-        second=torch.from_numpy(columns),
-        scores=scores_of(vectors, scores),
+        first=sets.queries.to_origins(torch.from_numpy(pairs.queries)),
+        second=sets.gallery.to_origins(torch.from_numpy(pairs.items)),
+        scores=scores_of(vectors, pairs.scores),
         total=total,
         min_score=threshold,
     )
@@ -386,33 +404,6 @@ def _threshold(min_score: Any, similarity: Similarity) -> float:
 
 
 # ------------------------------------------------------------------------------- shared with other functions on neighbours
-
-
-def compared_sets(
-    call: str, queries: Any, gallery: Any, similarity: Similarity, codes: Sequence[str | None] = (None, None)
-) -> tuple[Tensor, Tensor | None]:
-    """Return queries and gallery as vectors, or codes of -1 and +1, that can be compared; no gallery stays None.
-
-    Args:
-        call: The public function, for messages.
-        queries: (queries, dim) vectors or binary codes.
-        gallery: (gallery, dim) vectors or binary codes; None to compare the queries with each other.
-        similarity: How they will be compared.
-        codes: What the caller writes for a tensor of each (see `tensor_code`), where they are tensors already.
-
-    Raises:
-        ValueError: If they are not finite matrices of equal dimension.
-    """
-    query_vectors = compared_vectors(call, "queries", queries, similarity, codes[0])
-    if gallery is None:
-        return query_vectors, None
-    gallery_vectors = compared_vectors(call, "gallery", gallery, similarity, codes[-1])
-    if query_vectors.shape[1] != gallery_vectors.shape[1]:
-        raise ValueError(
-            f"{call}: queries have dimension {query_vectors.shape[1]}, the gallery has {gallery_vectors.shape[1]}. Both "
-            "must come from the same model."
-        )
-    return query_vectors, gallery_vectors
 
 
 def compared_vectors(call: str, name: str, value: Any, similarity: Similarity, code: str | None = None) -> Tensor:
@@ -448,6 +439,22 @@ def search(vectors: Vectors, rules: Rules, k: int, memory: float) -> NearestItem
     """
     found = nearest_items(vectors, rules.self_match, rules.codes, k, memory, rules.places.astype(np.int32))
     return found._replace(scores=scores_of(vectors, found.scores).numpy())
+
+
+def search_of_all(call: str, sets: ItemSets, k: int) -> NearestItems:
+    """Return what `search` finds for the queries of all processes. *Collective*.
+
+    Raises:
+        ValueError: If no query has a candidate.
+    """
+    with computing() as threads:
+        found = search(sets.vectors(threads), sets.rules(), k, sets.memory)
+    items = sets.queries
+    of_all = NearestItems(*(items.of_all(sets.processes, torch.from_numpy(values.T)).numpy().T for values in found))
+    if not (of_all.items >= 0).any():
+        fix = "Ids or groups exclude the whole gallery." if sets.exclusions() else "Pass a second item, or a gallery."
+        raise ValueError(f"{call}: {none_has(items.length, 'query')} a candidate. {fix}")
+    return of_all
 
 
 def positive_whole(

@@ -89,6 +89,9 @@ REFUSED = [
         ({"gallery": torch.eye(3)}, ("queries", 4, "gallery", 3)),
         ({"gallery": torch.full((2, 4), math.inf)}, ("near_duplicates", 2, "gallery", "NaN", "Inf", "index 0")),
         ({"queries": torch.ones(1, 4)}, ("near_duplicates", "queries", "single", "pair", "gallery")),
+        ({"gallery": torch.eye(4), "query_ids": [0, 1, 2, 3]}, ("near_duplicates", "query_ids", "gallery_ids", "both")),
+        ({"gallery_groups": [0, 1, 2, 3]}, ("near_duplicates", "gallery_groups", "gallery", "query_groups=")),
+        ({"query_groups": [0, 1]}, ("near_duplicates", "4 queries", "2 query_groups")),
     ]),
     (nearest, {"queries": torch.eye(4)}, [
         ({"k": 0}, ("nearest", "k=0", 1, 10)),
@@ -111,6 +114,10 @@ REFUSED = [
         ({"labels": [1, 1, 1, 1]}, ("suspects", 4, "labels", "same", "classes")),
         ({"min_probability": 1.5}, ("suspects", "min_probability=1.5", "0 to 1", 0.5)),
         ({"embeddings": torch.ones(4)}, ("suspects", "embeddings", "(items, dim)", "(4,)", "embeddings[None]")),
+        ({"labels": None}, ("suspects", "labels")),
+        ({"labels": [0, 0, 1]}, ("suspects", "4 embeddings", "3 labels")),
+        ({"ids": [0, 1]}, ("suspects", "4 embeddings", "2 ids")),
+        ({"groups": [1] * 4}, ("suspects", 4, "candidate", "groups")),
     ]),
     (evaluate_identification, {"queries": EYE, "query_labels": [0, 1, 2], "gallery": EYE, "gallery_labels": [0, 1, 2]}, [
         ({"query_labels": [7, 8, 9]}, ("evaluate_identification", 3, "queries", "label", "gallery")),
@@ -119,6 +126,9 @@ REFUSED = [
         ({"query_labels": [0, 1]}, ("3 queries", "2 query_labels")),
         ({"gallery": torch.eye(4)}, ("queries", 3, "gallery", 4)),
         ({"metrics": ("tpir@far0.1",)}, ("'tpir@far0.1'", "'tpir@fpir0.1'")),
+        ({"gallery_labels": None}, ("evaluate_identification", "gallery", "gallery_labels", "both")),
+        ({"query_ids": [0, 1, 2]}, ("evaluate_identification", "query_ids", "gallery_ids", "both")),
+        ({"query_groups": [0] * 3, "gallery_groups": [0] * 3}, ("evaluate_identification", 3, "queries", "gallery")),
         ({"queries": NAN}, (3, "queries", "NaN", "index 0")),
     ]),
     (evaluate_trials, {"scores": [0.9, 0.8, 0.2, 0.1], "same": [1, 0, 1, 0]}, [

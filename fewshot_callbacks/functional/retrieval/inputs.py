@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.relevance import Relevance
 from fewshot_callbacks.functional._repeated import Copies
 from fewshot_callbacks.functional.items import ItemSets, Share, read_items
 from fewshot_callbacks.functional.retrieval import relevance as given_relevance
@@ -41,8 +41,7 @@ class RetrievalInputs(ItemSets):
         """
         rules = self.rules()
         if self.judgements is None:
-            lists = Lists.of_labels(self.queries.of_rows("labels").numpy(), self.gallery.labels.numpy()[rules.places])
-            return Relevance(lists, rules.self_match, rules.codes, symmetric=self.is_one_set), None, None
+            return self.relevance_of_labels(rules), None, None
         places = self.queries.places if self.drawn is None else self.drawn[self.queries.places]
         judgements = self.judgements.part(places.numpy(), rules.places)
         judged = given_relevance.judged_items(judgements)
