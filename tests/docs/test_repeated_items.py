@@ -95,6 +95,7 @@ def test_every_name_that_counts_items_is_in_the_table() -> None:
 # -------------------------------------------------------------------------------------------------------------- functions
 
 WITH_IDS = [name for name, how in ROWS.items() if how.startswith("`query_ids`")]
+NEEDS_GALLERY = ("linear_probe", "evaluate_identification")
 WITHOUT_IDS = [name for name, how in ROWS.items() if how.startswith("it takes none")]
 SETTINGS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
@@ -139,15 +140,13 @@ def called(name: str, rows: torch.Tensor, gallery: bool = False, **ids: Any) -> 
 @pytest.mark.parametrize("gallery", [False, True])
 @pytest.mark.parametrize("name", WITH_IDS)
 def test_a_function_with_ids_counts_each_item_once(name: str, gallery: bool) -> None:
+    gallery |= name in NEEDS_GALLERY
     ids = {"query_ids": TWICE} | ({"gallery_ids": torch.arange(len(GALLERY)) + 1000} if gallery else {})
     found, expected, twice = (
         called(name, rows, gallery, **more) for rows, more in ((TWICE, ids), (ONCE, {}), (TWICE, {}))
     )
     assert values_of(name, found) == pytest.approx(values_of(name, expected), rel=1e-9)
     assert values_of(name, found) != pytest.approx(values_of(name, twice), rel=1e-9)
-
-
-NEEDS_GALLERY = ("linear_probe", "evaluate_identification")
 
 
 @pytest.mark.parametrize("name", WITHOUT_IDS)
