@@ -164,7 +164,9 @@ class ProbeMonitor(BankMonitor):
         bank = self._bank_shard(trainer, sides)
         assert bank is not None
         queries = self._grouped_shard(trainer, sides[0])
-        groups = {} if self._groups is None else {"query_groups": queries.groups, "gallery_groups": bank.groups}
+        groups: dict[str, Any] = (
+            {} if self._groups is None else {"query_groups": queries.groups, "gallery_groups": bank.groups}
+        )
         with named(self._policy.owner, "linear_probe"):
             report = linear_probe(
                 queries.embeddings,

@@ -74,6 +74,10 @@ class Takes(NamedTuple):
     """whether the result has notes on ids and copies; only then are ids checked, and rows hashed while they are read"""
     one_set: bool = False
     """whether the arguments are `embeddings`, `labels`, `ids` and `groups` of one set, and no queries and gallery"""
+    excludes: bool = True
+    """whether ids and groups exclude candidates, so that both of two sets need them"""
+    needs_gallery: bool = False
+    """whether one set is not enough"""
 
     def argument(self, name: str) -> str:
         """Return the name of an argument such as `queries` or `query_ids` in messages."""
@@ -88,6 +92,7 @@ TAKES = {
     "evaluate_retrieval": Takes(label_sets=True),
     "grouped_recall": Takes(label_sets=True),
     "knn_accuracy": Takes(query_ids_alone=True),
+    "linear_probe": Takes(excludes=False, needs_gallery=True),
     "near_duplicates": Takes(labels=False, notes=False),
     "nearest": Takes(labels=False, notes=False),
     "suspects": Takes(notes=False, one_set=True),
@@ -570,14 +575,17 @@ def _first_of_repeated(items: Items) -> Int[Tensor, "counted"] | None:
 
 def _refuse_lone(call: str, is_one_set: bool, columns: Mapping[str, Any], takes: Takes, *, labelled: bool) -> None:
     """Refuse a column that only one of two sets has, and a column of a gallery that was not passed."""
+    if takes.needs_gallery and is_one_set:
+        raise ValueError(
+            f"{call}: gallery is missing. Pass gallery= and gallery_labels=, or Shards(..., is_gallery=...) as queries."
+        )
     present = columns.keys()
     has_query_labels = "query_labels" in present
     has_gallery_labels = "gallery_labels" in present
     if takes.labels and has_gallery_labels == is_one_set:
         fact = "gallery_labels without gallery" if is_one_set else "gallery without gallery_labels"
-        raise ValueError(
-            f"{call}: {fact}. gallery and gallery_labels belong together: pass both, or neither for leave-one-out."
-        )
+        or_neither = "" if takes.needs_gallery else ", or neither for leave-one-out"
+        raise ValueError(f"{call}: {fact}. gallery and gallery_labels belong together: pass both{or_neither}.")
     if labelled and not takes.labels and has_gallery_labels != (has_query_labels and not is_one_set):
         raise ValueError(
             f"{call}: query_labels, gallery and gallery_labels do not fit together. With a gallery, pass both query_labels "
@@ -591,6 +599,8 @@ def _refuse_lone(call: str, is_one_set: bool, columns: Mapping[str, Any], takes:
                 f"{call}: gallery_{kind} without a gallery. Pass query_{kind}= alone, which names the items of one set, or "
                 "pass the gallery, too."
             )
+        if not takes.excludes:
+            continue
         may_be_alone = is_one_set or (kind == "ids" and takes.query_ids_alone)
         if has_query != has_gallery and not (has_query and may_be_alone):
             raise ValueError(f"{call}: query_{kind} and gallery_{kind} belong together. Pass both, or neither.")
@@ -860,7 +870,7 @@ def with_stored_arrays(
             if labelled:
                 stored[f"{prefix}_labels"] = rows.labels
             merged = {name: column for name, column in stored.items() if column is not None} | merged
-    if gallery is not None:
+    if gallery is not None and (takes is None or takes.excludes):
         _refuse_groups_of_one(merged, passed)
         optional = ("ids", "groups", "labels") if takes is not None and not takes.labels else ("ids", "groups")
         for kind in optional:

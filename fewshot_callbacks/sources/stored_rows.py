@@ -73,8 +73,11 @@ class StoredRows:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def __getitem__(self, rows: Tensor) -> Tensor:
-        """Return rows by their indices, or by a mask."""
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        """Return rows by their indices, by a mask, or neighbouring rows."""
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            return self.read(slice(start, stop))
         indices = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
         return self.take(indices.numpy())
 
